@@ -1,0 +1,181 @@
+"""The values of a plan: what each task of a run will be, as far as it is known before the start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+JobName = Literal["chief", "worker", "ps", "evaluator"]
+JOB_NAMES: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
+"""In the order in which tables and logs show them."""
+
+Kind = Literal["training", "tuner", "plain"]
+
+_TASK = re.compile(r"(chief|worker|ps|evaluator)[:-](\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskId:
+    """One TensorFlow process of the cluster, ``worker:1``."""
+
+    job: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.job}:{self.index}"
+
+    @property
+    def file_name(self) -> str:
+        """``worker-1``: the task's name where a colon would be a nuisance."""
+        return f"{self.job}-{self.index}"
+
+    @classmethod
+    def parse(cls, text: str) -> TaskId:
+        """Read ``worker:1`` (or ``worker-1``); raises ValueError for anything else."""
+        match = _TASK.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not a task; write JOB:INDEX, for example worker:1")
+        return cls(match[1], int(match[2]))
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """One environment variable of a task, and where its value comes from."""
+
+    name: str
+    value: str
+    source: str
+    """For people: ``job.env``, ``runtime.hosts.*.env``, ``--set``, ``tfcluster`` …"""
+    secret: bool = False
+
+    @property
+    def shown(self) -> str:
+        return "********" if self.secret else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """The Python that runs a node's tasks. `packages` maps distribution name → version."""
+
+    path: str
+    why: str
+    """Why this one: ``$VIRTUAL_ENV``, ``.venv above the workdir``, ``--python`` …"""
+    version: str | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Only what matters: tensorflow, keras, tf-keras, tensorflow-estimator, numpy, protobuf."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """A place where tasks run: this machine, later an SSH host or a container."""
+
+    name: str
+    """``local``, or the host part of the addresses of its tasks."""
+    backend: str
+    interpreter: Interpreter | None
+    """None for a `command` job, and where only the node itself can tell."""
+    workdir: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What one process runs: argv, its environment besides the inherited one, its directory."""
+
+    argv: tuple[str, ...]
+    env: tuple[EnvVar, ...]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """One task before its start; `port` 0 is still to be chosen by its node's agent."""
+
+    id: TaskId
+    node: str
+    host: str
+    port: int
+    command: Command
+    """Without what only an attempt knows: TF_CONFIG, run id, directories of the run."""
+    cores: tuple[int, ...] | None = None
+    gpus: tuple[int, ...] | None = None
+    """Indexes of the node's GPUs this task sees; None: all are left visible."""
+    in_cluster: bool = True
+    """Whether other tasks' TF_CONFIG name it: false for an evaluator."""
+    serves: bool = False
+    """A ps, or a worker of a parameter-server job: it never ends by itself."""
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """The spec's `supervision`, every duration in seconds; None: no such limit."""
+
+    max_restarts: int = 3
+    restart_on_error: bool = False
+    backoff_s: float = 1.0
+    start_deadline_s: float = 300.0
+    stall_deadline_s: float | None = None
+    run_deadline_s: float | None = None
+    grace_s: float = 30.0
+    finish_grace_s: float = 60.0
+    lease_s: float = 60.0
+    min_workers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """The spec's `checkpoints`: what is gathered from the chief, and where it goes."""
+
+    gather: bool = True
+    keep: int = 3
+    dir: str | None = None
+    outputs: tuple[str, ...] = ()
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A spec resolved as far as values allow; constant for a run, printable, JSON-able."""
+
+    name: str
+    spec_path: str | None
+    kind: Kind
+    strategy: str
+    nodes: tuple[NodePlan, ...]
+    tasks: tuple[TaskPlan, ...]
+    prepare: Mapping[str, Command]
+    """Node name → the command run there once before the gang; empty without `prepare`."""
+    supervision: Supervision
+    checkpoints: CheckpointPlan
+    hooks: bool
+    """Whether tasks are started through `tfcluster_workers.boot` with reporting attached."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
+    notes: tuple[str, ...] = ()
+    """Said once in the start panel: open ports, tf_keras instead of Keras 3, …"""
+
+    @property
+    def chief(self) -> TaskId:
+        """The task whose checkpoints count: ``chief:0``, else ``worker:0``."""
+        ids = {task.id for task in self.tasks}
+        chief = TaskId("chief", 0)
+        return chief if chief in ids else TaskId("worker", 0)
+
+    def task(self, task_id: TaskId) -> TaskPlan:
+        """Raises KeyError for a task the plan does not have."""
+        for task in self.tasks:
+            if task.id == task_id:
+                return task
+        raise KeyError(str(task_id))
+
+    def node(self, name: str) -> NodePlan:
+        """Raises KeyError for a node the plan does not have."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise KeyError(name)

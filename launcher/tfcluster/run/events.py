@@ -1,0 +1,194 @@
+"""Everything that happens in a run, one frozen dataclass a kind, one line of ``events.jsonl`` each.
+
+The JSON form is ``{"seq": 1, "time": 1700000000.0, "type": "task_started", …}``: `seq` counts
+from 1 without gaps, `time` is seconds since 1970, and a field that is None is left out. Only
+additions are ever made; readers ignore what they do not know.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class Status(StrEnum):
+    """States of a run and, where they apply, of a task."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+
+_FINAL = frozenset(
+    {Status.SUCCEEDED, Status.FAILED, Status.TIMED_OUT, Status.INTERRUPTED, Status.LOST}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base: `type` is the class name in snake case."""
+
+    type: ClassVar[str] = "event"
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        # dataclass(slots=True) makes the class twice; both pass here with the same name.
+        cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+    def to_json(self) -> dict[str, Any]:
+        pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
+        return {"type": self.type} | {name: value for name, value in pairs if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    version: str
+    run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConnected(Event):
+    node: str
+    pid: int
+    """Process id of the node's agent."""
+    guard_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost(Event):
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortsHeld(Event):
+    node: str
+    ports: Mapping[str, int]
+    """Task → port, held for the whole run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareStarted(Event):
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareFinished(Event):
+    node: str
+    exit_code: int | None
+    signal: int | None = None
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStarted(Event):
+    task: str
+    attempt: int
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskReady(Event):
+    """The task has joined the cluster, or begun to train."""
+
+    task: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Event):
+    task: str
+    attempt: int
+    step: int
+    epoch: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    steps_per_second: float | None = None
+    examples_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskError(Event):
+    """An uncaught Python exception, as the task itself reported it."""
+
+    task: str
+    attempt: int
+    exception: str
+    message: str
+    file: str | None = None
+    line: int | None = None
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointGathered(Event):
+    path: str
+    step: int | None
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLost(Event):
+    task: str
+    attempt: int
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStopping(Event):
+    task: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskExited(Event):
+    task: str
+    attempt: int
+    exit_code: int | None
+    """None where a signal ended it."""
+    signal: int | None = None
+    ended_by: str = "itself"
+    """``itself`` or ``tfcluster``."""
+    duration_s: float = 0.0
+    peak_rss_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis(Event):
+    root_cause: Mapping[str, Any]
+    """task, reason, hint; and exit_code or signal."""
+    collateral: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warned(Event):
+    """Something the user should know that ends nothing."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFinished(Event):
+    status: str
+    exit_code: int
+
+
+def to_line(event: Event, *, seq: int, time: float) -> bytes:
+    """One line of ``events.jsonl``, newline included."""
+    record = {"seq": seq, "time": round(time, 6)} | event.to_json()
+    return json.dumps(record, separators=(",", ":"), default=dict).encode() + b"\n"

@@ -1,0 +1,101 @@
+"""Every path of a run is a property here, so that no other module spells one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.plan.plan import TaskId
+
+
+def home(environ: Mapping[str, str] = os.environ) -> Path:
+    """``$TFCLUSTER_HOME``, else ``${XDG_STATE_HOME:-~/.local/state}/tfcluster``."""
+    if chosen := environ.get("TFCLUSTER_HOME"):
+        return Path(chosen).expanduser().absolute()
+    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "tfcluster"
+
+
+def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
+    base = environ.get("XDG_RUNTIME_DIR")
+    if base and os.access(base, os.W_OK):
+        return Path(base) / "tfcluster"
+    return Path(tempfile.gettempdir()) / f"tfcluster-{os.getuid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """The folder of one run, ``<home>/runs/<id>``."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, run_id: str, home_dir: Path | None = None) -> RunPaths:
+        return cls((home_dir or home()) / "runs" / run_id)
+
+    @property
+    def run_id(self) -> str:
+        return self.root.name
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.json"
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def events(self) -> Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def fault(self) -> Path:
+        """Traceback of a fault in tfcluster itself (exit 70)."""
+        return self.root / "fault.txt"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def attempt_logs(self, attempt: int) -> Path:
+        return self.logs / f"attempt-{attempt}"
+
+    def task_log(self, task: TaskId, attempt: int) -> Path:
+        return self.attempt_logs(attempt) / f"{task.file_name}.log"
+
+    def prepare_log(self, node: str) -> Path:
+        return self.logs / "prepare" / f"{node}.log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """What was gathered from the chief."""
+        return self.root / "checkpoints"
+
+    def task_checkpoints(self, task: TaskId) -> Path:
+        """A local task's own ``TFCLUSTER_CHECKPOINT_DIR``."""
+        return self.root / "tasks" / task.file_name / "checkpoints"
+
+    @property
+    def outputs(self) -> Path:
+        return self.root / "outputs"
+
+    def tensorboard(self, task: TaskId) -> Path:
+        """A local task's own ``TFCLUSTER_TENSORBOARD_DIR``."""
+        return self.root / "tensorboard" / task.file_name
+
+    @property
+    def control_socket(self) -> Path:
+        return runtime_dir() / f"{self.run_id[-40:]}.ctl"
+
+    @property
+    def agent_socket_dir(self) -> Path:
+        return runtime_dir()

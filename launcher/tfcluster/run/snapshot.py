@@ -1,0 +1,81 @@
+"""The state of a run as views read it from ``state.json``: what is, not what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from tfcluster.run.events import Status
+
+
+@dataclass(slots=True)
+class TaskSnapshot:
+    """One task now. `state`: waiting starting running stopping succeeded failed stopped lost."""
+
+    task: str
+    node: str
+    address: str
+    state: str = "waiting"
+    attempt: int = 0
+    pid: int | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    ended_by: str | None = None
+    step: int | None = None
+    epoch: int | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    steps_per_second: float | None = None
+    examples_per_second: float | None = None
+    peak_rss_bytes: int | None = None
+    log: str | None = None
+    """Path of its log of this attempt, relative to the run folder."""
+    log_lost_bytes: int = 0
+    error: dict[str, Any] | None = None
+    """The uncaught exception it reported: exception, message, file, line, traceback."""
+
+
+@dataclass(slots=True)
+class RunSnapshot:
+    """One run now; times are seconds since 1970."""
+
+    run: str
+    name: str
+    status: Status
+    tasks: list[TaskSnapshot]
+    host: str
+    boot_id: str
+    pid: int
+    """The coordinator's process id, with `pid_start` its start time in clock ticks since boot."""
+    pid_start: int
+    started_at: float
+    agents: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Node → process ids: ``{"local": {"pid": 12, "guard_pid": 13}}``."""
+    ended_at: float | None = None
+    exit_code: int | None = None
+    attempt: int = 0
+    spec: str | None = None
+    workdir: str | None = None
+    diagnosis: dict[str, Any] | None = None
+    """root_cause (task, reason, hint, exit_code or signal) and collateral."""
+    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    """Gathered, oldest first: path (relative to the run folder), step, kind, bytes."""
+    warnings: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"status": str(self.status)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunSnapshot:
+        """Read what `to_json` wrote; keys of a newer version are ignored."""
+        known = {f.name for f in fields(cls)}
+        values = {key: value for key, value in data.items() if key in known}
+        task_fields = {f.name for f in fields(TaskSnapshot)}
+        values["tasks"] = [
+            TaskSnapshot(**{k: v for k, v in task.items() if k in task_fields})
+            for task in data["tasks"]
+        ]
+        values["status"] = Status(data["status"])
+        return cls(**values)
