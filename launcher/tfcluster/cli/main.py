@@ -1,0 +1,103 @@
+"""The `tfcluster` command: finds the one command asked for, and prints every error once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+
+import click
+
+from tfcluster import __version__
+from tfcluster.errors import TfclusterError
+
+GROUPS: dict[str, dict[str, str]] = {
+    "Run": {
+        "up": "Start the cluster of a spec and stay with it to its end.",
+        "run": "Run a script as N workers on this machine, without a spec.",
+    },
+    "Look": {
+        "ps": "List live runs (-a: all).",
+        "status": "Show one run: its tasks, progress, diagnosis.",
+        "logs": "Show or follow the tasks' output.",
+        "checkpoints": "List or copy what was gathered.",
+    },
+    "End": {
+        "down": "Stop a run.",
+        "wait": "Wait for a run, exit with its code.",
+        "rm": "Delete the folders of runs that are over.",
+        "prune": "Delete old runs.",
+    },
+    "Before": {
+        "init": "Write a first spec.",
+        "plan": "Show what would be started, start nothing.",
+        "validate": "Check a spec.",
+    },
+    "Glue": {
+        "env": "Print a task's environment as shell exports.",
+        "schema": "Print the JSON schema of the spec.",
+        "completion": "Print the shell's completion script.",
+    },
+}
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module when it is used, so that `--version` stays quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"tfcluster.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tfcluster")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors that have a message.")
+def cli(debug: bool) -> None:
+    """Launch, watch and gather multi-worker TensorFlow training."""
+
+
+def main() -> None:
+    """Entry point; exit codes are those of ``tfcluster.errors`` and of the run."""
+    debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("TFCLUSTER_DEBUG"))
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        code = _leave_quietly()
+    except TfclusterError as error:
+        if debug:
+            traceback.print_exc()
+        click.echo(f"tfcluster: {error}", err=True)
+        code = error.exit_code
+    except Exception:
+        traceback.print_exc()
+        click.echo("tfcluster: this is a fault in tfcluster, please report it", err=True)
+        code = TfclusterError.exit_code
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave_quietly() -> int:
+    """The reader of stdout has gone (`tfcluster ps | head -1`): nothing more to say."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""The run folder as the coordinator writes it: made once, state replaced whole, events appended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfcluster.errors import RunFolderError
+from tfcluster.run.events import Event, to_line
+from tfcluster.run.paths import RunPaths
+
+
+def make(run_id: str, home_dir: Path) -> RunPaths:
+    """Make the folder (0700) and point ``latest`` at it; raises RunFolderError."""
+    paths = RunPaths.of(run_id, home_dir)
+    try:
+        home_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        paths.root.parent.mkdir(mode=0o700, exist_ok=True)
+        paths.root.mkdir(mode=0o700)
+        paths.logs.mkdir()
+        _link(home_dir / "latest", paths.root)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot make the run folder {paths.root}: {error.strerror}",
+            cure="make it writable, or set TFCLUSTER_HOME to a folder that is",
+        ) from error
+    return paths
+
+
+def _link(link: Path, target: Path) -> None:
+    fresh = link.with_name(f".latest-{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        fresh.unlink()
+    fresh.symlink_to(target)
+    fresh.replace(link)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> bool:
+    """Replace a JSON file whole; False (and the old one kept) where the disk refuses it."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(json.dumps(data, indent=1, default=dict) + "\n")
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink()
+        return False
+    return True
+
+
+class EventLog:
+    """Appends to ``events.jsonl`` with `seq` from 1; a full disk delays lines, never loses them."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._clock = clock
+        self._seq = 0
+        self._waiting = b""
+
+    def append(self, event: Event) -> None:
+        self._seq += 1
+        self._waiting += to_line(event, seq=self._seq, time=self._clock())
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether everything is on disk."""
+        while self._waiting:
+            try:
+                written = self._file.write(self._waiting)
+            except OSError:
+                return False
+            self._waiting = self._waiting[written:]
+        return True
+
+    def close(self) -> None:
+        self.flush()
+        self._file.close()

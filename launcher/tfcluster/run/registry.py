@@ -1,0 +1,103 @@
+"""Which runs there are, which of them a user means, and whether their coordinators still live."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tfcluster.errors import RunFolderError, UnknownRunError
+from tfcluster.run.events import Status
+from tfcluster.run.identity import ProcessIdentity
+from tfcluster.run.paths import RunPaths, home
+from tfcluster.run.snapshot import RunSnapshot
+
+_SUFFIX_ALPHABET = "23456789abcdefghijkmnpqrstuvwxyz"  # no 0/o, 1/l: it is typed by hand
+
+
+def new_run_id(name: str, now: float) -> str:
+    """``localhost-2w-20260914-153012-k7f3``: name, local time, four random characters."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{name}-{stamp}-" + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(4))
+
+
+def load(paths: RunPaths) -> RunSnapshot:
+    """Read a run's state; it is `lost` when it is not over and its coordinator is gone.
+
+    Raises RunFolderError where the folder holds no readable state.
+    """
+    try:
+        snapshot = RunSnapshot.from_json(json.loads(paths.state.read_text()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{paths.root} holds no readable state ({error})", cure="remove it: `tfcluster rm`"
+        ) from error
+    if not snapshot.status.is_final and coordinator_of(snapshot).is_alive() is False:
+        snapshot.status = Status.LOST
+    return snapshot
+
+
+def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
+    return ProcessIdentity(
+        host=snapshot.host, boot_id=snapshot.boot_id, pid=snapshot.pid, start=snapshot.pid_start
+    )
+
+
+def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
+    """All readable runs, oldest first."""
+    folder = (home_dir or home()) / "runs"
+    found = []
+    for state in folder.glob("*/state.json"):
+        paths = RunPaths(state.parent)
+        try:
+            found.append((paths, load(paths)))
+        except RunFolderError:
+            continue
+    return sorted(found, key=lambda run: run[1].started_at)
+
+
+def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None = None) -> RunPaths:
+    """The run a user means by an id, its last four characters, a name, a spec file, or nothing.
+
+    Nothing means the latest run; with `live_only` the only live one. Raises UnknownRunError
+    (exit 2) where that names no run, or more than one.
+    """
+    known = runs(home_dir)
+    if run is None:
+        return _only_live(known) if live_only else _latest(known)
+    for fits in _readings(run):
+        if matches := [entry for entry in known if fits(entry[1])]:
+            return matches[-1][0]
+    names = sorted({entry[1].run for entry in known} | {entry[1].name for entry in known})
+    near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
+    cure = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
+    raise UnknownRunError(f"no run is known as {run!r}", cure=cure)
+
+
+def _readings(run: str) -> list[Callable[[RunSnapshot], bool]]:
+    spec = str(Path(run).absolute())
+    return [
+        lambda snapshot: snapshot.run == run,
+        lambda snapshot: len(run) == 4 and snapshot.run.endswith(f"-{run}"),
+        lambda snapshot: snapshot.name == run,
+        lambda snapshot: snapshot.spec == spec,
+    ]
+
+
+def _latest(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
+    if not known:
+        raise UnknownRunError("there is no run yet", cure="start one: `tfcluster up SPEC`")
+    return known[-1][0]
+
+
+def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
+    live = [entry for entry in known if not entry[1].status.is_final]
+    if len(live) == 1:
+        return live[0][0]
+    if not live:
+        raise UnknownRunError("no run is live", cure="`tfcluster ps -a` lists all runs")
+    rows = "\n".join(f"  {snapshot.run}  {snapshot.status}" for _, snapshot in live)
+    raise UnknownRunError(f"{len(live)} runs are live:\n{rows}", cure="name one of them")
