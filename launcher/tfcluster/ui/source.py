@@ -1,0 +1,167 @@
+"""One growing file read by whole lines: the file itself is the buffer, so memory stays flat."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from tfcluster.ui.lines import latest_state
+
+CHUNK = 256 * 1024
+SCAN_LIMIT = 16 * 1024 * 1024
+"""Bytes of one unfinished line looked through in one go, so that other files get their turn."""
+
+
+class LogSource:
+    """Whole lines of one file, from `offset` on, at the reader's own pace."""
+
+    def __init__(self, path: Path, *, offset: int = 0) -> None:
+        self.path = path
+        self.offset = offset
+        """Where the first line not yet given begins."""
+        self.has_ended = False
+        """Nobody writes any more: a last line without newline is whole now."""
+        self._scanned = 0
+        self._last_return = 0
+        self._fd: int | None = None
+
+    @property
+    def position(self) -> int:
+        """How far the file was looked at; grows with every read that found something."""
+        return self.offset + self._scanned
+
+    def size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except OSError:
+            return 0
+
+    def read(self) -> Iterator[bytes]:
+        """What can be given now: nothing, one block of whole lines, or one long line in pieces.
+
+        Only the last piece ends with a newline, and it always does. A piece that was given is
+        given once: stopping the iteration in between loses the rest of that line only.
+        """
+        if self._scanned:
+            yield from self._read_long_line()
+            return
+        block = self._pread(CHUNK, self.offset)
+        if cut := block.rfind(b"\n") + 1:
+            self.offset += cut
+            yield block[:cut] if cut < len(block) else block
+        elif len(block) == CHUNK:
+            yield from self._read_long_line()
+        elif block and self.has_ended:
+            self.offset += len(block)
+            yield block + b"\n"
+
+    def partial(self, limit: int = 4096) -> bytes:
+        """The latest state of the line that has no newline yet, at most its last `limit` bytes."""
+        start = max(self.offset, self.size() - limit)
+        tail = self._pread(limit, start)
+        return b"" if b"\n" in tail else latest_state(tail)
+
+    def skip_to_newest(self, keep: int) -> int:
+        """Go on with about the last `keep` bytes; returns the number of lines left out."""
+        stop = self.size() - keep
+        if stop <= self.offset:
+            return 0
+        lines, at = 0, self.offset
+        while at < stop:
+            block = self._pread(min(CHUNK, stop - at), at)
+            if not block:
+                break
+            lines += block.count(b"\n")
+            at += len(block)
+        lines += self._begin_after_newline(at)
+        return lines
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _begin_after_newline(self, at: int) -> int:
+        block = self._pread(CHUNK, at)
+        found = block.find(b"\n")
+        self.offset = at + found + 1 if found >= 0 else at
+        self._scanned = self._last_return = 0
+        return int(found >= 0)
+
+    def _read_long_line(self) -> Iterator[bytes]:
+        """Look for the end of a line longer than a chunk, then give what its last state is."""
+        end, size_of_newline = self._find_end()
+        if end is None:
+            return
+        start = max(self.offset, self._last_return)
+        self.offset, self._scanned, self._last_return = end + size_of_newline, 0, 0
+        while start < end:
+            piece = self._pread(min(CHUNK, end - start), start)
+            if not piece:
+                break
+            start += len(piece)
+            yield piece
+        yield b"\n"
+
+    def _find_end(self) -> tuple[int | None, int]:
+        """Where the line ends (its newline, or the file's end once nobody writes any more)."""
+        budget = SCAN_LIMIT
+        while budget > 0:
+            at = self.offset + self._scanned
+            block = self._pread(CHUNK, at)
+            found = block.find(b"\n")
+            line = block if found < 0 else block[:found]
+            kept = line.rstrip(b"\r")
+            if (position := kept.rfind(b"\r")) >= 0:
+                self._last_return = at + position + 1
+            elif self._scanned and kept and self._ends_with_return(at):
+                self._last_return = at
+            if found >= 0:
+                return at + len(kept), found - len(kept) + 1
+            self._scanned += len(block)
+            budget -= CHUNK
+            if len(block) < CHUNK:
+                return (at + len(kept), len(block) - len(kept)) if self.has_ended else (None, 0)
+        return None, 0
+
+    def _ends_with_return(self, at: int) -> bool:
+        return self._pread(1, at - 1) == b"\r"
+
+    def _pread(self, count: int, offset: int) -> bytes:
+        if self._fd is None:
+            try:
+                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                return b""
+        return os.pread(self._fd, count, offset)
+
+
+def tail_offset(path: Path, lines: int, pattern: re.Pattern[bytes] | None = None) -> int:
+    """Where the last `lines` lines (those with `pattern`, if given) of a file begin."""
+    size = path.stat().st_size if path.exists() else 0
+    if not size or lines <= 0:
+        return size
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if pattern is not None:
+            return _last_matches(content, pattern, lines)
+        start = len(content)
+        if content[start - 1] == 0x0A:
+            start -= 1
+        for _ in range(lines):
+            start = content.rfind(b"\n", 0, start)
+            if start < 0:
+                return 0
+        return start + 1
+
+
+def _last_matches(content: mmap.mmap, pattern: re.Pattern[bytes], lines: int) -> int:
+    starts: deque[int] = deque(maxlen=lines)
+    for match in pattern.finditer(content):
+        start = content.rfind(b"\n", 0, match.start()) + 1
+        if not starts or starts[-1] != start:
+            starts.append(start)
+    return starts[0] if starts else len(content)
