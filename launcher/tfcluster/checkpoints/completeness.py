@@ -1,0 +1,204 @@
+"""Which checkpoints of a directory are complete, decided from listings alone: no disk, no clock.
+
+A checkpoint counts when everything that belongs to it exists, nothing of it is still being
+written (TensorFlow writes ``<prefix>_temp*`` and ``*.tempstate*`` first), and two looks saw the
+same sizes and times. Sources of the rules: tf-facts.md section 5; TensorFlow's
+``tensor_bundle.cc`` (``.index`` is written after the data shards), tf_keras'
+``worker_training_state.py`` (``chief/``) and Keras 3's ``backup_and_restore.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from posixpath import basename, dirname
+
+
+class Kind(StrEnum):
+    """What a checkpoint is, which decides how it is loaded."""
+
+    TF_CHECKPOINT = "tf_checkpoint"
+    """``<prefix>.index`` and its data shards: tf.train.Checkpoint, Keras 2 ``save_weights``."""
+    ESTIMATOR = "estimator"
+    """The same with ``.meta`` (and ``graph.pbtxt``): an Estimator's or Saver's model_dir."""
+    SAVED_MODEL = "saved_model"
+    KERAS = "keras"
+    """A whole model in one ``.keras`` file."""
+    WEIGHTS = "weights"
+    """One HDF5 file: ``.weights.h5``, or a whole model in ``.h5``."""
+    BACKUP = "backup"
+    """State of ``BackupAndRestore``: only to be put back, never a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, or one folder (its path then ends in ``/`` and its size is 0)."""
+
+    path: str
+    """Relative to the listed directory, with ``/``."""
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete checkpoint at its source."""
+
+    kind: Kind
+    path: str
+    """Relative: the prefix, the file, or the folder (``.`` for the listed directory itself)."""
+    files: tuple[Entry, ...]
+    companions: tuple[Entry, ...] = field(default=(), compare=False)
+    """Copied with it but rewritten at will, so no part of what it is: ``graph.pbtxt``."""
+
+    @property
+    def step(self) -> int | None:
+        """The number in its name (a step, an epoch or a save counter), None without one."""
+        name = basename(self.files[0].path) if self.kind is Kind.BACKUP else basename(self.path)
+        return step_in_name(name, is_folder=self.kind is Kind.SAVED_MODEL)
+
+    @property
+    def base(self) -> str:
+        """The folder its files are named from once gathered; "" for the listed directory."""
+        folder = self.path if self.kind is Kind.BACKUP else dirname(self.path)
+        return "" if folder == "." else folder
+
+    @property
+    def series(self) -> str:
+        """Equal for checkpoints that follow one another: ``ckpt-#`` for ckpt-1, ckpt-2 …"""
+        return f"{self.kind} {dirname(self.path)}/{_STEP.sub('#', basename(self.path))}"
+
+    @property
+    def saved_ns(self) -> int:
+        return max(entry.mtime_ns for entry in self.files)
+
+    @property
+    def all_files(self) -> tuple[Entry, ...]:
+        return self.files + self.companions
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry.size for entry in self.files)
+
+
+_TEMPORARY = re.compile(
+    r"(^|/)(workertemp_[^/]*|temp-\d+|[^/]*_temp(_[0-9a-f]+)?|[^/]*\.tmp|[^/]*\.tempstate\d*)(/|$)"
+)
+_BEING_WRITTEN = re.compile(
+    r"(?P<prefix>.+?)(_temp(_[0-9a-f]+)?/.*|\.(index|data-\d{5}-of-\d{5})\.tempstate\d*)$"
+)
+_SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<number>\d{5})-of-(?P<count>\d{5})$")
+_STEP = re.compile(r"\d+\.\d+|(?:(?<=[-_.=])|^|(?<=epoch)|(?<=step))\d+(?=$|[-_.])")
+_FIRST_UNIX_TIME = 10**9
+"""Estimator names exported SavedModels by the second: no step."""
+
+
+def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoint, ...]:
+    """Complete checkpoints of a directory, oldest first.
+
+    `before` is an earlier look at the same directory; None means that its writer has exited, so
+    that one look is enough.
+    """
+    listing = {entry.path: entry for entry in now}
+    busy = {m["prefix"] for path in listing if (m := _BEING_WRITTEN.match(path))}
+    files = {p: e for p, e in listing.items() if p[-1:] != "/" and not _TEMPORARY.search(p)}
+    found = [c for c in _candidates(files) if not (c.kind in _PREFIXED and c.path in busy)]
+    if before is not None:
+        earlier = set(before)
+        found = [c for c in found if earlier.issuperset(c.files)]
+    return tuple(sorted(found, key=lambda c: (c.saved_ns, c.step or 0, c.path)))
+
+
+def step_in_name(name: str, *, is_folder: bool = False) -> int | None:
+    """12 of ``ckpt-12``, 300 of ``model.ckpt-300``, 3 of ``weights.03-0.41.weights.h5``."""
+    numbers = [found for found in _STEP.findall(name) if "." not in found]
+    step = int(numbers[-1]) if numbers else None
+    return None if is_folder and step is not None and step >= _FIRST_UNIX_TIME else step
+
+
+_PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
+_PART_OF_SAVED_MODEL = re.compile(
+    r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
+)
+
+
+def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
+    shards = _shards_by_prefix(files.values())
+    yield from _saved_models(files, shards)
+    yield from _prefixes(files, shards)
+    yield from _single_files(files)
+
+
+Shards = Mapping[str, Mapping[int, list[Entry]]]
+"""Prefix → M → its shards named ``…-of-M``."""
+
+
+def _shards_by_prefix(files: Iterable[Entry]) -> Shards:
+    grouped: dict[str, dict[int, list[Entry]]] = defaultdict(lambda: defaultdict(list))
+    for entry in files:
+        if match := _SHARD.match(entry.path):
+            grouped[match["prefix"]][int(match["count"])].append(entry)
+    return grouped
+
+
+def _whole_prefix(prefix: str, files: Mapping[str, Entry], shards: Shards) -> tuple[Entry, ...]:
+    """The data shards of one M, all of them, then the index; empty when a part is missing."""
+    index = files.get(f"{prefix}.index")
+    whole = [found for count, found in shards.get(prefix, {}).items() if len(found) == count]
+    if index is None or index.size == 0 or not whole:
+        return ()
+    newest = max(whole, key=lambda found: max(entry.mtime_ns for entry in found))
+    return (*sorted(newest, key=lambda entry: entry.path), index)
+
+
+def _saved_models(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkpoint]:
+    for marker in files:
+        if basename(marker) != "saved_model.pb" or files[marker].size == 0:
+            continue
+        inside = marker.removesuffix("saved_model.pb")
+        members = tuple(
+            files[path]
+            for path in sorted(files)
+            if path.startswith(inside) and _PART_OF_SAVED_MODEL.fullmatch(path[len(inside) :])
+        )
+        has_variables = any(m.path.startswith(f"{inside}variables/") for m in members)
+        if not has_variables or _whole_prefix(f"{inside}variables/variables", files, shards):
+            yield Checkpoint(Kind.SAVED_MODEL, dirname(marker) or ".", members)
+
+
+def _prefixes(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkpoint]:
+    for prefix in shards:
+        folder, name = dirname(prefix), basename(prefix)
+        if (basename(folder), name) == ("variables", "variables"):  # of a SavedModel
+            continue
+        members = _whole_prefix(prefix, files, shards)
+        meta, graph = files.get(f"{prefix}.meta"), files.get(_beside(prefix, "graph.pbtxt"))
+        if not members or (graph and not meta):  # an Estimator writes .meta last
+            continue
+        if basename(folder) == "chief":
+            yield Checkpoint(Kind.BACKUP, dirname(folder) or ".", members)
+        elif meta:
+            companions = (graph,) if graph else ()
+            yield Checkpoint(Kind.ESTIMATOR, prefix, (*members, meta), companions)
+        else:
+            yield Checkpoint(Kind.TF_CHECKPOINT, prefix, members)
+
+
+def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
+    for path, entry in files.items():
+        metadata = files.get(_beside(path, "training_metadata.json"))
+        if entry.size == 0:
+            continue
+        if basename(path) == "latest.weights.h5" and metadata:  # Keras 3's BackupAndRestore
+            yield Checkpoint(Kind.BACKUP, dirname(path) or ".", (entry, metadata))
+        elif path.endswith(".keras"):
+            yield Checkpoint(Kind.KERAS, path, (entry,))
+        elif path.endswith((".h5", ".hdf5")):
+            yield Checkpoint(Kind.WEIGHTS, path, (entry,))
+
+
+def _beside(path: str, name: str) -> str:
+    return f"{dirname(path)}/{name}".lstrip("/")

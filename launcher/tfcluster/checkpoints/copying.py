@@ -1,0 +1,108 @@
+"""Copy one file so that it is known to be whole: in chunks, to the disk, read back."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from tfcluster.checkpoints.completeness import Entry
+
+CHUNK = 4 * 1024 * 1024
+"""Bytes between two questions whether to go on."""
+
+Stopped = Callable[[], bool]
+
+
+class SourceChangedError(Exception):
+    """A file was rewritten, cut or deleted while it was copied; another try may do."""
+
+
+class CancelledError(Exception):
+    """The caller wants the copy to end."""
+
+
+def never() -> bool:
+    return False
+
+
+def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopped = never) -> str:
+    """Copy `source`, which looked like `expected`, and return the SHA-256 both sides have.
+
+    The copy keeps the time of `expected`, so that later looks know it again. Raises
+    SourceChangedError, CancelledError, or OSError for the target's disk.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceChangedError(f"{expected.path}: {error.strerror}") from error
+    with open(descriptor, "rb") as reader, target.open("wb") as writer:
+        digest = hashlib.sha256()
+        while chunk := _read(reader.read, expected, stopped):
+            digest.update(chunk)
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+        copied = writer.tell()
+        if copied != expected.size or not _is_still(source, descriptor, expected):
+            raise SourceChangedError(f"{expected.path}: changed while it was copied")
+    os.utime(target, ns=(expected.mtime_ns, expected.mtime_ns))
+    if sha256(target, stopped=stopped) != digest.hexdigest():
+        raise OSError(f"{target}: what was read back is not what was written")
+    return digest.hexdigest()
+
+
+def sha256(path: Path, *, stopped: Stopped = never) -> str:
+    """Hexadecimal digest of a whole file. Raises CancelledError."""
+    digest = hashlib.sha256()
+    with path.open("rb") as reader:
+        while chunk := reader.read(CHUNK):
+            if stopped():
+                raise CancelledError
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text` so that a reader sees the old or the new, never a part."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as writer:
+        writer.write(text)
+        writer.flush()
+        os.fsync(writer.fileno())
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:
+    if stopped():
+        raise CancelledError
+    try:
+        return read(CHUNK)
+    except OSError as error:
+        raise SourceChangedError(f"{expected.path}: {error.strerror}") from error
+
+
+def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
+    """Whether the name still leads to the file that was read, and that file is as expected."""
+    try:
+        named, read = os.stat(source, follow_symlinks=False), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (
+        stat.S_ISREG(named.st_mode)
+        and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
+        and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
+    )

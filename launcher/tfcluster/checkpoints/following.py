@@ -1,0 +1,56 @@
+"""Keep another task's directory in step with the store while it reads: the evaluator's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.copying import Stopped, copy_verified, never
+from tfcluster.checkpoints.restore import name_checkpoints
+from tfcluster.checkpoints.store import Gathered
+
+_AT_LEAST = 5
+"""Checkpoints left in place for a reader that is behind, whatever the store keeps."""
+
+
+class Follower:
+    """A directory that gets each new checkpoint; only what was put here is ever removed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._placed: list[Gathered] = []
+
+    def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+        """Add what is new, each file whole at once, the ``checkpoint`` file last.
+
+        Raises SourceChangedError, CancelledError, OSError; the next call goes on.
+        """
+        known: set[Checkpoint] = {placed.checkpoint for placed in self._placed}
+        new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
+        for gathered in new:
+            for entry in gathered.checkpoint.all_files:
+                self._place(gathered, entry, stopped)
+            self._placed.append(gathered)
+        if new:
+            kept = self._placed[-max(_AT_LEAST, len(held)) :]
+            name_checkpoints(self.directory, kept)
+            self._remove_all_but(kept)
+
+    def _place(self, gathered: Gathered, entry: Entry, stopped: Stopped) -> None:
+        target = self.directory / entry.path
+        partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        try:
+            copy_verified(gathered.file(entry), partial, entry, stopped=stopped)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def _remove_all_but(self, kept: Sequence[Gathered]) -> None:
+        still = {entry.path for gathered in kept for entry in gathered.checkpoint.all_files}
+        for old in self._placed[: -len(kept)]:
+            for entry in reversed(old.checkpoint.files):
+                if entry.path not in still:
+                    (self.directory / entry.path).unlink(missing_ok=True)
+        self._placed = list(kept)

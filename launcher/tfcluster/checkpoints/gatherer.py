@@ -1,0 +1,155 @@
+"""Bring the chief's checkpoints home while the run goes on; one object per run.
+
+Its methods block (they copy gigabytes): call `look` in a thread, about every two seconds and
+after a task said that it saved, and `cancel` from anywhere to make a running look return soon.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
+from tfcluster.checkpoints.following import Follower
+from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
+
+LEAST_GAP_S = 0.5
+"""Two looks closer than this prove nothing about a file that is being written."""
+RETRY_S = 30.0
+"""How long a checkpoint that could not be stored (disk full) is left alone."""
+
+
+class Gatherer:
+    """Watches one directory, fills one store, and keeps followers (evaluators) up to date."""
+
+    def __init__(
+        self,
+        directory: Path,
+        store: Store,
+        *,
+        followers: Iterable[Path] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.store = store
+        self._directory = directory
+        self._followers = [Follower(path) for path in followers]
+        self._clock = clock
+        self._before: tuple[float, tuple[Entry, ...]] | None = None
+        self._steps: dict[str, int] = {}
+        self._failed: dict[Checkpoint, float] = {}
+        self._notes: list[str] = []
+        self._backups: set[str] = set()
+        self._cancelled = threading.Event()
+        self._looking = threading.Lock()
+
+    def look(self) -> list[Gathered]:
+        """Gather what is complete and was unchanged since the last look; oldest first."""
+        with self._looking:
+            now, seen = self._clock(), scan(self._directory)
+            before, self._before = self._before, self._before or (now, seen)
+            if before is None or now - before[0] < LEAST_GAP_S:
+                return []
+            self._before = (now, seen)
+            return self._gather(seen, find(seen, before[1]))
+
+    def final_look(self) -> list[Gathered]:
+        """The same after the writer has exited: one look is enough, and failures are noted."""
+        with self._looking:
+            self._failed.clear()
+            seen = scan(self._directory)
+            gathered = self._gather(seen, find(seen, None))
+            for checkpoint, until in self._failed.items():
+                if until == float("inf"):
+                    self._note(f"{checkpoint.path} was not gathered: it is not whole")
+            self._before = None
+            return gathered
+
+    def saved(self, path: str, step: int | None) -> None:
+        """Remember the step that a task reported for what it saved at `path`."""
+        if step is not None:
+            relative = Path(path)
+            if relative.is_absolute() and relative.is_relative_to(self._directory):
+                relative = relative.relative_to(self._directory)
+            self._steps[relative.as_posix()] = step
+
+    def cancel(self) -> None:
+        """Make a look that is under way return soon, leaving nothing half-copied."""
+        self._cancelled.set()
+
+    def take_notes(self) -> list[str]:
+        """What the user should know, each said once."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _gather(self, seen: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Gathered]:
+        self._drop_finished_backups(seen)
+        gathered = []
+        for checkpoint in self._worth_copying(found):
+            if self._cancelled.is_set():
+                break
+            if one := self._try(checkpoint):
+                gathered.append(one)
+        for follower in self._followers:
+            self._bring_up_to_date(follower)
+        kept = set(self.store.held)
+        return sorted((g for g in gathered if g in kept), key=lambda g: g.checkpoint.saved_ns)
+
+    def _worth_copying(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """New ones that the store would keep, the newest first: rotation takes the oldest."""
+        series: dict[str, list[Checkpoint]] = defaultdict(list)
+        for one in {*found, *(held.checkpoint for held in self.store.held)}:
+            series[one.series].append(one)
+        worth = []
+        for members in series.values():
+            members.sort(key=lambda one: one.saved_ns, reverse=True)
+            worth += members[: 1 if members[0].kind is Kind.BACKUP else self.store.keep]
+        new = [one for one in worth if one in found and not self.store.has(one)]
+        new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
+        return sorted(new, key=lambda one: one.saved_ns, reverse=True)
+
+    def _try(self, checkpoint: Checkpoint) -> Gathered | None:
+        step = self._steps.get(checkpoint.path, checkpoint.step)
+        try:
+            return self.store.add(
+                checkpoint, self._directory, step=step, stopped=self._cancelled.is_set
+            )
+        except NotWholeError:
+            self._failed[checkpoint] = float("inf")
+        except SourceChangedError:
+            pass  # rotated or rewritten meanwhile: the next newest, or the next look
+        except CancelledError:
+            pass
+        except OSError as error:
+            self._failed[checkpoint] = self._clock() + RETRY_S
+            self._note(f"{checkpoint.path} was not gathered: {error.strerror or error}")
+        return None
+
+    def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
+        """A finished `fit` deletes its backup: putting it back would make the next one skip."""
+        there = {entry.path for entry in seen}
+        for held in self.store.held:
+            if held.kind is not Kind.BACKUP:
+                continue
+            folder = held.checkpoint.files[0].path.rpartition("/")[0]
+            if any(path.startswith(f"{folder}/") for path in there):
+                self._backups.add(folder)
+            elif there and folder in self._backups:
+                self._backups.discard(folder)
+                self.store.forget(held)
+
+    def _bring_up_to_date(self, follower: Follower) -> None:
+        try:
+            follower.follow(self.store.held, stopped=self._cancelled.is_set)
+        except (SourceChangedError, CancelledError):
+            pass
+        except OSError as error:
+            self._note(f"{follower.directory} does not follow: {error.strerror or error}")
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)

@@ -1,0 +1,109 @@
+"""Put one complete state into every task's directory, so that all workers resume alike.
+
+TensorFlow's strategies need every worker to restore the same step (design.md, rule 8); what a
+task finds in its directory before an attempt is therefore exactly this state, or nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.checkpoints import proto
+from tfcluster.checkpoints.completeness import Entry, Kind
+from tfcluster.checkpoints.copying import Stopped, copy_verified, never, sync_folder
+from tfcluster.checkpoints.store import Gathered
+
+_INCOMING = ".incoming-"
+_REPLACED = ".replaced"
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """What an attempt starts from."""
+
+    step: int | None
+    """For TFCLUSTER_RESTORED_STEP; None on a fresh start, or where no name tells a step."""
+    checkpoints: tuple[Gathered, ...]
+    replaced: tuple[Path, ...]
+    """Where the former contents of the directories are now: one generation is kept."""
+
+
+def put_back(
+    state: Sequence[Gathered], directories: Iterable[Path], *, stopped: Stopped = never
+) -> PutBack:
+    """Make each directory hold exactly `state` (see `Store.state`), all of them or none.
+
+    Everything is copied beside the directories first and then renamed. Raises CancelledError and
+    OSError before anything is replaced; SourceChangedError when the store itself was damaged.
+    """
+    targets = list(directories)
+    staged: list[Path] = []
+    try:
+        for target in targets:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            staging = tempfile.mkdtemp(prefix=f"{target.name}{_INCOMING}", dir=target.parent)
+            staged.append(Path(staging))
+            fill(Path(staging), state, stopped=stopped)
+        replaced = [_swap(new, target) for new, target in zip(staged, targets, strict=True)]
+    finally:
+        for leftover in staged:
+            shutil.rmtree(leftover, ignore_errors=True)
+    return PutBack(step_of(state), tuple(state), tuple(path for path in replaced if path))
+
+
+def step_of(state: Iterable[Gathered]) -> int | None:
+    """The step of the newest checkpoint that has one; of a backup only when there is no other."""
+    known = [gathered for gathered in state if gathered.step is not None]
+    best = max(known, key=lambda g: (g.kind is not Kind.BACKUP, _saved(g)), default=None)
+    return best.step if best else None
+
+
+def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+    """Copy `state` into `folder` under the names it had at the chief, and name it there."""
+    for gathered in state:
+        for entry in gathered.checkpoint.all_files:
+            _copy_out(gathered, entry, folder / entry.path, stopped=stopped)
+    name_checkpoints(folder, state)
+
+
+def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
+    """Write a ``checkpoint`` file into each folder below `folder` that got a prefix."""
+    by_folder: dict[str, list[proto.Prefix]] = defaultdict(list)
+    for one in sorted(gathered, key=_saved):
+        for entry in one.checkpoint.files:
+            prefix = entry.path.removesuffix(".index")
+            if one.kind is not Kind.SAVED_MODEL and prefix != entry.path:
+                inside, _, name = prefix.rpartition("/")
+                by_folder[inside].append(proto.Prefix(name, _saved(one) / 1e9))
+    for inside, prefixes in by_folder.items():
+        proto.write(folder / inside, prefixes)
+
+
+def _copy_out(gathered: Gathered, entry: Entry, target: Path, *, stopped: Stopped) -> None:
+    copy_verified(gathered.file(entry), target, entry, stopped=stopped)
+
+
+def _saved(gathered: Gathered) -> int:
+    return gathered.checkpoint.saved_ns
+
+
+def _swap(new: Path, target: Path) -> Path | None:
+    """Rename `new` to `target`; a former `target` that held anything is kept beside it."""
+    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
+    assert aside is not None
+    if target.is_dir() and any(target.iterdir()):
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    else:
+        aside = None
+        if target.is_dir():
+            target.rmdir()
+    new.chmod(0o755)
+    new.rename(target)
+    sync_folder(target.parent)
+    return aside

@@ -1,0 +1,278 @@
+"""The run's own copy of what the chief saved: complete, verified, and safe from the chief.
+
+Layout below the root, which may be moved as a whole::
+
+    checkpoint                     text proto: tf.train.latest_checkpoint(root) works
+    ckpt-12/                       one folder per gathered checkpoint, renamed into place
+        checkpoint                 the same for this folder alone
+        ckpt-12.index              named as at the source, without the source's folder
+        ckpt-12.data-00000-of-00001
+        .tfcluster.json            where it came from, sizes, times, SHA-256
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from posixpath import basename
+from typing import Any
+
+from tfcluster.checkpoints import formats, proto
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.copying import (
+    SourceChangedError,
+    Stopped,
+    copy_verified,
+    never,
+    sync_folder,
+    write_atomically,
+)
+
+_NOTE = ".tfcluster.json"
+_PARTIAL = ".partial-"
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A checkpoint at home."""
+
+    path: Path
+    """What a loading call takes: the prefix, the file, or the folder."""
+    step: int | None
+    kind: Kind
+    bytes: int
+    checkpoint: Checkpoint
+    """As it was at its source."""
+    folder: Path
+    digests: tuple[str, ...]
+    """SHA-256 of each of `checkpoint.files`."""
+
+    def file(self, entry: Entry) -> Path:
+        """Where a file of the checkpoint lies here."""
+        return self.folder / entry.path.removeprefix(self.checkpoint.base).lstrip("/")
+
+
+class NotWholeError(SourceChangedError):
+    """A file looked finished but is not, by its own format."""
+
+
+class Store:
+    """The gathered checkpoints of one run, at most `keep` of each series.
+
+    One process writes to it. Every state the disk passes through is whole: an interrupted
+    process leaves at most a hidden partial folder, which the next one removes.
+    """
+
+    def __init__(self, root: Path, *, keep: int = 3) -> None:
+        self.root = root
+        self.keep = keep
+        self._held: list[Gathered] = []
+        if root.is_dir():
+            self._recover()
+
+    @property
+    def held(self) -> tuple[Gathered, ...]:
+        """Everything here, oldest first."""
+        return tuple(self._held)
+
+    @property
+    def newest(self) -> Gathered | None:
+        """The newest result; a backup is none."""
+        return next((g for g in reversed(self._held) if g.kind is not Kind.BACKUP), None)
+
+    def has(self, checkpoint: Checkpoint) -> bool:
+        return any(held.checkpoint == checkpoint for held in self._held)
+
+    def state(self, *, step: int | None = None) -> tuple[Gathered, ...]:
+        """The newest of each series, up to `step` where one is given: what a restart starts from.
+
+        Raises KeyError when nothing of that step is here.
+        """
+        chosen = {g.checkpoint.series: g for g in self._held if _is_up_to(step, g)}
+        if step is not None and all(g.step != step for g in chosen.values()):
+            raise KeyError(step)
+        return tuple(chosen.values())
+
+    def add(
+        self, checkpoint: Checkpoint, source: Path, *, step: int | None, stopped: Stopped = never
+    ) -> Gathered | None:
+        """Copy a complete checkpoint from `source`; None when its content is here already.
+
+        Raises SourceChangedError (NotWholeError), CancelledError, OSError; nothing is left then.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
+        try:
+            gathered = _copy(checkpoint, source, partial, step=step, stopped=stopped)
+            if self._knows_content_of(gathered):
+                return None
+            gathered = self._place(gathered)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        self._held = _by_age([*self._held, gathered])
+        self._prune()
+        return gathered
+
+    def forget(self, gathered: Gathered) -> None:
+        """Remove one, the text protos first, so that nothing names what is gone."""
+        self._held.remove(gathered)
+        self._name_what_is_here()
+        doomed = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
+        gathered.folder.rename(doomed / "gone")
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _knows_content_of(self, new: Gathered) -> bool:
+        for at, held in enumerate(self._held):
+            if held.checkpoint.path == new.checkpoint.path and held.digests == new.digests:
+                self._held[at] = replace(held, checkpoint=new.checkpoint)
+                return True
+        return False
+
+    def _place(self, gathered: Gathered) -> Gathered:
+        target = self._free_folder(gathered.checkpoint)
+        placed = _located(gathered, target)
+        _write_note(gathered)
+        proto.write(gathered.folder, _prefixes([gathered], below=gathered.folder))
+        sync_folder(gathered.folder)
+        gathered.folder.rename(target)
+        sync_folder(self.root)
+        return placed
+
+    def _free_folder(self, checkpoint: Checkpoint) -> Path:
+        """``ckpt-12``; for a name that was gathered before (``model.keras``) a number after it."""
+        name = str(checkpoint.kind) if checkpoint.path == "." else checkpoint.path
+        name = name.replace("/", "-").lstrip(".")
+        same = re.compile(re.escape(name) + r"(?:\.(\d+))?")
+        taken = [m for held in self._held if (m := same.fullmatch(held.folder.name))]
+        if not taken:
+            return self.root / (f"{name}.folder" if name == "checkpoint" else name)
+        return self.root / f"{name}.{1 + max(int(m[1] or 1) for m in taken)}"
+
+    def _prune(self) -> None:
+        series: dict[str, list[Gathered]] = defaultdict(list)
+        for held in self._held:
+            series[held.checkpoint.series].append(held)
+        for members in series.values():
+            keep = 1 if members[0].kind is Kind.BACKUP else self.keep
+            for old in members[:-keep]:
+                self.forget(old)
+        self._name_what_is_here()
+
+    def _name_what_is_here(self) -> None:
+        results = [g for g in self._held if g.kind is not Kind.BACKUP]
+        proto.write(self.root, _prefixes(results, below=self.root))
+
+    def _recover(self) -> None:
+        for leftover in self.root.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        notes = self.root.glob(f"*/{_NOTE}")
+        self._held = _by_age([read for note in notes if (read := _read_note(note))])
+
+
+def open_for_reading(root: Path) -> tuple[Gathered, ...]:
+    """What is gathered below `root`, oldest first, changing nothing: for looking commands."""
+    return tuple(_by_age([g for note in root.glob(f"*/{_NOTE}") if (g := _read_note(note))]))
+
+
+def _copy(
+    checkpoint: Checkpoint, source: Path, folder: Path, *, step: int | None, stopped: Stopped
+) -> Gathered:
+    """Data shards first and the index after them, as `checkpoint.files` has them."""
+    new = Gathered(folder, step, checkpoint.kind, checkpoint.bytes, checkpoint, folder, ())
+    digests = []
+    for entry in checkpoint.files:
+        copied = new.file(entry)
+        digests.append(copy_verified(source / entry.path, copied, entry, stopped=stopped))
+        if fault := formats.fault(copied):
+            raise NotWholeError(f"{entry.path}: {fault}")
+    _check_nothing_moved(checkpoint, source)
+    companions = tuple(
+        entry for entry in checkpoint.companions if _copied(entry, new, source, stopped)
+    )
+    whole = replace(checkpoint, companions=companions)
+    return replace(new, checkpoint=whole, digests=tuple(digests))
+
+
+def _copied(companion: Entry, new: Gathered, source: Path, stopped: Stopped) -> bool:
+    try:
+        copy_verified(source / companion.path, new.file(companion), companion, stopped=stopped)
+    except SourceChangedError:
+        new.file(companion).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _check_nothing_moved(checkpoint: Checkpoint, source: Path) -> None:
+    """The last shard may have been rotated away, or rewritten, while the others were copied."""
+    for entry in checkpoint.files:
+        try:
+            found = (source / entry.path).lstat()
+        except OSError as error:
+            raise SourceChangedError(f"{entry.path}: {error.strerror}") from error
+        if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
+            raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
+
+
+def _is_up_to(step: int | None, gathered: Gathered) -> bool:
+    return step is None or gathered.step is None or gathered.step <= step
+
+
+def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
+    return sorted(gathered, key=lambda g: (g.checkpoint.saved_ns, g.step or 0, str(g.folder)))
+
+
+def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[proto.Prefix]:
+    return [
+        proto.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
+        for g in (_located(g, g.folder) for g in gathered)
+        if g.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
+    ]
+
+
+def _located(gathered: Gathered, folder: Path) -> Gathered:
+    name = "" if gathered.kind is Kind.BACKUP else basename(gathered.checkpoint.path)
+    return replace(gathered, folder=folder, path=folder / name)
+
+
+def _write_note(gathered: Gathered) -> None:
+    note = {
+        "version": 1,
+        "kind": gathered.kind,
+        "path": gathered.checkpoint.path,
+        "step": gathered.step,
+        "files": [
+            asdict(entry) | {"sha256": digest}
+            for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True)
+        ],
+        "companions": [asdict(entry) for entry in gathered.checkpoint.companions],
+    }
+    write_atomically(gathered.folder / _NOTE, json.dumps(note, indent=1))
+
+
+def _read_note(note: Path) -> Gathered | None:
+    """None for a folder that is not ours, or that somebody has taken files from."""
+    try:
+        data = json.loads(note.read_text(encoding="utf-8"))
+        files, companions = _entries(data["files"]), _entries(data["companions"])
+        checkpoint = Checkpoint(Kind(data["kind"]), data["path"], files, companions)
+        digests = tuple(str(f["sha256"]) for f in data["files"])
+        folder, size = note.parent, checkpoint.bytes
+        gathered = Gathered(
+            folder, data["step"], checkpoint.kind, size, checkpoint, folder, digests
+        )
+        whole = all(
+            gathered.file(entry).stat().st_size == entry.size for entry in checkpoint.all_files
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return _located(gathered, note.parent) if whole and files else None
+
+
+def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
+    return tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
