@@ -60,6 +60,11 @@ def harmless(block: bytes, *, colours: bool) -> bytes:
     return text.encode()
 
 
+def harmless_text(text: str) -> str:
+    """The same for a text that no task may colour."""
+    return harmless(text.encode("utf-8", "replace"), colours=False).decode()
+
+
 def _colour_only(match: re.Match[str]) -> str:
     sequence = match[0]
     return sequence if _UNSAFE.fullmatch(sequence) else ""

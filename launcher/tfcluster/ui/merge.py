@@ -17,7 +17,7 @@ from pathlib import Path
 from tfcluster.plan.plan import JOB_NAMES, TaskId
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui.collapse import Collapser
-from tfcluster.ui.lines import attribute, harmless, latest_states, matching
+from tfcluster.ui.lines import attribute, harmless, harmless_text, latest_states, matching
 from tfcluster.ui.source import CHUNK, LogSource, tail_offset
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
@@ -161,7 +161,7 @@ class MergedLogs:
     def partials(self) -> dict[str, str]:
         """Task → latest state of its line that has no newline yet, for a status line."""
         shown = {
-            lane.label: harmless(lane.source.partial(), colours=False).decode().strip()
+            lane.label: harmless_text(lane.source.partial().decode("utf-8", "replace")).strip()
             for lane in self._lanes.values()
         }
         return {label: text for label, text in shown.items() if text}

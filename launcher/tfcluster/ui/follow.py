@@ -1,0 +1,207 @@
+"""The live view of a run: it reads the run folder at its own pace and never holds anybody up.
+
+`up` runs it in a daemon thread beside the coordinator's loop, `attach` and ``logs -f`` in their
+own process. All writing to the terminal happens in the view's thread, talk of `up` included, so
+a terminal that stands still (Ctrl-S) stops the view and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
+from tfcluster.ui.source import LogSource
+from tfcluster.ui.status_line import format_status_line
+from tfcluster.ui.talk import format_event
+from tfcluster.ui.terminal import Stream, Terminal
+
+FASTEST_POLL_S, SLOWEST_POLL_S = 0.02, 0.2
+"""How long the view sleeps when nothing new came: doubling while it stays quiet."""
+SKIP_ABOVE = 64 * 1024 * 1024
+"""Bytes a terminal may be behind before it goes on with the newest; a pipe gets everything."""
+CLOSED_NOTE = "stdout is closed; training goes on, `tfcluster logs -f` shows the lines"
+_STATUS_INTERVAL_S = 0.25
+_ROUNDS_BEFORE_TALK = 64
+
+
+class RunView:
+    """Shows one run until `finish`: merged lines, talk about what happens, a status line.
+
+    With `json_lines` stdout is the lines of ``events.jsonl`` and the tasks' lines go to stderr.
+    """
+
+    def __init__(
+        self,
+        paths: RunPaths,
+        terminal: Terminal,
+        *,
+        json_lines: bool = False,
+        wanted: LogFilter | None = None,
+        collapse: bool = False,
+        talks: bool = True,
+        events_offset: int = 0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._paths, self._terminal, self._clock = paths, terminal, clock
+        self._json_lines, self._talks = json_lines, talks
+        self._lines_to = terminal.stderr if json_lines else terminal.stdout
+        self.logs = MergedLogs(paths, wanted, dress_for(terminal, self._lines_to, collapse))
+        self._events = LogSource(paths.events, offset=events_offset)
+        self._state = StateFile(paths)
+        self._queued: deque[str] = deque()
+        self._is_over = threading.Event()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._status, self._status_drawn_at = "", 0.0
+
+    def start(self) -> None:
+        """Show from now on, in a daemon thread beside the coordinator's loop."""
+        self._terminal.closed_note = CLOSED_NOTE
+        self._thread = threading.Thread(target=self.run, name="view", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        """Talk of the caller's, written by the view in its turn; never blocks."""
+        self._queued.append(text)
+        self._wake.set()
+
+    def finish(self, timeout_s: float | None = None) -> bool:
+        """The run is over: show all that is left, then end. False: the terminal stands still."""
+        self._is_over.set()
+        self._wake.set()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def run(self, is_over: Callable[[], bool] | None = None) -> None:
+        """Show until `finish` was called, or `is_over` says so, or nobody reads any more."""
+        pause = FASTEST_POLL_S
+        while not self._is_over.is_set() and not (is_over and is_over()):
+            moved = self._show_round()
+            self._draw_status()
+            if is_over and self._lines_to.error:
+                break
+            pause = FASTEST_POLL_S if moved else min(pause * 2, SLOWEST_POLL_S)
+            if not moved:
+                self._wake.wait(pause)
+                self._wake.clear()
+        self._show_rest()
+
+    def _show_round(self) -> bool:
+        """Events first read, then lines, then talk about the events; whether anything came."""
+        self._skip_if_far_behind()
+        events = self._read_events()
+        moved = bool(events)
+        for _ in range(_ROUNDS_BEFORE_TALK):
+            if not self._write_lines(self.logs.advance()):
+                break
+            moved = True
+        self._tell(events)
+        return self._say_queued() or moved
+
+    def _show_rest(self) -> None:
+        before = -1
+        while self._events.offset != before:
+            before = self._events.offset
+            events = self._read_events()
+            self._write_lines(self.logs.advance())
+            self._tell(events)
+        self._write_lines(self.logs.drain())
+        self._say_queued()
+        self._terminal.clear_status()
+        self.logs.close()
+        self._events.close()
+
+    def _write_lines(self, blocks: Iterator[bytes]) -> bool:
+        moved = False
+        for block in blocks:
+            moved = True
+            if self._lines_to is self._terminal.stdout:
+                self._terminal.out_bytes(block)
+            else:
+                self._terminal.say_bytes(block)
+        return moved
+
+    def _read_events(self) -> list[dict[str, Any]]:
+        block = b"".join(self._events.read())
+        if block and self._json_lines:
+            self._terminal.out_bytes(block)
+        events = [event for line in block.split(b"\n") if (event := _parse(line))]
+        for event in events:
+            if event.get("type") == "task_exited":
+                self.logs.end_task(str(event.get("task")), int(event.get("attempt", 1)))
+        return events
+
+    def _tell(self, events: list[dict[str, Any]]) -> None:
+        if not self._talks or self._json_lines:
+            return
+        for event in events:
+            if told := format_event(event):
+                self._terminal.say(self._terminal.paint(told.text, *told.styles))
+
+    def _say_queued(self) -> bool:
+        said = False
+        while self._queued:
+            self._terminal.say(self._queued.popleft())
+            said = True
+        return said
+
+    def _draw_status(self) -> None:
+        if not self._talks or not self._terminal.has_status_line:
+            return
+        now = self._clock()
+        if now - self._status_drawn_at >= _STATUS_INTERVAL_S and (snapshot := self._state.read()):
+            self._status_drawn_at = now
+            self._status = format_status_line(
+                snapshot, self.logs.partials(), now=now, width=self._terminal.width - 1
+            )
+        if self._status:
+            self._terminal.show_status(self._status)
+
+    def _skip_if_far_behind(self) -> None:
+        if not self._lines_to.is_tty or self.logs.behind() <= SKIP_ABOVE:
+            return
+        lines = self.logs.skip_to_newest()
+        self._terminal.say(f"… {lines:,} lines not shown, the view was far behind: they are in")
+        self._terminal.say(f"  {self._paths.logs}")
+
+
+class StateFile:
+    """``state.json``, parsed again only when it was replaced."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._stamp: tuple[int, int] | None = None
+        self._snapshot: RunSnapshot | None = None
+
+    def read(self) -> RunSnapshot | None:
+        """The newest readable state; None as long as there is none."""
+        try:
+            stat = self._paths.state.stat()
+            if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
+                self._snapshot = RunSnapshot.from_json(json.loads(self._paths.state.read_text()))
+                self._stamp = (stat.st_mtime_ns, stat.st_ino)
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        return self._snapshot
+
+
+def dress_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> Dress:
+    """How tasks' lines look on this stream."""
+    return Dress(is_screen=stream.is_tty, colours=terminal.has_colour(stream), collapse=collapse)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None

@@ -1,0 +1,102 @@
+"""What a live view says about an event, one line each; most events say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit
+from tfcluster.ui.lines import harmless_text
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line of talk and how it is painted where there is colour."""
+
+    text: str
+    styles: tuple[str, ...] = ()
+
+
+def format_event(event: Mapping[str, Any]) -> Told | None:
+    """A line for people, or None. Events of a newer version, or odd ones, say nothing."""
+    tell = _TELLERS.get(str(event.get("type")))
+    try:
+        told = tell(event) if tell else None
+    except (KeyError, TypeError, ValueError):
+        return None
+    # An exception's message is the task's own text: it may hold anything.
+    return Told(harmless_text(told.text), told.styles) if told else None
+
+
+def _prepare_started(event: Mapping[str, Any]) -> Told:
+    return Told(f"preparing on {event['node']}", ("dim",))
+
+
+def _prepare_finished(event: Mapping[str, Any]) -> Told:
+    took = format_duration(event["duration_s"])
+    if event.get("exit_code") == 0:
+        return Told(f"prepared {event['node']} in {took}", ("dim",))
+    how = format_exit(event.get("exit_code"), event.get("signal"))
+    return Told(f"prepare failed on {event['node']} after {took}: {how}", ("red",))
+
+
+def _task_exited(event: Mapping[str, Any]) -> Told | None:
+    how = format_exit(event.get("exit_code"), event.get("signal"))
+    text = f"{event['task']} ended after {format_duration(event['duration_s'])}: {how}"
+    if event.get("ended_by") == "tfcluster":
+        return Told(f"{text} (ended by tfcluster)", ("dim",))
+    return Told(text, ("dim",) if event.get("exit_code") == 0 else ("red",))
+
+
+def _task_error(event: Mapping[str, Any]) -> Told:
+    place = f" at {event['file']}:{event['line']}" if event.get("file") else ""
+    message = str(event["message"]).partition("\n")[0][:200]
+    return Told(f"{event['task']} raised {event['exception']}{place}: {message}", ("red",))
+
+
+def _task_stopping(event: Mapping[str, Any]) -> Told:
+    return Told(f"stopping {event['task']}: {event['why']}", ("dim",))
+
+
+def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
+    step = f" of step {event['step']:,}" if event.get("step") is not None else ""
+    return Told(f"gathered a checkpoint{step}: {event['path']}", ("dim",))
+
+
+def _log_lost(event: Mapping[str, Any]) -> Told:
+    size = format_bytes(event["bytes"])
+    return Told(f"{size} of {event['task']}'s log are lost: {event['reason']}", ("yellow",))
+
+
+def _node_lost(event: Mapping[str, Any]) -> Told:
+    return Told(f"lost node {event['node']}: {event['reason']}", ("red",))
+
+
+def _warned(event: Mapping[str, Any]) -> Told:
+    return Told(str(event["message"]), ("yellow",))
+
+
+def _restarting(event: Mapping[str, Any]) -> Told:
+    step = event.get("from_step")
+    start = f"from step {step:,}" if step is not None else "from the beginning"
+    return Told(f"attempt {event['attempt']}, {start}: {event['reason']}", ("yellow", "bold"))
+
+
+def _stalled(event: Mapping[str, Any]) -> Told:
+    return Told(f"{event.get('task') or 'the run'} makes no progress", ("yellow",))
+
+
+_TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
+    "prepare_started": _prepare_started,
+    "prepare_finished": _prepare_finished,
+    "task_exited": _task_exited,
+    "task_error": _task_error,
+    "task_stopping": _task_stopping,
+    "checkpoint_gathered": _checkpoint_gathered,
+    "log_lost": _log_lost,
+    "node_lost": _node_lost,
+    "warned": _warned,
+    "restarting": _restarting,
+    "stalled": _stalled,
+}
