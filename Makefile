@@ -1,0 +1,58 @@
+# The two commands of the README are `make up` and `make test`; each sets up what it needs.
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help setup up test test-fast check format bench clean
+
+# The Python that runs tfcluster (3.11 to 3.13), and the one for TensorFlow 2.15 (3.9 to 3.11).
+# Empty: found on PATH, in pyenv, through uv.
+PYTHON ?=
+PYTHON_TF215 ?=
+
+BIN := .venv/bin
+NEWEST := .venv/.installed
+TF215 := .venv-tf215/.installed
+
+help: ## this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+setup: $(NEWEST) $(TF215) ## .venv with the newest TensorFlow, .venv-tf215 with 2.15 for Estimator
+
+$(NEWEST): constraints/newest.txt pyproject.toml tools/make_venv.py
+	@python3 tools/make_venv.py .venv --python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
+		--what "the newest TensorFlow and the development tools" \
+		--constraints constraints/newest.txt --editable '.[tensorflow,dev]'
+	@touch $@
+
+# Without a Python that TensorFlow 2.15 knows, everything but Estimator still works: said, no error.
+$(TF215): constraints/tf215.txt tools/make_venv.py
+	@python3 tools/make_venv.py .venv-tf215 --python "$(PYTHON_TF215)" --oldest 3.9 --newest 3.11 \
+		--variable PYTHON_TF215 --what "TensorFlow 2.15" --constraints constraints/tf215.txt \
+		tensorflow tensorflow-datasets tensorflow-metadata tensorboard setuptools psutil; \
+	code=$$?; case $$code in 0) touch $@ ;; 3) test -z "$$CI" ;; *) exit $$code ;; esac
+
+up: setup ## train the first example: two workers on this machine
+	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
+
+test: setup ## all tests, those with a real TensorFlow last
+	@$(BIN)/pytest
+
+test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
+	@$(BIN)/pytest -m "not tensorflow and not slow"
+
+check: $(NEWEST) ## ruff, mypy, import-linter
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/mypy tests benchmarks
+	@$(BIN)/lint-imports
+
+format: $(NEWEST) ## let ruff rewrite the layout
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+bench: setup ## measure against the plain shell and write the raw numbers to benchmarks/results
+	@$(BIN)/python -m benchmarks
+
+clean: ## remove both environments and all caches
+	rm -rf .venv .venv-tf215 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
