@@ -86,6 +86,8 @@ class Command:
     argv: tuple[str, ...]
     env: tuple[EnvVar, ...]
     cwd: str
+    unset: tuple[str, ...] = ()
+    """Names that the process must not inherit: a TF_CONFIG of somebody else, …"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,76 @@
+"""One start of the gang, and the environment that only it knows: ports, TF_CONFIG, folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tfcluster.plan import tf_config
+from tfcluster.plan.plan import EnvVar, Plan, TaskId
+
+SOURCE: Final = "tfcluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """`members` start together, each on its port; `number` 1 is the first start."""
+
+    plan: Plan
+    number: int
+    members: tuple[TaskId, ...]
+    ports: Mapping[TaskId, int]
+    """The port of every member: the spec's own, or the one its agent chose."""
+
+    def address(self, task: TaskId) -> str:
+        """``host:port`` as the others reach it; raises KeyError for a task without a port."""
+        planned = self.plan.task(task)
+        return f"{planned.host}:{self.ports[task]}"
+
+    @property
+    def forms_cluster(self) -> bool:
+        """Whether its tasks get a TF_CONFIG; those of a `plain` job do not."""
+        return self.plan.kind != "plain"
+
+
+def fixed(plan: Plan) -> Attempt:
+    """Attempt 1 of a plan whose ports are all written in the spec.
+
+    Raises ValueError when a port is still to be chosen.
+    """
+    if waiting := [str(task.id) for task in plan.tasks if task.port == 0]:
+        raise ValueError(f"no port yet for {', '.join(waiting)}")
+    ids = tuple(task.id for task in plan.tasks)
+    return Attempt(plan, 1, ids, {task.id: task.port for task in plan.tasks})
+
+
+def environment(
+    attempt: Attempt,
+    task: TaskId,
+    *,
+    run_id: str,
+    checkpoint_dir: str,
+    tensorboard_dir: str,
+    restored_step: int | None = None,
+    holds_ports: bool = True,
+) -> tuple[EnvVar, ...]:
+    """What `task` gets in this attempt on top of its `Command.env`.
+
+    `checkpoint_dir` is the task's own folder; ``checkpoints.dir`` of the spec replaces it.
+    `holds_ports`: the agent keeps a bound socket on the task's port while it runs, which
+    TensorFlow shares only with SO_REUSEPORT (tensorflow#38705).
+    """
+    values = {
+        "TFCLUSTER_RUN_ID": run_id,
+        "TFCLUSTER_TASK": str(task),
+        "TFCLUSTER_ATTEMPT": str(attempt.number),
+        "TFCLUSTER_CHECKPOINT_DIR": attempt.plan.checkpoints.dir or checkpoint_dir,
+        "TFCLUSTER_TENSORBOARD_DIR": tensorboard_dir,
+    }
+    if restored_step is not None:
+        values["TFCLUSTER_RESTORED_STEP"] = str(restored_step)
+    if attempt.forms_cluster:
+        values["TF_CONFIG"] = tf_config.one_line(attempt, task)
+        if holds_ports:
+            values["TF_GRPC_REUSE_PORT"] = "1"
+    return tuple(EnvVar(name, value, SOURCE) for name, value in values.items())

@@ -1,0 +1,104 @@
+"""What in the surroundings would make a plan fail, found before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.plan import command
+from tfcluster.plan.keras import has_keras_3
+from tfcluster.plan.plan import NodePlan, Plan
+from tfcluster.plan.resources import shared_gpus
+from tfcluster.plan.surroundings import LOCAL, Surroundings
+
+if TYPE_CHECKING:
+    from tfcluster.spec.model import ClusterSpec
+
+_TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
+
+
+def require(spec: ClusterSpec, plan: Plan, around: Surroundings) -> None:
+    """Raise the first obstacle (exit 3); `up` calls this, `plan` only tells of them."""
+    for obstacle in find(spec, plan, around):
+        raise obstacle
+
+
+def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
+    """Every obstacle, the most basic first."""
+    yield from _absent(spec, plan, around)
+    for node in plan.nodes:
+        yield from _without_tensorflow(spec, node, around)
+        yield from _without_keras_2(spec, node)
+    yield from _nccl(spec, plan)
+
+
+def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
+    """Decided from evidence: a script that never imports TensorFlow is a valid job."""
+    if spec.job.command is not None:
+        return False
+    if (spec.job.module or "").startswith("tfcluster_workers."):
+        return True
+    return bool({name.split(".")[0] for name in around.imports or ()} & _TENSORFLOW)
+
+
+def _absent(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
+    for path, what, field in needed_paths(spec, around):
+        if path in around.absent:
+            cure = f"{field} is relative to {_base(field, plan, around)}"
+            yield SurroundingsError(f"there is no {what} at {path}", cure=cure)
+
+
+def needed_paths(spec: ClusterSpec, around: Surroundings) -> Iterator[tuple[str, str, str]]:
+    """(absolute path, what it is, field of the spec) of each local path that has to exist."""
+    workdir = command.absolute(spec.job.workdir, around.spec_dir, around.environ)
+    yield workdir, "folder", "job.workdir"
+    if spec.job.script is not None:
+        yield command.absolute(spec.job.script, workdir, {}), "script", "job.script"
+    if spec.job.prepare is not None and spec.job.prepare.script is not None:
+        script = command.absolute(spec.job.prepare.script, workdir, {})
+        yield script, "script", "job.prepare.script"
+
+
+def _base(field: str, plan: Plan, around: Surroundings) -> str:
+    if field == "job.workdir":
+        return f"the spec's folder, {around.spec_dir}"
+    return f"the workdir, {plan.nodes[0].workdir}"
+
+
+def _without_tensorflow(
+    spec: ClusterSpec, node: NodePlan, around: Surroundings
+) -> Iterator[SurroundingsError]:
+    python = node.interpreter
+    if python is None or python.version is None or "tensorflow" in python.packages:
+        return
+    if needs_tensorflow(spec, around):
+        message = f"the job needs TensorFlow, and {python.path} ({python.why}) has none"
+        cure = f"{python.path} -m pip install tensorflow, or choose another with --python PATH"
+        yield InterpreterError(message, cure=cure)
+
+
+def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
+    python = node.interpreter
+    if spec.keras.version != "2" or python is None or not has_keras_3(python):
+        return
+    if "tf-keras" not in python.packages:
+        minor = ".".join(python.packages["tensorflow"].split(".")[:2])
+        message = f"keras.version is 2, and {python.path} has no tf-keras"
+        yield InterpreterError(message, cure=f"{python.path} -m pip install 'tf-keras~={minor}.0'")
+
+
+def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
+    """TensorFlow itself only warns and runs RING (collective_all_reduce_strategy.py)."""
+    if spec.strategy.communication != "NCCL":
+        return
+    cure = "--set strategy.communication=RING, or AUTO"
+    trains = [t for t in plan.tasks if t.node == LOCAL and t.id.job in ("chief", "worker")]
+    if without := [str(t.id) for t in trains if not t.gpus]:
+        names = ", ".join(without)
+        yield SurroundingsError(
+            f"strategy.communication is NCCL, and {names} has no GPU", cure=cure
+        )
+    elif shared := shared_gpus([t.gpus for t in trains]):
+        names = ", ".join(map(str, sorted(shared)))
+        yield SurroundingsError(f"NCCL cannot run two tasks on one GPU ({names})", cure=cure)

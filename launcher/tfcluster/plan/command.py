@@ -1,0 +1,46 @@
+"""The argv of a task and the paths in it, from what the spec says about the job."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class Runnable(Protocol):
+    """The spec's `job` and its `prepare`: exactly one of the three is set."""
+
+    @property
+    def script(self) -> str | None: ...
+    @property
+    def module(self) -> str | None: ...
+    @property
+    def command(self) -> Sequence[str] | None: ...
+    @property
+    def args(self) -> Sequence[str]: ...
+
+
+def absolute(path: str, folder: str, environ: Mapping[str, str]) -> str:
+    """`path` relative to `folder`, ``~`` read as the launcher's home."""
+    if path == "~" or path.startswith("~/"):
+        path = environ.get("HOME", "~") + path[1:]
+    return posixpath.normpath(posixpath.join(folder, path))
+
+
+def argv(
+    what: Runnable, *, python: str, workdir: str, bundle: str, boot: bool, more: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """What is executed; `boot`: through the workers' half, which reports for the script."""
+    args = (*what.args, *more)
+    if what.command is not None:
+        return (*what.command, *args)
+    start = (python, f"{bundle}/workers/tfcluster_workers/boot.py") if boot else (python,)
+    if what.script is not None:
+        script = posixpath.normpath(posixpath.join(workdir, what.script))
+        return (*start, *(("script",) if boot else ()), script, *args)
+    return (*start, "module" if boot else "-m", what.module or "", *args)
+
+
+def python_path(current: str | None, bundle: str) -> str:
+    """PYTHONPATH with the workers' half at its very end, so that nothing of the user's moves."""
+    return ":".join(part for part in (current, f"{bundle}/workers") if part)

@@ -1,0 +1,207 @@
+"""From a spec and its surroundings to the plan of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tfcluster.plan import command, notes
+from tfcluster.plan.cluster import Seat, by_node, seats
+from tfcluster.plan.environment import UNSET
+from tfcluster.plan.plan import (
+    CheckpointPlan,
+    Command,
+    Interpreter,
+    NodePlan,
+    Plan,
+    Supervision,
+    TaskId,
+    TaskPlan,
+)
+from tfcluster.plan.resources import (
+    Share,
+    divide_cores,
+    divide_gpus,
+    shared_gpus,
+    thread_budget,
+)
+from tfcluster.plan.settings import has_hooks, strategy_name, tuned_settings
+from tfcluster.plan.surroundings import LOCAL, Surroundings
+from tfcluster.plan.variables import Variables
+
+if TYPE_CHECKING:
+    from tfcluster.spec.model import ClusterSpec
+
+
+def make_plan(
+    spec: ClusterSpec,
+    around: Surroundings,
+    *,
+    spec_path: str | None = None,
+    args: Sequence[str] = (),
+    set_paths: Collection[str] = (),
+) -> Plan:
+    """Resolve `spec` as far as values allow.
+
+    `args` are appended to ``job.args``; `set_paths` are the dotted paths given with ``--set``,
+    whose environment variables outrank all others. Raises UsageError (exit 2) for a variable
+    that is to be taken from the launcher's environment and is not there. What is wrong with
+    the surroundings is found by `tfcluster.plan.checks`, so that a plan can be shown anyway.
+    """
+    making = _Making.of(spec, around, args, set_paths)
+    plan = Plan(
+        name=spec.name,
+        spec_path=spec_path,
+        kind=spec.job.kind,
+        strategy=strategy_name(spec),
+        nodes=tuple(making.nodes()),
+        tasks=tuple(making.tasks()),
+        prepare=dict(making.prepare()),
+        supervision=_supervision(spec),
+        checkpoints=_checkpoints(spec, around),
+        hooks=has_hooks(spec),
+        settings=tuned_settings(spec),
+    )
+    return replace(plan, notes=tuple(notes.find(spec, plan)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Making:
+    """What the parts of one plan have in common."""
+
+    spec: ClusterSpec
+    around: Surroundings
+    args: tuple[str, ...]
+    seats: tuple[Seat, ...]
+    variables: Variables
+    workdir: str
+
+    @classmethod
+    def of(
+        cls,
+        spec: ClusterSpec,
+        around: Surroundings,
+        args: Sequence[str],
+        set_paths: Collection[str],
+    ) -> _Making:
+        found = seats(spec, around.addresses)
+        variables = Variables(spec, around, frozenset(set_paths), found)
+        workdir = command.absolute(spec.job.workdir, around.spec_dir, around.environ)
+        return cls(spec, around, tuple(args), found, variables, workdir)
+
+    def nodes(self) -> Iterator[NodePlan]:
+        for name, its_seats in by_node(self.seats).items():
+            python = self.around.interpreters.get(name)
+            backend = its_seats[0].backend
+            yield NodePlan(name, backend, None if self._is_command else python, self.workdir)
+
+    def tasks(self) -> Iterator[TaskPlan]:
+        shares = dict(self._shares())
+        serving = strategy_name(self.spec) == "parameter_server"
+        for seat in self.seats:
+            share = shares[seat.id]
+            job = seat.id.job
+            yield TaskPlan(
+                id=seat.id,
+                node=seat.node,
+                host=seat.host,
+                port=seat.port,
+                command=self._command(seat, share),
+                cores=share.cores,
+                gpus=share.gpus,
+                in_cluster=job != "evaluator",
+                serves=job == "ps" or (job == "worker" and serving),
+            )
+
+    def prepare(self) -> Iterator[tuple[str, Command]]:
+        if (step := self.spec.job.prepare) is None:
+            return
+        for node, its_seats in by_node(self.seats).items():
+            argv = command.argv(
+                step,
+                python=self._python(node),
+                workdir=self.workdir,
+                bundle=self.around.bundle(node),
+                boot=False,
+            )
+            env = self.variables.of_prepare(node, its_seats[0].host)
+            yield node, Command(argv, env, self.workdir, UNSET)
+
+    def _command(self, seat: Seat, share: Share) -> Command:
+        argv = command.argv(
+            self.spec.job,
+            python=self._python(seat.node),
+            workdir=self.workdir,
+            bundle=self.around.bundle(seat.node),
+            boot=has_hooks(self.spec),
+            more=self.args,
+        )
+        return Command(argv, self.variables.of_task(seat, share), self.workdir, UNSET)
+
+    def _shares(self) -> Iterator[tuple[TaskId, Share]]:
+        wishes = self.spec.resources
+        for node, its_seats in by_node(self.seats).items():
+            here = node == LOCAL
+            cores = divide_cores(self.around.cores, len(its_seats))
+            parts = len(its_seats) if here else 1
+            threads = thread_budget(
+                len(self.around.cores), parts, cpus=wishes.cpus, threads=wishes.threads
+            )
+            gpus = self._gpus(its_seats, self.around.gpus if here else None)
+            shared = shared_gpus(gpus)
+            for seat, own_cores, own_gpus in zip(its_seats, cores, gpus, strict=True):
+                pinned = own_cores if wishes.pin and here else None
+                yield seat.id, Share(pinned, threads, own_gpus, bool(shared & set(own_gpus or ())))
+
+    def _gpus(
+        self, its_seats: Sequence[Seat], available: Sequence[int] | None
+    ) -> list[tuple[int, ...] | None]:
+        ids = [seat.id for seat in its_seats]
+        divided = divide_gpus(ids, available, self.spec.resources.gpus)
+        own = {
+            seat.id: divide_gpus([seat.id], available, seat.gpus)[seat.id]
+            for seat in its_seats
+            if seat.gpus is not None
+        }
+        return [(divided | own)[task] for task in ids]
+
+    @property
+    def _is_command(self) -> bool:
+        return self.spec.job.command is not None
+
+    def _python(self, node: str) -> str:
+        python = self.around.interpreters.get(node)
+        return python.path if isinstance(python, Interpreter) else "python3"
+
+
+def _supervision(spec: ClusterSpec) -> Supervision:
+    s = spec.supervision
+    return Supervision(
+        max_restarts=s.max_restarts,
+        restart_on_error=s.restart_on_error,
+        backoff_s=s.backoff_s,
+        start_deadline_s=s.start_deadline_s,
+        stall_deadline_s=s.stall_deadline_s,
+        run_deadline_s=s.run_deadline_s,
+        grace_s=s.grace_s,
+        finish_grace_s=s.finish_grace_s,
+        lease_s=s.lease_s,
+        min_workers=s.min_workers,
+    )
+
+
+def _checkpoints(spec: ClusterSpec, around: Surroundings) -> CheckpointPlan:
+    c = spec.checkpoints
+    return CheckpointPlan(
+        gather=c.gather,
+        keep=c.keep,
+        dir=c.dir and _folder(c.dir, around),
+        outputs=tuple(c.outputs),
+        to=c.to and _folder(c.to, around),
+    )
+
+
+def _folder(path: str, around: Surroundings) -> str:
+    """A folder relative to the spec; a URL such as ``gs://bucket/x`` stays as it is."""
+    return path if "://" in path else command.absolute(path, around.spec_dir, around.environ)

@@ -1,0 +1,78 @@
+"""A plan as JSON and back: what ``plan.json`` holds and ``plan --json`` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from tfcluster.plan.plan import (
+    CheckpointPlan,
+    Command,
+    EnvVar,
+    Interpreter,
+    NodePlan,
+    Plan,
+    Supervision,
+    TaskId,
+    TaskPlan,
+)
+
+
+def plan_to_json(plan: Plan) -> dict[str, Any]:
+    """Plain JSON values; what is secret is left out, so the file may be shown to anybody."""
+    data = asdict(plan)
+    data["tasks"] = [_task_to_json(task) for task in plan.tasks]
+    data["prepare"] = {node: _command_to_json(c) for node, c in plan.prepare.items()}
+    return data
+
+
+def plan_from_json(data: Mapping[str, Any]) -> Plan:
+    """Read what `plan_to_json` wrote (secrets come back empty); unknown keys are ignored."""
+    values = _known(Plan, data)
+    values["nodes"] = tuple(_node_from_json(node) for node in data["nodes"])
+    values["tasks"] = tuple(_task_from_json(task) for task in data["tasks"])
+    values["prepare"] = {n: _command_from_json(c) for n, c in data["prepare"].items()}
+    values["supervision"] = Supervision(**_known(Supervision, data["supervision"]))
+    checkpoints = _known(CheckpointPlan, data["checkpoints"])
+    checkpoints["outputs"] = tuple(checkpoints["outputs"])
+    values["checkpoints"] = CheckpointPlan(**checkpoints)
+    values["notes"] = tuple(data["notes"])
+    return Plan(**values)
+
+
+def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _task_to_json(task: TaskPlan) -> dict[str, Any]:
+    return asdict(task) | {"id": str(task.id), "command": _command_to_json(task.command)}
+
+
+def _command_to_json(command: Command) -> dict[str, Any]:
+    hidden = [asdict(var) | ({"value": None} if var.secret else {}) for var in command.env]
+    return asdict(command) | {"env": hidden}
+
+
+def _node_from_json(data: Mapping[str, Any]) -> NodePlan:
+    values = _known(NodePlan, data)
+    if data["interpreter"] is not None:
+        values["interpreter"] = Interpreter(**_known(Interpreter, data["interpreter"]))
+    return NodePlan(**values)
+
+
+def _task_from_json(data: Mapping[str, Any]) -> TaskPlan:
+    values = _known(TaskPlan, data)
+    values["id"] = TaskId.parse(data["id"])
+    values["command"] = _command_from_json(data["command"])
+    for name in ("cores", "gpus"):
+        values[name] = None if data[name] is None else tuple(data[name])
+    return TaskPlan(**values)
+
+
+def _command_from_json(data: Mapping[str, Any]) -> Command:
+    env = tuple(
+        EnvVar(**_known(EnvVar, var) | {"value": var["value"] or ""}) for var in data["env"]
+    )
+    return Command(tuple(data["argv"]), env, data["cwd"], tuple(data["unset"]))

@@ -1,0 +1,41 @@
+"""The strategy and keras settings: what the tasks are told, and what some task must read."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tfcluster.spec.model import ClusterSpec
+
+
+def strategy_name(spec: ClusterSpec) -> str:
+    """The spec's own choice, else what the cluster's jobs call for."""
+    if spec.strategy.name is not None:
+        return spec.strategy.name
+    return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
+
+
+def has_hooks(spec: ClusterSpec) -> bool:
+    """Whether tasks start through `tfcluster_workers.boot`."""
+    return spec.job.hooks == "auto" and spec.job.command is None
+
+
+def tuned_settings(spec: ClusterSpec) -> dict[str, object]:
+    """Settings that differ from their default: each must be read by some task, or is reported."""
+    values: dict[str, Any] = {
+        "communication": spec.strategy.communication,
+        "bytes_per_pack": spec.strategy.bytes_per_pack,
+        "collective_timeout_s": spec.strategy.collective_timeout_s,
+        "precision": spec.keras.precision,
+        "steps_per_execution": spec.keras.steps_per_execution,
+    }
+    return {name: value for name, value in values.items() if value not in (None, "AUTO", 0)}
+
+
+def settings_json(spec: ClusterSpec) -> str:
+    """The value of ``TFCLUSTER_SETTINGS``, private to `tfcluster_workers`."""
+    told: dict[str, object] = {"strategy": strategy_name(spec), **tuned_settings(spec)}
+    if spec.keras.version != "auto":
+        told["keras_version"] = spec.keras.version
+    return json.dumps(told | {"hooks": has_hooks(spec)})

@@ -1,0 +1,44 @@
+"""What the machine says, as values: all that a plan needs to know besides the spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfcluster.plan.plan import Interpreter
+
+LOCAL = "local"
+"""The name of the node that is this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Facts gathered once, at the edge, by `tfcluster.run.surroundings.gather`."""
+
+    environ: Mapping[str, str]
+    """The launcher's own environment: what a local task starts from."""
+    spec_dir: str
+    """The folder of the spec, to which its paths are relative; absolute."""
+    addresses: frozenset[str] = frozenset()
+    """Addresses of this machine's own interfaces, and its host name."""
+    cores: tuple[int, ...] = (0,)
+    """Numbers of the cores this process may use."""
+    gpus: tuple[int, ...] = ()
+    """Indexes of this machine's GPUs, in CUDA's order."""
+    bundles: Mapping[str, str] = field(default_factory=dict)
+    """Node name → folder in which that node finds the unpacked bundle."""
+    interpreters: Mapping[str, Interpreter] = field(default_factory=dict)
+    """Node name → the Python of its tasks."""
+    env_file: tuple[tuple[str, str], ...] = ()
+    """The variables of ``job.env_file``, in its order."""
+    imports: frozenset[str] | None = None
+    """Top-level modules the job's files import for certain; None where nobody could look."""
+    absent: frozenset[str] = frozenset()
+    """Those of the plan's local paths (workdir, script, prepare) that do not exist."""
+
+    def bundle(self, node: str) -> str:
+        """A node that was not reached yet unpacks it in its own cache, under the same digest."""
+        if node in self.bundles:
+            return self.bundles[node]
+        digest = self.bundles.get(LOCAL, "bundle").rsplit("/", 1)[-1]
+        return f"~/.cache/tfcluster/bundles/{digest}"

@@ -1,0 +1,177 @@
+"""The edge of planning: look at this machine once, cheaply, and hand on what was seen as values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from tfcluster.errors import UsageError
+from tfcluster.plan import checks, command
+from tfcluster.plan.cluster import by_node, seats
+from tfcluster.plan.environment import parse_env_file
+from tfcluster.plan.imports import certain_imports
+from tfcluster.plan.plan import Interpreter
+from tfcluster.plan.surroundings import LOCAL, Surroundings
+from tfcluster.run import interpreter
+
+if TYPE_CHECKING:
+    from tfcluster.spec.model import ClusterSpec
+
+_MOST_FILES = 60
+"""Of a job's own modules, how many are looked at for their imports."""
+
+
+def gather(
+    spec: ClusterSpec,
+    *,
+    spec_dir: Path,
+    bundle: str,
+    python: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Surroundings:
+    """Everything `make_plan` needs to know besides `spec`; starts no TensorFlow.
+
+    `spec_dir`: the folder of the spec; `bundle`: where the bundle lies unpacked on this
+    machine; `python`: the value of ``--python``. Raises InterpreterError (exit 3) for a Python
+    that was asked for and is not there, UsageError (exit 2) for an unreadable ``env_file``.
+    """
+    seen = Surroundings(
+        environ=dict(environ),
+        spec_dir=str(spec_dir.absolute()),
+        addresses=own_addresses(),
+        cores=usable_cores(),
+        gpus=visible_gpus(environ),
+        bundles={LOCAL: bundle},
+    )
+    workdir = Path(command.absolute(spec.job.workdir, seen.spec_dir, environ))
+    return _with_job(spec, seen, workdir, python)
+
+
+def own_addresses() -> frozenset[str]:
+    """Addresses of this machine's interfaces, and its own name."""
+    found = {socket.gethostname()}
+    for entries in psutil.net_if_addrs().values():
+        inet = (e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6))
+        found.update(address.partition("%")[0] for address in inet)
+    return frozenset(found)
+
+
+def usable_cores() -> tuple[int, ...]:
+    """The cores this process may run on, not all that the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """Indexes of this machine's GPUs, less what CUDA_VISIBLE_DEVICES hides from the launcher."""
+    if (smi := shutil.which("nvidia-smi", path=environ.get("PATH"))) is None:
+        return ()
+    query = [smi, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        result = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    present = tuple(int(line) for line in result.stdout.split() if line.isdecimal())
+    shown = environ.get("CUDA_VISIBLE_DEVICES")
+    if shown is None:
+        return present
+    wanted = [int(part) for part in shown.split(",") if part.strip().isdecimal()]
+    return tuple(index for index in wanted if index in present)
+
+
+def _with_job(
+    spec: ClusterSpec, seen: Surroundings, workdir: Path, python: str | None
+) -> Surroundings:
+    paths = [path for path, _, _ in checks.needed_paths(spec, seen)]
+    return replace(
+        seen,
+        interpreters=_interpreters(spec, seen, workdir, python),
+        env_file=_env_file(spec, seen),
+        imports=_imports(spec, workdir),
+        absent=frozenset(path for path in paths if not os.path.exists(path)),
+    )
+
+
+def _interpreters(
+    spec: ClusterSpec, seen: Surroundings, workdir: Path, python: str | None
+) -> dict[str, Interpreter]:
+    """Of a remote node only what the spec says; the node itself knows the rest."""
+    found = {}
+    for node, its_seats in by_node(seats(spec, seen.addresses)).items():
+        wish = (python, "--python") if python else python_wish(spec, its_seats[0].host)
+        if node == LOCAL:
+            environ = seen.environ
+            found[node] = interpreter.choose(wish[0], wish[1], workdir=workdir, environ=environ)
+        else:
+            found[node] = Interpreter(wish[0] or "python3", wish[1] or "python3 on its PATH")
+    return found
+
+
+def python_wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
+    """(Python, field) that the spec asks for on `host`; (None, "") where it does not."""
+    for key in (host, "*"):
+        settings = spec.runtime.hosts.get(key)
+        if settings is not None and settings.python:
+            return settings.python, f"runtime.hosts.{key}.python"
+    return (spec.runtime.python, "runtime.python") if spec.runtime.python else (None, "")
+
+
+def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], ...]:
+    if not spec.job.env_file:
+        return ()
+    path = command.absolute(spec.job.env_file, seen.spec_dir, seen.environ)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        cure = "job.env_file is relative to the spec's folder"
+        raise UsageError(f"job.env_file: cannot read {path}: {error}", cure=cure) from error
+    return parse_env_file(text, name=path)
+
+
+def _imports(spec: ClusterSpec, workdir: Path) -> frozenset[str] | None:
+    """What the job's own files import; None for a module that is not below the workdir."""
+    start = _first_file(spec, workdir)
+    if start is None or not start.is_file():
+        return None
+    found: set[str] = set()
+    seen, waiting = {start}, [start]
+    while waiting and len(seen) <= _MOST_FILES:
+        names = _read_imports(waiting.pop())
+        found |= names
+        new = {f for n in names for f in _siblings(n, (start.parent, workdir))} - seen
+        seen |= new
+        waiting += new
+    return frozenset(found)
+
+
+def _first_file(spec: ClusterSpec, workdir: Path) -> Path | None:
+    if spec.job.script is not None:
+        return workdir / spec.job.script
+    if spec.job.module is None:
+        return None
+    return next(_siblings(spec.job.module, (workdir,)), None)
+
+
+def _read_imports(path: Path) -> frozenset[str]:
+    try:
+        return certain_imports(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+def _siblings(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:
+    parts = [part for part in name.split(".") if part]
+    for folder in folders:
+        base = folder.joinpath(*parts)
+        for path in (base.with_suffix(".py"), base / "__main__.py", base / "__init__.py"):
+            if parts and path.is_file():
+                yield path
