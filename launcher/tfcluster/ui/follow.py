@@ -16,7 +16,7 @@ from typing import Any
 
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
+from tfcluster.ui.merge import Dress, LogFilter, MergedLogs, prepare_label
 from tfcluster.ui.source import LogSource
 from tfcluster.ui.status_line import format_status_line
 from tfcluster.ui.talk import format_event
@@ -138,6 +138,8 @@ class RunView:
         for event in events:
             if event.get("type") == "task_exited":
                 self.logs.end_task(str(event.get("task")), int(event.get("attempt", 1)))
+            elif event.get("type") == "prepare_finished":
+                self.logs.end_task(prepare_label(str(event.get("node"))), 0)
         return events
 
     def _tell(self, events: list[dict[str, Any]]) -> None:

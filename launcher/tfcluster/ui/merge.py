@@ -37,7 +37,8 @@ class LogFilter:
     tasks: Collection[str] = ()
     """Labels as shown (``worker:0``, ``prepare``); empty: all."""
     grep: re.Pattern[bytes] | None = None
-    first_attempt: int = 1
+    first_attempt: int = 0
+    """The prepare step counts as attempt 0."""
     last_attempt: int | None = None
     tail: int | None = None
     """Of files that exist at the beginning only the last lines (that match)."""
@@ -266,9 +267,14 @@ def _log_folders(logs: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def prepare_label(node: str) -> str:
+    """How the prepare step of a node is called in the merged stream."""
+    return "prepare" if node == "local" else f"prepare@{node}"
+
+
 def _label(path: Path) -> str:
     if path.parent.name == "prepare":
-        return "prepare" if path.stem == "local" else f"prepare@{path.stem}"
+        return prepare_label(path.stem)
     try:
         return str(TaskId.parse(path.stem))
     except ValueError:

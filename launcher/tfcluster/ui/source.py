@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.ui.lines import latest_state
+from tfcluster.ui.lines import harmless, latest_state, latest_states
 
 CHUNK = 256 * 1024
 SCAN_LIMIT = 16 * 1024 * 1024
@@ -165,3 +165,17 @@ def _last_matches(content: mmap.mmap, pattern: re.Pattern[bytes], lines: int) ->
         if not starts or starts[-1] != start:
             starts.append(start)
     return starts[0] if starts else len(content)
+
+
+def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
+    """The last lines of a log, harmless, for a panel; at most `within` bytes of it are read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(tail_offset(path, count), path.stat().st_size - within))
+            block = file.read(within)
+    except OSError:
+        return ()
+    if not block:
+        return ()
+    block = latest_states(block if block.endswith(b"\n") else block + b"\n")
+    return tuple(harmless(block, colours=False).decode().removesuffix("\n").split("\n"))

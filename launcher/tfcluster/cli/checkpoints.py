@@ -1,0 +1,70 @@
+"""`tfcluster checkpoints`: what was gathered from the chief, listed or copied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.restore import fill
+from tfcluster.checkpoints.store import Gathered, open_for_reading
+from tfcluster.errors import UsageError
+from tfcluster.run import registry
+from tfcluster.ui.panels import checkpoints_grid
+from tfcluster.ui.render import stdout_grid
+from tfcluster.ui.terminal import Terminal
+
+
+@click.command("checkpoints")
+@click.argument("run", required=False)
+@click.option("--path", "only_path", is_flag=True, help="Only the path of the newest one.")
+@click.option("--copy", "target", metavar="DIR", type=click.Path(path_type=Path),
+              help="Copy the newest one into DIR, a new or empty folder.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="A JSON array, oldest first.")
+def command(run: str | None, only_path: bool, target: Path | None, as_json: bool) -> None:
+    """List or copy what was gathered from the chief of RUN (default: the latest)."""
+    terminal = Terminal()
+    paths = registry.resolve(run)
+    held = open_for_reading(paths.checkpoints)
+    if target is not None:
+        newest = _newest(held, paths.run_id)
+        _copy(newest, target)
+        terminal.say(f"copied {newest.path.name} to {target}")
+    elif only_path:
+        terminal.out(str(_newest(held, paths.run_id).path))
+    elif as_json:
+        terminal.emit_json([_facts(gathered) for gathered in held])
+    elif held:
+        rows = checkpoints_grid([_facts(gathered) for gathered in held])
+        terminal.out(stdout_grid(rows, terminal))
+    else:
+        terminal.say(f"{paths.run_id} has gathered no checkpoint")
+
+
+def _newest(held: tuple[Gathered, ...], run_id: str) -> Gathered:
+    """The newest result; a backup of an unfinished fit only where there is nothing else."""
+    if not held:
+        raise UsageError(
+            f"{run_id} has gathered no checkpoint",
+            cure="a script saves to the folder in $TFCLUSTER_CHECKPOINT_DIR",
+        )
+    return max(reversed(held), key=lambda gathered: gathered.kind is not Kind.BACKUP)
+
+
+def _copy(gathered: Gathered, target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UsageError(f"{target} is not an empty folder", cure="name a new or an empty one")
+    try:
+        fill(target, [gathered])
+    except OSError as error:
+        raise UsageError(f"cannot copy to {target}: {error.strerror}") from error
+
+
+def _facts(gathered: Gathered) -> dict[str, object]:
+    return {
+        "step": gathered.step,
+        "kind": str(gathered.kind),
+        "bytes": gathered.bytes,
+        "path": str(gathered.path),
+    }

@@ -1,0 +1,89 @@
+"""`tfcluster logs`: the tasks' output, of a run that is over or, with -f, of one that goes on."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from tfcluster.errors import RunFolderError, UsageError
+from tfcluster.plan.plan import TaskId
+from tfcluster.run import registry
+from tfcluster.run.paths import RunPaths
+from tfcluster.ui.follow import RunView, dress_for
+from tfcluster.ui.merge import LogFilter, MergedLogs
+from tfcluster.ui.terminal import Terminal
+
+
+@click.command("logs")
+@click.argument("run", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
+@click.option("--task", "tasks", multiple=True, metavar="TASK",
+              help="Only this task (worker:1, prepare); may be given again.")  # fmt: skip
+@click.option("--grep", metavar="REGEX", help="Only lines in which REGEX is found.")
+@click.option("--attempt", type=click.IntRange(min=1), help="That attempt (default: the latest).")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N",
+              help="Begin with the last N lines of each task.")  # fmt: skip
+@click.option("--collapse", is_flag=True, help="Show lines that several tasks write alike once.")
+def command(
+    run: str | None,
+    follow: bool,
+    tasks: tuple[str, ...],
+    grep: str | None,
+    attempt: int | None,
+    tail: int | None,
+    collapse: bool,
+) -> None:
+    """Show or follow the output of RUN's tasks (default: of the latest run)."""
+    paths = registry.resolve(run)
+    wanted = LogFilter(
+        tasks=tuple(map(_label, tasks)),
+        grep=_pattern(grep),
+        first_attempt=_first_attempt(paths, attempt, tasks),
+        last_attempt=attempt,
+        tail=tail,
+    )
+    terminal = Terminal()
+    if follow:
+        view = RunView(paths, terminal, wanted=wanted, collapse=collapse, talks=False)
+        view.run(is_over=lambda: _is_over(paths))
+        return
+    merged = MergedLogs(paths, wanted, dress_for(terminal, terminal.stdout, collapse))
+    for block in merged.drain():
+        if not terminal.out_bytes(block):
+            break
+
+
+def _label(task: str) -> str:
+    """As the logs name it; raises UsageError."""
+    if task.partition("@")[0] == "prepare":
+        return task
+    try:
+        return str(TaskId.parse(task))
+    except ValueError as error:
+        raise UsageError(f"--task: {error}") from error
+
+
+def _pattern(regex: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return re.compile(regex.encode(), re.MULTILINE) if regex is not None else None
+    except re.error as error:
+        raise UsageError(
+            f"--grep: {regex!r} is not a regular expression: {error}",
+            cure="write a backslash before signs that are meant as they are",
+        ) from error
+
+
+def _first_attempt(paths: RunPaths, chosen: int | None, tasks: tuple[str, ...]) -> int:
+    """The one asked for, else the latest; the prepare step (0) belongs to the first."""
+    if chosen is not None:
+        return chosen
+    latest = registry.load(paths).attempt
+    return 0 if latest <= 1 or any(task.startswith("prepare") for task in tasks) else latest
+
+
+def _is_over(paths: RunPaths) -> bool:
+    try:
+        return registry.load(paths).status.is_final
+    except RunFolderError:
+        return True

@@ -1,0 +1,29 @@
+"""`tfcluster ps`: which runs there are."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from tfcluster.run import registry
+from tfcluster.ui.panels import runs_grid
+from tfcluster.ui.render import stdout_grid
+from tfcluster.ui.terminal import Terminal
+
+
+@click.command("ps")
+@click.option("-a", "--all", "all_runs", is_flag=True, help="Also runs that are over.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON array of states.")
+def command(all_runs: bool, as_json: bool) -> None:
+    """List live runs, oldest first."""
+    terminal = Terminal()
+    known = [snapshot for _, snapshot in registry.runs()]
+    shown = [run for run in known if all_runs or not run.status.is_final]
+    if as_json:
+        terminal.emit_json([run.to_json() for run in shown])
+    elif shown:
+        terminal.out(stdout_grid(runs_grid(shown, now=time.time()), terminal))
+    else:
+        over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
+        terminal.say(f"no run is live{over}")

@@ -1,0 +1,185 @@
+"""Panels hold plain data; here they become text, for a pipe or (through rich) for a screen."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tfcluster.ui.terminal import Terminal
+
+_GAP = 2
+_UNLIMITED = 100_000
+_TONES = {"plain": "cyan", "good": "green", "bad": "red", "warn": "yellow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Pairs of name and value, one under the other."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table; where it is wider than the screen every row becomes a small list of facts."""
+
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[str] = frozenset()
+    """Headers of the columns whose values stand at the right edge."""
+
+    def without_empty_columns(self) -> Grid:
+        keep = [i for i in range(len(self.headers)) if any(row[i] for row in self.rows)]
+        return Grid(
+            tuple(self.headers[i] for i in keep),
+            tuple(tuple(row[i] for i in keep) for row in self.rows),
+            self.right,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verbatim:
+    """Lines as they are, such as the end of a log."""
+
+    lines: tuple[str, ...]
+
+
+Part = str | Facts | Grid | Verbatim
+"""A paragraph (wrapped), or one of the shapes above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A titled block of talk; `tone` is plain, good, bad or warn."""
+
+    title: str
+    parts: tuple[Part, ...]
+    tone: str = "plain"
+
+
+def show(panel: Panel, terminal: Terminal) -> None:
+    """The panel to stderr: framed on a screen, plain text elsewhere."""
+    terminal.say(render(panel, terminal))
+
+
+def render(panel: Panel, terminal: Terminal) -> str:
+    """The panel as text for this terminal."""
+    if terminal.stderr.is_tty and not terminal.is_plain:
+        colours = terminal.has_colour(terminal.stderr)
+        return framed_text(panel, terminal.width, colours=colours)
+    return plain_text(panel, terminal.width)
+
+
+def stdout_text(panel: Panel, terminal: Terminal) -> str:
+    """A panel that is a looking command's data: fitted to a screen, unwrapped on a pipe."""
+    return plain_text(panel, terminal.stdout.width() or _UNLIMITED)
+
+
+def stdout_grid(grid: Grid, terminal: Terminal) -> str:
+    """A table that is a looking command's data."""
+    return "\n".join(part_lines(grid, terminal.stdout.width() or _UNLIMITED))
+
+
+def plain_text(panel: Panel, width: int) -> str:
+    """The panel without any frame or colour, no line wider than `width` except verbatim ones."""
+    lines = [panel.title]
+    for part in panel.parts:
+        lines += [f"  {line}".rstrip() for line in part_lines(part, width - 2)]
+    return "\n".join(lines)
+
+
+def part_lines(part: Part, width: int) -> list[str]:
+    """One part as lines of at most `width` columns; words longer than that stay whole."""
+    match part:
+        case Facts(pairs):
+            return _facts(pairs, width)
+        case Grid():
+            return _grid(part, width)
+        case Verbatim(lines):
+            return list(lines)
+        case text:
+            return [line for row in text.split("\n") for line in _wrap(row, width) or [""]]
+
+
+def framed_text(panel: Panel, width: int, *, colours: bool) -> str:
+    """The panel in a frame, through rich (imported here: most commands never need it)."""
+    from rich import box
+    from rich.console import Console
+    from rich.panel import Panel as Frame
+    from rich.text import Text
+
+    inner = max(width - 4, 20)
+    body = "\n".join(line for part in panel.parts for line in part_lines(part, inner))
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=True,
+        color_system="standard" if colours else None,
+        legacy_windows=False,
+    )
+    console.print(
+        Frame(
+            Text(body, overflow="fold"),
+            title=Text(panel.title, style="bold"),
+            title_align="left",
+            border_style=_TONES[panel.tone],
+            box=box.ROUNDED,
+            width=width,
+        ),
+        soft_wrap=False,
+    )
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().rstrip("\n")
+
+
+def _facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
+    if not pairs:
+        return []
+    column = max(len(name) for name, _ in pairs) + _GAP
+    lines = []
+    for name, value in pairs:
+        rows = [row for text in value.split("\n") for row in _wrap(text, width - column) or [""]]
+        lines.append(f"{name:{column}}{rows[0]}")
+        lines += [" " * column + row for row in rows[1:]]
+    return lines
+
+
+def _grid(grid: Grid, width: int) -> list[str]:
+    columns = list(zip(grid.headers, *grid.rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    if sum(widths) + _GAP * (len(widths) - 1) > width:
+        return _stacked(grid, width)
+    rights = [header in grid.right for header in grid.headers]
+
+    def line(cells: Sequence[str]) -> str:
+        shaped = (
+            cell.rjust(size) if is_right else cell.ljust(size)
+            for cell, size, is_right in zip(cells, widths, rights, strict=True)
+        )
+        return (" " * _GAP).join(shaped).rstrip()
+
+    head = [line(grid.headers)] if any(grid.headers) else []
+    return head + [line(row) for row in grid.rows]
+
+
+def _stacked(grid: Grid, width: int) -> list[str]:
+    """Row after row: the first cell alone, the others below it with their headers."""
+    lines = []
+    for first, *rest in grid.rows:
+        lines.append(first)
+        pairs = [(h, cell) for h, cell in zip(grid.headers[1:], rest, strict=True) if cell]
+        lines += [f"  {line}" for line in _facts(pairs, width - 2)]
+    return lines
+
+
+def _wrap(text: str, width: int) -> list[str]:
+    # Paths and commands are copied by hand: never broken, not even at a hyphen.
+    return textwrap.wrap(
+        text,
+        max(width, 8),
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )
