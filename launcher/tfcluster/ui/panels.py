@@ -154,11 +154,11 @@ def task_ends(tasks: Sequence[TaskSnapshot]) -> Grid:
 
 
 def describe_end(task: TaskSnapshot) -> str:
-    """``exit 0``, ``SIGKILL``, ``ended by tfcluster (SIGTERM)``, or the state it is in."""
+    """``exit 0``, ``SIGKILL``, ``stopped: SIGTERM`` (by tfcluster), or the state it is in."""
     how = format_exit(task.exit_code, task.signal)
     if not how:
         return "not started" if task.state == "waiting" else task.state
-    return f"ended by tfcluster ({how})" if task.ended_by == "tfcluster" else how
+    return f"stopped: {how}" if task.ended_by == "tfcluster" else how
 
 
 def _progress_grid(tasks: Sequence[TaskSnapshot], now: float) -> Grid:

@@ -60,7 +60,7 @@ class Panel:
 
 
 def show(panel: Panel, terminal: Terminal) -> None:
-    """The panel to stderr: framed on a screen, plain text elsewhere."""
+    """The panel to stderr: under a rule on a screen, plain text elsewhere."""
     terminal.say(render(panel, terminal))
 
 
@@ -68,7 +68,7 @@ def render(panel: Panel, terminal: Terminal) -> str:
     """The panel as text for this terminal."""
     if terminal.stderr.is_tty and not terminal.is_plain:
         colours = terminal.has_colour(terminal.stderr)
-        return framed_text(panel, terminal.width, colours=colours)
+        return screen_text(panel, terminal.width, colours=colours)
     return plain_text(panel, terminal.width)
 
 
@@ -83,7 +83,7 @@ def stdout_grid(grid: Grid, terminal: Terminal) -> str:
 
 
 def plain_text(panel: Panel, width: int) -> str:
-    """The panel without any frame or colour, no line wider than `width` except verbatim ones."""
+    """The panel without rule or colour, no line wider than `width` except verbatim ones."""
     lines = [panel.title]
     for part in panel.parts:
         lines += [f"  {line}".rstrip() for line in part_lines(part, width - 2)]
@@ -103,44 +103,55 @@ def part_lines(part: Part, width: int) -> list[str]:
             return [line for row in text.split("\n") for line in _wrap(row, width) or [""]]
 
 
-def framed_text(panel: Panel, width: int, *, colours: bool) -> str:
-    """The panel in a frame, through rich (imported here: most commands never need it)."""
-    from rich import box
+def screen_text(panel: Panel, width: int, *, colours: bool) -> str:
+    """The panel under a rule, through rich (imported here: most commands never need it).
+
+    Nothing stands at the sides, so that paths and commands can be copied.
+    """
     from rich.console import Console
-    from rich.panel import Panel as Frame
     from rich.text import Text
 
-    inner = max(width - 4, 20)
-    body = "\n".join(line for part in panel.parts for line in part_lines(part, inner))
     console = Console(
         file=io.StringIO(),
         width=width,
         force_terminal=True,
         color_system="standard" if colours else None,
+        no_color=not colours,
+        highlight=False,
         legacy_windows=False,
     )
-    console.print(
-        Frame(
-            Text(body, overflow="fold"),
-            title=Text(panel.title, style="bold"),
-            title_align="left",
-            border_style=_TONES[panel.tone],
-            box=box.ROUNDED,
-            width=width,
-        ),
-        soft_wrap=False,
-    )
+    tone = _TONES[panel.tone]
+    rule = " " + "─" * (width - len(panel.title) - 1)
+    title = Text.assemble((panel.title, f"bold {tone}"), (rule, tone))
+    console.print(title, soft_wrap=True)
+    for part in panel.parts:
+        for line in part_lines(part, width - 2):
+            text = Text(f"  {line}".rstrip())
+            if not line.startswith(" "):
+                text.stylize("dim", 0, 2 + _width_of_names(part))
+            console.print(text, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip("\n")
+    return console.file.getvalue()
+
+
+def _width_of_names(part: Part) -> int:
+    match part:
+        case Facts(pairs):
+            return max((len(name) for name, _ in pairs), default=0)
+        case _:
+            return -2
 
 
 def _facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    if not pairs:
-        return []
-    column = max(len(name) for name, _ in pairs) + _GAP
+    column = max((len(name) for name, _ in pairs), default=0) + _GAP
     lines = []
     for name, value in pairs:
         rows = [row for text in value.split("\n") for row in _wrap(text, width - column) or [""]]
+        if max(map(len, rows)) > width - column:
+            # A path that is too long for its column: on lines of its own, where it can be copied.
+            rows = [row for text in value.split("\n") for row in _wrap(text, width - 2)]
+            lines += [name, *(f"  {row}" for row in rows)]
+            continue
         lines.append(f"{name:{column}}{rows[0]}")
         lines += [" " * column + row for row in rows[1:]]
     return lines
