@@ -63,7 +63,7 @@ class Interpreter:
     why: str
     """Why this one: ``$VIRTUAL_ENV``, ``.venv above the workdir``, ``--python`` …"""
     version: str | None = None
-    packages: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Only what matters: tensorflow, keras, tf-keras, tensorflow-estimator, numpy, protobuf."""
 
 

@@ -116,5 +116,8 @@ def _number_each(
         return dict.fromkeys(tasks, ())
     takers = [task for task in tasks if task.job != "ps"]
     pool = tuple(available) if available else tuple(range(number * len(takers)))
-    picks = (tuple(pool[(i * number + k) % len(pool)] for k in range(number)) for i in range(99999))
-    return dict.fromkeys(tasks, ()) | dict(zip(takers, picks, strict=False))
+    given: dict[TaskId, tuple[int, ...] | None] = dict.fromkeys(tasks, ())
+    for place, task in enumerate(takers):
+        first = place * number
+        given[task] = tuple(pool[(first + k) % len(pool)] for k in range(number))
+    return given
