@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tfcluster.plan import tf_config
 from tfcluster.plan.plan import EnvVar, Plan, TaskId
 
 SOURCE: Final = "tfcluster"
+_FOLDER_LATER: Final = "RUN_FOLDER is made at start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,30 @@ def fixed(plan: Plan) -> Attempt:
         raise ValueError(f"no port yet for {', '.join(waiting)}")
     ids = tuple(task.id for task in plan.tasks)
     return Attempt(plan, 1, ids, {task.id: task.port for task in plan.tasks})
+
+
+def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
+    """What `environment` will be in a first attempt, with words for what is chosen at start."""
+    ids = tuple(planned.id for planned in plan.tasks)
+    attempt = Attempt(plan, 1, ids, {planned.id: planned.port for planned in plan.tasks})
+    found = environment(
+        attempt,
+        task,
+        run_id="RUN",
+        checkpoint_dir=f"RUN_FOLDER/tasks/{task.file_name}/checkpoints",
+        tensorboard_dir=f"RUN_FOLDER/tensorboard/{task.file_name}",
+    )
+    chosen = any(planned.port == 0 for planned in plan.tasks)
+    later = {
+        "TFCLUSTER_RUN_ID": "RUN is chosen at start",
+        "TFCLUSTER_CHECKPOINT_DIR": "" if plan.checkpoints.dir else _FOLDER_LATER,
+        "TFCLUSTER_TENSORBOARD_DIR": _FOLDER_LATER,
+        "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
+    }
+    return tuple(
+        replace(var, source=f"{SOURCE}, {later[var.name]}") if later.get(var.name) else var
+        for var in found
+    )
 
 
 def environment(

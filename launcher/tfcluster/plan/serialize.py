@@ -23,7 +23,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     """Plain JSON values; what is secret is left out, so the file may be shown to anybody."""
     data = asdict(plan)
     data["tasks"] = [_task_to_json(task) for task in plan.tasks]
-    data["prepare"] = {node: _command_to_json(c) for node, c in plan.prepare.items()}
+    data["prepare"] = {node: command_to_json(c) for node, c in plan.prepare.items()}
     return data
 
 
@@ -47,10 +47,10 @@ def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task_to_json(task: TaskPlan) -> dict[str, Any]:
-    return asdict(task) | {"id": str(task.id), "command": _command_to_json(task.command)}
+    return asdict(task) | {"id": str(task.id), "command": command_to_json(task.command)}
 
 
-def _command_to_json(command: Command) -> dict[str, Any]:
+def command_to_json(command: Command) -> dict[str, Any]:
     hidden = [asdict(var) | ({"value": None} if var.secret else {}) for var in command.env]
     return asdict(command) | {"env": hidden}
 
