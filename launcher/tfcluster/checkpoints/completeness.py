@@ -57,7 +57,8 @@ class Checkpoint:
     @property
     def step(self) -> int | None:
         """The number in its name (a step, an epoch or a save counter), None without one."""
-        name = basename(self.files[0].path) if self.kind is Kind.BACKUP else basename(self.path)
+        named = self.files[-1].path if self.kind is Kind.BACKUP else self.path
+        name = basename(named.removesuffix(".index"))
         return step_in_name(name, is_folder=self.kind is Kind.SAVED_MODEL)
 
     @property

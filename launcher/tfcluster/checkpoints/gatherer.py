@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from posixpath import dirname
 
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
@@ -94,6 +95,7 @@ class Gatherer:
                 break
             if one := self._try(checkpoint):
                 gathered.append(one)
+        self._remember_backups(seen)
         for follower in self._followers:
             self._bring_up_to_date(follower)
         kept = set(self.store.held)
@@ -131,16 +133,16 @@ class Gatherer:
 
     def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
         """A finished `fit` deletes its backup: putting it back would make the next one skip."""
-        there = {entry.path for entry in seen}
+        there = _folders_with_files(seen)
         for held in self.store.held:
-            if held.kind is not Kind.BACKUP:
-                continue
-            folder = held.checkpoint.files[0].path.rpartition("/")[0]
-            if any(path.startswith(f"{folder}/") for path in there):
-                self._backups.add(folder)
-            elif there and folder in self._backups:
+            folder = _folder_of(held.checkpoint)
+            if held.kind is Kind.BACKUP and seen and folder in self._backups - there:
                 self._backups.discard(folder)
                 self.store.forget(held)
+
+    def _remember_backups(self, seen: Sequence[Entry]) -> None:
+        held = {_folder_of(g.checkpoint) for g in self.store.held if g.kind is Kind.BACKUP}
+        self._backups |= held & _folders_with_files(seen)
 
     def _bring_up_to_date(self, follower: Follower) -> None:
         try:
@@ -153,3 +155,11 @@ class Gatherer:
     def _note(self, text: str) -> None:
         if text not in self._notes:
             self._notes.append(text)
+
+
+def _folder_of(checkpoint: Checkpoint) -> str:
+    return dirname(checkpoint.files[0].path)
+
+
+def _folders_with_files(seen: Sequence[Entry]) -> set[str]:
+    return {dirname(entry.path) for entry in seen if not entry.path.endswith("/")}

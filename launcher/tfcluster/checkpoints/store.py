@@ -53,6 +53,12 @@ class Gathered:
     digests: tuple[str, ...]
     """SHA-256 of each of `checkpoint.files`."""
 
+    @property
+    def contents(self) -> tuple[tuple[str, str], ...]:
+        """Which bytes under which names."""
+        names = (entry.path for entry in self.checkpoint.files)
+        return tuple(zip(names, self.digests, strict=True))
+
     def file(self, entry: Entry) -> Path:
         """Where a file of the checkpoint lies here."""
         return self.folder / entry.path.removeprefix(self.checkpoint.base).lstrip("/")
@@ -129,7 +135,7 @@ class Store:
 
     def _knows_content_of(self, new: Gathered) -> bool:
         for at, held in enumerate(self._held):
-            if held.checkpoint.path == new.checkpoint.path and held.digests == new.digests:
+            if held.contents == new.contents:
                 self._held[at] = replace(held, checkpoint=new.checkpoint)
                 return True
         return False
@@ -149,10 +155,10 @@ class Store:
         name = str(checkpoint.kind) if checkpoint.path == "." else checkpoint.path
         name = name.replace("/", "-").lstrip(".")
         same = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-        taken = [m for held in self._held if (m := same.fullmatch(held.folder.name))]
-        if not taken:
-            return self.root / (f"{name}.folder" if name == "checkpoint" else name)
-        return self.root / f"{name}.{1 + max(int(m[1] or 1) for m in taken)}"
+        taken = [m for path in self.root.iterdir() if (m := same.fullmatch(path.name))]
+        if not taken and name != "checkpoint":  # that one is TensorFlow's text proto
+            return self.root / name
+        return self.root / f"{name}.{1 + max((int(m[1] or 1) for m in taken), default=1)}"
 
     def _prune(self) -> None:
         series: dict[str, list[Gathered]] = defaultdict(list)
@@ -171,8 +177,8 @@ class Store:
     def _recover(self) -> None:
         for leftover in self.root.glob(f"{_PARTIAL}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        notes = self.root.glob(f"*/{_NOTE}")
-        self._held = _by_age([read for note in notes if (read := _read_note(note))])
+        self._held = list(open_for_reading(self.root))
+        self._name_what_is_here()
 
 
 def open_for_reading(root: Path) -> tuple[Gathered, ...]:

@@ -1,0 +1,155 @@
+"""Other files a run leaves: gather the ones asked for, and notice the ones nobody asked for.
+
+Scripts that know nothing of TFCLUSTER_CHECKPOINT_DIR write into their working directory. What
+`checkpoints.outputs` names there is copied to the run folder, also after a failure; what is new
+there and was not named is said with the cure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.copying import (
+    SourceChangedError,
+    Stopped,
+    copy_verified,
+    never,
+)
+
+_NOT_RESULTS = re.compile(r"(^|/)(\.[^/]*|__pycache__|node_modules|[^/]*\.(pyc|tmp|swp)|core)(/|$)")
+_MOST_FILES = 20_000
+"""A working directory with more is a data set, and looking for news in it too slow."""
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What was copied, relative to the destination, and what should be said."""
+
+    files: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkdirBefore:
+    """The files that were there before the run; None: too many to remember."""
+
+    workdir: Path
+    paths: frozenset[str] | None
+
+
+def remember(workdir: Path) -> WorkdirBefore:
+    """Look at the working directory before the first task starts."""
+    paths = _visible_files(workdir)
+    return WorkdirBefore(workdir, None if paths is None else frozenset(paths))
+
+
+def news(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
+    """One sentence with the cure about files that appeared, "" when there is nothing to say."""
+    now = None if before.paths is None else _visible_files(before.workdir)
+    if now is None or before.paths is None:
+        return ""
+    new = _named_by_folder(set(now) - before.paths - set(gathered), before.paths)
+    if not new:
+        return ""
+    named, more = new[:_MOST_NAMED], len(new) - _MOST_NAMED
+    globs = json.dumps([f"{name}**" if name.endswith("/") else name for name in named])
+    shown = ", ".join(named) + (f" and {more} more" if more > 0 else "")
+    option = shlex.quote(f"checkpoints.outputs={globs}")
+    return f"New files in the working directory: {shown}. To gather them: --set {option}"
+
+
+def gather_outputs(
+    workdir: Path, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
+) -> Outputs:
+    """Copy what the globs match below `workdir` to the same places below `destination`.
+
+    Raises CancelledError, and OSError for the destination's disk. A link is followed only where
+    it leads to something inside the working directory.
+    """
+    root = workdir.resolve()
+    files, notes = set[str](), list[str]()
+    for pattern in globs:
+        matches = list(_matches(root, pattern))
+        if not matches:
+            notes.append(f"checkpoints.outputs: nothing matches {pattern}")
+        for match in matches:
+            if match.resolve().is_relative_to(root):
+                files.update(_files_of(root, match))
+            else:
+                notes.append(f"checkpoints.outputs: {match.relative_to(root)} leads elsewhere")
+    copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
+    return Outputs(tuple(copied), tuple(notes))
+
+
+def _matches(root: Path, pattern: str) -> Iterable[Path]:
+    """What the pattern matches; an absolute one or one with ``..`` matches nothing."""
+    parts = PurePosixPath(pattern)
+    if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+        return ()
+    try:
+        return sorted(root.glob(pattern))
+    except (OSError, ValueError):
+        return ()
+
+
+def _files_of(root: Path, match: Path) -> Iterable[str]:
+    """The matched file, or every file in the matched folder, relative to `root`."""
+    if match.is_file():
+        yield match.relative_to(root).as_posix()
+        return
+    for folder, _, names in os.walk(match):
+        for name in names:
+            path = Path(folder, name)
+            if path.is_file() and path.resolve().is_relative_to(root):
+                yield path.relative_to(root).as_posix()
+
+
+def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: Stopped) -> bool:
+    source = (root / path).resolve()
+    target = destination / path
+    try:
+        found = source.stat()
+        entry = Entry(path, found.st_size, found.st_mtime_ns)
+        partial = target.with_name(f".{target.name}.partial")
+        copy_verified(source, partial, entry, stopped=stopped)
+    except (SourceChangedError, FileNotFoundError) as error:
+        notes.append(f"checkpoints.outputs: {path} was not copied: {error}")
+        return False
+    partial.replace(target)
+    return True
+
+
+def _visible_files(workdir: Path) -> list[str] | None:
+    """Files that may be results, without links and hidden ones; None when there are too many."""
+    found: list[str] = []
+    for folder, folders, names in os.walk(workdir):
+        inside = Path(folder).relative_to(workdir).as_posix()
+        prefix = "" if inside == "." else f"{inside}/"
+        folders[:] = [f for f in folders if not _is_environment(Path(folder, f))]
+        folders[:] = [f for f in folders if not _NOT_RESULTS.search(prefix + f)]
+        found += [prefix + name for name in names if not _NOT_RESULTS.search(prefix + name)]
+        if len(found) > _MOST_FILES:
+            return None
+    return found
+
+
+def _is_environment(folder: Path) -> bool:
+    return (folder / "pyvenv.cfg").exists()
+
+
+def _named_by_folder(new: set[str], before: frozenset[str]) -> list[str]:
+    """A folder that is new as a whole is named once, ``outputs/``."""
+    old_folders = {str(parent) for path in before for parent in PurePosixPath(path).parents}
+    named = set()
+    for path in new:
+        fresh = [p for p in PurePosixPath(path).parents if str(p) not in (*old_folders, ".")]
+        named.add(f"{fresh[-1]}/" if fresh else path)
+    return sorted(named)

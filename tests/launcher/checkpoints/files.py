@@ -1,0 +1,61 @@
+"""Small stand-ins for what TensorFlow writes: names, order and end markers as in reality."""
+
+from __future__ import annotations
+
+import os
+import struct
+import zipfile
+from pathlib import Path
+
+from tfcluster.checkpoints.completeness import Entry
+
+INDEX_END = struct.pack("<Q", 0xDB4775248B80FB57)
+HDF5_HEAD = b"\x89HDF\r\n\x1a\n" + bytes([0, 0, 0, 0, 0, 8, 8, 0]) + bytes(24)
+
+
+def listing(*rows: str | tuple[str, int] | tuple[str, int, int]) -> tuple[Entry, ...]:
+    """``"ckpt-1.index"``, or with size, or with size and time; size 10 and time 1 by default."""
+    return tuple(Entry(*((row, 10, 1) if isinstance(row, str) else (*row, 1)[:3])) for row in rows)
+
+
+def prefix(name: str, shards: int = 1) -> tuple[str, ...]:
+    """The file names of a TensorFlow checkpoint."""
+    data = (f"{name}.data-{i:05d}-of-{shards:05d}" for i in range(shards))
+    return (*data, f"{name}.index")
+
+
+def write_prefix(
+    folder: Path, name: str, *, content: bytes = b"weights", shards: int = 1, saved: float = 0
+) -> None:
+    """Write one as TensorFlow does, data before index; `saved` sets the time of all its files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in prefix(name, shards):
+        body = content + (INDEX_END if path.endswith(".index") else b"")
+        (folder / path).write_bytes(body)
+        if saved:
+            os.utime(folder / path, (saved, saved))
+
+
+def delete_prefix(folder: Path, name: str, shards: int = 1) -> None:
+    for path in reversed(prefix(name, shards)):
+        (folder / path).unlink()
+
+
+def write_keras(path: Path, content: str = "weights") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", content)
+
+
+def write_hdf5(path: Path, *, missing: int = 0) -> None:
+    """A file with HDF5's superblock; `missing` bytes are cut off its end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = 200
+    head = HDF5_HEAD + struct.pack("<Q", size)
+    path.write_bytes((head + bytes(size))[: size - missing])
+
+
+def write_saved_model(folder: Path) -> None:
+    write_prefix(folder / "variables", "variables")
+    (folder / "saved_model.pb").write_bytes(b"graph")
+    (folder / "fingerprint.pb").write_bytes(b"print")

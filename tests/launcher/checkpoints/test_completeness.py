@@ -1,0 +1,184 @@
+"""What counts as a complete checkpoint, as a table of directory listings."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.checkpoints.completeness import Entry, Kind, find, step_in_name
+
+from .files import listing, prefix
+
+SAVED_MODEL = ("m/saved_model.pb", *(f"m/{p}" for p in prefix("variables/variables")))
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "path", "step"),
+    [
+        (prefix("ckpt-12"), Kind.TF_CHECKPOINT, "ckpt-12", 12),
+        (prefix("ckpt-12", shards=3), Kind.TF_CHECKPOINT, "ckpt-12", 12),
+        (prefix("deep/er/cp-0007.ckpt"), Kind.TF_CHECKPOINT, "deep/er/cp-0007.ckpt", 7),
+        (prefix("weights"), Kind.TF_CHECKPOINT, "weights", None),
+        ((*prefix("ckpt-1"), "checkpoint"), Kind.TF_CHECKPOINT, "ckpt-1", 1),
+        (
+            (*prefix("model.ckpt-300"), "model.ckpt-300.meta", "graph.pbtxt"),
+            Kind.ESTIMATOR,
+            "model.ckpt-300",
+            300,
+        ),
+        ((*prefix("model-5"), "model-5.meta"), Kind.ESTIMATOR, "model-5", 5),
+        (SAVED_MODEL, Kind.SAVED_MODEL, "m", None),
+        (("export/3/saved_model.pb",), Kind.SAVED_MODEL, "export/3", 3),
+        (("export/1700000000/saved_model.pb",), Kind.SAVED_MODEL, "export/1700000000", None),
+        (("saved_model.pb",), Kind.SAVED_MODEL, ".", None),
+        (("model.keras",), Kind.KERAS, "model.keras", None),
+        (("weights.03.weights.h5",), Kind.WEIGHTS, "weights.03.weights.h5", 3),
+        (("w.05-0.43.hdf5",), Kind.WEIGHTS, "w.05-0.43.hdf5", 5),
+        (prefix("backup/chief/ckpt-4"), Kind.BACKUP, "backup", 4),
+        (prefix("chief/ckpt-4"), Kind.BACKUP, ".", 4),
+        (("b/latest.weights.h5", "b/training_metadata.json"), Kind.BACKUP, "b", None),
+    ],
+)
+def test_a_complete_one_is_found(
+    names: tuple[str, ...], kind: Kind, path: str, step: int | None
+) -> None:
+    now = listing(*names)
+
+    (found,) = find(now, now)
+
+    assert (found.kind, found.path, found.step) == (kind, path, step)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(("ckpt-1.index",), id="no shard"),
+        pytest.param(("ckpt-1.data-00000-of-00001",), id="no index"),
+        pytest.param(
+            ("ckpt-1.index", "ckpt-1.data-00000-of-00003", "ckpt-1.data-00002-of-00003"),
+            id="one of three shards missing",
+        ),
+        pytest.param(
+            ("ckpt-1.index", "ckpt-1.data-00000-of-00002", "ckpt-1.data-00001-of-00003"),
+            id="shards of two different counts",
+        ),
+        pytest.param((*prefix("ckpt-1"), "ckpt-1_temp/"), id="being written again"),
+        pytest.param(
+            (*prefix("ckpt-1"), "ckpt-1_temp_0a1b2c/part-00000-of-00001.index"),
+            id="being written again by an older TensorFlow",
+        ),
+        pytest.param((*prefix("ckpt-1"), "ckpt-1.index.tempstate123"), id="index being written"),
+        pytest.param(prefix("workertemp_1/ckpt-1"), id="a worker's throw-away copy"),
+        pytest.param(prefix("ckpt-1_temp/part"), id="inside a temporary folder"),
+        pytest.param(("temp-170/saved_model.pb",), id="an Estimator's export under way"),
+        pytest.param(("model.keras.tmp", "model.tmp"), id="temporary files"),
+        pytest.param((("model.keras", 0), ("a.weights.h5", 0)), id="empty files"),
+        pytest.param(((*prefix("ckpt-1")[:1], ("ckpt-1.index", 0))), id="empty index"),
+        pytest.param((*prefix("model.ckpt-3"), "graph.pbtxt"), id="Estimator without .meta yet"),
+        pytest.param(SAVED_MODEL[1:], id="SavedModel without its graph"),
+        pytest.param(SAVED_MODEL[:2], id="SavedModel without its variables' index"),
+        pytest.param(("notes.txt", "events.out.tfevents.1", "checkpoint", "a.index"), id="others"),
+    ],
+)
+@pytest.mark.parametrize("writer_has_exited", [True, False])
+def test_an_incomplete_one_is_not_found(
+    names: tuple[str | tuple[str, int], ...], writer_has_exited: bool
+) -> None:
+    now = listing(*names)
+
+    assert find(now, None if writer_has_exited else now) == ()
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param(listing(), id="new"),
+        pytest.param(listing("ckpt-1.data-00000-of-00001"), id="index new"),
+        pytest.param(listing(*prefix("ckpt-1")[:1], ("ckpt-1.index", 9)), id="grown"),
+        pytest.param(listing(*prefix("ckpt-1")[:1], ("ckpt-1.index", 10, 0)), id="rewritten"),
+    ],
+)
+def test_what_changed_between_two_looks_has_to_wait_unless_its_writer_has_exited(
+    before: tuple[Entry, ...],
+) -> None:
+    now = listing(*prefix("ckpt-1"))
+
+    assert find(now, before) == ()
+    assert [found.path for found in find(now, None)] == ["ckpt-1"]
+
+
+def test_leftovers_of_another_shard_count_do_not_hide_the_newer_one() -> None:
+    old = tuple((name, 10, 1) for name in prefix("ckpt-1", shards=2)[:-1])
+    new = tuple((name, 10, 5) for name in prefix("ckpt-1", shards=1))
+
+    (found,) = find(listing(*old, *new), None)
+
+    assert [entry.path for entry in found.files] == list(prefix("ckpt-1"))
+
+
+def test_several_are_given_oldest_first_by_time() -> None:
+    rows = [(name, 10, 100 - step) for step in (1, 2, 3) for name in prefix(f"ckpt-{step}")]
+
+    assert [found.step for found in find(listing(*rows), None)] == [3, 2, 1]
+
+
+def test_the_files_to_copy_end_with_the_index() -> None:
+    (found,) = find(listing(*prefix("ckpt-1", shards=2)), None)
+
+    assert [entry.path for entry in found.files] == list(prefix("ckpt-1", shards=2))
+
+
+def test_a_saved_model_beside_checkpoints_takes_only_its_own_files() -> None:
+    now = listing("saved_model.pb", "assets/words.txt", "model.keras", *prefix("ckpt-1"))
+
+    files = {found.kind: [entry.path for entry in found.files] for found in find(now, None)}
+
+    assert files[Kind.SAVED_MODEL] == ["assets/words.txt", "saved_model.pb"]
+    assert set(files) == {Kind.SAVED_MODEL, Kind.KERAS, Kind.TF_CHECKPOINT}
+
+
+def test_a_graph_written_anew_does_not_make_it_another_checkpoint() -> None:
+    names = (*prefix("model.ckpt-3"), "model.ckpt-3.meta")
+    (first,) = find(listing(*names, ("graph.pbtxt", 10, 1)), None)
+    (second,) = find(listing(*names, ("graph.pbtxt", 20, 9)), None)
+
+    assert first == second
+    assert first.saved_ns == second.saved_ns
+    assert [entry.path for entry in first.companions] == ["graph.pbtxt"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("ckpt-1", "ckpt-2", True),
+        ("w.01-0.90.weights", "w.02-0.85.weights", True),
+        ("a/ckpt-1", "b/ckpt-1", False),
+        ("fold1", "fold2", False),
+        ("best", "last", False),
+    ],
+)
+def test_checkpoints_that_follow_one_another_are_one_series(
+    one: str, other: str, same: bool
+) -> None:
+    first, second = find(listing(*prefix(one), *prefix(other)), None)
+
+    assert (first.series == second.series) is same
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("ckpt-12", 12),
+        ("model.ckpt-300", 300),
+        ("cp-0003.ckpt", 3),
+        ("weights.03.weights.h5", 3),
+        ("model-05-0.43.keras", 5),
+        ("model_epoch12.keras", 12),
+        ("step=40.keras", 40),
+        ("resnet50.keras", None),
+        ("resnet50-7.keras", 7),
+        ("model_v2.keras", None),
+        ("model.keras", None),
+    ],
+)
+def test_the_step_is_the_number_in_the_name(name: str, step: int | None) -> None:
+    assert step_in_name(name) == step

@@ -1,0 +1,269 @@
+"""The gatherer beside a writer that saves, rotates, rewrites and dies."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from tfcluster.checkpoints import copying
+from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.copying import copy_verified
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.store import Gathered, Store
+
+from .files import delete_prefix, write_hdf5, write_keras, write_prefix
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def chief(tmp_path: Path) -> Path:
+    folder = tmp_path / "chief"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def gatherer(chief: Path, tmp_path: Path, clock: Clock) -> Gatherer:
+    store = Store(tmp_path / "store", keep=3)
+    return Gatherer(chief, store, followers=[tmp_path / "evaluator"], clock=clock)
+
+
+def looks(gatherer: Gatherer, clock: Clock, times: int = 2) -> list[int | None]:
+    """The steps gathered by that many looks, two seconds apart."""
+    steps = []
+    for _ in range(times):
+        clock.now += 2.0
+        steps += [gathered.step for gathered in gatherer.look()]
+    return steps
+
+
+def test_a_checkpoint_is_gathered_by_the_second_look_and_only_once(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    write_prefix(chief, "ckpt-1")
+
+    assert gatherer.look() == []
+    assert looks(gatherer, clock, 1) == [1]
+    assert looks(gatherer, clock, 3) == []
+    assert gatherer.final_look() == []
+
+
+def test_two_looks_at_nearly_the_same_time_prove_nothing(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    write_prefix(chief, "ckpt-1")
+    gatherer.look()
+    clock.now += 0.01
+
+    assert gatherer.look() == []
+    assert looks(gatherer, clock, 1) == [1]
+
+
+def test_looks_in_quick_succession_still_gather_after_half_a_second(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    write_prefix(chief, "ckpt-1")
+    steps = []
+    for _ in range(7):
+        clock.now += 0.1
+        steps += [gathered.step for gathered in gatherer.look()]
+
+    assert steps == [1]
+
+
+def test_after_the_writer_s_exit_one_look_is_enough(chief: Path, gatherer: Gatherer) -> None:
+    for step in (1, 2, 3, 4):
+        write_prefix(chief, f"ckpt-{step}", saved=step)
+
+    assert [gathered.step for gathered in gatherer.final_look()] == [2, 3, 4]
+
+
+def test_what_a_dead_writer_left_cut_off_is_said_and_the_one_before_it_taken(
+    chief: Path, gatherer: Gatherer
+) -> None:
+    write_keras(chief / "model-1.keras")
+    (chief / "model-2.keras").write_bytes(b"PK\x03\x04 half a zip")
+
+    assert [gathered.step for gathered in gatherer.final_look()] == [1]
+    (note,) = gatherer.take_notes()
+    assert "model-2.keras was not gathered" in note
+    assert gatherer.take_notes() == []
+
+
+def test_a_step_that_the_task_reported_wins_over_the_name(chief: Path, gatherer: Gatherer) -> None:
+    write_prefix(chief / "sub", "ckpt-3")
+    write_keras(chief / "model.keras")
+    gatherer.saved(str(chief / "sub" / "ckpt-3"), 1200)
+    gatherer.saved("model.keras", 1300)
+
+    assert {gathered.step for gathered in gatherer.final_look()} == {1200, 1300}
+
+
+def test_a_checkpoint_rotated_away_during_its_copy_costs_nothing(
+    chief: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    write_prefix(chief, "ckpt-2", saved=2)
+    copy = copy_verified
+
+    def rotate_then_copy(source: Path, *rest: object, **named: object) -> object:
+        if "ckpt-2.index" in source.name:
+            delete_prefix(chief, "ckpt-2")
+        return copy(source, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("tfcluster.checkpoints.store.copy_verified", rotate_then_copy)
+
+    assert [gathered.step for gathered in gatherer.final_look()] == [1]
+    assert gatherer.take_notes() == []
+
+
+def test_a_full_disk_is_said_once_and_tried_again_later(
+    chief: Path, gatherer: Gatherer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prefix(chief, "ckpt-1")
+    tries = 0
+
+    def full(*_args: object, **_kwargs: object) -> str:
+        nonlocal tries
+        tries += 1
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("tfcluster.checkpoints.store.copy_verified", full)
+        assert looks(gatherer, clock, 10) == []
+
+    assert tries == 1
+    assert gatherer.take_notes() == ["ckpt-1 was not gathered: No space left on device"]
+    clock.now += 30.0
+    assert looks(gatherer, clock, 1) == [1]
+
+
+def test_a_cancelled_look_returns_soon_and_leaves_nothing(
+    chief: Path, gatherer: Gatherer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prefix(chief, "ckpt-1", content=bytes(10_000))
+    monkeypatch.setattr(copying, "CHUNK", 10)
+    started = threading.Event()
+    read = copying._read
+
+    def slow(*args: object) -> bytes:
+        started.set()
+        threading.Event().wait(0.01)
+        return read(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(copying, "_read", slow)
+    results: list[list[Gathered]] = []
+    thread = threading.Thread(target=lambda: results.append(gatherer.final_look()))
+    thread.start()
+    assert started.wait(10)
+    gatherer.cancel()
+    thread.join(2)
+
+    assert results == [[]]
+    assert [path for path in (tmp_path / "store").iterdir() if path.is_dir()] == []
+
+
+def test_a_finished_backup_is_forgotten(chief: Path, gatherer: Gatherer, clock: Clock) -> None:
+    write_prefix(chief / "backup" / "chief", "ckpt-1")
+    write_prefix(chief, "ckpt-9")
+    looks(gatherer, clock)
+    assert {held.kind for held in gatherer.store.held} == {Kind.BACKUP, Kind.TF_CHECKPOINT}
+
+    shutil.rmtree(chief / "backup" / "chief")
+    looks(gatherer, clock)
+
+    assert {held.kind for held in gatherer.store.held} == {Kind.TF_CHECKPOINT}
+
+
+def test_a_backup_of_an_earlier_run_is_not_forgotten_before_it_was_put_back(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    write_prefix(chief / "backup" / "chief", "ckpt-1")
+    looks(gatherer, clock)
+    shutil.rmtree(chief)
+    chief.mkdir()
+    resumed = Gatherer(chief, Store(gatherer.store.root), clock=clock)
+    write_hdf5(chief / "other.h5")
+
+    looks(resumed, clock)
+
+    assert Kind.BACKUP in {held.kind for held in resumed.store.held}
+
+
+def test_an_evaluator_s_directory_follows(
+    chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path
+) -> None:
+    evaluator = tmp_path / "evaluator"
+    (evaluator / "eval").mkdir(parents=True)
+    (evaluator / "eval" / "events").write_text("its own")
+    for step in range(1, 9):
+        write_prefix(chief, f"model.ckpt-{step}", saved=step)
+        looks(gatherer, clock)
+
+    names = sorted(path.name for path in evaluator.glob("*.index"))
+    assert names == [f"model.ckpt-{step}.index" for step in range(4, 9)]
+    text = (evaluator / "checkpoint").read_text()
+    assert text.startswith('model_checkpoint_path: "model.ckpt-8"\n')
+    assert text.count("all_model_checkpoint_paths") == 5
+    assert (evaluator / "eval" / "events").read_text() == "its own"
+
+
+def test_every_gathered_one_is_whole_while_a_writer_saves_and_rotates(
+    chief: Path, tmp_path: Path
+) -> None:
+    """A real race: a thread that saves, rewrites and deletes as fast as it can."""
+    gatherer = Gatherer(chief, Store(tmp_path / "store", keep=2), clock=iter(range(10**9)).__next__)
+    done = threading.Event()
+
+    def save_and_rotate() -> None:
+        step = 0
+        while not done.is_set():
+            step += 1
+            write_prefix(chief, f"ckpt-{step}", shards=2, content=b"%d" % step * 50_000)
+            write_keras(chief / "model.keras", f"{step}" * 50_000)
+            if step > 2:
+                delete_prefix(chief, f"ckpt-{step - 2}", shards=2)
+
+    writer = threading.Thread(target=save_and_rotate)
+    writer.start()
+    try:
+        for _ in range(60):
+            gatherer.look()
+            for gathered in gatherer.final_look():
+                _assert_whole(gathered)
+    finally:
+        done.set()
+        writer.join()
+    final = gatherer.final_look() or list(gatherer.store.held)
+
+    assert final
+    for gathered in final:
+        _assert_whole(gathered)
+
+
+def _assert_whole(gathered: Gathered) -> None:
+    if gathered.kind is not Kind.TF_CHECKPOINT:
+        return
+    body = b"%d" % (gathered.step or 0) * 50_000
+    for shard in (0, 1):
+        assert (
+            gathered.folder / f"{gathered.path.name}.data-0000{shard}-of-00002"
+        ).read_bytes() == (body)

@@ -1,0 +1,133 @@
+"""Before an attempt every task's directory holds the same state, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfcluster.checkpoints.completeness import find
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, copy_verified
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.restore import put_back
+from tfcluster.checkpoints.store import Store
+
+from .files import write_keras, write_prefix
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """What a chief saved up to step 2, and its backup of step 7."""
+    chief = tmp_path / "source"
+    write_prefix(chief, "ckpt-1", saved=1)
+    write_prefix(chief, "ckpt-2", saved=2)
+    write_prefix(chief / "backup" / "chief", "ckpt-7", saved=3)
+    write_keras(chief / "best.keras")
+    gatherer = Gatherer(chief, Store(tmp_path / "store"))
+    gatherer.final_look()
+    return gatherer.store
+
+
+def names(folder: Path) -> set[str]:
+    return {entry.path for entry in scan(folder) if not entry.path.endswith("/")}
+
+
+STATE = {
+    "checkpoint",
+    "ckpt-2.index",
+    "ckpt-2.data-00000-of-00001",
+    "backup/chief/checkpoint",
+    "backup/chief/ckpt-7.index",
+    "backup/chief/ckpt-7.data-00000-of-00001",
+    "best.keras",
+}
+
+
+def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> None:
+    tasks = [tmp_path / "tasks" / name for name in ("worker-0", "worker-1")]
+
+    result = put_back(store.state(), tasks)
+
+    assert result.step == 2
+    assert result.replaced == ()
+    assert [names(task) for task in tasks] == [STATE, STATE]
+    assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
+
+
+def test_what_was_put_back_is_not_gathered_again(store: Store, tmp_path: Path) -> None:
+    task = tmp_path / "worker-0"
+    put_back(store.state(), [task])
+
+    assert Gatherer(task, store).final_look() == []
+
+
+def test_what_a_directory_held_is_kept_beside_it(store: Store, tmp_path: Path) -> None:
+    task = tmp_path / "worker-0"
+    write_prefix(task, "ckpt-99")
+    (task / "log.csv").write_text("epoch,loss")
+
+    result = put_back(store.state(), [task])
+
+    assert names(task) == STATE
+    assert result.replaced == (tmp_path / "worker-0.replaced",)
+    assert names(result.replaced[0]) == {
+        "ckpt-99.index",
+        "ckpt-99.data-00000-of-00001",
+        "log.csv",
+    }
+
+
+def test_without_a_state_every_directory_is_empty(tmp_path: Path) -> None:
+    tasks = [tmp_path / "worker-0", tmp_path / "worker-1"]
+    write_prefix(tasks[1], "ckpt-5")
+
+    result = put_back((), tasks)
+
+    assert (result.step, result.replaced) == (None, (tmp_path / "worker-1.replaced",))
+    assert [list(task.iterdir()) for task in tasks] == [[], []]
+
+
+@pytest.mark.parametrize("failure", [CancelledError, SourceChangedError, OSError])
+def test_a_failure_changes_no_directory(
+    store: Store, tmp_path: Path, failure: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [tmp_path / "tasks" / "worker-0", tmp_path / "tasks" / "worker-1"]
+    write_prefix(tasks[0], "old-1")
+    copy = copy_verified
+
+    def fail_at_second(source: Path, target: Path, *rest: object, **named: object) -> str:
+        if "worker-1" in str(target):
+            raise failure
+        return copy(source, target, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("tfcluster.checkpoints.restore.copy_verified", fail_at_second)
+    with pytest.raises(failure):
+        put_back(store.state(), tasks)
+
+    assert names(tmp_path / "tasks") == {
+        "worker-0/old-1.index",
+        "worker-0/old-1.data-00000-of-00001",
+    }
+
+
+def test_a_damaged_store_is_noticed_before_anything_is_replaced(
+    store: Store, tmp_path: Path
+) -> None:
+    (damaged,) = (g for g in store.state() if g.path.name == "best.keras")
+    damaged.path.write_bytes(b"shorter")
+
+    with pytest.raises(SourceChangedError, match=r"best\.keras"):
+        put_back(store.state(), [tmp_path / "worker-0"])
+
+    assert not (tmp_path / "worker-0").exists()
+
+
+def test_a_backup_s_step_counts_only_alone(tmp_path: Path) -> None:
+    chief = tmp_path / "chief"
+    write_prefix(chief / "chief", "ckpt-4")
+    (backup,) = find(scan(chief), None)
+    store = Store(tmp_path / "alone")
+    store.add(backup, chief, step=backup.step)
+
+    assert put_back(store.state(), [tmp_path / "worker-0"]).step == 4

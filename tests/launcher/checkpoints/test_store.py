@@ -1,0 +1,322 @@
+"""The store: every state on its disk is whole, whatever happens to the writer or to us."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, find
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.store import Gathered, NotWholeError, Store, open_for_reading
+
+from .files import delete_prefix, write_hdf5, write_keras, write_prefix, write_saved_model
+
+
+@pytest.fixture
+def chief(tmp_path: Path) -> Path:
+    folder = tmp_path / "chief"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def complete(chief: Path) -> tuple[Checkpoint, ...]:
+    return find(scan(chief), None)
+
+
+def add(store: Store, chief: Path) -> list[Gathered]:
+    added = (store.add(one, chief, step=one.step) for one in complete(chief))
+    return [one for one in added if one]
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
+
+
+def latest(folder: Path) -> str | None:
+    """What `tf.train.latest_checkpoint` would read."""
+    path = folder / "checkpoint"
+    if not path.exists():
+        return None
+    return path.read_text().splitlines()[0].removeprefix('model_checkpoint_path: "').rstrip('"')
+
+
+def test_a_gathered_checkpoint_has_the_source_s_bytes_and_is_named_for_tensorflow(
+    chief: Path, root: Path
+) -> None:
+    write_prefix(chief / "sub", "ckpt-12", shards=2, content=b"x" * 9000)
+
+    (gathered,) = add(Store(root), chief)
+
+    assert gathered.path == root / "sub-ckpt-12" / "ckpt-12"
+    assert gathered.step == 12
+    assert gathered.bytes == sum(path.stat().st_size for path in (chief / "sub").iterdir())
+    for source in (chief / "sub").iterdir():
+        assert (gathered.folder / source.name).read_bytes() == source.read_bytes()
+    assert latest(root) == "sub-ckpt-12/ckpt-12"
+    assert latest(gathered.folder) == "ckpt-12"
+
+
+def test_the_store_can_be_moved(chief: Path, root: Path, tmp_path: Path) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    write_prefix(chief, "ckpt-2", saved=2)
+    add(Store(root), chief)
+    moved = tmp_path / "elsewhere" / "moved"
+
+    shutil.move(root, moved)
+
+    assert [held.path for held in Store(moved).held] == [
+        moved / "ckpt-1" / "ckpt-1",
+        moved / "ckpt-2" / "ckpt-2",
+    ]
+    assert str(tmp_path) not in (moved / "checkpoint").read_text()
+    assert (moved / f"{latest(moved)}.index").exists()
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_it_keeps_the_newest_n_of_each_series(chief: Path, root: Path, keep: int) -> None:
+    store = Store(root, keep=keep)
+    for step in range(1, 6):
+        write_prefix(chief, f"ckpt-{step}", saved=step)
+        write_hdf5(chief / f"w.{step}.weights.h5")
+        add(store, chief)
+
+    names = [held.folder.name for held in store.held]
+
+    assert len(names) == 2 * keep
+    assert {f"ckpt-{step}" for step in range(6 - keep, 6)} <= set(names)
+    assert latest(root) == "ckpt-5/ckpt-5"
+    assert sorted(path.name for path in root.iterdir()) == sorted([*names, "checkpoint"])
+
+
+def test_a_name_that_is_written_anew_is_kept_in_several_versions(chief: Path, root: Path) -> None:
+    store = Store(root, keep=2)
+    for version in range(1, 5):
+        write_keras(chief / "model.keras", f"version {version}" * version)
+        os.utime(chief / "model.keras", (version, version))
+        add(store, chief)
+
+    assert [held.folder.name for held in store.held] == ["model.keras.3", "model.keras.4"]
+    assert store.newest is not None
+    assert store.newest.path == root / "model.keras.4" / "model.keras"
+    assert store.newest.path.read_bytes() == (chief / "model.keras").read_bytes()
+
+
+def test_the_same_content_is_not_gathered_twice(chief: Path, root: Path) -> None:
+    store = Store(root)
+    write_prefix(chief, "ckpt-1", saved=1)
+    add(store, chief)
+    write_prefix(chief, "ckpt-1", saved=50)
+
+    assert add(store, chief) == []
+    assert len(store.held) == 1
+    assert store.has(complete(chief)[0])
+
+
+def test_a_checkpoint_called_checkpoint_does_not_hide_the_text_proto(
+    chief: Path, root: Path
+) -> None:
+    write_prefix(chief, "checkpoint")
+
+    (gathered,) = add(Store(root), chief)
+
+    assert latest(root) == f"{gathered.folder.name}/checkpoint"
+
+
+def test_a_saved_model_keeps_its_shape(chief: Path, root: Path) -> None:
+    write_saved_model(chief / "export" / "1")
+
+    (gathered,) = add(Store(root), chief)
+
+    assert gathered.path == root / "export-1" / "1"
+    assert (gathered.path / "variables" / "variables.index").exists()
+    assert latest(root) is None
+
+
+def test_a_backup_is_kept_once_and_is_no_result(chief: Path, root: Path) -> None:
+    store = Store(root, keep=3)
+    for step in (1, 2):
+        write_prefix(chief / "backup" / "chief", f"ckpt-{step}", saved=step)
+        add(store, chief)
+        delete_prefix(chief / "backup" / "chief", f"ckpt-{step}")
+
+    assert [held.step for held in store.held] == [2]
+    assert store.newest is None
+    assert latest(root) is None
+
+
+@pytest.mark.parametrize("cut", ["ckpt-1.index", "model.keras", "a.weights.h5"])
+def test_a_file_that_its_dead_writer_left_cut_off_is_refused(
+    chief: Path, root: Path, cut: str
+) -> None:
+    write_prefix(chief, "ckpt-1")
+    write_keras(chief / "model.keras")
+    write_hdf5(chief / "a.weights.h5")
+    (chief / cut).write_bytes((chief / cut).read_bytes()[:-7])
+    store = Store(root)
+    (broken,) = (c for c in complete(chief) if cut in {entry.path for entry in c.files})
+
+    with pytest.raises(NotWholeError, match=cut):
+        store.add(broken, chief, step=1)
+
+    assert store.held == ()
+    assert tree(root) == {}
+
+
+def _delete(path: Path) -> None:
+    path.unlink()
+
+
+def _rewrite(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[::-1])
+    os.utime(path, (999, 999))
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def _cut(path: Path) -> None:
+    os.truncate(path, 3)
+
+
+@pytest.mark.parametrize("change", [_delete, _rewrite, _cut, _replace])
+@pytest.mark.parametrize("changed", ["ckpt-1.data-00000-of-00002", "ckpt-1.index"])
+@pytest.mark.parametrize("moment", range(2))
+def test_a_source_that_changes_while_it_is_copied_is_given_up(
+    chief: Path,
+    root: Path,
+    change: object,
+    changed: str,
+    moment: int,
+) -> None:
+    assert callable(change)
+    write_prefix(chief, "ckpt-1", shards=2)
+    (checkpoint,) = complete(chief)
+    store = Store(root)
+    asked = 0
+
+    def stopped() -> bool:
+        nonlocal asked
+        if asked == moment:
+            change(chief / changed)
+        asked += 1
+        return False
+
+    with pytest.raises(SourceChangedError):
+        store.add(checkpoint, chief, step=1, stopped=stopped)
+
+    assert asked > moment
+    assert (store.held, tree(root)) == ((), {})
+
+
+def test_a_cancelled_copy_leaves_nothing(chief: Path, root: Path) -> None:
+    write_prefix(chief, "ckpt-1")
+    (checkpoint,) = complete(chief)
+    store = Store(root)
+
+    with pytest.raises(CancelledError):
+        store.add(checkpoint, chief, step=1, stopped=lambda: True)
+
+    assert (store.held, list(root.iterdir())) == ((), [])
+
+
+def test_a_full_disk_leaves_what_was_there(
+    chief: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    store = Store(root)
+    add(store, chief)
+    before = tree(root)
+    write_prefix(chief, "ckpt-2", saved=2)
+
+    def full(source: Path, target: Path, expected: Entry, *, stopped: Stopped) -> str:
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tfcluster.checkpoints.store.copy_verified", full)
+    with pytest.raises(OSError, match="No space left"):
+        add(store, chief)
+
+    assert tree(root) == before
+    assert [held.step for held in Store(root).held] == [1]
+
+
+class Crash(BaseException):
+    """Stands for kill -9: nothing of ours runs afterwards."""
+
+
+@pytest.mark.parametrize(
+    "crash_before",
+    ["copy_verified", "_check_nothing_moved", "_write_note", "sync_folder", "write_proto"],
+)
+def test_after_a_crash_the_next_process_finds_only_whole_ones(
+    chief: Path, root: Path, crash_before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    add(Store(root), chief)
+    write_prefix(chief, "ckpt-2", saved=2)
+
+    def crash(*_args: object, **_kwargs: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_args, **_kwargs: None)
+        if crash_before == "write_proto":
+            patch.setattr("tfcluster.checkpoints.proto.write", crash)
+        else:
+            patch.setattr(f"tfcluster.checkpoints.store.{crash_before}", crash)
+        with pytest.raises(Crash):
+            add(Store(root), chief)
+    store = Store(root)
+
+    assert {held.folder.name for held in store.held} == {"ckpt-1"}
+    assert not list(root.glob(".partial-*"))
+    assert latest(root) == "ckpt-1/ckpt-1"
+    assert [gathered.step for gathered in add(store, chief)] == [2]
+
+
+def test_a_crash_between_the_rename_and_the_text_proto_is_mended(chief: Path, root: Path) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    write_prefix(chief, "ckpt-2", saved=2)
+    add(Store(root), chief)
+    (root / "checkpoint").write_text('model_checkpoint_path: "ckpt-1/ckpt-1"\n')
+
+    Store(root)
+
+    assert latest(root) == "ckpt-2/ckpt-2"
+
+
+def test_what_somebody_deleted_from_the_store_is_named_no_more(chief: Path, root: Path) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    write_prefix(chief, "ckpt-2", saved=2)
+    add(Store(root), chief)
+    (root / "ckpt-2" / "ckpt-2.index").unlink()
+
+    assert [held.step for held in open_for_reading(root)] == [1]
+    Store(root)
+    assert latest(root) == "ckpt-1/ckpt-1"
+
+
+def test_the_state_to_restart_from_is_the_newest_of_each_series(chief: Path, root: Path) -> None:
+    for step in (1, 2, 3):
+        write_prefix(chief, f"ckpt-{step}", saved=step)
+        write_prefix(chief / "weights", f"w-{step}", saved=step)
+    store = Store(root)
+    add(store, chief)
+
+    assert {g.checkpoint.path for g in store.state()} == {"ckpt-3", "weights/w-3"}
+    assert {g.checkpoint.path for g in store.state(step=2)} == {"ckpt-2", "weights/w-2"}
+    with pytest.raises(KeyError):
+        store.state(step=7)
