@@ -32,7 +32,8 @@ def format_task(plan: Plan, task_id: TaskId) -> list[str]:
     """The exact command and environment of one task; every line can be pasted into a shell."""
     task = plan.task(task_id)
     lines = [
-        f"# {task_id} on {task.node}, {_address(task)}; starts from the environment of {_where(task)}",
+        f"# {task_id} on {task.node}, {_address(task)}",
+        f"# starts from the environment of {_where(task)}",
         f"cd {shlex.quote(task.command.cwd)}",
     ]
     if task.command.unset:

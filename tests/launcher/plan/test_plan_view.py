@@ -1,0 +1,101 @@
+"""A plan as people and shells see it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from tfcluster.errors import InterpreterError
+from tfcluster.plan.plan import (
+    CheckpointPlan,
+    Command,
+    EnvVar,
+    Interpreter,
+    NodePlan,
+    Plan,
+    Supervision,
+    TaskId,
+    TaskPlan,
+)
+from tfcluster.plan.serialize import plan_from_json, plan_to_json
+from tfcluster.ui.plan_view import format_plan, format_task, task_json
+
+WORKER = TaskId("worker", 0)
+
+
+def a_plan() -> Plan:
+    env = (
+        EnvVar("GREETING", 'it\'s "two" words', "job.env"),
+        EnvVar("KEY", "s3cret", "job.secrets, the launcher's value", secret=True),
+    )
+    command = Command(("/bin/echo", "a b", "$HOME"), env, "/", ("TF_CONFIG",))
+    return Plan(
+        name="demo",
+        spec_path="/x/demo.json",
+        kind="training",
+        strategy="multi_worker_mirrored",
+        nodes=(
+            NodePlan(
+                "local",
+                "local",
+                Interpreter("/v/bin/python", "$VIRTUAL_ENV", "3.11.7", {"tensorflow": "2.21.0"}),
+                "/",
+            ),
+        ),
+        tasks=(TaskPlan(WORKER, "local", "127.0.0.1", 0, command, cores=(0, 1), gpus=()),),
+        prepare={"local": command},
+        supervision=Supervision(run_deadline_s=5.0),
+        checkpoints=CheckpointPlan(outputs=("*.png",)),
+        hooks=True,
+        settings={"communication": "RING"},
+        notes=("mind the gap",),
+    )
+
+
+def test_the_table_names_place_python_and_what_stands_in_the_way() -> None:
+    obstacle = InterpreterError("no TensorFlow", cure="install it")
+    text = "\n".join(format_plan(a_plan(), [obstacle], width=100))
+    assert "127.0.0.1, port chosen at start" in text
+    assert "/v/bin/python ($VIRTUAL_ENV)" in text
+    assert "Python 3.11.7, TensorFlow 2.21.0" in text
+    assert "communication RING" in text
+    assert "note: mind the gap" in text
+    assert "this would stop `up`: no TensorFlow" in text
+
+
+def test_on_a_narrow_terminal_only_words_for_copying_are_longer_than_the_line() -> None:
+    for line in format_plan(a_plan(), [], width=40):
+        assert len(line) <= 40 or " " not in line.strip()
+
+
+def test_the_lines_of_one_task_mean_in_a_shell_what_they_say() -> None:
+    lines = format_task(a_plan(), WORKER)
+    script = "\n".join([*lines, 'printf "%s|%s" "$GREETING" "$TFCLUSTER_TASK"'])
+    result = subprocess.run(["sh", "-eu", "-c", script], capture_output=True, text=True)
+    assert result.stdout == 'a b $HOME\nit\'s "two" words|worker:0'
+    assert result.returncode == 0
+
+
+def test_every_variable_has_its_source_and_a_secret_stays_secret() -> None:
+    lines = format_task(a_plan(), WORKER)
+    exports = [line for line in lines if line.startswith("export ")]
+    assert all("  # " in line for line in exports)
+    assert any(line.startswith("export TF_CONFIG=") for line in exports)
+    assert "s3cret" not in "\n".join(lines)
+    assert "s3cret" not in json.dumps(task_json(a_plan(), WORKER))
+    assert "s3cret" not in json.dumps(plan_to_json(a_plan()))
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = a_plan()
+    back = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    key = back.task(WORKER).command.env[1]
+    assert (key.value, key.secret) == ("", True)
+    assert plan_to_json(back) == plan_to_json(plan)
+    assert (back.nodes, back.supervision) == (plan.nodes, plan.supervision)
+    assert back.checkpoints == plan.checkpoints
+
+
+def test_keys_of_a_newer_version_are_ignored() -> None:
+    data = plan_to_json(a_plan()) | {"news": 1}
+    assert plan_from_json(json.loads(json.dumps(data))).name == "demo"
