@@ -114,6 +114,7 @@ class RunView:
             events = self._read_events()
             self._write_lines(self.logs.advance())
             self._tell(events)
+        self._skip_if_far_behind()
         self._write_lines(self.logs.drain())
         self._say_queued()
         self._terminal.clear_status()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfcluster.errors import TfclusterError
@@ -63,8 +63,22 @@ def all_variables(plan: Plan, task_id: TaskId) -> tuple[EnvVar, ...]:
     return tuple(found[name] for name in sorted(found))
 
 
+def format_exports(
+    plan: Plan, task_id: TaskId, env: Iterable[EnvVar], *, known: Mapping[str, str]
+) -> list[str]:
+    """Lines for ``eval`` in a shell that has `known`: no secret, no name of another run."""
+    lines = [f"unset {' '.join(plan.task(task_id).command.unset)}"]
+    for var in env:
+        if not var.secret:
+            lines.append(f"export {var.name}={shlex.quote(var.value)}")
+        elif known.get(var.name) != var.value:
+            lines.append(f"# {var.name} is secret and not shown ({var.source}): export it yourself")
+    return lines
+
+
 def _assignment(var: EnvVar) -> str:
-    return f"export {var.name}={shlex.quote(var.shown)}  # {var.source}"
+    hidden = "# " if var.secret else ""
+    return f"{hidden}export {var.name}={shlex.quote(var.shown)}  # {var.source}"
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:

@@ -50,14 +50,15 @@ class LogSource:
             yield from self._read_long_line()
             return
         block = self._pread(CHUNK, self.offset)
-        if cut := block.rfind(b"\n") + 1:
+        cut = block.rfind(b"\n") + 1
+        if self.has_ended and cut < len(block) < CHUNK:
+            self.offset += len(block)
+            yield block + b"\n"
+        elif cut:
             self.offset += cut
             yield block[:cut] if cut < len(block) else block
         elif len(block) == CHUNK:
             yield from self._read_long_line()
-        elif block and self.has_ended:
-            self.offset += len(block)
-            yield block + b"\n"
 
     def partial(self, limit: int = 4096) -> bytes:
         """The latest state of the line that has no newline yet, at most its last `limit` bytes."""

@@ -1,0 +1,60 @@
+"""A run folder made by hand, and a screen to look at."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import struct
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from tfcluster.plan.plan import TaskId
+from tfcluster.run.paths import RunPaths
+
+Write = Callable[..., Path]
+OpenScreen = Callable[..., tuple[int, TextIO]]
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> RunPaths:
+    found = RunPaths(tmp_path / "runs" / "demo-20260914-153012-k7f3")
+    found.logs.mkdir(parents=True)
+    return found
+
+
+@pytest.fixture
+def write_log(paths: RunPaths) -> Write:
+    """Append bytes to a task's log."""
+
+    def write(task: str, content: bytes, *, attempt: int = 1) -> Path:
+        path = paths.task_log(TaskId.parse(task), attempt)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def open_screen() -> Iterator[OpenScreen]:
+    """A pseudo-terminal: the end a user looks at (a descriptor), and the end programs write to."""
+    opened: list[tuple[int, TextIO]] = []
+
+    def open_pty(columns: int = 80, rows: int = 24) -> tuple[int, TextIO]:
+        user, program = os.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        stream = io.TextIOWrapper(os.fdopen(program, "wb", buffering=0), write_through=True)
+        opened.append((user, stream))
+        return user, stream
+
+    yield open_pty
+    for user, stream in opened:
+        # The user's end first: a writer that still waits for it then gets an error, not a hang.
+        os.close(user)
+        stream.close()

@@ -1,0 +1,286 @@
+"""The live view: fed by the run folder alone, and nobody waits for it."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyte
+import pytest
+
+from tfcluster.run.events import Event, Progress, RunFinished, TaskExited, Warned, to_line
+from tfcluster.run.paths import RunPaths
+from tfcluster.ui import follow
+from tfcluster.ui.follow import RunView
+from tfcluster.ui.terminal import Terminal
+
+Write = Callable[..., Path]
+OpenScreen = Callable[..., tuple[int, TextIO]]
+
+
+def happen(paths: RunPaths, *events: Event) -> None:
+    with paths.events.open("ab") as file:
+        for seq, event in enumerate(events, start=1):
+            file.write(to_line(event, seq=seq, time=1.7e9))
+
+
+def write_state(paths: RunPaths, **more: Any) -> None:
+    task = {"task": "worker:0", "node": "local", "address": "127.0.0.1:4000", "state": "running"}
+    state = {
+        "run": paths.run_id, "name": "demo", "status": "running", "host": "h", "boot_id": "b",
+        "pid": 1, "pid_start": 1, "started_at": time.time(), "tasks": [task | more],
+    }  # fmt: skip
+    paths.state.write_text(json.dumps(state))
+
+
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 10) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.01)
+
+
+class Watcher:
+    """Somebody before a screen: reads what programs write to it, unless asked to stop."""
+
+    def __init__(self, user: int, columns: int = 80, rows: int = 24) -> None:
+        self.screen = pyte.Screen(columns, rows)
+        self.seen = bytearray()
+        self._stream = pyte.ByteStream(self.screen)
+        self._user = user
+        self.may_read = threading.Event()
+        self.may_read.set()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        while True:
+            self.may_read.wait()
+            try:
+                block = os.read(self._user, 65536)
+            except OSError:
+                return
+            self.seen += block
+            self._stream.feed(block)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display if line.strip()]
+
+
+def test_finish_shows_everything_that_is_left(
+    paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    view = RunView(paths, Terminal(environ={}))
+    view.start()
+    write_log("worker:0", b"line\n" * 5000 + b"last words")
+    happen(paths, Warned(message="mind the gap"), RunFinished(status="failed", exit_code=1))
+    view.say("goodbye")
+    assert view.finish(timeout_s=10)
+    out, err = capfd.readouterr()
+    assert out == "worker:0 │ line\n" * 5000 + "worker:0 │ last words\n"
+    assert sorted(err.splitlines()) == ["goodbye", "mind the gap"]
+
+
+def test_lines_are_shown_within_a_moment(
+    paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    view = RunView(paths, Terminal(environ={}))
+    view.start()
+    time.sleep(0.5)
+    write_log("worker:0", b"here\n")
+    started, shown = time.monotonic(), ""
+    while "here" not in shown:
+        shown += capfd.readouterr().out
+        assert time.monotonic() - started < 1
+        time.sleep(0.01)
+    view.finish()
+
+
+def test_a_task_that_ended_is_told_after_its_last_line(paths: RunPaths, write_log: Write) -> None:
+    both = io.StringIO()
+    write_log("worker:0", b"last words")
+    happen(paths, TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9, duration_s=75))
+    view = RunView(paths, Terminal(both, both, environ={}))
+    view.start()
+    wait_until(lambda: "ended" in both.getvalue())
+    assert both.getvalue().splitlines() == [
+        "worker:0 │ last words",
+        "worker:0 ended after 1 min 15 s: SIGKILL",
+    ]
+    view.finish()
+
+
+def test_with_json_stdout_is_event_lines_and_nothing_else(
+    paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    view = RunView(paths, Terminal(environ={}), json_lines=True)
+    view.start()
+    write_log("worker:0", b"a line\n")
+    happen(
+        paths,
+        Progress(task="worker:0", attempt=1, step=7),
+        RunFinished(status="succeeded", exit_code=0),
+    )
+    view.finish()
+    out, err = capfd.readouterr()
+    assert [json.loads(line)["type"] for line in out.splitlines()] == ["progress", "run_finished"]
+    assert out.encode() == paths.events.read_bytes()
+    assert err == "worker:0 │ a line\n"
+
+
+def test_events_nobody_knows_and_torn_lines_do_no_harm(
+    paths: RunPaths, capfd: pytest.CaptureFixture[str]
+) -> None:
+    paths.events.write_bytes(
+        b'{"type":"of_the_future"}\n{"type":"task_exited"}\n[]\nnonsense\n{"type":"warned",'
+    )
+    view = RunView(paths, Terminal(environ={}))
+    view.start()
+    assert view.finish(timeout_s=10)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_closed_stdout_is_said_once_and_the_view_goes_on(
+    paths: RunPaths, write_log: Write
+) -> None:
+    reader, writer = os.pipe()
+    stdout, stderr = io.TextIOWrapper(os.fdopen(writer, "wb", buffering=0)), io.StringIO()
+    view = RunView(paths, Terminal(stdout, stderr, environ={}))
+    view.start()
+    os.close(reader)
+    for _ in range(3):
+        write_log("worker:0", b"line\n")
+        time.sleep(0.05)
+    happen(paths, Warned(message="still here"))
+    assert view.finish(timeout_s=10)
+    assert stderr.getvalue().splitlines().count(follow.CLOSED_NOTE) == 1
+    assert "still here" in stderr.getvalue()
+    stdout.close()
+
+
+def test_the_status_line_stays_below_the_lines(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen(columns=80)
+    watcher = Watcher(user)
+    write_state(paths, step=1200, steps_per_second=41.23, metrics={"loss": 0.3141})
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
+    view.start()
+    for number in range(3):
+        write_log("worker:0", b"line %d\n" % number)
+        time.sleep(0.05)
+    wait_until(lambda: len(watcher.lines) == 4)
+    *lines, status = watcher.lines
+    assert lines == [f"worker:0 │ line {number}" for number in range(3)]
+    assert status.endswith("s · step 1,200 · worker:0 41.2 steps/s · loss 0.3141")
+    assert status.startswith("running ")
+    view.finish()
+    wait_until(lambda: watcher.lines == lines)
+
+
+def test_a_progress_bar_shows_its_latest_state_in_the_status_line(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen(columns=60)
+    watcher = Watcher(user, columns=60)
+    write_state(paths)
+    write_log("worker:0", b"10%|#   |\r40%|##  |")
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
+    view.start()
+    wait_until(lambda: watcher.lines != [])
+    assert watcher.lines[0].endswith("1 task running · worker:0 │ 40%|##  |")
+    view.finish()
+
+
+def test_a_narrow_screen_keeps_one_status_line(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen(columns=40)
+    watcher = Watcher(user, columns=40)
+    write_state(paths, step=1_000_000, steps_per_second=41.23, metrics={"loss": 0.3, "acc": 0.9})
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
+    view.start()
+    for number in range(4):
+        write_log("worker:0", b"line %d\n" % number)
+        time.sleep(0.1)
+    wait_until(lambda: len(watcher.lines) == 5)
+    assert len(watcher.lines[-1]) <= 39
+    assert watcher.lines[-1].endswith("…")
+    view.finish()
+
+
+def test_a_dumb_terminal_gets_lines_only(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen()
+    watcher = Watcher(user)
+    write_state(paths, step=5)
+    write_log("worker:0", b"line\n")
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "dumb"}))
+    view.start()
+    time.sleep(0.4)
+    view.finish()
+    wait_until(lambda: bool(watcher.seen))
+    assert bytes(watcher.seen).decode() == "worker:0 │ line\r\n"
+
+
+def test_a_screen_that_stands_still_holds_up_the_view_only_and_loses_nothing(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen()
+    watcher = Watcher(user)
+    watcher.may_read.clear()
+    os.write(user, b"")
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "dumb"}))
+    view.start()
+    for number in range(20_000):
+        if number % 1000 == 0:
+            write_log("worker:0", b"".join(b"line %d\n" % n for n in range(number, number + 1000)))
+    view.say("nor does talk wait")
+    assert not view.finish(timeout_s=0.3)
+    watcher.may_read.set()
+    assert view.finish(timeout_s=20)
+    wait_until(lambda: b"line 19999\r\n" in watcher.seen)
+    lines = [line for line in bytes(watcher.seen).decode().split("\r\n") if "│" in line]
+    assert lines == [f"worker:0 │ line {n}" for n in range(20_000)]
+
+
+def test_a_screen_far_behind_goes_on_with_the_newest_and_says_so(
+    paths: RunPaths,
+    write_log: Write,
+    open_screen: OpenScreen,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "SKIP_ABOVE", 3_000_000)
+    user, screen = open_screen()
+    watcher = Watcher(user)
+    write_log("worker:0", b"".join(b"line %06d\n" % n for n in range(400_000)))
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "dumb"}))
+    view.start()
+    assert view.finish(timeout_s=30)
+    wait_until(lambda: b"line 399999\r\n" in watcher.seen)
+    text = bytes(watcher.seen).decode()
+    told = next(line for line in text.split("\r\n") if "not shown" in line)
+    skipped = int(told.split()[1].replace(",", ""))
+    assert skipped > 200_000
+    assert text.count("│ line ") + skipped == 400_000
+
+
+def test_a_pipe_far_behind_gets_everything(
+    paths: RunPaths,
+    write_log: Write,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(follow, "SKIP_ABOVE", 1000)
+    write_log("worker:0", b"line\n" * 50_000)
+    view = RunView(paths, Terminal(environ={}))
+    view.start()
+    assert view.finish(timeout_s=10)
+    assert capfd.readouterr().out == "worker:0 │ line\n" * 50_000

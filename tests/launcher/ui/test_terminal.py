@@ -1,0 +1,138 @@
+"""Data to stdout, talk to stderr, and style only where somebody looks."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+import pytest
+
+from tfcluster.ui.terminal import Terminal
+
+OpenScreen = Callable[..., tuple[int, TextIO]]
+
+
+def pipe() -> tuple[int, TextIO]:
+    reader, writer = os.pipe()
+    return reader, io.TextIOWrapper(os.fdopen(writer, "wb", buffering=0), write_through=True)
+
+
+def test_data_and_talk_do_not_mix(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(environ={})
+    terminal.out("data")
+    terminal.say("talk")
+    terminal.emit_json({"a": [1, "é"]})
+    assert capfd.readouterr() == ('data\n{"a": [1, "é"]}\n', "talk\n")
+
+
+def test_streams_without_a_descriptor_are_written_too() -> None:
+    stdout, stderr = io.StringIO(), io.StringIO()
+    terminal = Terminal(stdout, stderr, environ={})
+    terminal.out_bytes(b"data \xff\n")
+    terminal.say("talk")
+    assert (stdout.getvalue(), stderr.getvalue()) == ("data �\n", "talk\n")
+
+
+def test_paths_that_are_no_utf8_come_out_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+    reader, stdout = pipe()
+    Terminal(stdout, environ={}).out("/tmp/\udcff")
+    assert os.read(reader, 100) == b"/tmp/\xff\n"
+    os.close(reader)
+    stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "coloured", "has_status"),
+    [
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False, True),
+        ({"TERM": "xterm", "NO_COLOR": ""}, True, True),
+        ({"TERM": "dumb"}, False, False),
+        ({"TERM": "xterm", "CI": "true"}, False, False),
+    ],
+)
+def test_what_the_surroundings_ask_for(
+    open_screen: OpenScreen, environ: Mapping[str, str], coloured: bool, has_status: bool
+) -> None:
+    _, screen = open_screen()
+    terminal = Terminal(screen, screen, environ=environ)
+    assert terminal.has_colour(terminal.stderr) is coloured
+    assert (terminal.paint("x", "red") == "\x1b[31mx\x1b[0m") is coloured
+    assert terminal.has_status_line is has_status
+
+
+def test_without_a_screen_nothing_is_coloured(capfd: pytest.CaptureFixture[str]) -> None:
+    terminal = Terminal(environ={"TERM": "xterm"})
+    assert terminal.paint("x", "red") == "x"
+    assert not terminal.has_status_line
+
+
+def test_no_status_line_where_a_pipes_reader_writes_to_the_same_screen(
+    open_screen: OpenScreen,
+) -> None:
+    _, screen = open_screen()
+    reader, stdout = pipe()
+    assert not Terminal(stdout, screen, environ={}).has_status_line
+    os.close(reader)
+    stdout.close()
+
+
+def test_width_is_that_of_the_screen_or_of_columns(open_screen: OpenScreen) -> None:
+    _, screen = open_screen(columns=40)
+    assert Terminal(screen, screen, environ={}).width == 40
+    assert Terminal(screen, screen, environ={"COLUMNS": "66"}).width == 66
+    assert Terminal(io.StringIO(), io.StringIO(), environ={"COLUMNS": "nonsense"}).width == 100
+
+
+def test_a_closed_stdout_is_said_once_and_never_raised() -> None:
+    reader, stdout = pipe()
+    stderr = io.StringIO()
+    terminal = Terminal(stdout, stderr, environ={})
+    terminal.closed_note = "stdout is closed; training goes on"
+    assert terminal.out("read")
+    os.close(reader)
+    assert not terminal.out("unread")
+    assert not terminal.out_bytes(b"unread\n")
+    assert stderr.getvalue() == "stdout is closed; training goes on\n"
+    assert terminal.stdout.error == "Broken pipe"
+    stdout.close()
+
+
+def test_no_stdout_at_all_is_a_closed_one() -> None:
+    code = "from tfcluster.ui.terminal import Terminal; t = Terminal(); t.out('x'); t.say('said')"
+    closed = f'exec {sys.executable} -c "{code}" >&-'
+    done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, text=True, check=True)
+    assert done.stderr == "said\n"
+
+
+def test_a_non_blocking_pipe_gets_everything() -> None:
+    reader, stdout = pipe()
+    flags = fcntl.fcntl(stdout.fileno(), fcntl.F_GETFL)
+    fcntl.fcntl(stdout.fileno(), fcntl.F_SETFL, flags | os.O_NONBLOCK)
+    read = bytearray()
+
+    def read_all() -> None:
+        while block := os.read(reader, 4096):
+            read.extend(block)
+
+    slow = threading.Thread(target=read_all)
+    slow.start()
+    assert Terminal(stdout, io.StringIO(), environ={}).out_bytes(b"x" * 500_000)
+    stdout.close()
+    slow.join()
+    os.close(reader)
+    assert len(read) == 500_000
+
+
+def test_importing_the_terminal_and_the_view_brings_neither_rich_nor_pydantic() -> None:
+    code = (
+        "import sys, tfcluster.ui.follow, tfcluster.ui.panels;"
+        "sys.exit(any(m.split('.')[0] in ('rich', 'pydantic') for m in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
