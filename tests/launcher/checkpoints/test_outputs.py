@@ -1,0 +1,137 @@
+"""Outputs of the working directory: the ones asked for come home, the others are told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tfcluster.checkpoints.outputs import gather_outputs, news, remember
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    for name in ("train.py", "out/a.txt", "out/deep/b.txt", "model.keras"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("globs", "files"),
+    [
+        (["model.keras"], ("model.keras",)),
+        (["*.keras", "model.*"], ("model.keras",)),
+        (["out"], ("out/a.txt", "out/deep/b.txt")),
+        (["out/*.txt"], ("out/a.txt",)),
+        (["**/*.txt"], ("out/a.txt", "out/deep/b.txt")),
+    ],
+)
+def test_what_the_globs_match_is_copied_to_the_same_place(
+    workdir: Path, tmp_path: Path, globs: list[str], files: tuple[str, ...]
+) -> None:
+    result = gather_outputs(workdir, globs, tmp_path / "outputs")
+
+    assert (result.files, result.notes) == (files, ())
+    assert [(tmp_path / "outputs" / name).read_text() for name in files] == list(files)
+
+
+@pytest.mark.parametrize("pattern", ["../*", "out/../../secret", "/etc/hosts", "nothing*", ""])
+def test_a_glob_that_matches_nothing_inside_is_told(
+    workdir: Path, tmp_path: Path, pattern: str
+) -> None:
+    (tmp_path / "secret").write_text("secret")
+
+    result = gather_outputs(workdir, [pattern], tmp_path / "outputs")
+
+    assert result.files == ()
+    assert result.notes == (f"checkpoints.outputs: nothing matches {pattern}",)
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_links_out_of_the_working_directory_are_not_followed(workdir: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    (workdir / "link").symlink_to(outside)
+    (workdir / "out" / "file-link").symlink_to(outside / "secret")
+    (workdir / "out" / "inside").symlink_to(workdir / "model.keras")
+
+    result = gather_outputs(workdir, ["out", "link", "link/*"], tmp_path / "outputs")
+
+    assert result.files == ("out/a.txt", "out/deep/b.txt", "out/inside")
+    assert result.notes == (
+        "checkpoints.outputs: link leads elsewhere",
+        "checkpoints.outputs: link/secret leads elsewhere",
+    )
+    copies = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    assert all(not copy.is_symlink() and copy.read_text() != "secret" for copy in copies)
+
+
+def test_news_name_the_new_files_and_the_cure(workdir: Path) -> None:
+    before = remember(workdir)
+    (workdir / "final.keras").write_text("model")
+    (workdir / "runs" / "1").mkdir(parents=True)
+    (workdir / "runs" / "1" / "loss.csv").write_text("1")
+    (workdir / "out" / "c.txt").write_text("c")
+
+    assert news(before) == (
+        "New files in the working directory: final.keras, out/c.txt, runs/. To gather them: "
+        """--set 'checkpoints.outputs=["final.keras", "out/c.txt", "runs/**"]'"""
+    )
+
+
+def test_the_option_that_news_recommend_gathers_them(workdir: Path, tmp_path: Path) -> None:
+    before = remember(workdir)
+    (workdir / "runs" / "1").mkdir(parents=True)
+    (workdir / "runs" / "1" / "loss.csv").write_text("1")
+    assert '["runs/**"]' in news(before)
+
+    assert gather_outputs(workdir, ["runs/**"], tmp_path / "o").files == ("runs/1/loss.csv",)
+
+
+def test_no_news_where_nothing_is_new_or_nobody_would_want_it(workdir: Path) -> None:
+    before = remember(workdir)
+    (workdir / "train.py").write_text("changed")
+    for name in ("__pycache__/train.pyc", ".cache/x", "half.tmp", "env/lib/a.py"):
+        (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+        (workdir / name).write_text("x")
+    (workdir / "env" / "pyvenv.cfg").write_text("home = /")
+    (workdir / "gathered.txt").write_text("x")
+
+    assert news(before, gathered=["gathered.txt"]) == ""
+
+
+def test_many_new_files_are_counted(workdir: Path) -> None:
+    before = remember(workdir)
+    for number in range(9):
+        (workdir / f"file-{number}").write_text("x")
+
+    assert "file-4 and 4 more. To gather" in news(before)
+
+
+def test_a_data_set_s_folder_is_not_searched(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfcluster.checkpoints.outputs._MOST_FILES", 3)
+    before = remember(workdir)
+    (workdir / "new").write_text("x")
+
+    assert news(before) == ""
+
+
+def test_an_output_that_cannot_be_read_whole_is_told(
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grow_and_copy(*_args: object, **_named: object) -> str:
+        os.unlink(workdir / "model.keras")
+        raise FileNotFoundError("gone")
+
+    monkeypatch.setattr("tfcluster.checkpoints.outputs.copy_verified", grow_and_copy)
+
+    result = gather_outputs(workdir, ["model.keras"], tmp_path / "outputs")
+
+    assert result.files == ()
+    assert result.notes == ("checkpoints.outputs: model.keras was not copied: gone",)

@@ -1,0 +1,89 @@
+"""What real TensorFlow and Keras save is found complete, and restores after it was gathered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.restore import put_back
+from tfcluster.checkpoints.store import Store
+
+SCRIPT = Path(__file__).with_name("save_with_tensorflow.py")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(params=["newest", "2.15"])
+def python(request: pytest.FixtureRequest) -> str:
+    """A Python with the newest TensorFlow, or with TensorFlow 2.15."""
+    if request.param == "newest":
+        return sys.executable
+    found = ROOT / ".venv-tf215" / "bin" / "python"
+    if not found.exists():
+        pytest.skip("no .venv-tf215: `make setup` found no Python 3.9 to 3.11")
+    return str(found)
+
+
+def run(python: str, *args: object, stdin: str = "") -> None:
+    keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if python == sys.executable else {}  # 2.15 has it
+    done = subprocess.run(
+        [python, str(SCRIPT), *map(str, args)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"} | keras_2,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_everything_saved_is_found_gathered_and_restores_elsewhere(
+    python: str, tmp_path: Path
+) -> None:
+    chief = tmp_path / "chief"
+    chief.mkdir()
+    run(python, "save", chief)
+    gatherer = Gatherer(chief, Store(tmp_path / "store"))
+
+    gathered = gatherer.final_look()
+
+    assert gatherer.take_notes() == []
+    assert {(g.checkpoint.path, g.kind, g.step) for g in gathered} == {
+        ("tf/ckpt-2", Kind.TF_CHECKPOINT, 2),
+        ("tf/ckpt-3", Kind.TF_CHECKPOINT, 3),
+        ("weights/cp-0007.ckpt", Kind.TF_CHECKPOINT, 7),
+        ("weights.03.weights.h5", Kind.WEIGHTS, 3),
+        ("model.keras", Kind.KERAS, None),
+        ("whole.h5", Kind.WEIGHTS, None),
+        ("exported", Kind.SAVED_MODEL, None),
+        ("plain/1", Kind.SAVED_MODEL, 1),
+        ("backup", Kind.BACKUP, 2),
+    }
+    moved = (tmp_path / "store").rename(tmp_path / "moved")
+    rows = [{"kind": g.kind, "path": str(g.path)} for g in Store(moved).held]
+    wanted = "\n".join(json.dumps(row) for row in rows if row["kind"] != Kind.BACKUP)
+    run(python, "load", chief, moved, stdin=wanted)
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_a_task_finds_what_was_put_back(python: str, tmp_path: Path) -> None:
+    chief, task = tmp_path / "chief", tmp_path / "worker-1"
+    chief.mkdir()
+    run(python, "save", chief)
+    gatherer = Gatherer(chief, Store(tmp_path / "store"))
+    gatherer.final_look()
+
+    put_back(gatherer.store.state(), [task])
+
+    row = json.dumps({"kind": Kind.TF_CHECKPOINT, "path": str(task / "tf" / "ckpt-3")})
+    run(python, "load", chief, task / "tf", stdin=row)
+    assert (task / "backup" / "chief" / "checkpoint").exists()
