@@ -207,8 +207,14 @@ def _strategy(plan: Plan) -> str:
 
 
 def _open_ports(ports: Sequence[int]) -> str:
-    numbers = ", ".join(str(port) if port else "chosen at the start" for port in ports)
-    return f"{numbers}: TensorFlow listens on every address of this machine, without a password"
+    known = sorted(port for port in ports if port)
+    if not known:
+        shown = f"{plural(len(ports), 'port')}, chosen at the start"
+    elif len(known) > _TASKS_LISTED:
+        shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
+    else:
+        shown = ", ".join(map(str, known))
+    return f"{shown}: TensorFlow listens on every address of this machine, without a password"
 
 
 def _task_grid(plan: Plan, held: Mapping[str, int]) -> Part:

@@ -45,7 +45,7 @@ def _task_exited(event: Mapping[str, Any]) -> Told | None:
     how = format_exit(event.get("exit_code"), event.get("signal"))
     text = f"{event['task']} ended after {format_duration(event['duration_s'])}: {how}"
     if event.get("ended_by") == "tfcluster":
-        return Told(f"{text} (ended by tfcluster)", ("dim",))
+        return Told(f"{text} (stopped by tfcluster)", ("dim",))
     return Told(text, ("dim",) if event.get("exit_code") == 0 else ("red",))
 
 

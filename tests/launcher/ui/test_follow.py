@@ -51,7 +51,7 @@ class Watcher:
 
     def __init__(self, user: int, columns: int = 80, rows: int = 24) -> None:
         self.screen = pyte.Screen(columns, rows)
-        self.seen = bytearray()
+        self.seen, self._fed = bytearray(), 0
         self._stream = pyte.ByteStream(self.screen)
         self._user = user
         self.may_read = threading.Event()
@@ -66,10 +66,13 @@ class Watcher:
             except OSError:
                 return
             self.seen += block
-            self._stream.feed(block)
 
     @property
     def lines(self) -> list[str]:
+        """What the screen shows now."""
+        new = bytes(self.seen[self._fed :])
+        self._fed += len(new)
+        self._stream.feed(new)
         return [line.rstrip() for line in self.screen.display if line.strip()]
 
 

@@ -1,0 +1,44 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit, format_rate
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (-1, "0.0 s"),
+        (0.84, "0.8 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7620, "2 h 07 min"),
+        (275_000, "3 d 4 h"),
+    ],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"),
+    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (812_000_000, "812 MB"), (12.4e9, "12 GB")],
+)
+def test_sizes(count: float, shown: str) -> None:
+    assert format_bytes(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "signal", "shown"),
+    [(0, None, "exit 0"), (None, 9, "SIGKILL"), (None, 63, "signal 63"), (None, None, "")],
+)
+def test_ends(exit_code: int | None, signal: int | None, shown: str) -> None:
+    assert format_exit(exit_code, signal) == shown
+
+
+def test_rates() -> None:
+    assert [format_rate(rate) for rate in (None, 0.123, 41.23)] == ["", "0.12", "41.2"]

@@ -1,0 +1,229 @@
+"""`ps`, `status`, `logs`, `checkpoints`: run folders in, text or JSON out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tfcluster.cli.main import main
+from tfcluster.run.identity import this_process
+from tfcluster.run.paths import RunPaths
+
+MakeRun = Callable[..., RunPaths]
+Tfcluster = Callable[..., "Done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def tfcluster(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Tfcluster:
+    """Runs the command in this process; says how it ended and what it wrote."""
+
+    def run(*args: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Done(int(ended.value.code or 0), *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def make_run(home: Path) -> MakeRun:
+    """A run folder; live ones name this test's process as their coordinator."""
+
+    def make(run_id: str, *, status: str = "succeeded", started_at: float = 1.7e9) -> RunPaths:
+        paths = RunPaths.of(run_id, home)
+        paths.attempt_logs(1).mkdir(parents=True)
+        me = this_process()
+        task = {"task": "worker:0", "node": "local", "address": "127.0.0.1:4000", "attempt": 1}
+        state = {
+            "run": run_id, "name": run_id.rsplit("-", 3)[0], "status": status, "attempt": 1,
+            "host": me.host, "boot_id": me.boot_id, "pid": me.pid, "pid_start": me.start,
+            "started_at": started_at, "ended_at": None if status == "running" else started_at + 5,
+            "tasks": [task | {"state": "running" if status == "running" else "succeeded"}],
+        }  # fmt: skip
+        paths.state.write_text(json.dumps(state))
+        (paths.attempt_logs(1) / "worker-0.log").write_bytes(b"epoch 1\nloss 0.5\nno end")
+        (paths.attempt_logs(1) / "worker-1.log").write_bytes(b"epoch 1\nloss 0.7\n")
+        return paths
+
+    return make
+
+
+def test_ps_lists_live_runs_and_with_a_all(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+    make_run("old-20260914-153012-k7f3", started_at=1.6e9)
+    make_run("new-20260915-153012-abcd", status="running")
+    live = tfcluster("ps")
+    assert [line.split()[0] for line in live.stdout.splitlines()] == [
+        "RUN",
+        "new-20260915-153012-abcd",
+    ]
+    known = json.loads(tfcluster("ps", "-a", "--json").stdout)
+    assert [run["status"] for run in known] == ["succeeded", "running"]
+
+
+def test_ps_without_a_live_run_says_so_and_leaves_stdout_empty(
+    tfcluster: Tfcluster, make_run: MakeRun
+) -> None:
+    make_run("old-20260914-153012-k7f3")
+    done = tfcluster("ps")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "no run is live (1 are over: `tfcluster ps -a`)\n"
+    assert json.loads(tfcluster("ps", "--json").stdout) == []
+
+
+def test_status_shows_the_latest_run_or_the_one_named(
+    tfcluster: Tfcluster, make_run: MakeRun
+) -> None:
+    make_run("old-20260914-153012-k7f3", started_at=1.6e9)
+    make_run("new-20260915-153012-abcd")
+    assert tfcluster("status").stdout.startswith("new-20260915-153012-abcd\n")
+    assert tfcluster("status", "k7f3").stdout.startswith("old-20260914-153012-k7f3\n")
+    assert json.loads(tfcluster("status", "old", "--json").stdout)["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "checkpoints"])
+def test_a_run_nobody_knows_is_an_error_with_a_near_name(
+    tfcluster: Tfcluster, make_run: MakeRun, command: str
+) -> None:
+    make_run("mnist-20260914-153012-k7f3")
+    done = tfcluster(command, "mnits")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "did you mean mnist" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (
+            [],
+            [
+                "worker:0 │ epoch 1",
+                "worker:0 │ loss 0.5",
+                "worker:0 │ no end",
+                "worker:1 │ epoch 1",
+                "worker:1 │ loss 0.7",
+            ],
+        ),
+        (["--task", "worker:1"], ["worker:1 │ epoch 1", "worker:1 │ loss 0.7"]),
+        (["--grep", r"loss 0\.\d"], ["worker:0 │ loss 0.5", "worker:1 │ loss 0.7"]),
+        (["--tail", "1"], ["worker:0 │ no end", "worker:1 │ loss 0.7"]),
+        (["--attempt", "2"], []),
+        (
+            ["--collapse"],
+            [
+                "worker:0 │ epoch 1 (×2)",
+                "worker:0 │ loss 0.5",
+                "worker:0 │ no end",
+                "worker:1 │ loss 0.7",
+            ],
+        ),
+    ],
+)
+def test_logs(
+    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], shown: list[str]
+) -> None:
+    make_run("old-20260914-153012-k7f3")
+    done = tfcluster("logs", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == shown
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--task", "worker1"], "'worker1' is not a task; write JOB:INDEX"),
+        (["--grep", "("], "'(' is not a regular expression"),
+        (["--tail", "-1"], "Invalid value for '--tail'"),
+        (["--attempt", "0"], "Invalid value for '--attempt'"),
+    ],
+)
+def test_bad_options_of_logs_are_told(
+    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], said: str
+) -> None:
+    make_run("old-20260914-153012-k7f3")
+    done = tfcluster("logs", *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_logs_of_a_live_run_are_followed_to_its_end(home: Path, make_run: MakeRun) -> None:
+    paths = make_run("live-20260914-153012-k7f3", status="running")
+    follower = subprocess.Popen(
+        [sys.executable, "-m", "tfcluster.cli.main", "logs", "-f"],
+        env=os.environ | {"TFCLUSTER_HOME": str(home)},
+        stdout=subprocess.PIPE,
+        bufsize=0,
+    )
+    try:
+        assert follower.stdout is not None
+        first = follower.stdout.readline()
+        with (paths.attempt_logs(1) / "worker-0.log").open("ab") as log:
+            log.write(b", now\nlater\n")
+        time.sleep(0.3)
+        assert follower.poll() is None
+        state = json.loads(paths.state.read_text())
+        fresh = paths.state.with_name("fresh.json")
+        fresh.write_text(json.dumps(state | {"status": "succeeded"}))
+        fresh.replace(paths.state)
+        rest, _ = follower.communicate(timeout=10)
+    finally:
+        follower.kill()
+        follower.wait()
+    lines = (first + rest).decode().splitlines()
+    assert [line for line in lines if line.startswith("worker:0")] == [
+        "worker:0 │ epoch 1",
+        "worker:0 │ loss 0.5",
+        "worker:0 │ no end, now",
+        "worker:0 │ later",
+    ]
+    assert follower.returncode == 0
+
+
+def test_logs_to_a_reader_that_leaves_end_quietly(home: Path, make_run: MakeRun) -> None:
+    paths = make_run("old-20260914-153012-k7f3")
+    (paths.attempt_logs(1) / "worker-0.log").write_bytes(b"line\n" * 200_000)
+    done = subprocess.run(
+        f"{sys.executable} -m tfcluster.cli.main logs | head -1",
+        shell=True,
+        env=os.environ | {"TFCLUSTER_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("worker:0 │ line\n", "")
+
+
+def test_no_checkpoint_is_said_with_the_cure(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+    make_run("old-20260914-153012-k7f3")
+    listed = tfcluster("checkpoints")
+    assert (listed.returncode, listed.stdout) == (0, "")
+    assert "has gathered no checkpoint" in listed.stderr
+    assert json.loads(tfcluster("checkpoints", "--json").stdout) == []
+    path = tfcluster("checkpoints", "--path")
+    assert path.returncode == 2
+    assert "TFCLUSTER_CHECKPOINT_DIR" in path.stderr

@@ -1,0 +1,214 @@
+"""Panels as a user reads them, at 40, 80 and 120 columns; ``golden/`` holds them as text.
+
+After a change that is meant run with ``TFCLUSTER_WRITE_GOLDEN=1``, and read the difference.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+import pyte
+import pytest
+
+from tfcluster.plan.plan import (
+    CheckpointPlan,
+    Command,
+    Interpreter,
+    NodePlan,
+    Plan,
+    Supervision,
+    TaskId,
+    TaskPlan,
+)
+from tfcluster.run.events import Status
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.ui.panels import (
+    checkpoints_grid,
+    closing_panel,
+    root_cause_panel,
+    runs_grid,
+    start_panel,
+    status_panel,
+)
+from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
+from tfcluster.ui.terminal import Terminal
+
+OpenScreen = Callable[..., tuple[int, TextIO]]
+
+GOLDEN = Path(__file__).parent / "golden"
+START = 1_700_000_000.0
+PATHS = RunPaths(Path("/home/anna/.local/state/tfcluster/runs/mnist-2w-20260914-153012-k7f3"))
+
+
+def plan() -> Plan:
+    python = Interpreter(
+        "/home/anna/mnist/.venv/bin/python",
+        ".venv above the workdir",
+        "3.11.4",
+        {"tensorflow": "2.21.0", "keras": "3.15.1", "tf-keras": "2.21.0", "numpy": "2.4.0"},
+    )
+    command = Command(("python", "train.py"), (), "/home/anna/mnist")
+    return Plan(
+        name="mnist-2w",
+        spec_path="/home/anna/mnist/tfcluster.json",
+        kind="training",
+        strategy="multi_worker_mirrored",
+        nodes=(NodePlan("local", "local", python, "/home/anna/mnist"),),
+        tasks=tuple(
+            TaskPlan(TaskId("worker", index), "local", "127.0.0.1", 0, command, cores=(index,))
+            for index in range(2)
+        ),
+        prepare={},
+        supervision=Supervision(),
+        checkpoints=CheckpointPlan(),
+        hooks=True,
+        settings={"communication": "RING"},
+        notes=("Keras 3 fails across workers, so tf_keras is used (TF_USE_LEGACY_KERAS=1)",),
+    )
+
+
+def failed_run() -> RunSnapshot:
+    workers = [
+        TaskSnapshot(
+            "worker:0", "local", "127.0.0.1:40001", state="stopped", attempt=1, pid=4711,
+            started_at=START + 1, ended_at=START + 64, signal=15, ended_by="tfcluster",
+            step=1200, steps_per_second=41.2, peak_rss_bytes=812_000_000,
+            log="logs/attempt-1/worker-0.log",
+        ),
+        TaskSnapshot(
+            "worker:1", "local", "127.0.0.1:40002", state="failed", attempt=1, pid=4712,
+            started_at=START + 1, ended_at=START + 60, exit_code=3, ended_by="itself",
+            step=1190, steps_per_second=41.1, peak_rss_bytes=1_220_000_000,
+            log="logs/attempt-1/worker-1.log",
+        ),
+    ]  # fmt: skip
+    return RunSnapshot(
+        run=PATHS.run_id, name="mnist-2w", status=Status.FAILED, tasks=workers,
+        host="laptop", boot_id="b", pid=4700, pid_start=1, started_at=START,
+        ended_at=START + 65, exit_code=1, attempt=1, spec="/home/anna/mnist/tfcluster.json",
+        checkpoints=[
+            {"path": "checkpoints/ckpt-12/ckpt-12", "step": 1200, "kind": "tf_checkpoint",
+             "bytes": 1_234_567},
+        ],
+        warnings=["No task read the setting bytes_per_pack."] * 2,
+        diagnosis={
+            "root_cause": {"task": "worker:1", "reason": "ValueError: bad shape (train.py:12)",
+                           "exit_code": 3, "hint": "look at train.py"},
+            "collateral": ["worker:0"],
+        },
+    )  # fmt: skip
+
+
+def running_run() -> RunSnapshot:
+    run = failed_run()
+    run.status, run.ended_at, run.exit_code, run.diagnosis, run.warnings = (
+        Status.RUNNING, None, None, None, [],
+    )  # fmt: skip
+    for task in run.tasks:
+        task.state, task.ended_at, task.exit_code, task.signal = "running", None, None, None
+        task.ended_by, task.metrics = None, {"loss": 0.31415, "accuracy": 0.9}
+    return run
+
+
+def panels() -> list[Panel]:
+    cause = root_cause_panel(
+        failed_run(), PATHS, ["Traceback (most recent call last):", "ValueError: bad shape"]
+    )
+    assert cause is not None
+    return [
+        start_panel(plan(), PATHS, {"worker:0": 40001, "worker:1": 40002}),
+        cause,
+        closing_panel(
+            failed_run(),
+            PATHS,
+            load_hint="keras.models.load_model('/home/anna/model.keras')",
+            home_bytes=12_000_000_000,
+        ),
+        status_panel(running_run(), PATHS, now=START + 100),
+    ]
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_panels_read_well_at_every_width(width: int) -> None:
+    shown = "\n\n".join(plain_text(panel, width) for panel in panels()) + "\n"
+    golden = GOLDEN / f"panels-{width}.txt"
+    if os.environ.get("TFCLUSTER_WRITE_GOLDEN"):
+        golden.write_text(shown)
+    assert shown == golden.read_text()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_line_is_wider_than_the_screen_but_what_must_stay_whole(width: int) -> None:
+    for panel in panels():
+        for line in plain_text(panel, width).splitlines():
+            assert len(line) <= width or "/home/anna/" in line or line == panel.title
+
+
+def test_a_screen_shows_the_same_words_under_a_rule() -> None:
+    for panel in panels():
+        screen = pyte.Screen(160, 40)
+        pyte.ByteStream(screen).feed(
+            screen_text(panel, 160, colours=True).replace("\n", "\r\n").encode()
+        )
+        shown = [line.rstrip() for line in screen.display if line.strip()]
+        assert shown[0].rstrip("─ ") == panel.title
+        assert shown[0].endswith("─")
+        assert shown[1:] == plain_text(panel, 160).splitlines()[1:]
+
+
+def test_no_colour_leaves_the_rule_and_drops_the_colours() -> None:
+    assert "\x1b[" in screen_text(panels()[0], 80, colours=True)
+    assert "\x1b[" not in screen_text(panels()[0], 80, colours=False)
+
+
+def test_render_is_plain_where_nobody_looks(open_screen: OpenScreen) -> None:
+    panel = Panel("title", (Facts((("name", "value"),)),))
+    _, screen = open_screen(columns=30)
+    assert render(panel, Terminal(io.StringIO(), io.StringIO())) == "title\n  name  value"
+    assert render(panel, Terminal(screen, screen, environ={"NO_COLOR": "1"})).startswith("title ──")
+    assert render(panel, Terminal(screen, screen, environ={"CI": "1"})) == "title\n  name  value"
+
+
+def test_a_run_without_a_diagnosis_has_no_root_cause() -> None:
+    assert root_cause_panel(running_run(), PATHS) is None
+
+
+def test_prune_is_named_only_above_ten_gigabytes() -> None:
+    below = plain_text(closing_panel(failed_run(), PATHS, home_bytes=9_000_000_000), 80)
+    assert "prune" not in below
+
+
+def test_a_hundred_tasks_are_counted_not_listed() -> None:
+    small = plan()
+    many = tuple(
+        TaskPlan(TaskId("worker", i), "local", "127.0.0.1", 0, small.tasks[0].command)
+        for i in range(100)
+    )
+    values = {name: getattr(small, name) for name in Plan.__dataclass_fields__}
+    shown = plain_text(start_panel(Plan(**(values | {"tasks": many})), PATHS), 80)
+    assert len(shown.splitlines()) < 25
+    assert "local    100" in shown
+
+
+def test_ps_lists_a_run_a_line() -> None:
+    rows = part_lines(runs_grid([failed_run(), running_run()], now=START + 120), 120)
+    assert rows == [
+        "RUN                            STATUS      TASKS   STEP  STARTED",
+        "mnist-2w-20260914-153012-k7f3  failed (1)      2  1,200  2 min 00 s ago",
+        "mnist-2w-20260914-153012-k7f3  running         2  1,200  2 min 00 s ago",
+    ]
+
+
+def test_checkpoints_without_a_step_have_a_dash() -> None:
+    found = [{"path": "/x/model.keras", "step": None, "kind": "keras", "bytes": 1_500_000}]
+    assert part_lines(checkpoints_grid(found), 80)[1] == "   –  keras  1.5 MB  /x/model.keras"
+
+
+def test_a_table_too_wide_becomes_lists() -> None:
+    grid = Grid(("task", "end"), (("worker:0", "exit 0"), ("worker:1", "SIGKILL")))
+    assert part_lines(grid, 14) == ["worker:0", "  end  exit 0", "worker:1", "  end  SIGKILL"]
