@@ -1,0 +1,78 @@
+"""What each half may import, and what `tfcluster --version` must not pay for."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tfcluster
+
+HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_datasets", "tfcluster_workers")
+
+
+def launcher_modules() -> list[str]:
+    found = pkgutil.walk_packages(tfcluster.__path__, prefix="tfcluster.")
+    return ["tfcluster", *sorted(module.name for module in found)]
+
+
+def run(code: str, *args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_every_launcher_module_imports_where_tensorflow_cannot() -> None:
+    block_and_import = """
+import importlib, sys
+blocked, modules = sys.argv[1].split(","), sys.argv[2].split(",")
+sys.modules.update(dict.fromkeys(blocked))  # None there makes any import of it fail
+for module in modules:
+    if not module.endswith("__main__"):
+        importlib.import_module(module)
+"""
+    modules = launcher_modules()
+    assert len(modules) > 20
+
+    run(block_and_import, ",".join(HEAVY), ",".join(modules))
+
+
+@pytest.mark.parametrize("args", [["--version"], ["--help"]])
+def test_a_command_that_needs_nothing_imports_nothing(args: list[str]) -> None:
+    loaded_after = """
+import json, runpy, sys
+from tfcluster.cli.main import main
+sys.argv[0] = "tfcluster"
+try:
+    main()
+except SystemExit as exit:
+    assert not exit.code, exit.code
+print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+    loaded = set(json.loads(run(loaded_after, *args).splitlines()[-1]))
+
+    assert loaded.isdisjoint({"rich", "pydantic", "psutil", "asyncio", *HEAVY})
+
+
+def test_the_agent_needs_the_standard_library_only() -> None:
+    """Under -S -I there are no installed packages at all, as on a node that was never set up."""
+    root = str(Path(tfcluster.__file__).parents[1])
+    modules = [name for name in launcher_modules() if name.startswith("tfcluster.agent.")]
+    assert modules
+    imports = """
+import importlib, sys
+sys.path.insert(0, sys.argv[1])
+for module in sys.argv[2].split(","):
+    if not module.endswith("__main__"):
+        importlib.import_module(module)
+"""
+    command = [sys.executable, "-S", "-I", "-c", imports, root, ",".join(modules)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,104 @@
+"""The wheel is whole: installed alone, far from the repository, it plans without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without isolation, so without a network: hatchling is here already."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
+    check(command, cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The bin folder of a fresh environment that holds the wheel and its dependencies only."""
+    folder = tmp_path_factory.mktemp("env")
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
+    pip += ["--disable-pip-version-check", "-c", str(ROOT / "constraints" / "newest.txt")]
+    check([*pip, str(wheel)], cwd=folder)
+    yield folder / "bin"
+
+
+def check(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def tfcluster(bin_folder: Path, cwd: Path, *args: str) -> str:
+    """Run the installed command with that environment's Python first, as an activated one is."""
+    dropped = ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
+    env = {key: value for key, value in os.environ.items() if key not in dropped}
+    env["PATH"] = f"{bin_folder}{os.pathsep}{env['PATH']}"
+    env["VIRTUAL_ENV"] = str(bin_folder.parent)
+    env["TFCLUSTER_HOME"] = str(cwd / "home")
+    return check([str(bin_folder / "tfcluster"), *args], cwd=cwd, env=env)
+
+
+def test_the_wheel_holds_both_halves_the_templates_and_the_schema(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert {
+        "tfcluster/cli/main.py",
+        "tfcluster/agent/protocol.py",
+        "tfcluster/py.typed",
+        "tfcluster_workers/boot.py",
+        "tfcluster_workers/jobs/keras_mnist.py",
+        "tfcluster/templates/localhost-2w.json",
+        "tfcluster/templates/hosts-2x.json",
+    } <= names
+    assert [name for name in names if name.endswith("schema.json")]
+    assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
+
+
+def test_it_runs_in_an_empty_environment_outside_the_repository(
+    empty: Path, tmp_path: Path
+) -> None:
+    version = tfcluster(empty, tmp_path, "--version")
+    tfcluster(empty, tmp_path, "init", "mine.json")
+    planned = tfcluster(empty, tmp_path, "plan", "mine.json")
+
+    assert version.startswith("tfcluster ")
+    assert (tmp_path / "mine.json").exists()
+    assert "worker:0" in planned
+    assert "worker:1" in planned
+
+
+def test_a_spec_of_another_template_is_planned_too(empty: Path, tmp_path: Path) -> None:
+    tfcluster(empty, tmp_path, "init", "other.json", "--template", "chief-2w")
+
+    assert "chief:0" in tfcluster(empty, tmp_path, "plan", "other.json")
+
+
+def test_that_environment_has_no_tensorflow(empty: Path, tmp_path: Path) -> None:
+    seen = check(
+        [
+            str(empty / "python"),
+            "-c",
+            "from importlib.util import find_spec; print(find_spec('tensorflow'))",
+        ],
+        cwd=tmp_path,
+    )
+
+    assert seen.strip() == "None"
