@@ -37,20 +37,24 @@ class Attempt:
 def fixed(plan: Plan) -> Attempt:
     """Attempt 1 of a plan whose ports are all written in the spec.
 
-    Raises ValueError when a port is still to be chosen.
+    Raises ValueError when tasks that form a cluster have a port that is still to be chosen.
     """
-    if waiting := [str(task.id) for task in plan.tasks if task.port == 0]:
+    attempt = _unchosen(plan)
+    waiting = [str(task) for task, port in attempt.ports.items() if port == 0]
+    if waiting and attempt.forms_cluster:
         raise ValueError(f"no port yet for {', '.join(waiting)}")
-    ids = tuple(task.id for task in plan.tasks)
-    return Attempt(plan, 1, ids, {task.id: task.port for task in plan.tasks})
+    return attempt
+
+
+def _unchosen(plan: Plan) -> Attempt:
+    ports = {task.id: task.port for task in plan.tasks}
+    return Attempt(plan, 1, tuple(ports), ports)
 
 
 def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
     """What `environment` will be in a first attempt, with words for what is chosen at start."""
-    ids = tuple(planned.id for planned in plan.tasks)
-    attempt = Attempt(plan, 1, ids, {planned.id: planned.port for planned in plan.tasks})
     found = environment(
-        attempt,
+        _unchosen(plan),
         task,
         run_id="RUN",
         checkpoint_dir=f"RUN_FOLDER/tasks/{task.file_name}/checkpoints",

@@ -52,7 +52,6 @@ def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[Seat]:
                 yield Seat(TaskId(job, index), "127.0.0.1", 0, here.node, here.backend)
             continue
         for index, task in enumerate(listed):
-            host, _, port = task.address.rpartition(":")
-            at = place(host, backend=spec.runtime.backend, own=own)
-            seat = Seat(TaskId(job, index), host, int(port), at.node, at.backend)
+            at = place(task.host, backend=spec.runtime.backend, own=own)
+            seat = Seat(TaskId(job, index), task.host, task.port, at.node, at.backend)
             yield replace(seat, gpus=task.gpus, env=task.env)

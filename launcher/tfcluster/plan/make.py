@@ -21,7 +21,7 @@ from tfcluster.plan.plan import (
 )
 from tfcluster.plan.resources import (
     Share,
-    divide_cores,
+    divide,
     divide_gpus,
     shared_gpus,
     thread_budget,
@@ -143,7 +143,7 @@ class _Making:
         wishes = self.spec.resources
         for node, its_seats in by_node(self.seats).items():
             here = node == LOCAL
-            cores = divide_cores(self.around.cores, len(its_seats))
+            cores = divide(self.around.cores, len(its_seats), each=wishes.cpus)
             parts = len(its_seats) if here else 1
             threads = thread_budget(
                 len(self.around.cores), parts, cpus=wishes.cpus, threads=wishes.threads

@@ -25,12 +25,15 @@ class Share:
     gpu_is_shared: bool = False
 
 
-def divide_cores(cores: Sequence[int], parts: int) -> list[tuple[int, ...]]:
-    """Disjoint and even where there are enough; else the tasks take turns on single cores."""
-    if len(cores) < parts:
-        return [(cores[i % len(cores)],) for i in range(parts)]
-    size = len(cores) // parts
-    return [tuple(cores[i * size : (i + 1) * size]) for i in range(parts)]
+def divide(things: Sequence[int], parts: int, *, each: int | None = None) -> list[tuple[int, ...]]:
+    """`each` cores or GPUs for every part, else an even share; where they run out, from the start.
+
+    Shares are disjoint as long as there are enough of them.
+    """
+    size = min(each or max(1, len(things) // parts), len(things))
+    return [
+        tuple(things[(part * size + k) % len(things)] for k in range(size)) for part in range(parts)
+    ]
 
 
 def thread_budget(
@@ -100,7 +103,7 @@ def _evenly(
     trains = [task for task in tasks if task.job in ("chief", "worker")]
     given: dict[TaskId, tuple[int, ...] | None] = dict.fromkeys(tasks, ())
     if trains:
-        given.update(zip(trains, divide_cores(available, len(trains)), strict=True))
+        given.update(zip(trains, divide(available, len(trains)), strict=True))
     used = {gpu for gpus in given.values() for gpu in gpus or ()}
     for task in tasks:
         if task.job == "evaluator":
@@ -116,8 +119,5 @@ def _number_each(
         return dict.fromkeys(tasks, ())
     takers = [task for task in tasks if task.job != "ps"]
     pool = tuple(available) if available else tuple(range(number * len(takers)))
-    given: dict[TaskId, tuple[int, ...] | None] = dict.fromkeys(tasks, ())
-    for place, task in enumerate(takers):
-        first = place * number
-        given[task] = tuple(pool[(first + k) % len(pool)] for k in range(number))
-    return given
+    shares = divide(pool, len(takers), each=number)
+    return {**dict.fromkeys(tasks, ()), **dict(zip(takers, shares, strict=True))}

@@ -69,7 +69,7 @@ class Variables:
 
     def _layers(self, host: str, seat: Seat | None) -> Iterator[Layer]:
         spec = self.spec
-        named = [("job.env", spec.job.env)]
+        named: list[tuple[str, Mapping[str, str | None]]] = [("job.env", spec.job.env)]
         for key in ("*", host):
             if settings := spec.runtime.hosts.get(key):
                 named.append((f"runtime.hosts.{key}.env", settings.env))

@@ -53,15 +53,17 @@ def choose(
     explicit: str | None,
     explicit_why: str,
     *,
+    base: Path,
     workdir: Path,
     environ: Mapping[str, str] = os.environ,
 ) -> Interpreter:
     """The first Python of the contract's order that exists, with its versions.
 
-    Raises InterpreterError when the one that was asked for does not exist or does not start.
+    `explicit` is what was asked for, as a file, the folder of an environment, or a name on PATH;
+    relative to `base`. Raises InterpreterError when that one does not exist or does not start.
     """
     if explicit:
-        return read(_asked_for(explicit, explicit_why, workdir, environ), explicit_why, environ)
+        return read(_asked_for(explicit, explicit_why, base, environ), explicit_why, environ)
     path, why = next(_candidates(workdir, environ))
     return read(path, why, environ)
 
@@ -74,12 +76,12 @@ def read(path: str, why: str, environ: Mapping[str, str] = os.environ) -> Interp
     return Interpreter(path, why, *_ask(path, environ))
 
 
-def _asked_for(python: str, why: str, workdir: Path, environ: Mapping[str, str]) -> str:
+def _asked_for(python: str, why: str, base: Path, environ: Mapping[str, str]) -> str:
     if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
         return found
     path = Path(python).expanduser()
     for candidate in (path, path / "bin" / "python"):
-        absolute = workdir / candidate
+        absolute = base / candidate
         if absolute.is_file() and os.access(absolute, os.X_OK):
             return os.path.abspath(absolute)
     cure = "name a Python, or the folder of a virtual environment"

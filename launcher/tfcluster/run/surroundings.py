@@ -107,12 +107,14 @@ def _interpreters(
     """Of a remote node only what the spec says; the node itself knows the rest."""
     found = {}
     for node, its_seats in by_node(seats(spec, seen.addresses)).items():
-        wish = (python, "--python") if python else python_wish(spec, its_seats[0].host)
+        wish, why = (python, "--python") if python else python_wish(spec, its_seats[0].host)
+        base = Path.cwd() if python else Path(seen.spec_dir)
         if node == LOCAL:
-            environ = seen.environ
-            found[node] = interpreter.choose(wish[0], wish[1], workdir=workdir, environ=environ)
+            found[node] = interpreter.choose(
+                wish, why, base=base, workdir=workdir, environ=seen.environ
+            )
         else:
-            found[node] = Interpreter(wish[0] or "python3", wish[1] or "python3 on its PATH")
+            found[node] = Interpreter(wish or "python3", why or "python3 on its PATH")
     return found
 
 

@@ -18,7 +18,7 @@ from tfcluster.plan.plan import (
     TaskPlan,
 )
 from tfcluster.plan.serialize import plan_from_json, plan_to_json
-from tfcluster.ui.plan_view import format_plan, format_task, task_json
+from tfcluster.ui.plan_view import format_exports, format_plan, format_task, task_json
 
 WORKER = TaskId("worker", 0)
 
@@ -78,12 +78,22 @@ def test_the_lines_of_one_task_mean_in_a_shell_what_they_say() -> None:
 
 def test_every_variable_has_its_source_and_a_secret_stays_secret() -> None:
     lines = format_task(a_plan(), WORKER)
-    exports = [line for line in lines if line.startswith("export ")]
+    exports = [line for line in lines if "export " in line]
+    assert "# export KEY=" in "\n".join(exports)
     assert all("  # " in line for line in exports)
     assert any(line.startswith("export TF_CONFIG=") for line in exports)
     assert "s3cret" not in "\n".join(lines)
     assert "s3cret" not in json.dumps(task_json(a_plan(), WORKER))
     assert "s3cret" not in json.dumps(plan_to_json(a_plan()))
+
+
+def test_exports_leave_out_secrets_and_name_those_the_shell_lacks() -> None:
+    env = a_plan().task(WORKER).command.env
+    lines = format_exports(a_plan(), WORKER, env, known={})
+    assert lines[0] == "unset TF_CONFIG"
+    assert "s3cret" not in "\n".join(lines)
+    assert any("KEY is secret" in line for line in lines)
+    assert "KEY" not in "\n".join(format_exports(a_plan(), WORKER, env, known={"KEY": "s3cret"}))
 
 
 def test_a_plan_survives_its_file() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tfcluster.plan.plan import TaskId
 from tfcluster.plan.resources import (
     Gpus,
-    divide_cores,
+    divide,
     divide_gpus,
     gpu_env,
     shared_gpus,
@@ -32,7 +32,7 @@ def tasks(*names: str) -> list[TaskId]:
 def test_cores_are_divided_evenly(
     cores: tuple[int, ...], parts: int, expected: list[tuple[int, ...]]
 ) -> None:
-    assert divide_cores(cores, parts) == expected
+    assert divide(cores, parts) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,11 @@ def test_threads_follow_the_share_of_the_cores(
     cores: int, parts: int, cpus: int | None, threads: int | None, expected: int | None
 ) -> None:
     assert thread_budget(cores, parts, cpus=cpus, threads=threads) == expected
+
+
+def test_a_number_of_cores_each_begins_again_where_they_run_out() -> None:
+    assert divide((0, 1, 2), 2, each=2) == [(0, 1), (2, 0)]
+    assert divide((0, 1), 2, each=5) == [(0, 1), (0, 1)]
 
 
 def test_every_thread_pool_is_held_to_the_budget() -> None:

@@ -78,7 +78,7 @@ def test_the_first_python_of_the_contracts_order_is_taken(
 ) -> None:
     work, environ = environments(tmp_path)
     left = {name: value for name, value in environ.items() if name not in missing}
-    found = choose(None, "", workdir=work, environ=left)
+    found = choose(None, "", base=tmp_path, workdir=work, environ=left)
     assert (found.path, found.why) == (str(tmp_path / expected), why)
 
 
@@ -86,19 +86,19 @@ def test_without_any_environment_it_is_python3_on_path(tmp_path: Path) -> None:
     _, environ = environments(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    found = choose(None, "", workdir=elsewhere, environ={"PATH": environ["PATH"]})
+    found = choose(None, "", base=tmp_path, workdir=elsewhere, environ={"PATH": environ["PATH"]})
     assert (found.path, found.why) == (str(tmp_path / "path/bin/python3"), "python3 on PATH")
 
 
 def test_last_of_all_our_own_python(tmp_path: Path) -> None:
-    found = choose(None, "", workdir=tmp_path, environ={"PATH": "/nowhere"})
+    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"})
     assert found.path == sys.executable
 
 
 @pytest.mark.parametrize("wish", ["venv", "venv/bin/python", "python3"])
 def test_the_python_asked_for_may_be_a_file_a_folder_or_a_name(tmp_path: Path, wish: str) -> None:
     _, environ = environments(tmp_path)
-    found = choose(wish, "--python", workdir=tmp_path, environ=environ)
+    found = choose(wish, "--python", base=tmp_path, workdir=tmp_path, environ=environ)
     assert Path(found.path).is_absolute()
     assert found.why == "--python"
 
@@ -106,4 +106,4 @@ def test_the_python_asked_for_may_be_a_file_a_folder_or_a_name(tmp_path: Path, w
 def test_a_python_that_is_not_there_is_not_replaced_by_another(tmp_path: Path) -> None:
     work, environ = environments(tmp_path)
     with pytest.raises(InterpreterError, match=r"no Python at /no/python \(runtime\.python\)"):
-        choose("/no/python", "runtime.python", workdir=work, environ=environ)
+        choose("/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ)

@@ -1,0 +1,65 @@
+"""A machine that is the same everywhere, so that plans can be compared word for word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tfcluster.plan.make import make_plan
+from tfcluster.plan.plan import Interpreter, Plan
+from tfcluster.plan.surroundings import Surroundings
+from tfcluster.spec.model import ClusterSpec
+
+PACKAGES = {"keras": "3.15.1", "tensorflow": "2.21.0", "tf-keras": "2.21.0"}
+MACHINE = Surroundings(
+    environ={"HOME": "/home/ann", "PATH": "/usr/bin"},
+    spec_dir="/home/ann/project/cluster_specs",
+    addresses=frozenset({"192.168.7.1", "laptop"}),
+    cores=(0, 1, 2, 3),
+    bundles={"local": "/home/ann/.cache/tfcluster/bundles/0123abcd"},
+    interpreters={"local": Interpreter("/venv/bin/python", "$VIRTUAL_ENV", "3.11.7", PACKAGES)},
+    imports=frozenset({"tensorflow"}),
+)
+
+Planner = Callable[..., Plan]
+"""``plan_of({"job": …}, cores=…, set_paths=…)``: sections of a spec, facts of the machine."""
+
+
+@pytest.fixture
+def machine() -> Surroundings:
+    """Four cores, no GPU, TensorFlow 2.21 with both generations of Keras."""
+    return MACHINE
+
+
+@pytest.fixture
+def spec_of() -> Callable[[dict[str, Any]], ClusterSpec]:
+    """Sections laid over the smallest spec: two workers and a script."""
+
+    def build(sections: dict[str, Any]) -> ClusterSpec:
+        smallest = {"cluster": {"worker": 2}, "job": {"script": "train.py"}}
+        sections = {"job": smallest["job"] | sections.get("job", {})} | {
+            k: v for k, v in sections.items() if k != "job"
+        }
+        return ClusterSpec.model_validate_json(_json(smallest | sections))
+
+    return build
+
+
+@pytest.fixture
+def plan_of(machine: Surroundings, spec_of: Callable[[dict[str, Any]], ClusterSpec]) -> Planner:
+    def build(
+        sections: dict[str, Any] | None = None, *, set_paths: tuple[str, ...] = (), **facts: Any
+    ) -> Plan:
+        around = replace(machine, **facts)
+        return make_plan(spec_of(sections or {}), around, set_paths=set_paths)
+
+    return build
+
+
+def _json(value: Any) -> str:
+    import json
+
+    return json.dumps(value)

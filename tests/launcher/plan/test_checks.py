@@ -1,0 +1,121 @@
+"""What stands in the way of a plan is found before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.plan import checks
+from tfcluster.plan.make import make_plan
+from tfcluster.plan.plan import Interpreter
+from tfcluster.plan.surroundings import Surroundings
+from tfcluster.spec.model import ClusterSpec
+
+SpecOf = Callable[[dict[str, Any]], ClusterSpec]
+BARE = Interpreter("/bare/bin/python", ".venv in the workdir", "3.12.1", {})
+
+
+def obstacles(spec: ClusterSpec, around: Surroundings) -> list[SurroundingsError]:
+    return list(checks.find(spec, make_plan(spec, around), around))
+
+
+def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: Surroundings) -> None:
+    assert obstacles(spec_of({}), machine) == []
+
+
+def test_a_missing_script_is_named_by_the_path_looked_at(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    path = f"{machine.spec_dir}/train.py"
+    (found,) = obstacles(spec_of({}), replace(machine, absent=frozenset({path})))
+    assert str(found) == (
+        f"there is no script at {path}\n  → job.script is relative to the workdir,"
+        f" {machine.spec_dir}"
+    )
+    assert found.exit_code == 3
+
+
+def test_a_missing_workdir_is_told_before_the_script_in_it(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    absent = frozenset({"/no", "/no/train.py", "/no/prepare.py"})
+    spec = spec_of({"job": {"workdir": "/no", "prepare": {"script": "prepare.py"}}})
+    found = obstacles(spec, replace(machine, absent=absent))
+    assert [str(o).split("\n")[0] for o in found] == [
+        "there is no folder at /no",
+        "there is no script at /no/train.py",
+        "there is no script at /no/prepare.py",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("job", "imports", "needed"),
+    [
+        ({}, {"os", "tensorflow.keras"}, True),
+        ({}, {"tf_keras"}, True),
+        ({}, {"os", "json"}, False),
+        ({}, None, False),
+        ({"kind": "plain"}, {"tensorflow"}, True),
+        ({"script": None, "module": "tfcluster_workers.jobs.keras_mnist"}, None, True),
+        ({"script": None, "command": ["python", "train.py"]}, {"tensorflow"}, False),
+    ],
+)
+def test_tensorflow_is_asked_for_where_the_job_surely_needs_it(
+    spec_of: SpecOf,
+    machine: Surroundings,
+    job: dict[str, Any],
+    imports: set[str] | None,
+    needed: bool,
+) -> None:
+    around = replace(
+        machine,
+        imports=None if imports is None else frozenset(imports),
+        interpreters={"local": BARE},
+    )
+    found = obstacles(spec_of({"job": job}), around)
+    assert [type(obstacle) for obstacle in found] == ([InterpreterError] if needed else [])
+    if needed:
+        assert "/bare/bin/python (.venv in the workdir) has none" in str(found[0])
+        assert "/bare/bin/python -m pip install tensorflow" in found[0].cure
+
+
+def test_a_python_nobody_has_looked_at_is_not_judged(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
+    unknown = {host: Interpreter("python3", "its PATH") for host in ("10.0.0.1", "10.0.0.2")}
+    assert obstacles(spec, replace(machine, interpreters=unknown)) == []
+
+
+def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surroundings) -> None:
+    python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
+    around = replace(machine, interpreters={"local": python})
+    (found,) = obstacles(spec_of({"keras": {"version": "2"}}), around)
+    assert "pip install 'tf-keras~=2.21.0'" in found.cure
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ((), "strategy.communication is NCCL, and worker:0, worker:1 has no GPU"),
+        ((0,), "NCCL cannot run two tasks on one GPU (0)"),
+        ((0, 1), None),
+    ],
+)
+def test_nccl_needs_a_gpu_for_each_task(
+    spec_of: SpecOf, machine: Surroundings, gpus: tuple[int, ...], expected: str | None
+) -> None:
+    spec = spec_of({"strategy": {"communication": "NCCL"}})
+    found = obstacles(spec, replace(machine, gpus=gpus))
+    assert [o.message for o in found] == ([expected] if expected else [])
+    assert all(o.exit_code == 3 for o in found)
+
+
+def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: Surroundings) -> None:
+    spec = spec_of({"strategy": {"communication": "NCCL"}})
+    with pytest.raises(SurroundingsError, match="NCCL"):
+        checks.require(spec, make_plan(spec, machine), machine)
