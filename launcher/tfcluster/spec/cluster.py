@@ -1,0 +1,180 @@
+"""The spec's `cluster`: which tasks there are, in TF_CONFIG's own form or a shorter one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    Discriminator,
+    Field,
+    GetJsonSchemaHandler,
+    Tag,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from tfcluster.spec import address
+from tfcluster.spec.fields import Finding, Listed, RulesBroken, Section, documented, required
+from tfcluster.spec.variables import Env
+
+JobName = Literal["chief", "worker", "ps", "evaluator"]
+JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
+MOST_TASKS = 10_000
+
+TAGS = frozenset({"<number>", "<list>", "<all>"})
+"""What pydantic puts into the path of an error for the branch it took; no part of the spec."""
+
+
+def _branch(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return "<number>"
+    if isinstance(value, str):
+        return "<all>"
+    return "<list>" if isinstance(value, list | tuple) else None
+
+
+_Index = Annotated[int, Field(ge=0, le=1023)]
+Gpus = Annotated[
+    Annotated[int, Field(ge=0, le=1024), Tag("<number>")]
+    | Annotated[Listed[_Index], Tag("<list>")]
+    | Annotated[Literal["all"], Tag("<all>")],
+    Discriminator(
+        _branch,
+        custom_error_type="gpus",
+        custom_error_message='a number, a list of indexes, or "all" is expected here',
+    ),
+]
+"""GPUs for a task: a number, indexes, or ``"all"``; 0 = none."""
+
+
+class TaskEntry(Section):
+    """One task that the spec places: ``"host:port"``, or an object with more to say."""
+
+    address: str = required("Required. `host:port`; port 0 = choose one.", "10.0.0.5:2222")
+    gpus: Gpus | None = documented(
+        None, "GPUs this task sees, instead of its share by `resources.gpus`.", [0, 1]
+    )
+    env: Env = documented({}, "Environment variables of this task alone.", {"NCCL_DEBUG": "INFO"})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"address": value} if isinstance(value, str) else value
+
+    @field_validator("address")
+    @classmethod
+    def _is_host_and_port(cls, value: str) -> str:
+        return str(address.parse(value))
+
+    @property
+    def host(self) -> str:
+        return address.parse(self.address).host
+
+    @property
+    def port(self) -> int:
+        """0: the agent chooses one."""
+        return address.parse(self.address).port
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        text = {"type": "string", "description": "host:port", "examples": ["10.0.0.1:2222"]}
+        return {"anyOf": [text, handler(core)]}
+
+
+Tasks = Annotated[
+    Annotated[int, Field(ge=1, le=MOST_TASKS), Tag("<number>")]
+    | Annotated[
+        Listed[TaskEntry],
+        Field(max_length=MOST_TASKS, json_schema_extra={"minItems": 1}),
+        Tag("<list>"),
+    ],
+    Discriminator(
+        lambda value: None if isinstance(value, str) else _branch(value),
+        custom_error_type="tasks",
+        custom_error_message='a number, or a list of "host:port", is expected here',
+    ),
+]
+"""The tasks of one job: how many, or where each is."""
+
+Jobs = Mapping[JobName, int | tuple[TaskEntry, ...]]
+
+
+def find_mistakes(cluster: Jobs) -> Iterator[Finding]:
+    """All that is wrong between the tasks; each alone is right."""
+    yield from _about_jobs(cluster)
+    yield from _about_addresses(cluster)
+
+
+def _about_jobs(cluster: Jobs) -> Iterator[Finding]:
+    for job in cluster:
+        if _count(cluster, job) == 0:
+            yield Finding((job,), f"no {job} is listed", "list its addresses, or leave it out")
+    for job in ("chief", "evaluator"):
+        if _count(cluster, job) > 1:
+            cure = "keep one; the others may be workers" if job == "chief" else "keep one"
+            yield Finding((job,), f"a cluster has at most one {job}", cure)
+    if "ps" in cluster and not ("chief" in cluster and "worker" in cluster):
+        missing = " and ".join(job for job in ("chief", "worker") if job not in cluster)
+        cure = f'add {missing}, for example {{"chief": 1, "worker": 2, "ps": 1}}'
+        yield Finding(("ps",), f"parameter servers need a chief and workers: no {missing}", cure)
+    elif "worker" not in cluster and "chief" not in cluster:
+        yield Finding((), "the cluster has no task that trains", 'add workers: {"worker": 2}')
+
+
+def _about_addresses(cluster: Jobs) -> Iterator[Finding]:
+    placed = list(_placed(cluster))
+    seen: dict[tuple[str, int], str] = {}
+    for path, at in placed:
+        first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
+        if at.port and first != f"{path[0]}:{path[1]}":
+            yield Finding(path, f"{at} is already the address of {first}", "write another port")
+    remote = next((at for _, at in placed if not at.is_loopback), None)
+    if remote is None:
+        return
+    for path, at in placed:
+        if at.is_loopback:
+            cure = "write the address by which the other hosts reach this machine"
+            yield Finding(path, f"{at} is loopback, which {remote.host} cannot reach", cure)
+    for job, tasks in cluster.items():
+        if isinstance(tasks, int):
+            cure = f'list its addresses: "{job}": ["{remote.host}:0"]'
+            yield Finding((job,), "a number beside written addresses says no place", cure)
+
+
+def _placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], address.Address]]:
+    for job in JOBS:
+        tasks = cluster.get(job, ())
+        if not isinstance(tasks, int):
+            for index, task in enumerate(tasks):
+                yield (job, index), address.parse(task.address)
+
+
+def _count(cluster: Jobs, job: JobName) -> int:
+    tasks = cluster.get(job, 0)
+    return tasks if isinstance(tasks, int) else len(tasks)
+
+
+def count_tasks(cluster: Jobs) -> int:
+    """All processes of the cluster, the evaluator included."""
+    return sum(_count(cluster, job) for job in JOBS)
+
+
+def count_trainers(cluster: Jobs) -> int:
+    """Chief and workers."""
+    return _count(cluster, "chief") + _count(cluster, "worker")
+
+
+def _checked(cluster: Any) -> Any:
+    RulesBroken.check(find_mistakes(cluster))
+    return cluster
+
+
+Cluster = Annotated[dict[JobName, Tasks], AfterValidator(_checked)]

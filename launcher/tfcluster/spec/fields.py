@@ -1,0 +1,142 @@
+"""What all sections of the spec share: strict keys, documented fields, durations, rule findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+Path = tuple[str | int, ...]
+"""Where in a spec something stands: ``("cluster", "worker", 0)``."""
+
+T = TypeVar("T")
+Listed = Annotated[tuple[T, ...], Strict(False)]
+"""A JSON list; strict about its items, not about being a list in Python."""
+
+TEN_YEARS_S = 10 * 365 * 86400.0
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(ms|s|m|h|d)", re.ASCII)
+
+
+class Section(BaseModel):
+    """A JSON object of the spec: frozen, exact about types, deaf only to keys with ``x-``."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        json_schema_extra={"patternProperties": {"^x-": {}}},
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_x_keys(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {key: kept for key, kept in value.items() if not str(key).startswith("x-")}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One broken rule, at a path relative to where the rule was asked."""
+
+    path: Path
+    message: str
+    cure: str = ""
+    on_key: bool = False
+    """Whether the key is what is wrong, rather than the value behind it."""
+
+    def below(self, *start: str | int) -> Finding:
+        return Finding((*start, *self.path), self.message, self.cure, self.on_key)
+
+
+class RulesBroken(ValueError):
+    """All findings of one validator, which pydantic would otherwise cut down to one."""
+
+    def __init__(self, findings: Iterable[Finding]) -> None:
+        self.findings = tuple(findings)
+        super().__init__("; ".join(f"{found.message} ({found.cure})" for found in self.findings))
+
+    @classmethod
+    def check(cls, findings: Iterable[Finding]) -> None:
+        """Raise when there is any finding."""
+        if found := tuple(findings):
+            raise cls(found)
+
+
+def wrong(message: str, cure: str = "") -> PydanticCustomError:
+    """An error of one value, with its cure, for `tfcluster.spec.explain`."""
+    # The texts travel as context: a brace in them must not be read as a placeholder.
+    return PydanticCustomError("tfcluster", "{message}", {"message": message, "cure": cure})
+
+
+def documented(default: Any, description: str, example: Any, **limits: Any) -> Any:
+    """A field with the three texts that the schema owes every property."""
+    shown = limits.pop("shown_default", default)
+    extra = {"default": shown} if shown is not default else None
+    return Field(
+        default, description=description, examples=[example], json_schema_extra=extra, **limits
+    )
+
+
+def required(description: str, example: Any) -> Any:
+    """A field that must be there; its example stands in for the default in the schema."""
+    extra = {"default": example}
+    return Field(description=description, examples=[example], json_schema_extra=extra)
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds from ``90``, ``"90s"``, ``"5m"``, ``"12h"``, ``"2d"`` or ``"500ms"``."""
+    cure = 'write seconds, or a text such as "90s", "5m", "12h"'
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise wrong("a duration is expected here", cure)
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise wrong(f"{shorten(value)} is not a duration", cure)
+        seconds = float(match[1]) * _UNITS[match[2]]
+    else:
+        seconds = float(min(max(value, -1), TEN_YEARS_S + 1))
+    if not 0 <= seconds <= TEN_YEARS_S:
+        raise wrong("a duration lies between 0 and 10 years", cure)
+    return seconds
+
+
+def shorten(value: object, most: int = 60) -> str:
+    """`value` as it would be quoted in a message, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _not_zero(value: Any) -> Any:
+    if value == 0:
+        raise wrong("a deadline of 0 seconds would end every run", "leave it out for none")
+    return value
+
+
+_AS_JSON = WithJsonSchema(
+    {
+        "anyOf": [
+            {"type": "number", "minimum": 0, "maximum": TEN_YEARS_S},
+            {"type": "string", "pattern": r"^\s*\d{1,12}(\.\d{1,6})?\s?(ms|s|m|h|d)\s*$"},
+        ]
+    }
+)
+Seconds = Annotated[float, BeforeValidator(parse_duration), _AS_JSON]
+"""A duration in seconds; the user may write a unit."""
+Deadline = Annotated[
+    float, BeforeValidator(lambda value: _not_zero(parse_duration(value))), _AS_JSON
+]
+"""A duration that is more than nothing."""

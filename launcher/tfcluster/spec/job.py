@@ -1,0 +1,100 @@
+"""The spec's `job`: what every task runs, and in which surroundings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tfcluster.spec.fields import Finding, Listed, RulesBroken, Section, documented, shorten, wrong
+from tfcluster.spec.variables import Env, Name
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def _is_module(value: str) -> str:
+    if not _MODULE.fullmatch(value):
+        cure = "write it as for python -m: package.module, without .py"
+        raise wrong(f"{shorten(value)} is not the name of a module", cure)
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Module = Annotated[str, AfterValidator(_is_module)]
+
+
+class Step(Section):
+    """Something to run: exactly one of `script`, `module`, `command`."""
+
+    script: Text | None = documented(None, "Python script, relative to `job.workdir`.", "train.py")
+    module: Module | None = documented(
+        None, "Python module, run as `python -m` does.", "trainer.main"
+    )
+    command: Listed[Text] | None = documented(
+        None, "Any program, as a list: name and arguments.", ["bash", "train.sh"], min_length=1
+    )
+    args: Listed[str] = documented(
+        (), "Arguments after the script, module or command.", ["--epochs", "30"], shown_default=[]
+    )
+
+    @model_validator(mode="after")
+    def _has_one_start(self) -> Self:
+        RulesBroken.check(self._count_starts())
+        return self
+
+    def _count_starts(self) -> Iterator[Finding]:
+        given = [name for name in ("script", "module", "command") if getattr(self, name)]
+        if not given:
+            cure = 'add for example "script": "train.py"'
+            yield Finding((), "nothing to run: no script, module or command", cure)
+        for name in given[1:]:
+            message = f"both {given[0]} and {name} are given"
+            yield Finding((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
+
+
+class Prepare(Step):
+    """Runs once per node before the gang, without TF_CONFIG; its failure ends the run."""
+
+
+class Job(Step):
+    """What every task runs."""
+
+    workdir: Text = documented(
+        ".", "The code's folder, relative to the spec; every task starts there.", ".."
+    )
+    env: Env = documented(
+        {},
+        "Environment variables of all tasks; null takes the launcher's value.",
+        {"RUN_GROUP": None, "SEED": "7"},
+    )
+    env_file: Text | None = documented(
+        None, "File of NAME=VALUE lines, relative to the spec; `env` wins over it.", ".env"
+    )
+    secrets: Listed[Name] = documented(
+        (),
+        "Variables taken from the launcher's environment, never shown or stored.",
+        ["WANDB_API_KEY"],
+        shown_default=[],
+    )
+    include: Listed[Text] = documented(
+        (),
+        "Globs of files that git ignores and a remote copy of the workdir needs.",
+        ["data/*.csv"],
+        shown_default=[],
+    )
+    kind: Literal["training", "tuner", "plain"] = documented(
+        "training",
+        "`training`: one gang. `tuner`: KerasTuner's chief and tuners. "
+        "`plain`: the tasks form no cluster.",
+        "plain",
+    )
+    hooks: Literal["auto", "off"] = documented(
+        "auto", "`off` starts plain `python script`, without progress and error reports.", "off"
+    )
+    prepare: Prepare | None = documented(
+        None,
+        "Run once per node before the tasks, without TF_CONFIG, with its own log.",
+        {"script": "prepare.py"},
+    )

@@ -1,0 +1,165 @@
+"""The spec as a value: what a user may write, section by section, and the rules between them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, model_validator
+
+from tfcluster.spec.cluster import (
+    JOBS,
+    Cluster,
+    Gpus,
+    JobName,
+    TaskEntry,
+    count_tasks,
+    count_trainers,
+)
+from tfcluster.spec.fields import (
+    Finding,
+    RulesBroken,
+    Section,
+    documented,
+    required,
+    shorten,
+    wrong,
+)
+from tfcluster.spec.job import Job, Prepare, Step
+from tfcluster.spec.sections import (
+    Checkpoints,
+    Host,
+    Keras,
+    Resources,
+    Runtime,
+    Strategy,
+    Supervision,
+)
+
+__all__ = [
+    "JOBS",
+    "VERSION",
+    "Checkpoints",
+    "ClusterSpec",
+    "Gpus",
+    "Host",
+    "Job",
+    "JobName",
+    "Keras",
+    "Prepare",
+    "Resources",
+    "Runtime",
+    "Step",
+    "Strategy",
+    "Supervision",
+    "TaskEntry",
+]
+
+VERSION = 1
+SCHEMA_FILE = "spec-v1.schema.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+
+
+def _is_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        cure = "write 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        raise wrong(f"{shorten(value)} cannot be the name of a run", cure)
+    return value
+
+
+class ClusterSpec(Section):
+    """One cluster of TensorFlow tasks and the job they run together."""
+
+    schema_file: str | None = documented(
+        None,
+        "The schema for editors; never fetched. `tfcluster init` writes it beside the spec.",
+        f".tfcluster/{SCHEMA_FILE}",
+        alias="$schema",
+    )
+    version: Literal[1] = documented(VERSION, "Version of the spec's form.", VERSION)
+    name: Annotated[str, AfterValidator(_is_name)] = documented(
+        "tfcluster",
+        "Name of the runs; default: the file's name without its ending.",
+        "resnet-4gpu",
+        shown_default=None,
+    )
+    cluster: Cluster = required(
+        "Required. The tasks of each job: how many, or where each is.", {"worker": 2}
+    )
+    job: Job = required("Required. What every task runs.", {"script": "train.py"})
+    strategy: Strategy = documented(
+        Strategy(), "How replicas are kept equal.", {"communication": "RING"}
+    )
+    keras: Keras = documented(Keras(), "Keras settings.", {"precision": "mixed_bfloat16"})
+    runtime: Runtime = documented(Runtime(), "Where and with what tasks run.", {"backend": "local"})
+    resources: Resources = documented(
+        Resources(), "What each task may use of its node.", {"gpus": 1}
+    )
+    supervision: Supervision = documented(
+        Supervision(), "Deadlines and restarts.", {"run_deadline_s": "12h"}
+    )
+    checkpoints: Checkpoints = documented(
+        Checkpoints(), "What is gathered, and where it goes.", {"keep": 5}
+    )
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        RulesBroken.check(
+            (
+                *self._about_hosts(),
+                *self._about_strategy(),
+                *self._about_secrets(),
+                *self._about_counts(),
+            )
+        )
+        return self
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Host parts of the written addresses, each once, in order."""
+        tasks = (self.cluster.get(job, ()) for job in JOBS)
+        entries = (entry for listed in tasks if not isinstance(listed, int) for entry in listed)
+        return tuple(dict.fromkeys(entry.host for entry in entries))
+
+    def _about_hosts(self) -> Iterator[Finding]:
+        placed = self.hosts
+        known = {*placed, "*"}
+        if any(isinstance(tasks, int) for tasks in self.cluster.values()):
+            known.add("127.0.0.1")
+        for key in self.runtime.hosts:
+            if key not in known:
+                where = f"one of {', '.join(placed)}, or" if placed else "127.0.0.1, or"
+                message = f"no address of the cluster has the host {shorten(key)}"
+                yield Finding(("runtime", "hosts", key), message, f'write {where} "*"', on_key=True)
+
+    def _about_strategy(self) -> Iterator[Finding]:
+        name, has_ps = self.strategy.name, "ps" in self.cluster
+        if name == "parameter_server" and not has_ps:
+            cure = 'add "ps" and "chief" to the cluster, or choose another strategy'
+            yield Finding(("strategy", "name"), "parameter_server needs ps tasks", cure)
+        if name in ("multi_worker_mirrored", "mirrored", "tpu") and has_ps:
+            cure = 'leave the name out (parameter_server is the default with ps), or remove "ps"'
+            yield Finding(("strategy", "name"), f"{name} has no use for ps tasks", cure)
+
+    def _about_secrets(self) -> Iterator[Finding]:
+        for index, name in enumerate(self.job.secrets):
+            if self.job.env.get(name) is not None:
+                cure = "leave it out of job.env, and set it where tfcluster is started"
+                message = f"the value of the secret {name} is written in job.env"
+                yield Finding(("job", "secrets", index), message, cure)
+
+    def _about_counts(self) -> Iterator[Finding]:
+        least, trainers = self.supervision.min_workers, count_trainers(self.cluster)
+        if least is not None and least > trainers:
+            cure = f"write 1 to {trainers}"
+            message = f"min_workers is {least}, the cluster has {trainers}"
+            yield Finding(("supervision", "min_workers"), message, cure)
+        listed = self.resources.gpus
+        if isinstance(listed, tuple) and len(set(listed)) < len(listed):
+            yield Finding(("resources", "gpus"), "a GPU is listed twice", "list each index once")
+
+    @property
+    def task_count(self) -> int:
+        """All processes, the evaluator included."""
+        return count_tasks(self.cluster)
