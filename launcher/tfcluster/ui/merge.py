@@ -7,6 +7,7 @@ the screen can use is cut with a note; the log files keep everything.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections import deque
@@ -79,9 +80,9 @@ class _Lane:
 
     def read(self) -> Iterator[bytes]:
         while True:
-            before = self.source.offset
+            before = self.source.position
             yield from self.source.read()
-            if self.source.offset != before or len(self.sources) == 1:
+            if self.source.position != before or len(self.sources) == 1:
                 return
             # A newer attempt of this task has begun, so this file is complete; its last line too.
             if not self.source.has_ended:
@@ -109,7 +110,7 @@ class MergedLogs:
         """Look for files that came since; cheap when nothing did."""
         self._discovered_at = time.monotonic()
         for attempt, folder in _log_folders(self._paths.logs):
-            changed = folder.stat().st_mtime_ns
+            changed = _changed_ns(folder)
             if self._seen_folders.get(folder) == changed:
                 continue
             if time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS:
@@ -258,13 +259,21 @@ class MergedLogs:
 def _log_folders(logs: Path) -> list[tuple[int, Path]]:
     """Attempt number and folder, prepare (0) first."""
     found = []
-    if logs.is_dir():
+    with contextlib.suppress(FileNotFoundError):
         for folder in logs.iterdir():
             if match := _ATTEMPT.fullmatch(folder.name):
                 found.append((int(match[1]), folder))
             elif folder.name == "prepare":
                 found.append((0, folder))
     return sorted(found)
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        # `tfcluster rm` while a view looks on.
+        return 0
 
 
 def prepare_label(node: str) -> str:

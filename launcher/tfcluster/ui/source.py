@@ -133,12 +133,13 @@ class LogSource:
         return self._pread(1, at - 1) == b"\r"
 
     def _pread(self, count: int, offset: int) -> bytes:
-        if self._fd is None:
-            try:
+        try:
+            if self._fd is None:
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                return b""
-        return os.pread(self._fd, count, offset)
+            return os.pread(self._fd, count, offset)
+        except OSError:
+            # Not there yet, or a disk that fails: a view looks again later, it never ends a run.
+            return b""
 
 
 def tail_offset(path: Path, lines: int, pattern: re.Pattern[bytes] | None = None) -> int:

@@ -55,8 +55,8 @@ def _task_error(event: Mapping[str, Any]) -> Told:
     return Told(f"{event['task']} raised {event['exception']}{place}: {message}", ("red",))
 
 
-def _task_stopping(event: Mapping[str, Any]) -> Told:
-    return Told(f"stopping {event['task']}: {event['why']}", ("dim",))
+def _run_stopping(event: Mapping[str, Any]) -> Told:
+    return Told(f"stopping the run: {event['why']}", ("yellow",))
 
 
 def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
@@ -92,7 +92,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "prepare_finished": _prepare_finished,
     "task_exited": _task_exited,
     "task_error": _task_error,
-    "task_stopping": _task_stopping,
+    "run_stopping": _run_stopping,
     "checkpoint_gathered": _checkpoint_gathered,
     "log_lost": _log_lost,
     "node_lost": _node_lost,

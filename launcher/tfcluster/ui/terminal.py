@@ -52,7 +52,11 @@ class Stream:
         """Columns of the screen, None where there is none (or it does not say)."""
         if self._fd is None or not self.is_tty:
             return None
-        return os.get_terminal_size(self._fd).columns or None
+        try:
+            return os.get_terminal_size(self._fd).columns or None
+        except OSError:
+            # It was hung up between the two calls.
+            return None
 
     def write(self, data: bytes) -> bool:
         """Write all of `data`, waiting for a slow reader; False when it cannot be written."""
