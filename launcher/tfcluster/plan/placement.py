@@ -31,7 +31,7 @@ def is_here(host: str, own: Collection[str]) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    if host == "localhost":
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
