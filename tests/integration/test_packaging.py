@@ -7,7 +7,6 @@ import subprocess
 import sys
 import venv
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,14 +27,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment that holds the wheel and its dependencies only."""
     folder = tmp_path_factory.mktemp("env")
     venv.create(folder, with_pip=True)
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
     pip += ["--disable-pip-version-check", "-c", str(ROOT / "constraints" / "newest.txt")]
     check([*pip, str(wheel)], cwd=folder)
-    yield folder / "bin"
+    return folder / "bin"
 
 
 def check(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> str:
