@@ -31,6 +31,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_tensorflow(spec, node, around)
         yield from _without_keras_2(spec, node)
     yield from _nccl(spec, plan)
+    yield from _shared_storage(plan)
 
 
 def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
@@ -97,8 +98,19 @@ def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
     if without := [str(t.id) for t in trains if not t.gpus]:
         names = ", ".join(without)
         yield SurroundingsError(
-            f"strategy.communication is NCCL, and {names} has no GPU", cure=cure
+            f"strategy.communication is NCCL, and there is no GPU for {names}", cure=cure
         )
     elif shared := shared_gpus([t.gpus for t in trains]):
         names = ", ".join(map(str, sorted(shared)))
         yield SurroundingsError(f"NCCL cannot run two tasks on one GPU ({names})", cure=cure)
+
+
+def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
+    """Their state is spread over the tasks: no one task's folder holds all of it."""
+    if plan.strategy != "parameter_server" and plan.kind != "tuner":
+        return
+    if len(plan.nodes) > 1 and plan.checkpoints.dir is None:
+        what = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
+        message = f"{what} over several hosts needs storage that all of them share"
+        cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
+        yield SurroundingsError(message, cure=cure)

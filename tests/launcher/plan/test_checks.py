@@ -101,7 +101,7 @@ def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surro
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        ((), "strategy.communication is NCCL, and worker:0, worker:1 has no GPU"),
+        ((), "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"),
         ((0,), "NCCL cannot run two tasks on one GPU (0)"),
         ((0, 1), None),
     ],
@@ -113,6 +113,28 @@ def test_nccl_needs_a_gpu_for_each_task(
     found = obstacles(spec, replace(machine, gpus=gpus))
     assert [o.message for o in found] == ([expected] if expected else [])
     assert all(o.exit_code == 3 for o in found)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "checkpoints", "stopped"),
+    [
+        (("10.0.0.1", "10.0.0.2"), {}, True),
+        (("10.0.0.1", "10.0.0.2"), {"dir": "/mnt/x"}, False),
+        (("127.0.0.1", "127.0.0.1"), {}, False),
+    ],
+)
+def test_parameter_servers_over_several_hosts_share_their_storage(
+    spec_of: SpecOf,
+    machine: Surroundings,
+    hosts: tuple[str, str],
+    checkpoints: dict[str, str],
+    stopped: bool,
+) -> None:
+    first, second = hosts
+    cluster = {"chief": [f"{first}:1"], "worker": [f"{second}:2"], "ps": [f"{second}:3"]}
+    spec = spec_of({"cluster": cluster, "checkpoints": checkpoints})
+    found = obstacles(spec, machine)
+    assert any("checkpoints.dir" in o.cure for o in found) is stopped
 
 
 def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: Surroundings) -> None:
