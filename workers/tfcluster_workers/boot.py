@@ -1,0 +1,177 @@
+"""What a task really starts: prepares reporting, then runs the user's script as `__main__`.
+
+    python …/tfcluster_workers/boot.py script /abs/main.py ARGS…
+    python …/tfcluster_workers/boot.py module package.module ARGS…
+
+The script must not notice: same argv, `sys.path[0]`, `__main__`, exit code and traceback as
+`python main.py`. Nothing of TensorFlow is imported here; reporting attaches when the script
+itself imports TensorFlow or Keras.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+from types import ModuleType, TracebackType
+from typing import Any, Callable, NoReturn, Optional
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+
+ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], Any]
+
+
+def main() -> None:
+    """Run what `sys.argv` names, as `__main__`."""
+    kind, target, *arguments = sys.argv[1:]
+    dump_stacks_on_sigusr1()
+    load_our_package()
+    prepare_reporting()
+    present_as_plain_python(kind, target, arguments)
+    try:
+        if kind == "module":
+            run_module(target)
+        elif os.path.isdir(target) or is_archive(target):
+            run_folder(target)
+        else:
+            run_script(target)
+    except (SystemExit, KeyboardInterrupt):
+        hide_our_frames()
+        raise
+    except BaseException as error:
+        report(error)
+        hide_our_frames()
+        raise
+
+
+def dump_stacks_on_sigusr1() -> None:
+    """`kill -USR1` writes the stack of every thread to stderr, and the task goes on."""
+    if sys.__stderr__ is not None:  # None when it was closed by whoever started us
+        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+
+
+def load_our_package() -> None:
+    """Import the tfcluster_workers this file belongs to, whatever else is installed."""
+    first = sys.path[:1]
+    sys.path[:1] = [ROOT] if not is_path_safe() else [ROOT, *first]
+    import tfcluster_workers  # noqa: F401
+
+    sys.path[:1] = first if not is_path_safe() else []
+    if ROOT not in sys.path:
+        sys.path.append(ROOT)
+
+
+def is_path_safe() -> bool:
+    """Whether Python was told not to put the script's folder on `sys.path` (-P, -I)."""
+    return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
+
+
+def prepare_reporting() -> None:
+    """Adopt the agent's socket and wait for the script to import TensorFlow or Keras."""
+    from tfcluster_workers import event_channel, watching
+
+    event_channel.install(event_channel.take_over(os.environ))
+    if event_channel.current().is_open:
+        watching.attach()
+
+
+def present_as_plain_python(kind: str, target: str, arguments: list[str]) -> None:
+    """Make `sys.argv`, `sys.orig_argv` and `sys.path[0]` those of a bare interpreter."""
+    original = getattr(sys, "orig_argv", None)
+    if original:
+        what = ["-m", target] if kind == "module" else [target]
+        options = original[: len(original) - len(sys.argv)]
+        sys.orig_argv = [*options, *what, *arguments]
+    sys.argv[:] = ["-m" if kind == "module" else target, *arguments]
+    if not is_path_safe():
+        sys.path[0] = os.getcwd() if kind == "module" else folder_of(target)
+
+
+def folder_of(target: str) -> str:
+    """What CPython puts first on `sys.path`: links resolved, archives and folders themselves."""
+    if os.path.isdir(target) or is_archive(target):
+        return target
+    return os.path.dirname(os.path.realpath(target))
+
+
+def is_archive(target: str) -> bool:
+    return os.path.splitext(target)[1] in {".zip", ".pyz"} and os.path.isfile(target)
+
+
+def new_main_module() -> ModuleType:
+    """A fresh `__main__`: pickling and multiprocessing look the script's names up in it."""
+    module = ModuleType("__main__")
+    vars(module).update(__builtins__=sys.modules["builtins"], __annotations__={})
+    # Ours stays alive: its functions are running.
+    sys.modules["tfcluster_workers.boot"] = sys.modules["__main__"]
+    sys.modules["__main__"] = module
+    return module
+
+
+def run_script(path: str) -> None:
+    """As `python path`."""
+    try:
+        with io.open_code(path) as file:
+            source = file.read()
+    except OSError as error:
+        cannot_open(path, error)
+    module = new_main_module()
+    vars(module).update(
+        __file__=path,
+        __cached__=None,
+        __loader__=importlib.machinery.SourceFileLoader("__main__", path),
+    )
+    exec(compile(source, path, "exec", dont_inherit=True), vars(module))
+
+
+def cannot_open(path: str, error: OSError) -> NoReturn:
+    sys.stderr.write(
+        f"{sys.executable}: can't open file {path!r}: [Errno {error.errno}] {error.strerror}\n"
+    )
+    raise SystemExit(2)
+
+
+def run_module(name: str) -> None:
+    """As `python -m name`; packages run their `__main__`."""
+    new_main_module()
+    runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def run_folder(path: str) -> None:
+    """As `python path` of a folder or archive that holds a `__main__.py`."""
+    new_main_module()
+    runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+
+
+def report(error: BaseException) -> None:
+    """Send the `error` event; a fault in doing so must not hide the user's own."""
+    from tfcluster_workers import failures
+
+    try:
+        failures.report(error)
+    except Exception as fault:
+        sys.stderr.write(f"tfcluster could not report the error below: {fault!r}\n")
+
+
+def hide_our_frames() -> None:
+    """Have the exception on its way out printed as a bare interpreter prints it."""
+    from tfcluster_workers import failures
+
+    hook: ExceptHook = sys.excepthook
+
+    def without_our_frames(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        users = failures.without_our_frames(traceback)
+        hook(kind, error.with_traceback(users), users)
+
+    sys.excepthook = without_our_frames
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""Reports the steps of `tf.estimator` (TensorFlow 2.15 and older)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfcluster_workers import reporting
+
+
+class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Reads the global step that each run fetches anyway; changes nothing of the graph."""
+
+    def begin(self) -> None:
+        self._global_step = tf.compat.v1.train.get_or_create_global_step()
+        losses = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
+        self._fetches = {"step": self._global_step}
+        if len(losses) == 1:
+            self._fetches["loss"] = losses[0]
+
+    def before_run(self, run_context: Any) -> Any:
+        return tf.compat.v1.train.SessionRunArgs(self._fetches)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        reporting.ready()
+        results = dict(run_values.results)
+        step = int(results.pop("step"))
+        metrics = {name: float(value) for name, value in results.items()}
+        reporting.progress(step, metrics=metrics)
+
+    def end(self, session: Any) -> None:
+        reporting.finished()

@@ -1,0 +1,182 @@
+"""Adds one silent callback to every `fit` of tf.keras, tf_keras and Keras 3.
+
+It changes no number and no visible output: Keras's list of callbacks gets it after the user's own,
+the user's list stays as it was, and Keras's warning about slow callbacks does not count it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from tfcluster_workers import batch_size, reporting
+
+_fitting = threading.local()
+"""The global batch size of the `fit` that this thread is in."""
+
+
+def watch_callback_list(module: ModuleType) -> None:
+    """Every CallbackList gets our callback: `fit` makes one, and so do loops of one's own."""
+    callback_list = vars(module).get("CallbackList")
+    if callback_list is None or hasattr(callback_list.__init__, "__wrapped__"):
+        return
+    construct = callback_list.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        _add_reporter(self)
+
+    callback_list.__init__ = __init__
+
+
+def watch_fit(module: ModuleType) -> None:
+    """`fit` knows the batch size, which callbacks are not told."""
+    owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
+    fit = owner.fit
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def fit_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = getattr(_fitting, "batch_size", None)
+        _fitting.batch_size = _global_batch(signature, self, args, kwargs)
+        try:
+            return fit(self, *args, **kwargs)
+        finally:
+            _fitting.batch_size = before
+
+    owner.fit = fit_and_report
+
+
+def _global_batch(
+    signature: inspect.Signature, model: Any, args: Any, kwargs: Mapping[str, Any]
+) -> int | None:
+    try:
+        arguments = signature.bind(model, *args, **kwargs).arguments
+        return batch_size.of(arguments.get("x"), asked=arguments.get("batch_size"))
+    except Exception:
+        return None  # a wrong call is the user's to hear about, from Keras itself
+
+
+def _add_reporter(callbacks: Any) -> None:
+    is_keras_2 = hasattr(callbacks, "_should_call_train_batch_hooks")
+    reporter = FitReporter(getattr(_fitting, "batch_size", None), sums_replicas=is_keras_2)
+    try:
+        reporter.set_model(getattr(callbacks, "model", None))
+        callbacks.callbacks.append(reporter)
+        if is_keras_2:
+            callbacks._should_call_train_batch_hooks = True
+    except Exception as error:
+        reporting.note(f"no progress from Keras: {error!r}")
+
+
+class FitReporter:
+    """A Keras callback by shape, of no Keras in particular."""
+
+    _supports_tf_logs = True  # Keras 2: hand the tensors over, nothing is computed for us
+    async_safe = True  # Keras 3: may run beside the training step
+
+    def __init__(self, global_batch: int | None, *, sums_replicas: bool) -> None:
+        self.params: Mapping[str, Any] = {}
+        self.validation_data = None
+        self._batch_size = global_batch
+        self._model: Any = None
+        self._base = 0
+        self._step = 0
+        self._epoch = 0
+        self._is_first = True
+        self._sums_replicas = sums_replicas
+
+    @property
+    def model(self) -> Any:
+        return self._model
+
+    def set_model(self, model: Any) -> None:
+        self._model = model
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        self.params = params
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._base = self._step = _steps_done(self._model)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch + 1
+        self._base = self._step
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._is_first:
+            self._is_first = False
+            reporting.ready()
+        # With steps_per_execution the batch number jumps; it is the last one done.
+        self._step = self._base + batch + 1
+        self._offer(logs, share=self._share())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._offer(logs, share=1)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        reporting.finished()
+
+    def _share(self) -> int:
+        """Keras 2 adds up the replicas' means in a batch's logs (`reduce_per_replica`, "sum").
+
+        Its own progress bar shows them so, N times too large, until the epoch ends.
+        """
+        strategy = getattr(self._model, "distribute_strategy", None)
+        return int(strategy.num_replicas_in_sync) if self._sums_replicas and strategy else 1
+
+    def _offer(self, logs: Any, *, share: int) -> None:
+        reporting.meter.offer(
+            reporting.Reading(
+                self._step,
+                epoch=self._epoch,
+                metrics=functools.partial(numbers, logs, share=share),
+                batch_size=self._batch_size,
+            )
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("on_"):
+            return _ignore
+        if name.startswith("_implements_"):
+            return _implements if name == "_implements_train_batch_hooks" else _implements_not
+        raise AttributeError(name)
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """A hook that does not concern us."""
+
+
+def _implements() -> bool:
+    return True
+
+
+def _implements_not() -> bool:
+    return False
+
+
+def numbers(logs: Any, *, share: int = 1) -> Mapping[str, float]:
+    """The plain numbers of Keras's logs, over `share`; a remote value is left out."""
+    found = {}
+    for name, value in dict(logs or {}).items():
+        try:
+            found[str(name)] = float(value) / share
+        except (TypeError, ValueError):
+            continue
+    return found
+
+
+def _steps_done(model: Any) -> int:
+    """Steps the optimizer has already taken, as after a restore; 0 where it cannot tell."""
+    optimizer = getattr(model, "optimizer", None)
+    # `iterations` of the legacy optimizers would create the variable; the attribute does not.
+    iterations = getattr(optimizer, "_iterations", None)
+    try:
+        return 0 if iterations is None else int(iterations.numpy())
+    except Exception:
+        return 0

@@ -1,0 +1,165 @@
+"""What a task tells tfcluster: where it is, how fast, what went wrong.
+
+Every function may be called with or without a launcher, from any thread, and never blocks the
+training (an error or a saved checkpoint may wait up to two seconds for room).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from tfcluster_workers import event_channel
+
+INTERVAL_S = 0.5
+"""Shortest time between two progress events; the first and the last are always sent."""
+
+_said: set[str] = set()
+
+
+def waiting_for_peers() -> None:
+    """This task now waits for the others: the start deadline runs from here."""
+    _send_once("waiting_for_peers")
+
+
+def ready() -> None:
+    """This task has joined its cluster, or has done its first step."""
+    _send_once("ready")
+
+
+def saves_on_sigterm() -> None:
+    """This task saves its state on SIGTERM, so it wants the whole grace time."""
+    _send_once("saves_on_sigterm")
+
+
+def saved(path: str, *, step: int | None = None) -> None:
+    """A checkpoint with this prefix or path is complete on disk."""
+    event_channel.current().send({"type": "saved", "path": path, "step": step})
+
+
+def setting_read(name: str) -> None:
+    """The job used the setting `name` (`communication`, `precision` …) of the spec."""
+    _send_once("setting_read", name=name)
+
+
+def note(message: str) -> None:
+    """One line for the user, said once."""
+    _send_once("note", message=message)
+
+
+def error(
+    *, exception: str, message: str, file: str | None, line: int | None, traceback: str
+) -> None:
+    """An uncaught exception; `file` and `line` are the last frame of the user's own code."""
+    event_channel.current().send(
+        {
+            "type": "error",
+            "exception": exception,
+            "message": message,
+            "file": file,
+            "line": line,
+            "traceback": traceback,
+        }
+    )
+
+
+def progress(
+    step: int,
+    *,
+    epoch: int | None = None,
+    metrics: Mapping[str, float] | None = None,
+    batch_size: int | None = None,
+) -> None:
+    """For a loop of your own: `step` steps are done. Cheap enough for every step.
+
+    `epoch` counts from 1; `batch_size` is the global batch, for examples per second.
+    """
+    values = dict(metrics or {})
+    meter.offer(Reading(step, epoch=epoch, metrics=lambda: values, batch_size=batch_size))
+
+
+def finished() -> None:
+    """The training loop has ended: send the last progress if it is still held back."""
+    meter.flush()
+
+
+def _send_once(kind: str, **fields: str) -> None:
+    key = kind + repr(fields)
+    if key in _said or not event_channel.current().is_open:
+        return
+    _said.add(key)
+    event_channel.current().send({"type": kind, **fields})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A step as the training loop sees it; `metrics` is asked only when it is sent."""
+
+    step: int
+    epoch: int | None = None
+    metrics: Callable[[], Mapping[str, float]] = field(default=dict)
+    batch_size: int | None = None
+
+
+class ProgressMeter:
+    """Thins progress to two events a second and measures the speed between them."""
+
+    def __init__(
+        self,
+        send: Callable[[Mapping[str, Any]], bool],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sent_at: float | None = None
+        self._sent_step = 0
+        self._speed: float | None = None
+        self._held: Reading | None = None
+        self._held_at = 0.0
+
+    def offer(self, reading: Reading) -> None:
+        """Send `reading`, or hold it back until the next one is due."""
+        with self._lock:
+            now = self._clock()
+            self._held, self._held_at = reading, now
+            if self._sent_at is not None and now - self._sent_at < INTERVAL_S:
+                return
+            self._send_held()
+
+    def flush(self) -> None:
+        """Send what is held back."""
+        with self._lock:
+            if self._held is not None:
+                self._send_held()
+
+    def _send_held(self) -> None:
+        reading = self._held
+        if reading is None:
+            return
+        self._measure(reading)
+        event: dict[str, Any] = {"type": "progress", "step": reading.step}
+        if reading.epoch is not None:
+            event["epoch"] = reading.epoch
+        event["metrics"] = dict(reading.metrics())
+        if self._speed is not None:
+            event["steps_per_second"] = round(self._speed, 4)
+            if reading.batch_size:
+                event["examples_per_second"] = round(self._speed * reading.batch_size, 2)
+        if self._send(event):
+            self._held = None
+
+    def _measure(self, reading: Reading) -> None:
+        if self._sent_at is None or reading.step < self._sent_step:
+            self._speed = None  # a first step traces and compiles: it is no measure
+        elif self._held_at > self._sent_at and reading.step > self._sent_step:
+            elapsed = self._held_at - self._sent_at
+            self._speed = (reading.step - self._sent_step) / elapsed
+        self._sent_at, self._sent_step = self._held_at, reading.step
+
+
+meter = ProgressMeter(lambda event: event_channel.current().offer(event))

@@ -1,0 +1,61 @@
+"""Attaches reporting to TensorFlow and Keras at the moment the user's script imports them."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Callable
+
+from tfcluster_workers import import_hooks
+
+
+def attach() -> import_hooks.PostImportFinder:
+    """Watch the imports of this process from now on."""
+    finder = import_hooks.install()
+    for name, watch in _WATCHERS.items():
+        finder.after_import(name, watch)
+    return finder
+
+
+# The watchers are imported when they are needed: a plain Python script never pays for them.
+def _collective_strategy(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_collective_strategy(module)
+
+
+def _preemption(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_preemption(module)
+
+
+def _estimator(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_estimator(module)
+
+
+def _callback_list(module: ModuleType) -> None:
+    from tfcluster_workers import keras_watch
+
+    keras_watch.watch_callback_list(module)
+
+
+def _fit(module: ModuleType) -> None:
+    from tfcluster_workers import keras_watch
+
+    keras_watch.watch_fit(module)
+
+
+_WATCHERS: dict[str, Callable[[ModuleType], None]] = {
+    "tensorflow.python.distribute.collective_all_reduce_strategy": _collective_strategy,
+    "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
+    "tensorflow_estimator.python.estimator.estimator": _estimator,
+    # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
+    "keras.src.callbacks": _callback_list,
+    "keras.src.callbacks.callback_list": _callback_list,
+    "tf_keras.src.callbacks": _callback_list,
+    "keras.src.engine.training": _fit,
+    "tf_keras.src.engine.training": _fit,
+    "keras.src.backend.tensorflow.trainer": _fit,
+}
