@@ -1,0 +1,86 @@
+"""The agent's ear: a Unix socket, the one coordinator on it, and what is still to be sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+
+from tfcluster.agent import protocol
+from tfcluster.agent.processes import IS_LINUX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ENOUGH_QUEUED = 1 << 20
+"""Log bytes are taken from the file only while less than this waits to be sent."""
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at `path`, in a folder of mode 0700."""
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(4)
+    listener.setblocking(False)
+    return listener
+
+
+def is_own_user(peer: socket.socket) -> bool:
+    if not IS_LINUX:
+        return True
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _pid, uid, _gid = struct.unpack("3i", raw)
+    return uid in (os.getuid(), 0)
+
+
+class Connection:
+    """One accepted connection; `welcomed` once its hello was right."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        self.socket = peer
+        self.welcomed = False
+        self.streams_logs = False
+        self._decoder = protocol.Decoder()
+        self._outgoing = bytearray(protocol.MAGIC)
+
+    @property
+    def queued(self) -> int:
+        return len(self._outgoing)
+
+    def read(self) -> list[tuple[bytes, bytes]] | None:
+        """Frames that came; None when the other end is gone. Raises ProtocolError."""
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return list(self._decoder.feed(data)) if data else None
+
+    def queue(self, frame: bytes) -> None:
+        self._outgoing += frame
+
+    def flush(self) -> bool:
+        """Send what the socket takes; False when the other end is gone."""
+        try:
+            while self._outgoing:
+                sent = self.socket.send(self._outgoing)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def refuse(self, reason: str) -> None:
+        message: dict[str, Any] = {"type": "refused", "reason": reason, "n": 0}
+        self.queue(protocol.control_frame(message))
+        self.flush()
+        self.socket.close()

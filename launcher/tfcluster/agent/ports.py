@@ -1,0 +1,200 @@
+"""Ports held for a whole run, so that no other process takes one between two attempts.
+
+A port is bound exclusively and never listened on; afterwards SO_REUSEPORT is set, so that a
+task with TF_GRPC_REUSE_PORT=1 can bind and listen beside it while everybody else, a second run
+of the same user too, gets EADDRINUSE. (Binding *with* SO_REUSEPORT would let two runs share a
+port in silence; tf-facts.md, measured.) A socket that does not listen is in no table of the
+kernel, so a lock file says whose it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+
+from tfcluster.agent.processes import IS_LINUX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfcluster.agent.guard import Recorder
+
+
+class PortTaken(Exception):
+    """Somebody else has the port; `holder` has pid, command and run_id where they are known."""
+
+    def __init__(self, port: int, holder: dict[str, Any]) -> None:
+        super().__init__(f"port {port} is in use")
+        self.port, self.holder = port, holder
+
+
+class PortHolder:
+    """The ports of one run on this node."""
+
+    def __init__(self, folder: str, identity: dict[str, Any], recorder: Recorder) -> None:
+        """`folder`: this user's lock files; `identity`: pid, run_id and node put into ours."""
+        self._folder, self._identity, self._recorder = folder, identity, recorder
+        self._held: dict[str, tuple[int, list[socket.socket], int]] = {}
+
+    def hold(self, wanted: list[dict[str, Any]]) -> dict[str, int]:
+        """Task → port for all of `wanted` ({task, host, port}; port 0: choose).
+
+        Raises PortTaken, and then holds none of them.
+        """
+        names: list[str] = []
+        try:
+            for entry in wanted:
+                self._hold_one(entry["task"], entry["port"])
+                names.append(entry["task"])
+        except BaseException:
+            self.release(names)
+            raise
+        return {name: self._held[name][0] for name in names}
+
+    def _hold_one(self, task: str, port: int) -> None:
+        self.release([task])
+        bound = _bind_exclusively(port)
+        if not bound:
+            raise PortTaken(port, find_holder(port, self._folder))
+        port = bound[0].getsockname()[1]
+        try:
+            lock = self._lock(port)
+        except BaseException:
+            _close(bound)
+            raise
+        for held in bound:
+            if IS_LINUX:
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            else:
+                held.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
+        self._held[task] = (port, bound, lock)
+
+    def _lock(self, port: int) -> int:
+        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        path = self._path(port)
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    break
+            except FileNotFoundError:
+                pass  # its last holder removed it between our open and our lock
+            except BlockingIOError:
+                os.close(fd)
+                raise PortTaken(port, find_holder(port, self._folder)) from None
+            os.close(fd)
+        os.ftruncate(fd, 0)
+        os.write(fd, json.dumps({"port": port, **self._identity}).encode())
+        self._recorder.add_file(path)
+        return fd
+
+    def release(self, tasks: list[str] | None = None) -> None:
+        """Give back the ports of `tasks`, or all; unknown names are no error."""
+        for task in list(self._held) if tasks is None else tasks:
+            if task in self._held:
+                port, sockets, lock = self._held.pop(task)
+                _close(sockets)
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path(port))
+                self._recorder.drop_file(self._path(port))
+                os.close(lock)
+
+    def _path(self, port: int) -> str:
+        return os.path.join(self._folder, f"{port}.json")
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for held in sockets:
+        held.close()
+
+
+def _bind_exclusively(port: int) -> list[socket.socket]:
+    """Sockets bound to the port on every address of both families; empty when it is taken."""
+    chosen_by_kernel = port == 0
+    for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            held = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # a kernel without IPv6
+        try:
+            if family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if not chosen_by_kernel:
+                # A port in TIME_WAIT is free. With port 0 it could share one that is bound.
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((anywhere, port))
+        except OSError as error:
+            held.close()
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue  # IPv6 is switched off
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return []
+            raise
+        return [held]
+    return []
+
+
+def find_holder(port: int, folder: str) -> dict[str, Any]:
+    """Who has the port: {pid, command, run_id}, each None where it cannot be known."""
+    path = os.path.join(folder, f"{port}.json")
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            record = json.load(file)
+            command = _command(record["pid"])
+            return {"pid": record["pid"], "command": command, "run_id": record["run_id"]}
+    pid = _pid_of_sockets(_inodes_on(port))
+    if pid is None:
+        return {"pid": None, "command": None, "run_id": None}
+    return {"pid": pid, "command": _command(pid), "run_id": _run_id(pid)}
+
+
+def _inodes_on(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table) as file:
+            next(file)
+            for line in file:
+                fields = line.split()
+                listens = fields[3] == "0A"
+                if listens and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    return inodes
+
+
+def _pid_of_sockets(targets: set[str]) -> int | None:
+    if not targets:
+        return None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}") in targets:
+                        return int(pid)
+    return None
+
+
+def _read(path: str) -> bytes:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""
+
+
+def _command(pid: int) -> str | None:
+    words = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    return b" ".join(words).decode(errors="replace")[:200] or None
+
+
+def _run_id(pid: int) -> str | None:
+    for variable in _read(f"/proc/{pid}/environ").split(b"\0"):
+        if variable.startswith(b"TFCLUSTER_RUN_ID="):
+            return variable.partition(b"=")[2].decode(errors="replace")
+    return None

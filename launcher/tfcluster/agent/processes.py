@@ -1,0 +1,117 @@
+"""What the operating system knows of processes: parents, start times, who dies with whom.
+
+Linux-only calls are no-ops elsewhere; there the process groups alone must do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+IS_LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+if IS_LINUX:
+    import ctypes
+
+    _prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask for SIGKILL when the parent ends; called in the child, right after the fork.
+
+    `parent` is the pid the child expects: it may have died before the call, and then no signal
+    would ever come.
+    """
+    if IS_LINUX:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(127)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends (Linux)."""
+    if IS_LINUX:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _stat_fields(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat from the state (field 3) on; empty when there is none."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+    except OSError:
+        return []
+    try:
+        return os.read(fd, 4096).rpartition(b")")[2].split()
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+
+
+def start_time(pid: int) -> int:
+    """In clock ticks since boot: tells a process from a later one with its number. 0: gone."""
+    fields = _stat_fields(pid)
+    return int(fields[19]) if len(fields) > 19 else 0
+
+
+def signal_group(pgid: int, started: int, number: int) -> bool:
+    """Signal a group we recorded; False when it is gone or its number belongs to another.
+
+    A group outlives its leader, and while it lives the kernel gives its number to nobody: only
+    a leader with another start time means a stranger.
+    """
+    now = start_time(pgid)
+    if now and started and now != started:
+        return False
+    try:
+        os.killpg(pgid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def descendants() -> list[int]:
+    """All living descendants of this process, children first (Linux; else none)."""
+    if not IS_LINUX:
+        return []
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            fields = _stat_fields(int(name))
+            if fields and fields[0] != b"Z":
+                children.setdefault(int(fields[1]), []).append(int(name))
+    found = list(children.get(os.getpid(), ()))
+    for pid in found:
+        found.extend(children.get(pid, ()))
+    return found
+
+
+def reap_strangers() -> bool:
+    """Reap every child that has ended; False when none is left alive or dead."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill_descendants(timeout_s: float) -> bool:
+    """SIGKILL descendants, those that left their group too, until none is left; reaps them.
+
+    As a subreaper this process inherits every orphan below it, so "no child left" means
+    "nobody left". False: some still live (in the kernel, uninterruptible) after `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while reap_strangers():
+        if time.monotonic() > deadline:
+            return False
+        for pid in descendants():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.002)
+    return True

@@ -1,0 +1,160 @@
+"""One task's process: started in a group of its own, its output and events read, its end known."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+
+from tfcluster.agent.output import Log, LossReport, open_pipe
+from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, start_time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+EVENTS_FD = "TFCLUSTER_EVENTS_FD"
+MAX_EVENT = 64 << 10
+_EVENT_SOCKET = socket.SOCK_SEQPACKET if IS_LINUX else socket.SOCK_DGRAM
+
+
+class StartError(Exception):
+    """The task's program could not be executed; the text says why."""
+
+
+class Task:
+    """A started task. It has ended when its pid has; its pipe may stay open a little longer."""
+
+    def __init__(self, spec: dict[str, Any], attempt: int) -> None:
+        """Starts it: `spec` is one entry of a `start` message. Raises StartError."""
+        self.name: str = spec["task"]
+        self.attempt = attempt
+        self.stopping = False
+        """Whether we are ending it, so that its end is not its own."""
+        self.kill_at: float | None = None
+        self.usage: tuple[int, int] | None = None
+        """Wait status and peak resident set in bytes, once its pid has ended."""
+        self.drain_until = 0.0
+        self.loss_report = LossReport()
+        self.log = Log(spec["log"])
+        self.streamed = self.log.size
+        """Offset up to which the log was sent to the coordinator."""
+        self.pipe, write_end = open_pipe()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
+        ours.setblocking(False)
+        self.events = ours
+        try:
+            self.pid = _fork_and_exec(spec, write_end, theirs.fileno())
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(write_end)
+            theirs.close()
+        self.started_at = time.monotonic()
+        self.start_time = start_time(self.pid)
+
+    @property
+    def stream_name(self) -> str:
+        """What its log is called in `L` frames and in the hello's `log_offsets`."""
+        return f"{self.name}/{self.attempt}"
+
+    def signal_group(self, number: int) -> None:
+        signal_group(self.pid, self.start_time, number)
+
+    def exited_message(self) -> dict[str, Any]:
+        status, peak_rss = self.usage or (0, 0)
+        signaled = os.WIFSIGNALED(status)
+        return {
+            "type": "task_exited",
+            "task": self.name,
+            "attempt": self.attempt,
+            "exit_code": None if signaled else os.WEXITSTATUS(status),
+            "signal": os.WTERMSIG(status) if signaled else None,
+            "ended_by": "tfcluster" if self.stopping else "itself",
+            "duration_s": round(self.ended_at - self.started_at, 3),
+            "peak_rss_bytes": peak_rss,
+        }
+
+    def note_end(self, status: int, max_rss: int) -> None:
+        """Its pid was reaped. `max_rss` as wait4 gives it: KiB on Linux, bytes on macOS."""
+        self.ended_at = time.monotonic()
+        self.usage = (status, max_rss * 1024 if IS_LINUX else max_rss)
+
+    def close(self) -> None:
+        self.log.close()
+        self.events.close()
+        if self.pipe >= 0:
+            os.close(self.pipe)
+            self.pipe = -1
+
+
+def environment(spec: dict[str, Any]) -> dict[str, str]:
+    """The agent's own environment (the node's), minus `unset`, plus `env`."""
+    env = {**os.environ}
+    for name in spec.get("unset", ()):
+        env.pop(name, None)
+    env.update(spec.get("env", {}))
+    return env
+
+
+def _fork_and_exec(spec: dict[str, Any], output: int, events: int) -> int:
+    env = environment(spec)
+    env[EVENTS_FD] = str(events)
+    argv, cwd = spec["argv"], spec.get("cwd") or "/"
+    cores = spec.get("cores")
+    agent = os.getpid()
+    failed_read, failed_write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become(argv, env, cwd, cores, output, events, agent)
+        except BaseException as error:  # the child must never return into the agent
+            with contextlib.suppress(OSError):
+                os.write(failed_write, _describe(error, argv, cwd).encode(errors="replace"))
+        finally:
+            os._exit(127)
+    os.close(failed_write)
+    try:
+        # End of file: the exec went well. Nothing is read before the program is running.
+        failure = os.read(failed_read, 4096)
+    finally:
+        os.close(failed_read)
+    if failure:
+        os.waitpid(pid, 0)
+        raise StartError(failure.decode(errors="replace"))
+    return pid
+
+
+def _become(
+    argv: list[str],
+    env: dict[str, str],
+    cwd: str,
+    cores: list[int] | None,
+    output: int,
+    events: int,
+    agent: int,
+) -> NoReturn:
+    os.setpgid(0, 0)
+    die_with_parent(agent)
+    if cores and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cores)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.set_inheritable(events, True)
+    signal.set_wakeup_fd(-1)
+    # Python ignores these, and an ignored signal stays ignored across an exec.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.chdir(cwd)
+    os.execvpe(argv[0], argv, env)
+
+
+def _describe(error: BaseException, argv: list[str], cwd: str) -> str:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    where = cwd if getattr(error, "filename", None) == cwd else argv[0]
+    return f"{where}: {reason}"

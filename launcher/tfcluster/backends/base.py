@@ -1,0 +1,36 @@
+"""What the coordinator may expect of a backend, and what a backend declares about itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tfcluster.backends.link import AgentLink
+    from tfcluster.plan.plan import NodePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """A backend's nature; the coordinator decides by it, never by the backend's name."""
+
+    shares_filesystem: bool
+    """Tasks write straight into the run folder, so no log or file is sent."""
+    has_lease: bool
+    """A lost connection may come back; without, the agent ends its tasks when it closes."""
+    holds_ports: bool
+    """Ports stay ours between two attempts (Linux), else they are drawn anew on a clash."""
+
+
+class Backend(Protocol):
+    """Reaches the nodes of one kind."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def connect(self, node: NodePlan, *, run_id: str, token: str) -> AgentLink:
+        """Reach the node's agent, started if need be, and greet it.
+
+        Raises SurroundingsError when it does not come up; the text holds its last words.
+        """
+        ...

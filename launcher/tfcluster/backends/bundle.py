@@ -1,0 +1,144 @@
+"""What a node needs of ours, as one content-addressed folder: the agent and the workers' half.
+
+The folder has two roots, ``agent/tfcluster/…`` and ``workers/tfcluster_workers/…``, so that the
+partial `tfcluster` in it never hides an installed one from a task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tfcluster
+from tfcluster.errors import SurroundingsError
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """The files, by their path below the bundle's folder."""
+
+    files: Mapping[str, bytes]
+    digest: str
+    """16 hexadecimal digits over names and contents: the same files, the same folder."""
+
+    @property
+    def zip_bytes(self) -> bytes:
+        """Made when a remote node asks for it; the same bytes for the same files."""
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in self.files.items():
+                info = zipfile.ZipInfo(name, _EPOCH)
+                info.external_attr = 0o644 << 16
+                archive.writestr(info, content, zipfile.ZIP_DEFLATED)
+        return stream.getvalue()
+
+
+def build() -> Bundle:
+    """Reads the installed packages; tfcluster_workers is found by path, never imported."""
+    launcher = Path(tfcluster.__file__).parent
+    files = {"agent/tfcluster/__init__.py": (launcher / "__init__.py").read_bytes()}
+    for path in _sources(launcher / "agent"):
+        files[f"agent/tfcluster/{path.relative_to(launcher).as_posix()}"] = path.read_bytes()
+    workers = _workers_folder()
+    for path in _sources(workers):
+        name = path.relative_to(workers.parent).as_posix()
+        files[f"workers/{name}"] = path.read_bytes()
+    files = dict(sorted(files.items()))
+    digest = hashlib.sha256()
+    for name, content in files.items():
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return Bundle(files, digest.hexdigest()[:16])
+
+
+def _workers_folder() -> Path:
+    found = importlib.util.find_spec("tfcluster_workers")
+    if found is None or not found.submodule_search_locations:
+        raise SurroundingsError(
+            "tfcluster_workers is not installed beside tfcluster",
+            cure="install the tfcluster wheel again; it holds both",
+        )
+    return Path(found.submodule_search_locations[0])
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            yield path
+
+
+def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
+    """``${XDG_CACHE_HOME:-~/.cache}/tfcluster/bundles``."""
+    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "tfcluster" / "bundles"
+
+
+def unpack(bundle: Bundle, cache: Path) -> Path:
+    """The bundle's folder, written unless it is there whole; safe beside others doing the same.
+
+    Where `cache` cannot be written, a folder of this user below the temp directory serves.
+    """
+    try:
+        return _unpack(bundle, cache)
+    except OSError:
+        return _unpack(bundle, _private_temp_folder())
+
+
+def _private_temp_folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"tfcluster-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise SurroundingsError(
+            f"{folder} can be written by others, so no code is put there",
+            cure="make ~/.cache writable, or set XDG_CACHE_HOME",
+        )
+    return folder / "bundles"
+
+
+def _unpack(bundle: Bundle, cache: Path) -> Path:
+    folder = cache / bundle.digest
+    if _is_whole(bundle, folder):
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{bundle.digest}-", dir=cache))
+    try:
+        for name, content in bundle.files.items():
+            path = fresh / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        fresh.chmod(0o755)
+        _put_in_place(bundle, fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _put_in_place(bundle: Bundle, fresh: Path, folder: Path) -> None:
+    while not _is_whole(bundle, folder):
+        # A damaged folder (a cleaner was at work) moves away; running tasks keep their files.
+        damaged = Path(tempfile.mkdtemp(prefix=".damaged-", dir=folder.parent))
+        with contextlib.suppress(FileNotFoundError):
+            folder.rename(damaged)
+        shutil.rmtree(damaged, ignore_errors=True)
+        with contextlib.suppress(OSError):  # somebody else was faster: look again
+            fresh.rename(folder)
+
+
+def _is_whole(bundle: Bundle, folder: Path) -> bool:
+    try:
+        return all(
+            (folder / name).stat().st_size == len(content) for name, content in bundle.files.items()
+        )
+    except OSError:
+        return False

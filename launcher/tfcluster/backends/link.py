@@ -1,0 +1,232 @@
+"""The coordinator's end of a connection to one agent, as an asynchronous stream of messages.
+
+::
+
+    backend = backends.get("local", runtime_dir=runtime_dir())
+    link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
+    await link.send({"type": "start", "attempt": 1, "tasks": [
+        {"task": "worker:0", "argv": ["/usr/bin/python3", "main.py"], "env": {"TF_CONFIG": "{}"},
+         "unset": [], "cwd": "/home/anna/job", "log": "/…/logs/attempt-1/worker-0.log",
+         "cores": None}]})
+    async for message in link:              # ends when the connection is lost for good
+        if message["type"] == "task_exited":
+            break
+    await link.send({"type": "shutdown"})   # or only close(): a local agent ends with it
+    await link.close()                      # returns when agent and guard are gone
+
+`link.welcome` is what the agent said of itself (pid, guard_pid, python). Log frames of remote
+nodes come as ``{"type": "log", "name", "offset", "data"}``, file frames as ``"file"``.
+Numbering, acknowledgements, pings and resuming after a reconnect happen inside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+from tfcluster.agent import protocol
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Dial = Callable[[], Awaitable[Streams]]
+"""Opens a fresh byte stream to the agent; raises OSError."""
+
+HELLO_TIMEOUT_S = 10.0
+PING_S = 2.0
+REDIAL_S = 0.5
+READ_BYTES = 1 << 18
+
+
+class Refused(Exception):
+    """The agent answered the hello, but will not serve us."""
+
+
+class AgentLink:
+    """One agent, reached through `dial`; iterate for its messages."""
+
+    def __init__(
+        self,
+        dial: Dial,
+        hello: Mapping[str, Any],
+        *,
+        lease_s: float | None = None,
+        ended: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
+        dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone."""
+        self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
+        self._session = protocol.Session()
+        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_closing = False
+        self.welcome: dict[str, Any] = {}
+        self.log_offsets: dict[str, int] = {}
+        """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
+
+    async def open(self) -> None:
+        """Dial and greet. Raises OSError, ProtocolError or Refused."""
+        reader, decoder, early = await self._greet()
+        self._tasks = [asyncio.create_task(self._receive(reader, decoder, early))]
+        if self._lease_s is not None:
+            self._tasks.append(asyncio.create_task(self._ping()))
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Number, keep and send; raises ConnectionError when the link is lost for good."""
+        encoded = self._session.number(dict(message))
+        if self._writer is None and (self._lease_s is None or self._is_closing):
+            raise ConnectionError("the agent is gone")
+        await self._write(encoded)
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        while (message := await self._messages.get()) is not None:
+            yield message
+        self._messages.put_nowait(None)  # for whoever asks again
+
+    async def close(self) -> None:
+        """End the connection (a local agent ends everything with it) and wait for the end."""
+        self._is_closing = True
+        if self._writer is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                self._writer.write_eof()
+        if self._tasks:
+            # The agent reports its last exits before it closes its own end.
+            await asyncio.wait(self._tasks[:1], timeout=HELLO_TIMEOUT_S)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._hang_up()
+        self._messages.put_nowait(None)
+        if self._ended is not None:
+            ended, self._ended = self._ended, None
+            await ended()
+
+    async def _greet(self) -> tuple[asyncio.StreamReader, protocol.Decoder, list[dict[str, Any]]]:
+        reader, writer = await self._dial()
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                hello = {"type": "hello", "protocol": protocol.VERSION, "n": 0, **self._hello}
+                hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
+                writer.write(protocol.control_frame(hello))
+                decoder = protocol.Decoder(after_magic=True)
+                first, *rest = await _first_messages(reader, decoder)
+        except BaseException:
+            writer.close()
+            raise
+        self.welcome = first
+        for encoded in self._session.resume(first.get("last_seen", 0)):
+            writer.write(encoded)
+        self._writer = writer
+        return reader, decoder, rest
+
+    async def _receive(
+        self,
+        reader: asyncio.StreamReader,
+        decoder: protocol.Decoder,
+        early: list[dict[str, Any]],
+    ) -> None:
+        try:
+            while True:
+                await self._read_until_lost(reader, decoder, early)
+                await self._hang_up()
+                again = await self._redial()
+                if again is None:
+                    return
+                reader, decoder, early = again
+        finally:
+            self._messages.put_nowait(None)
+
+    async def _read_until_lost(
+        self,
+        reader: asyncio.StreamReader,
+        decoder: protocol.Decoder,
+        early: list[dict[str, Any]],
+    ) -> None:
+        with contextlib.suppress(OSError, protocol.ProtocolError):
+            for message in early:
+                self._take(message)
+            await self._acknowledge()
+            while data := await reader.read(READ_BYTES):
+                control = False
+                for kind, payload in decoder.feed(data):
+                    control = self._on_frame(kind, payload) or control
+                if control:
+                    await self._acknowledge()
+
+    def _on_frame(self, kind: bytes, payload: bytes) -> bool:
+        """True for a numbered message, which wants an acknowledgement."""
+        if kind == protocol.CONTROL:
+            self._take(protocol.read_control(payload))
+            return True
+        if kind == protocol.ACK:
+            self._session.acknowledged(protocol.read_number(payload))
+        elif kind in (protocol.LOG, protocol.FILE):
+            name, offset, data = protocol.read_data(payload)
+            if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
+                self.log_offsets[name] = offset + len(data)
+            what = "log" if kind == protocol.LOG else "file"
+            message = {"type": what, "name": name, "offset": offset, "data": data}
+            self._messages.put_nowait(message)
+        return False
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if self._session.is_new(message):
+            message.pop("n", None)
+            self._messages.put_nowait(message)
+
+    async def _acknowledge(self) -> None:
+        await self._write(self._session.acknowledgement())
+
+    async def _write(self, frame: bytes) -> None:
+        if self._writer is None:
+            return  # kept by the session, sent on resuming
+        try:
+            self._writer.write(frame)
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:
+            if self._lease_s is None:
+                raise ConnectionError("the agent is gone") from error
+
+    async def _redial(
+        self,
+    ) -> tuple[asyncio.StreamReader, protocol.Decoder, list[dict[str, Any]]] | None:
+        if self._lease_s is None or self._is_closing:
+            return None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._lease_s
+        while loop.time() < until:
+            with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError):
+                return await self._greet()
+            await asyncio.sleep(REDIAL_S)
+        return None
+
+    async def _ping(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            await self._write(protocol.frame(protocol.PING))
+
+    async def _hang_up(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+async def _first_messages(
+    reader: asyncio.StreamReader, decoder: protocol.Decoder
+) -> list[dict[str, Any]]:
+    """The welcome, and control messages that came along with it."""
+    while data := await reader.read(READ_BYTES):
+        messages = [
+            protocol.read_control(payload)
+            for kind, payload in decoder.feed(data)
+            if kind == protocol.CONTROL
+        ]
+        if messages:
+            if messages[0].get("type") == "refused":
+                raise Refused(str(messages[0].get("reason")))
+            return messages
+    shown = f"; it said: {decoder.noise!r}" if decoder.noise else ""
+    raise ConnectionResetError(f"the agent closed the connection{shown}")

@@ -1,0 +1,128 @@
+"""Tasks on this machine: the agent is started here, in a session of its own, and ends with us."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from tfcluster.agent import protocol
+from tfcluster.agent.main import READY
+from tfcluster.agent.processes import IS_LINUX
+from tfcluster.backends.base import Capabilities
+from tfcluster.backends.link import AgentLink, Refused, Streams
+from tfcluster.errors import NodeLostError
+from tfcluster.plan.plan import NodePlan
+
+_START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
+_START_TIMEOUT_S = 20.0
+_END_TIMEOUT_S = 10.0
+_SOCKET_PATH_LIMIT = 103
+"""Bytes; macOS has 104 with the terminator, Linux 108."""
+
+
+class LocalBackend:
+    """The backend called ``local``."""
+
+    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=IS_LINUX)
+
+    def __init__(self, runtime_dir: Path, *, python: str = sys.executable) -> None:
+        self._runtime_dir, self._python = runtime_dir, python
+
+    async def connect(self, node: NodePlan, *, run_id: str, token: str) -> AgentLink:
+        """Start this node's agent and greet it; raises NodeLostError."""
+        path = socket_path(self._runtime_dir, run_id, node.name)
+        config = {
+            "run_id": run_id,
+            "node": node.name,
+            "token": token,
+            "socket": str(path),
+            "ports_dir": str(self._runtime_dir / "ports"),
+            "lease_s": None,
+        }
+        process = await asyncio.to_thread(AgentProcess, self._python, config)
+
+        async def dial() -> Streams:
+            return await asyncio.open_unix_connection(str(path))
+
+        hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": False}
+        link = AgentLink(dial, hello, ended=process.wait)
+        try:
+            await link.open()
+        except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
+            await process.wait()
+            raise NodeLostError(f"the agent of {node.name} does not answer: {error}") from error
+        return link
+
+
+def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
+    """Where a run's agent on `node` listens; raises NodeLostError when the folder is too deep."""
+    path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
+        raise NodeLostError(
+            f"{path} is too long for a Unix socket",
+            cure="set XDG_RUNTIME_DIR to a folder with a shorter path",
+        )
+    return path
+
+
+class AgentProcess:
+    """A started agent and its guard; the guard is our child, its end is the end of both."""
+
+    def __init__(self, python: str, config: Mapping[str, object]) -> None:
+        """Returns when the agent listens; raises NodeLostError with its last words. Blocks."""
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `wait`)
+        package_root = str(Path(__file__).parents[2])
+        # -I -S: nothing of the user's environment runs in the agent, and it starts fast.
+        self._process = subprocess.Popen(
+            [python, "-I", "-S", "-c", _START, package_root],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            cwd="/",
+            start_new_session=True,
+        )
+        self._await_ready(json.dumps(dict(config)).encode())
+
+    def _await_ready(self, config: bytes) -> None:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        try:
+            with stdin:
+                stdin.write(config)
+            ready, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
+            answer = os.read(stdout.fileno(), 100) if ready else b""
+        except OSError:
+            answer = b""
+        finally:
+            stdout.close()
+        if answer != READY:
+            self._process.kill()
+            self._process.wait()
+            words = self.last_words()
+            self._errors.close()
+            raise NodeLostError(f"the agent did not start: {words or 'it said nothing'}")
+
+    def last_words(self) -> str:
+        """What the agent wrote to its stderr; a sound one writes nothing."""
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace").strip()[-4000:]
+
+    async def wait(self) -> None:
+        """Reap agent and guard; kills the guard if they do not end, which ends the agent."""
+        try:
+            await asyncio.to_thread(self._process.wait, _END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        finally:
+            self._errors.close()
