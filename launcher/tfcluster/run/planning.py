@@ -1,0 +1,65 @@
+"""One call from a loaded spec to its plan: look at the machine, unpack the bundle, resolve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tfcluster.backends import bundle
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan import checks
+from tfcluster.plan.make import make_plan
+from tfcluster.plan.plan import Plan
+from tfcluster.plan.surroundings import Surroundings
+from tfcluster.run.surroundings import gather
+
+if TYPE_CHECKING:
+    from tfcluster.spec.model import ClusterSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan with the facts it was made from."""
+
+    spec: ClusterSpec
+    plan: Plan
+    around: Surroundings
+
+    def obstacles(self) -> tuple[SurroundingsError, ...]:
+        """What would make this plan fail on this machine; a plan can be shown in spite of it."""
+        return tuple(checks.find(self.spec, self.plan, self.around))
+
+    def require(self) -> Plan:
+        """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""
+        checks.require(self.spec, self.plan, self.around)
+        return self.plan
+
+
+def plan_spec(
+    spec: ClusterSpec,
+    *,
+    spec_path: Path | None = None,
+    python: str | None = None,
+    args: Sequence[str] = (),
+    set_paths: Collection[str] = (),
+    environ: Mapping[str, str] = os.environ,
+) -> Planned:
+    """Plan `spec` for this machine.
+
+    `spec_path` None: from stdin or from options, its paths are relative to the current folder.
+    Raises UsageError (exit 2) and InterpreterError (exit 3) as `gather` and `make_plan` do.
+    """
+    spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
+    folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
+    around = gather(spec, spec_dir=spec_dir, bundle=str(folder), python=python, environ=environ)
+    plan = make_plan(
+        spec,
+        around,
+        spec_path=str(spec_path) if spec_path else None,
+        args=args,
+        set_paths=set_paths,
+    )
+    return Planned(spec, plan, around)
