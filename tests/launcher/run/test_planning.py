@@ -1,0 +1,46 @@
+"""From a spec to a plan on the machine that runs this test."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.errors import SurroundingsError
+from tfcluster.run.planning import Planned, plan_spec
+from tfcluster.spec.model import ClusterSpec
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def planned(folder: Path, environ: dict[str, str], job: dict[str, Any]) -> Planned:
+    spec = ClusterSpec.model_validate({"cluster": {"worker": 2}, "job": job})
+    path = folder / "tfcluster.json"
+    return plan_spec(spec, spec_path=path, python=sys.executable, environ=environ)
+
+
+def test_the_command_leads_to_the_unpacked_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    found = planned(tmp_path, environ, {"script": "train.py"})
+    plan = found.require()
+    python, boot, how, script = plan.tasks[0].command.argv
+    assert python == sys.executable
+    assert boot.startswith(f"{tmp_path}/cache/tfcluster/bundles/")
+    assert Path(boot).is_file()
+    assert (how, script) == ("script", str(tmp_path / "train.py"))
+    assert plan.spec_path == str(tmp_path / "tfcluster.json")
+
+
+def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    found = planned(tmp_path, environ, {"script": "train.py"})
+    assert [str(tmp_path / "train.py") in str(o) for o in found.obstacles()] == [True]
+    with pytest.raises(SurroundingsError, match="there is no script"):
+        found.require()
