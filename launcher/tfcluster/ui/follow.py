@@ -135,13 +135,20 @@ class RunView:
         block = b"".join(self._events.read())
         if block and self._json_lines:
             self._terminal.out_bytes(block)
-        events = [event for line in block.split(b"\n") if (event := _parse(line))]
+        events = [event for line in block.splitlines() if (event := _parse(line))]
         for event in events:
-            if event.get("type") == "task_exited":
-                self.logs.end_task(str(event.get("task")), int(event.get("attempt", 1)))
-            elif event.get("type") == "prepare_finished":
-                self.logs.end_task(prepare_label(str(event.get("node"))), 0)
+            self._notice(event)
         return events
+
+    def _notice(self, event: dict[str, Any]) -> None:
+        """What an event means for the logs."""
+        match event:
+            case {"type": "task_started" | "prepare_started"}:
+                self.logs.discover()
+            case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
+                self.logs.end_task(task, attempt)
+            case {"type": "prepare_finished", "node": str(node)}:
+                self.logs.end_task(prepare_label(node), 0)
 
     def _tell(self, events: list[dict[str, Any]]) -> None:
         if not self._talks or self._json_lines:

@@ -25,7 +25,7 @@ from tfcluster.ui.terminal import TASK_COLOURS, paint
 SHOWN_OF_A_LINE = 8 * 1024
 """Bytes of one line that a terminal gets."""
 
-_LOOK_FOR_FILES_S = 0.1
+_LOOK_FOR_FILES_S = 0.5
 _TIME_STAMPS_SETTLE_NS = 1_000_000_000
 """A folder may change twice within one tick of its time stamp."""
 _ATTEMPT = re.compile(r"attempt-(\d+)")

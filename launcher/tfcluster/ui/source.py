@@ -27,6 +27,7 @@ class LogSource:
         """Nobody writes any more: a last line without newline is whole now."""
         self._scanned = 0
         self._last_return = 0
+        self._waited_at = -1
         self._fd: int | None = None
 
     @property
@@ -36,7 +37,7 @@ class LogSource:
 
     def size(self) -> int:
         try:
-            return self.path.stat().st_size
+            return os.fstat(self._descriptor()).st_size
         except OSError:
             return 0
 
@@ -46,10 +47,14 @@ class LogSource:
         Only the last piece ends with a newline, and it always does. A piece that was given is
         given once: stopping the iteration in between loses the rest of that line only.
         """
+        size = self.size()
+        if not self.has_ended and size in (self._waited_at, self.position):
+            # Most looks find nothing new: those cost one fstat.
+            return
         if self._scanned:
             yield from self._read_long_line()
             return
-        block = self._pread(CHUNK, self.offset)
+        block = self._pread(min(CHUNK, size - self.offset), self.offset)
         cut = block.rfind(b"\n") + 1
         if self.has_ended and cut < len(block) < CHUNK:
             self.offset += len(block)
@@ -59,6 +64,8 @@ class LogSource:
             yield block[:cut] if cut < len(block) else block
         elif len(block) == CHUNK:
             yield from self._read_long_line()
+        else:
+            self._waited_at = size
 
     def partial(self, limit: int = 4096) -> bytes:
         """The latest state of the line that has no newline yet, at most its last `limit` bytes."""
@@ -134,12 +141,15 @@ class LogSource:
 
     def _pread(self, count: int, offset: int) -> bytes:
         try:
-            if self._fd is None:
-                self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            return os.pread(self._fd, count, offset)
+            return os.pread(self._descriptor(), count, offset)
         except OSError:
             # Not there yet, or a disk that fails: a view looks again later, it never ends a run.
             return b""
+
+    def _descriptor(self) -> int:
+        if self._fd is None:
+            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._fd
 
 
 def tail_offset(path: Path, lines: int, pattern: re.Pattern[bytes] | None = None) -> int:

@@ -7,12 +7,16 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tfcluster.checkpoints.completeness import find
+from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.store import Store
 from tfcluster.cli.main import main
 from tfcluster.run.identity import this_process
 from tfcluster.run.paths import RunPaths
@@ -216,6 +220,49 @@ def test_logs_to_a_reader_that_leaves_end_quietly(home: Path, make_run: MakeRun)
         check=True,
     )
     assert (done.stdout, done.stderr) == ("worker:0 │ line\n", "")
+
+
+@pytest.fixture
+def gathered(make_run: MakeRun, tmp_path: Path) -> RunPaths:
+    """A run that gathered two models."""
+    paths = make_run("old-20260914-153012-k7f3")
+    store = Store(paths.checkpoints)
+    for name in ("model-1.keras", "model-2.keras"):
+        source = tmp_path / f"chief-{name}"
+        source.mkdir()
+        with zipfile.ZipFile(source / name, "w") as model:
+            model.writestr("config.json", json.dumps({"name": name}))
+        seen = scan(source)
+        (found,) = find(seen, seen)
+        assert store.add(found, source, step=None)
+    return paths
+
+
+def test_checkpoints_are_listed_oldest_first(tfcluster: Tfcluster, gathered: RunPaths) -> None:
+    header, *rows = tfcluster("checkpoints").stdout.splitlines()
+    assert header.split() == ["STEP", "KIND", "SIZE", "PATH"]
+    assert [row.rsplit("/", 1)[1] for row in rows] == ["model-1.keras", "model-2.keras"]
+    known = json.loads(tfcluster("checkpoints", "k7f3", "--json").stdout)
+    assert [Path(found["path"]).is_file() for found in known] == [True, True]
+
+
+def test_the_path_alone_is_what_a_script_needs(tfcluster: Tfcluster, gathered: RunPaths) -> None:
+    done = tfcluster("checkpoints", "--path")
+    assert done.stderr == ""
+    assert Path(done.stdout.removesuffix("\n")).name == "model-2.keras"
+    assert Path(done.stdout.removesuffix("\n")).is_file()
+
+
+def test_the_newest_is_copied_into_an_empty_folder_only(
+    tfcluster: Tfcluster, gathered: RunPaths, tmp_path: Path
+) -> None:
+    target = tmp_path / "taken"
+    assert tfcluster("checkpoints", "--copy", str(target)).returncode == 0
+    with zipfile.ZipFile(target / "model-2.keras") as model:
+        assert json.loads(model.read("config.json")) == {"name": "model-2.keras"}
+    again = tfcluster("checkpoints", "--copy", str(target))
+    assert again.returncode == 2
+    assert "is not an empty folder" in again.stderr
 
 
 def test_no_checkpoint_is_said_with_the_cure(tfcluster: Tfcluster, make_run: MakeRun) -> None:

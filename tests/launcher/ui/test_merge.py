@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -142,6 +143,28 @@ def test_attempts_follow_each_other_and_can_be_chosen(paths: RunPaths, write_log
         "worker:0 │ first",
         "worker:0 │ without end",
     ]
+
+
+def test_an_attempt_that_ended_in_a_huge_line_is_shown_whole_before_the_next(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"x" * 20_000_000)
+    write_log("worker:0", b"second\n", attempt=2)
+    logs = MergedLogs(paths)
+    shown = [len(line) for line in b"".join(logs.drain()).decode().splitlines()]
+    assert shown == [len("worker:0 │ ") + 20_000_000, len("worker:0 │ second")]
+    logs.close()
+
+
+def test_a_run_that_is_removed_meanwhile_ends_the_stream_quietly(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"line\n")
+    logs = MergedLogs(paths)
+    shutil.rmtree(paths.root)
+    logs.discover()
+    assert list(logs.drain()) == []
+    logs.close()
 
 
 def test_the_prepare_step_comes_first_and_has_its_name(paths: RunPaths, write_log: Write) -> None:

@@ -93,6 +93,13 @@ def test_ten_megabytes_without_a_newline_come_whole_in_flat_memory(tmp_path: Pat
     assert read(source) == b"next\n"
 
 
+def test_a_file_that_cannot_be_read_gives_nothing(tmp_path: Path) -> None:
+    (tmp_path / "worker-0.log").mkdir()
+    source = LogSource(tmp_path / "worker-0.log")
+    assert read(source) == b""
+    source.close()
+
+
 def test_a_huge_line_without_newline_is_not_lost_at_the_end(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"x" * (2 * CHUNK + 5))
