@@ -27,6 +27,8 @@ class Follower:
 
         Raises SourceChangedError, CancelledError, OSError; the next call goes on.
         """
+        # A restart may have replaced the whole directory meanwhile.
+        self._placed = [placed for placed in self._placed if self._is_there(placed)]
         known: set[Checkpoint] = {placed.checkpoint for placed in self._placed}
         new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
         for gathered in new:
@@ -46,6 +48,9 @@ class Follower:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+    def _is_there(self, placed: Gathered) -> bool:
+        return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
 
     def _remove_all_but(self, kept: Sequence[Gathered]) -> None:
         still = {entry.path for gathered in kept for entry in gathered.checkpoint.all_files}

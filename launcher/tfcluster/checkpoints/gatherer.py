@@ -61,6 +61,7 @@ class Gatherer:
     def final_look(self) -> list[Gathered]:
         """The same after the writer has exited: one look is enough, and failures are noted."""
         with self._looking:
+            self._cancelled.clear()
             self._failed.clear()
             seen = scan(self._directory)
             gathered = self._gather(seen, find(seen, None))
@@ -79,7 +80,10 @@ class Gatherer:
             self._steps[relative.as_posix()] = step
 
     def cancel(self) -> None:
-        """Make a look that is under way return soon, leaving nothing half-copied."""
+        """Make the look that is under way, and later ones, return soon with nothing half-copied.
+
+        Only `final_look` works again afterwards; it can itself be cancelled.
+        """
         self._cancelled.set()
 
     def take_notes(self) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -224,6 +226,63 @@ def test_an_evaluator_s_directory_follows(
     assert text.startswith('model_checkpoint_path: "model.ckpt-8"\n')
     assert text.count("all_model_checkpoint_paths") == 5
     assert (evaluator / "eval" / "events").read_text() == "its own"
+
+
+def test_a_follower_whose_directory_was_replaced_is_filled_again(
+    chief: Path, gatherer: Gatherer, tmp_path: Path
+) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    gatherer.final_look()
+    shutil.rmtree(tmp_path / "evaluator")
+
+    gatherer.final_look()
+
+    assert (tmp_path / "evaluator" / "ckpt-1.index").exists()
+
+
+def test_a_cancelled_gatherer_still_takes_the_final_look(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    write_prefix(chief, "ckpt-1")
+    gatherer.cancel()
+
+    assert looks(gatherer, clock) == []
+    assert [gathered.step for gathered in gatherer.final_look()] == [1]
+
+
+FILL_A_SMALL_DISK = """
+import sys
+from pathlib import Path
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.store import Store
+
+gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))
+print([gathered.step for gathered in gatherer.final_look()])
+print(*gatherer.take_notes(), sep=";")
+print([held.step for held in Store(Path(sys.argv[2])).held])
+print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
+"""
+
+
+def test_on_a_really_full_disk_the_small_one_is_kept_whole(chief: Path, tmp_path: Path) -> None:
+    write_prefix(chief, "ckpt-1", saved=1)
+    write_prefix(chief, "ckpt-2", saved=2, content=bytes(2_000_000))
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=512k none {disk}"
+    fill = [sys.executable, "-c", FILL_A_SMALL_DISK, str(chief), str(disk)]
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
+
+    done = subprocess.run(
+        [*command, f'{mount}; exec "$@"', "sh", *fill], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.stdout.splitlines() == [
+        "[1]",
+        "ckpt-2 was not gathered: No space left on device",
+        "[1]",
+        "['checkpoint', 'ckpt-1']",
+    ], done.stderr
 
 
 def test_every_gathered_one_is_whole_while_a_writer_saves_and_rotates(
