@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfcluster.ui import source as source_module
+from tfcluster.ui.lines import latest_states
 from tfcluster.ui.source import CHUNK, LogSource, last_lines, tail_offset
 
 
@@ -176,3 +178,27 @@ def test_the_last_lines_of_a_log_that_is_one_huge_line_are_cut(tmp_path: Path) -
     log = tmp_path / "worker-0.log"
     append(log, b"x" * 1_000_000)
     assert [len(line) for line in last_lines(log)] == [64 * 1024]
+
+
+@given(st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n"])).map(b"".join), max_size=9))
+def test_lines_longer_than_a_chunk_are_read_like_short_ones(
+    tmp_path_factory: pytest.TempPathFactory, writes: list[bytes]
+) -> None:
+    log = tmp_path_factory.mktemp("long") / "worker-0.log"
+    source, got = LogSource(log), b""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_module, "CHUNK", 4)
+        patch.setattr(source_module, "SCAN_LIMIT", 8)
+        for written in writes:
+            append(log, written)
+            for _ in range(3):
+                got += read(source)
+        source.has_ended = True
+        while source.position < source.size():
+            got += read(source)
+        got += read(source)
+    source.close()
+    whole = b"".join(writes)
+    if whole and not whole.endswith(b"\n"):
+        whole += b"\n"
+    assert latest_states(got) == latest_states(whole)
