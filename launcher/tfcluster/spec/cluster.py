@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     Discriminator,
     Field,
     GetJsonSchemaHandler,
@@ -18,7 +19,15 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from tfcluster.spec import address
-from tfcluster.spec.fields import Finding, Listed, RulesBroken, Section, documented, required
+from tfcluster.spec.fields import (
+    Finding,
+    Listed,
+    RulesBroken,
+    Section,
+    documented,
+    drop_x_keys,
+    required,
+)
 from tfcluster.spec.variables import Env
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
@@ -177,4 +186,4 @@ def _checked(cluster: Any) -> Any:
     return cluster
 
 
-Cluster = Annotated[dict[JobName, Tasks], AfterValidator(_checked)]
+Cluster = Annotated[dict[JobName, Tasks], BeforeValidator(drop_x_keys), AfterValidator(_checked)]

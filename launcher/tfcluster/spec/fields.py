@@ -30,6 +30,13 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(ms|s|m|h|d)", re.ASCII)
 
 
+def drop_x_keys(value: Any) -> Any:
+    """An object without the keys that are the user's own; anything else as it is."""
+    if not isinstance(value, Mapping):
+        return value
+    return {key: kept for key, kept in value.items() if not str(key).startswith("x-")}
+
+
 class Section(BaseModel):
     """A JSON object of the spec: frozen, exact about types, deaf only to keys with ``x-``."""
 
@@ -43,9 +50,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_x_keys(cls, value: Any) -> Any:
-        if not isinstance(value, Mapping):
-            return value
-        return {key: kept for key, kept in value.items() if not str(key).startswith("x-")}
+        return drop_x_keys(value)
 
 
 @dataclass(frozen=True, slots=True)

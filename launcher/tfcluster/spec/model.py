@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
+from tfcluster.spec import published
 from tfcluster.spec.cluster import (
     JOBS,
     Cluster,
@@ -57,7 +58,6 @@ __all__ = [
 ]
 
 VERSION = 1
-SCHEMA_FILE = "spec-v1.schema.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
@@ -74,7 +74,7 @@ class ClusterSpec(Section):
     schema_file: str | None = documented(
         None,
         "The schema for editors; never fetched. `tfcluster init` writes it beside the spec.",
-        f".tfcluster/{SCHEMA_FILE}",
+        f".tfcluster/{published.SCHEMA_FILE}",
         alias="$schema",
     )
     version: Literal[1] = documented(VERSION, "Version of the spec's form.", VERSION)

@@ -1,0 +1,85 @@
+"""Makes the JSON schema from the model; run as a module it writes the published file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tfcluster.spec import published
+from tfcluster.spec.model import JOBS, ClusterSpec
+
+_TASKS_TEXTS = {
+    "chief": ("The task that leads, saves and evaluates; at most one.", 1),
+    "worker": ("The tasks that train.", ["10.0.0.1:2222", "10.0.0.2:2222"]),
+    "ps": ("Parameter servers; only with a chief and workers.", 1),
+    "evaluator": ("Evaluates checkpoints beside the training; at most one.", 1),
+}
+
+
+def build() -> dict[str, Any]:
+    """The schema of version 1 (JSON Schema 2020-12), for editors and for `tfcluster schema`."""
+    made = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
+    made["properties"]["cluster"] = _cluster(made["properties"]["cluster"])
+    for section in ("Job", "Prepare"):
+        made["$defs"][section]["oneOf"] = [
+            {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+            for name in ("script", "module", "command")
+        ]
+    _tidy(made)
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "tfcluster spec, version 1",
+    }
+    return head | {key: value for key, value in made.items() if key not in head}
+
+
+def render() -> str:
+    """The text of the published file."""
+    return json.dumps(build(), indent=2, ensure_ascii=False) + "\n"
+
+
+def _cluster(node: dict[str, Any]) -> dict[str, Any]:
+    """The four jobs spelled out: pydantic would say only what form any key has."""
+    tasks = node.pop("additionalProperties")
+    node.pop("propertyNames", None)
+    properties = {
+        job: {
+            **tasks,
+            "default": None,
+            "description": _TASKS_TEXTS[job][0],
+            "examples": [_TASKS_TEXTS[job][1]],
+        }
+        for job in JOBS
+    }
+    closed = {"additionalProperties": False, "patternProperties": {"^x-": {}}}
+    return node | {"properties": properties} | closed
+
+
+def _tidy(node: Any) -> None:
+    """Drop pydantic's titles and turn its `oneOf` of types into `anyOf`, all the way down."""
+    if isinstance(node, list):
+        for item in node:
+            _tidy(item)
+    if not isinstance(node, dict):
+        return
+    if isinstance(node.get("title"), str):
+        del node["title"]
+    if "type" in node or "$ref" in node or "anyOf" in node or "oneOf" in node or "$defs" in node:
+        node.pop("discriminator", None)
+    for child in node.values():
+        _tidy(child)
+    options = node.get("oneOf")
+    if isinstance(options, list) and not any("required" in option for option in options):
+        node["anyOf"] = node.pop("oneOf")
+
+
+def write() -> Path:
+    """Write the published file into the package's source folder."""
+    path = Path(__file__).parent / published.SCHEMA_FILE
+    path.write_text(render(), encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    write()
