@@ -54,6 +54,10 @@ class Connection:
     def queued(self) -> int:
         return len(self._outgoing)
 
+    @property
+    def room(self) -> int:
+        return max(0, ENOUGH_QUEUED - len(self._outgoing))
+
     def read(self) -> list[tuple[bytes, bytes]] | None:
         """Frames that came; None when the other end is gone. Raises ProtocolError."""
         try:

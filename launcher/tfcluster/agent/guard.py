@@ -58,6 +58,7 @@ def split_off() -> tuple[Recorder, int]:
         os.close(from_agent)
         os.close(held_by_guard)
         os.setsid()
+        adopt_orphans()  # not inherited over a fork
         return Recorder(to_guard, guard_pid), guard_alive
     os.close(to_guard)
     os.close(guard_alive)

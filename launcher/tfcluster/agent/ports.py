@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 class PortTaken(Exception):
     """Somebody else has the port; `holder` has pid, command and run_id where they are known."""
 
-    def __init__(self, port: int, holder: dict[str, Any]) -> None:
-        super().__init__(f"port {port} is in use")
-        self.port, self.holder = port, holder
+    def __init__(self, wanted: dict[str, Any], holder: dict[str, Any]) -> None:
+        """`wanted`: task, host and port as they were asked for."""
+        super().__init__(f"port {wanted['port']} is in use")
+        self.wanted, self.holder = wanted, holder
 
 
 class PortHolder:
@@ -49,24 +50,24 @@ class PortHolder:
         names: list[str] = []
         try:
             for entry in wanted:
-                self._hold_one(entry["task"], entry["port"])
+                self._hold_one(entry)
                 names.append(entry["task"])
         except BaseException:
             self.release(names)
             raise
         return {name: self._held[name][0] for name in names}
 
-    def _hold_one(self, task: str, port: int) -> None:
+    def _hold_one(self, wanted: dict[str, Any]) -> None:
+        task, port = wanted["task"], wanted["port"]
         self.release([task])
         bound = _bind_exclusively(port)
         if not bound:
-            raise PortTaken(port, find_holder(port, self._folder))
+            raise PortTaken(wanted, find_holder(port, self._folder))
         port = bound[0].getsockname()[1]
-        try:
-            lock = self._lock(port)
-        except BaseException:
+        lock = self._lock(port)
+        if lock is None:
             _close(bound)
-            raise
+            raise PortTaken({**wanted, "port": port}, find_holder(port, self._folder))
         for held in bound:
             if IS_LINUX:
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -75,7 +76,8 @@ class PortHolder:
                 held.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
         self._held[task] = (port, bound, lock)
 
-    def _lock(self, port: int) -> int:
+    def _lock(self, port: int) -> int | None:
+        """The descriptor that holds the port's lock file; None: somebody else has it."""
         os.makedirs(self._folder, mode=0o700, exist_ok=True)
         path = self._path(port)
         while True:
@@ -88,7 +90,7 @@ class PortHolder:
                 pass  # its last holder removed it between our open and our lock
             except BlockingIOError:
                 os.close(fd)
-                raise PortTaken(port, find_holder(port, self._folder)) from None
+                return None
             os.close(fd)
         os.ftruncate(fd, 0)
         os.write(fd, json.dumps({"port": port, **self._identity}).encode())

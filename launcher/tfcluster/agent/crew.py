@@ -1,0 +1,207 @@
+"""The tasks of one run on this node: their output, their reports, their ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import time
+
+from tfcluster.agent import protocol, stop
+from tfcluster.agent.output import drain
+from tfcluster.agent.processes import kill_descendants
+from tfcluster.agent.task import MAX_EVENT, StartError, Task
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfcluster.agent.guard import Recorder
+    from tfcluster.agent.line import Line
+
+PROGRESS_BACKLOG = 1000
+"""Unacknowledged messages above which progress (replaced by the next anyway) is dropped."""
+_READ_BYTES = 256 << 10
+_END_S = 1.5
+
+
+class Crew:
+    """Starts tasks, follows them, ends them; everything worth telling goes to the line."""
+
+    line: Line
+
+    def __init__(self, recorder: Recorder, selector: selectors.BaseSelector) -> None:
+        """Set `line` before the first task is started."""
+        self._recorder, self._selector = recorder, selector
+        self._tasks: dict[str, Task] = {}
+        self.moved = 0
+        """Bytes of output moved since somebody set this to 0."""
+
+    def start(self, spec: dict[str, Any], attempt: int) -> None:
+        named = {"task": spec["task"], "attempt": attempt}
+        if spec["task"] in self._tasks:
+            self.line.say({"type": "start_failed", **named, "error": "it is still running"})
+            return
+        try:
+            task = Task(spec, attempt)
+        except (StartError, OSError) as error:
+            self.line.say({"type": "start_failed", **named, "error": str(error)})
+            return
+        self._recorder.add_group(task.pid, task.start_time)
+        self._tasks[task.name] = task
+        read = selectors.EVENT_READ
+        self._selector.register(task.pipe, read, lambda _events: self._drain(task))
+        self._selector.register(task.events, read, lambda _events: self._hear(task))
+        self.line.say({"type": "task_started", **named, "pid": task.pid})
+
+    def stop(self, names: list[str], grace_s: float) -> None:
+        for name in names:
+            if name in self._tasks:
+                stop.ask_to_end(self._tasks[name], grace_s)
+
+    def signal(self, names: list[str], number: int) -> None:
+        """To the tasks' own processes only: their children need not know the signal."""
+        for name in names:
+            task = self._tasks.get(name)
+            if task is not None and task.usage is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(task.pid, number)
+
+    # -- the clock
+
+    def deadline(self) -> float | None:
+        """When `on_time` must be called next."""
+        at = [
+            task.drain_until if task.usage is not None else task.kill_at
+            for task in self._tasks.values()
+        ]
+        return min((when for when in at if when is not None), default=None)
+
+    def on_time(self, now: float) -> None:
+        for task in list(self._tasks.values()):
+            stop.climb(task, now)
+            if task.usage is not None and now >= task.drain_until:
+                self._finish(task)
+
+    # -- output
+
+    def resume_logs(self, offsets: dict[str, int]) -> None:
+        """A coordinator is back and has each log up to its offset."""
+        for task in self._tasks.values():
+            task.streamed = offsets.get(task.stream_name, task.streamed)
+
+    def stream_logs(self) -> None:
+        if self.line.wants_logs:
+            for task in self._tasks.values():
+                self._stream(task)
+
+    def _stream(self, task: Task, *, whole: bool = False) -> None:
+        while whole or self.line.log_room > 0:
+            data = task.log.read(task.streamed, _READ_BYTES)
+            if not data:
+                return
+            where = task.streamed
+            task.streamed += len(data)
+            self.line.queue(protocol.data_frame(protocol.LOG, task.stream_name, where, data))
+
+    def _drain(self, task: Task) -> bool:
+        """Move waiting output to the log; False at the end of the pipe, or when it was empty."""
+        count, ended, unwritten = drain(task.pipe, task.log)
+        self.moved += count
+        if ended:
+            self._unwatch(task.pipe)
+            task.drain_until = 0.0
+        if unwritten and self.line.log_room > 0:
+            name, where = task.stream_name, protocol.NOT_IN_FILE
+            self.line.queue(protocol.data_frame(protocol.LOG, name, where, unwritten))
+        if task.log.lost_bytes and task.loss_report.is_due():
+            self._report_loss(task)
+        if self.line.wants_logs:
+            self._stream(task)
+        return count > 0
+
+    def _report_loss(self, task: Task) -> None:
+        named = {"task": task.name, "attempt": task.attempt}
+        lost, reason = task.log.take_loss(), task.log.lost_because
+        self.line.say({"type": "log_lost", **named, "bytes": lost, "reason": reason})
+
+    # -- reports
+
+    def _hear(self, task: Task) -> None:
+        """Pass on what the task reports; malformed messages are dropped, they are the task's."""
+        while True:
+            try:
+                raw = task.events.recv(MAX_EVENT + 1)
+            except BlockingIOError:
+                return
+            except OSError:
+                raw = b""
+            if not raw:
+                self._unwatch(task.events)
+                return
+            with contextlib.suppress(ValueError):
+                self._pass_on(task, json.loads(raw))
+
+    def _pass_on(self, task: Task, event: Any) -> None:
+        if not isinstance(event, dict):
+            return
+        if event.get("type") == "progress" and self.line.backlog > PROGRESS_BACKLOG:
+            return
+        named = {"task": task.name, "attempt": task.attempt}
+        self.line.say({"type": "task_event", **named, "event": event})
+
+    # -- ends
+
+    def reap(self) -> None:
+        """Every child that has ended: tasks, and strangers their tasks left behind."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for task in self._tasks.values():
+                if task.pid == pid and task.usage is None:
+                    task.note_end(status, usage.ru_maxrss)
+                    self._read_the_rest(task)
+
+    def _read_the_rest(self, task: Task) -> None:
+        self._hear(task)
+        task.drain_until = time.monotonic() + stop.DRAIN_S
+        while self._drain(task):
+            pass
+
+    def _finish(self, task: Task) -> None:
+        stop.clear_group(task)
+        self._unwatch(task.pipe)
+        self._unwatch(task.events)
+        if self.line.wants_logs:
+            self._stream(task, whole=True)
+        if task.log.lost_bytes:
+            self._report_loss(task)
+        del self._tasks[task.name]
+        task.close()
+        self._recorder.drop_group(task.pid)
+        self.line.say(task.exited_message())
+
+    def end_all(self) -> None:
+        """SIGKILL every group and every descendant outside of them, reap, report."""
+        for task in self._tasks.values():
+            task.stopping = True
+            task.signal_group(signal.SIGKILL)
+        deadline = time.monotonic() + _END_S
+        while any(task.usage is None for task in self._tasks.values()):
+            self.reap()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.002)
+        kill_descendants(_END_S)
+        for task in [t for t in self._tasks.values() if t.usage is not None]:
+            self._finish(task)
+
+    def _unwatch(self, fileobj: Any) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(fileobj)

@@ -1,0 +1,210 @@
+"""The line to the coordinator: who may speak, what is numbered, what waits to be sent.
+
+A line outlives its connections: what was not acknowledged over one is sent again over the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import sys
+import time
+
+from tfcluster.agent import protocol
+from tfcluster.agent.connection import Connection, is_own_user, listen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PING_S = 2.0
+FIRST_HELLO_S = 10.0
+
+
+class Line:
+    """Listens on the configured socket and serves one coordinator at a time."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        guard_pid: int,
+        selector: selectors.BaseSelector,
+        obey: Callable[[dict[str, Any]], None],
+        resume_logs: Callable[[dict[str, int]], None],
+        stream_logs: Callable[[], None],
+    ) -> None:
+        """`obey` gets each new message once, `resume_logs` the offsets of a hello, and
+        `stream_logs` is called whenever there may be room for log bytes."""
+        self._config, self._guard_pid, self._selector = config, guard_pid, selector
+        self._obey, self._resume_logs, self._stream_logs = obey, resume_logs, stream_logs
+        self._session = protocol.Session()
+        self._connection: Connection | None = None
+        self._lease_s: float | None = config["lease_s"]
+        self._last_heard = time.monotonic()
+        self._next_ping = 0.0
+        self.is_over = False
+        """The coordinator is gone for good: its connection without a lease, or its lease."""
+        self._listener = listen(config["socket"])
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    @property
+    def backlog(self) -> int:
+        return self._session.backlog
+
+    @property
+    def log_room(self) -> int:
+        """Bytes of log that may be queued now; 0 where nobody wants them."""
+        connection = self._connection
+        return connection.room if connection is not None and connection.streams_logs else 0
+
+    @property
+    def wants_logs(self) -> bool:
+        return self._connection is not None and self._connection.streams_logs
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Number, keep until acknowledged, send when somebody listens."""
+        self.queue(self._session.number(message))
+
+    def queue(self, frame: bytes) -> None:
+        if self._connection is not None:
+            self._connection.queue(frame)
+            self._flush(self._connection)
+
+    def deadline(self) -> float | None:
+        """When `on_time` must be called next."""
+        if self._lease_s is not None:
+            return min(self._last_heard + self._lease_s, self._next_ping)
+        return self._last_heard + FIRST_HELLO_S if self._connection is None else None
+
+    def on_time(self, now: float) -> None:
+        deadline = self.deadline()
+        if deadline is None or now < deadline:
+            return
+        patience = FIRST_HELLO_S if self._lease_s is None else self._lease_s
+        if now >= self._last_heard + patience:
+            self.is_over = True
+        elif now >= self._next_ping:
+            self._next_ping = now + PING_S
+            self.queue(protocol.frame(protocol.PING))
+
+    def close(self) -> None:
+        """Send what is queued (a second at most), remove the socket."""
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._config["socket"])
+        if self._connection is not None:
+            self._connection.socket.settimeout(1.0)
+            self._connection.flush()
+            self._connection.socket.close()
+
+    def _accept(self, _events: int) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except OSError:
+            return
+        connection = Connection(peer)
+        if not is_own_user(peer):
+            connection.refuse("another user's connection")
+            return
+        self._selector.register(
+            peer, selectors.EVENT_READ, lambda events: self._on_connection(connection, events)
+        )
+        self._flush(connection)
+
+    def _on_connection(self, connection: Connection, events: int) -> None:
+        try:
+            frames = connection.read() if events & selectors.EVENT_READ else []
+            if frames is None:
+                self._lose(connection)
+                return
+            self._on_frames(connection, frames)
+        except protocol.ProtocolError as error:
+            self._refuse(connection, str(error))
+        self._stream_logs()
+        self._flush(connection)
+
+    def _on_frames(self, connection: Connection, frames: list[tuple[bytes, bytes]]) -> None:
+        numbered = False
+        for kind, payload in frames:
+            if kind == protocol.CONTROL:
+                message = protocol.read_control(payload)
+                if message.get("type") == "hello":
+                    self._hello(connection, message)
+                elif connection.welcomed and self._session.is_new(message):
+                    numbered = True
+                    self._obey(message)
+            elif kind == protocol.ACK and connection.welcomed:
+                self._session.acknowledged(protocol.read_number(payload))
+            if connection.welcomed:
+                self._last_heard = time.monotonic()
+        if numbered:
+            self.queue(self._session.acknowledgement())
+
+    def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
+        wrong = self._what_is_wrong(hello)
+        if wrong:
+            self._refuse(connection, wrong)
+            return
+        if self._connection is not None:
+            self._drop(self._connection)
+        self._connection = connection
+        connection.welcomed = True
+        connection.streams_logs = bool(hello.get("stream_logs"))
+        self._resume_logs(hello.get("log_offsets", {}))
+        connection.queue(protocol.control_frame(self._welcome()))
+        for encoded in self._session.resume(hello.get("last_seen", 0)):
+            connection.queue(encoded)
+
+    def _what_is_wrong(self, hello: dict[str, Any]) -> str:
+        if hello.get("protocol") != protocol.VERSION:
+            return f"protocol {hello.get('protocol')!r}; this agent speaks {protocol.VERSION}"
+        ours = (self._config["run_id"], self._config["node"])
+        if (hello.get("run_id"), hello.get("node")) != ours:
+            return "this agent serves run {}, node {}".format(*ours)
+        if hello.get("token") != self._config["token"]:
+            return "wrong token"
+        if self._connection is not None and self._lease_s is None:
+            return "another coordinator is connected"
+        return ""
+
+    def _welcome(self) -> dict[str, Any]:
+        return {
+            "type": "welcome",
+            "n": 0,
+            "protocol": protocol.VERSION,
+            "pid": os.getpid(),
+            "guard_pid": self._guard_pid,
+            "node": self._config["node"],
+            "python": sys.version.split()[0],
+            "last_seen": self._session.last_seen,
+        }
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.refuse(reason)
+        self._lose(connection)
+
+    def _lose(self, connection: Connection) -> None:
+        self._drop(connection)
+        if connection is self._connection:
+            self._connection = None
+            self.is_over = self.is_over or self._lease_s is None
+
+    def _drop(self, connection: Connection) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+    def _flush(self, connection: Connection) -> None:
+        if connection.socket.fileno() < 0:
+            return
+        if not connection.flush():
+            self._lose(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.queued else 0)
+        key = self._selector.get_key(connection.socket)
+        if key.events != events:
+            self._selector.modify(connection.socket, events, key.data)
