@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,20 +69,20 @@ def resolve(
     return found
 
 
-def without_set_env(
-    values: Mapping[str, str | None], prefix: str, set_paths: Iterable[str]
-) -> Layer:
-    """The layer `prefix` less what ``--set prefix.NAME=…`` put into it."""
-    ruled = set(set_paths)
-    kept = {name: value for name, value in values.items() if f"{prefix}.{name}" not in ruled}
+def without_set_env(values: Mapping[str, str | None], prefix: str, ruled: Collection[str]) -> Layer:
+    """The layer `prefix` less what ``--set`` (of `ruled`, dotted paths) put into it."""
+    kept = {name: value for name, value in values.items() if not _is_set(prefix, name, ruled)}
     return Layer(prefix, kept)
 
 
-def only_set_env(values: Mapping[str, str | None], prefix: str, set_paths: Iterable[str]) -> Layer:
-    """What ``--set prefix.NAME=…`` put into a layer; it outranks every layer of the file."""
-    ruled = set(set_paths)
-    kept = {name: value for name, value in values.items() if f"{prefix}.{name}" in ruled}
+def only_set_env(values: Mapping[str, str | None], prefix: str, ruled: Collection[str]) -> Layer:
+    """What ``--set`` put into a layer; it outranks every layer of the file."""
+    kept = {name: value for name, value in values.items() if _is_set(prefix, name, ruled)}
     return Layer("--set", kept)
+
+
+def _is_set(prefix: str, name: str, ruled: Collection[str]) -> bool:
+    return prefix in ruled or f"{prefix}.{name}" in ruled
 
 
 def add_defaults(

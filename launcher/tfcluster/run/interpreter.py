@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tfcluster.errors import InterpreterError
 from tfcluster.plan.plan import Interpreter
@@ -34,7 +34,9 @@ _PACKAGES: Final = {
 """Distribution → the name under which a plan knows it."""
 
 _PROBE: Final = """
-import importlib.metadata as m, importlib.util as u, json, platform, sys
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+import importlib.metadata as m, importlib.util as u, json, platform
 found = {}
 for name in sys.argv[1:]:
     try:
@@ -43,9 +45,11 @@ for name in sys.argv[1:]:
         pass
 if u.find_spec("tensorflow") and not any(n.startswith(("tensorflow-", "tf-n")) for n in found):
     found.setdefault("tensorflow", "unknown")
-print(json.dumps({"version": platform.python_version(), "packages": found}))
+version = platform.python_version()
+print(json.dumps({"version": version, "packages": found, "executable": sys.executable}))
 """
 
+ON_PATH: Final = "python3 on PATH"
 _DIST_INFO: Final = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.dist-info")
 
 
@@ -63,17 +67,24 @@ def choose(
     relative to `base`. Raises InterpreterError when that one does not exist or does not start.
     """
     if explicit:
-        return read(_asked_for(explicit, explicit_why, base, environ), explicit_why, environ)
+        path = _asked_for(explicit, explicit_why, base, environ)
+        return read(path, explicit_why, environ=environ, cwd=workdir)
     path, why = next(_candidates(workdir, environ))
-    return read(path, why, environ)
+    return read(path, why, environ=environ, cwd=workdir)
 
 
-def read(path: str, why: str, environ: Mapping[str, str] = os.environ) -> Interpreter:
+def read(
+    path: str, why: str, *, environ: Mapping[str, str] = os.environ, cwd: Path = Path("/")
+) -> Interpreter:
     """Versions from the folders of a virtual environment; any other Python is asked itself."""
     seen = _read_venv(Path(path))
     if seen is not None and "tensorflow" in seen[1]:
         return Interpreter(path, why, *seen)
-    return Interpreter(path, why, *_ask(path, environ))
+    answer = _ask(path, environ, cwd)
+    if why == ON_PATH:
+        # A shim of a version manager answers differently in another folder: take what it chose.
+        path = str(answer["executable"]) or path
+    return Interpreter(path, why, str(answer["version"]), _known(answer["packages"]))
 
 
 def _asked_for(python: str, why: str, base: Path, environ: Mapping[str, str]) -> str:
@@ -97,7 +108,7 @@ def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str
             place = "in" if folder == workdir else "above"
             yield found, f".venv {place} the workdir"
     if on_path := shutil.which("python3", path=environ.get("PATH")):
-        yield on_path, "python3 on PATH"
+        yield on_path, ON_PATH
     yield sys.executable, "the Python of tfcluster itself"
 
 
@@ -135,24 +146,24 @@ def _known(versions: Mapping[str, str]) -> dict[str, str]:
     return dict(sorted((_PACKAGES[n], v) for n, v in normal.items() if n in _PACKAGES))
 
 
-def _ask(path: str, environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     try:
         result = subprocess.run(
             [path, "-c", _PROBE, *_PACKAGES],
             env=dict(environ),
-            cwd="/",
+            cwd=cwd if cwd.is_dir() else "/",
             capture_output=True,
             text=True,
             timeout=30,
             check=True,
         )
-        answer = json.loads(result.stdout.splitlines()[-1])
+        answer: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise InterpreterError(f"{path} does not work as Python: {last}", cure=_CURE) from error
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise InterpreterError(f"{path} does not work as Python: {error}", cure=_CURE) from error
-    return str(answer["version"]), _known(answer["packages"])
+    return answer
 
 
 _CURE: Final = "choose another one with --python PATH"

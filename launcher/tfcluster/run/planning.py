@@ -1,4 +1,4 @@
-"""One call from a loaded spec to its plan: look at the machine, unpack the bundle, resolve."""
+"""One call from a spec to its plan: look at the machine, unpack the bundle, resolve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.backends import bundle
 from tfcluster.errors import SurroundingsError
@@ -38,10 +38,33 @@ class Planned:
         return self.plan
 
 
+def plan_file(
+    source: str | None,
+    *,
+    sets: Sequence[str] = (),
+    options: Mapping[str, tuple[str, Any]] | None = None,
+    python: str | None = None,
+    args: Sequence[str] = (),
+) -> Planned:
+    """Load a spec as the command line names it, and plan it; SpecError (exit 2) for a bad one."""
+    from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
+
+    loaded = load_file(source, sets=sets, options=options)
+    return plan_spec(
+        loaded.spec,
+        spec_path=loaded.path,
+        spec_dir=loaded.folder,
+        set_paths=loaded.set_paths,
+        python=python,
+        args=args,
+    )
+
+
 def plan_spec(
     spec: ClusterSpec,
     *,
     spec_path: Path | None = None,
+    spec_dir: Path | None = None,
     python: str | None = None,
     args: Sequence[str] = (),
     set_paths: Collection[str] = (),
@@ -49,10 +72,11 @@ def plan_spec(
 ) -> Planned:
     """Plan `spec` for this machine.
 
-    `spec_path` None: from stdin or from options, its paths are relative to the current folder.
+    Its paths are relative to `spec_dir`: the folder of `spec_path`, else the current one.
     Raises UsageError (exit 2) and InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
-    spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
+    if spec_dir is None:
+        spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     around = gather(spec, spec_dir=spec_dir, bundle=str(folder), python=python, environ=environ)
     plan = make_plan(

@@ -44,7 +44,7 @@ def test_a_plain_python_is_asked_for_its_versions(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported!')\n")
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
-    found = read(str(link), "why", {"PYTHONPATH": str(tmp_path)})
+    found = read(str(link), "why", environ={"PYTHONPATH": str(tmp_path)})
     assert found.version == ".".join(map(str, sys.version_info[:3]))
     assert "tensorflow" in found.packages
 
@@ -88,6 +88,17 @@ def test_without_any_environment_it_is_python3_on_path(tmp_path: Path) -> None:
     elsewhere.mkdir()
     found = choose(None, "", base=tmp_path, workdir=elsewhere, environ={"PATH": environ["PATH"]})
     assert (found.path, found.why) == (str(tmp_path / "path/bin/python3"), "python3 on PATH")
+
+
+def test_a_shim_on_path_is_replaced_by_the_python_it_chooses(tmp_path: Path) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f'#!/bin/sh\n[ "$PWD" = "{tmp_path}" ] && exec "{sys.executable}" "$@"\n')
+    shim.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ=environ)
+    assert (found.path, found.why) == (sys.executable, "python3 on PATH")
+    asked = choose(str(shim), "--python", base=tmp_path, workdir=tmp_path, environ=environ)
+    assert asked.path == str(shim)
 
 
 def test_last_of_all_our_own_python(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+"""`tfcluster plan`: what would be started, without starting it."""
+
+from __future__ import annotations
+
+import click
+
+from tfcluster.cli.job_args import WithJobArgs, job_args
+from tfcluster.errors import UsageError
+from tfcluster.plan.plan import Plan, TaskId
+
+
+@click.command("plan", cls=WithJobArgs)
+@click.argument("spec", required=False)
+@click.option("--task", "task_name", metavar="TASK", help="One task in full: worker:1.")
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(
+    spec: str | None,
+    task_name: str | None,
+    sets: tuple[str, ...],
+    python: str | None,
+    as_json: bool,
+) -> None:
+    """Show the tasks of SPEC (./tfcluster.json): nodes, addresses, Python, resources.
+
+    ARGS after -- are appended to the job's own. What would stop `up` is told, too; the exit
+    code is 0 all the same.
+    """
+    from tfcluster.run.planning import plan_file
+    from tfcluster.ui import plan_view
+    from tfcluster.ui.terminal import Terminal
+
+    planned = plan_file(spec, sets=sets, python=python, args=job_args())
+    plan, terminal = planned.plan, Terminal()
+    if task_name is not None:
+        task = find_task(plan, task_name)
+        if as_json:
+            terminal.emit_json(plan_view.task_json(plan, task))
+        else:
+            terminal.out("\n".join(plan_view.format_task(plan, task)))
+    elif as_json:
+        terminal.emit_json(plan_view.plan_json(plan, planned.obstacles()))
+    else:
+        lines = plan_view.format_plan(plan, planned.obstacles(), width=terminal.width)
+        terminal.out("\n".join(lines))
+
+
+def find_task(plan: Plan, name: str) -> TaskId:
+    """The plan's task called `name`; raises UsageError with the list of those there are."""
+    names = [str(task.id) for task in plan.tasks]
+    try:
+        task = TaskId.parse(name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if str(task) not in names:
+        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+        raise UsageError(f"the plan has no task {task}", cure=f"one of {shown}")
+    return task
