@@ -13,6 +13,9 @@ from tfcluster.checkpoints.completeness import Entry
 CHUNK = 4 * 1024 * 1024
 """Bytes between two questions whether to go on."""
 
+PARTIAL = ".partial-"
+"""How the name of everything begins that is not whole yet; a crash may leave it."""
+
 Stopped = Callable[[], bool]
 
 
@@ -77,7 +80,7 @@ def sync_folder(folder: Path) -> None:
 
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text` so that a reader sees the old or the new, never a part."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    partial = path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}")
     with partial.open("w", encoding="utf-8") as writer:
         writer.write(text)
         writer.flush()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfcluster.checkpoints import proto
 from tfcluster.checkpoints.completeness import Entry, Kind
-from tfcluster.checkpoints.copying import Stopped, copy_verified, never
+from tfcluster.checkpoints.copying import PARTIAL, Stopped, copy_verified, never
 from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.store import Gathered
 
@@ -41,7 +41,7 @@ def _files(folder: Path | None) -> Sequence[Entry]:
 
 
 def _replace(source: Path, target: Path, entry: Entry, stopped: Stopped) -> Path:
-    partial = target.with_name(f".{target.name}.partial")
+    partial = target.with_name(f"{PARTIAL}{target.name}")
     try:
         copy_verified(source, partial, entry, stopped=stopped)
         partial.replace(target)

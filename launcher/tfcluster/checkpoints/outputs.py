@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
+    PARTIAL,
     SourceChangedError,
     Stopped,
     copy_verified,
@@ -118,7 +119,7 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
     try:
         found = source.stat()
         entry = Entry(path, found.st_size, found.st_mtime_ns)
-        partial = target.with_name(f".{target.name}.partial")
+        partial = target.with_name(f"{PARTIAL}{target.name}")
         copy_verified(source, partial, entry, stopped=stopped)
     except (SourceChangedError, FileNotFoundError) as error:
         notes.append(f"checkpoints.outputs: {path} was not copied: {error}")

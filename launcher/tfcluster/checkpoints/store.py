@@ -26,6 +26,7 @@ from typing import Any
 from tfcluster.checkpoints import formats, proto
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import (
+    PARTIAL,
     SourceChangedError,
     Stopped,
     copy_verified,
@@ -35,7 +36,6 @@ from tfcluster.checkpoints.copying import (
 )
 
 _NOTE = ".tfcluster.json"
-_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Store:
         Raises SourceChangedError (NotWholeError), CancelledError, OSError; nothing is left then.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
+        partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         try:
             gathered = _copy(checkpoint, source, partial, step=step, stopped=stopped)
             if self._knows_content_of(gathered):
@@ -129,7 +129,7 @@ class Store:
         """Remove one, the text protos first, so that nothing names what is gone."""
         self._held.remove(gathered)
         self._name_what_is_here()
-        doomed = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root))
+        doomed = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         gathered.folder.rename(doomed / "gone")
         shutil.rmtree(doomed, ignore_errors=True)
 
@@ -175,15 +175,16 @@ class Store:
         proto.write(self.root, _prefixes(results, below=self.root))
 
     def _recover(self) -> None:
-        for leftover in self.root.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        for leftover in self.root.glob(f"{PARTIAL}*"):
+            leftover.unlink() if leftover.is_file() else shutil.rmtree(leftover, ignore_errors=True)
         self._held = list(open_for_reading(self.root))
         self._name_what_is_here()
 
 
 def open_for_reading(root: Path) -> tuple[Gathered, ...]:
     """What is gathered below `root`, oldest first, changing nothing: for looking commands."""
-    return tuple(_by_age([g for note in root.glob(f"*/{_NOTE}") if (g := _read_note(note))]))
+    notes = (path for path in root.glob(f"*/{_NOTE}") if not path.parent.name.startswith(PARTIAL))
+    return tuple(_by_age([gathered for note in notes if (gathered := _read_note(note))]))
 
 
 def _copy(

@@ -1,0 +1,56 @@
+"""kill -9 at any moment of gathering: what is in the store stays whole, and gathering goes on."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.copying import sha256
+from tfcluster.checkpoints.store import Store, open_for_reading
+
+ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-m", "tests.launcher.checkpoints.gather_for_ever"]
+KILLS = 12
+
+
+def test_a_store_whose_process_was_killed_a_dozen_times_is_whole(tmp_path: Path) -> None:
+    chief, root = tmp_path / "chief", tmp_path / "store"
+    chief.mkdir()
+    newest = []
+    for kill in range(KILLS):
+        process = subprocess.Popen(
+            [*COMMAND, str(chief), str(root)], stdout=subprocess.PIPE, cwd=ROOT
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.013 * kill)
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+        assert_whole(root)
+        Store(root)
+        assert_whole(root)
+        assert not list(root.glob(".*"))
+        steps = [g.step for g in open_for_reading(root) if g.kind is Kind.TF_CHECKPOINT]
+        newest.append(max(step or 0 for step in steps))
+
+    assert newest == sorted(newest)
+    assert newest[-1] > KILLS
+
+
+def assert_whole(root: Path) -> None:
+    held = open_for_reading(root)
+    assert {g.folder for g in held} == {
+        path for path in root.iterdir() if path.is_dir() and path.name[0] != "."
+    }
+    for gathered in held:
+        for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True):
+            assert sha256(gathered.file(entry)) == digest
+    named = re.findall(r'paths: "(.+)"', (root / "checkpoint").read_text())
+    assert named
+    assert all((root / f"{prefix}.index").exists() for prefix in named)
