@@ -27,6 +27,7 @@ from tfcluster.spec.fields import (
     documented,
     drop_x_keys,
     required,
+    wrong,
 )
 from tfcluster.spec.variables import Env
 
@@ -74,6 +75,9 @@ class TaskEntry(Section):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, value: Any) -> Any:
+        if value is None or isinstance(value, bool | int | float | list):
+            message = '"host:port", or an object with an address, is expected here'
+            raise wrong(message, 'write for example "10.0.0.1:2222"')
         return {"address": value} if isinstance(value, str) else value
 
     @field_validator("address")
@@ -181,9 +185,19 @@ def count_trainers(cluster: Jobs) -> int:
     return _count(cluster, "chief") + _count(cluster, "worker")
 
 
+def _without_absent(cluster: Any) -> Any:
+    """null = no such tasks, as everywhere in the spec."""
+    kept = drop_x_keys(cluster)
+    if not isinstance(kept, Mapping):
+        return kept
+    return {job: tasks for job, tasks in kept.items() if tasks is not None or job not in JOBS}
+
+
 def _checked(cluster: Any) -> Any:
     RulesBroken.check(find_mistakes(cluster))
     return cluster
 
 
-Cluster = Annotated[dict[JobName, Tasks], BeforeValidator(drop_x_keys), AfterValidator(_checked)]
+Cluster = Annotated[
+    dict[JobName, Tasks], BeforeValidator(_without_absent), AfterValidator(_checked)
+]

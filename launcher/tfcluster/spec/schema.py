@@ -45,7 +45,7 @@ def _cluster(node: dict[str, Any]) -> dict[str, Any]:
     node.pop("propertyNames", None)
     properties = {
         job: {
-            **tasks,
+            "anyOf": [*(tasks.get("anyOf") or tasks["oneOf"]), {"type": "null"}],
             "default": None,
             "description": _TASKS_TEXTS[job][0],
             "examples": [_TASKS_TEXTS[job][1]],

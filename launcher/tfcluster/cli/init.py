@@ -1,0 +1,70 @@
+"""`tfcluster init`: a first spec, and the schema beside it for editors."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from tfcluster.errors import UsageError
+from tfcluster.spec import published, templates
+from tfcluster.spec.templates import Template
+from tfcluster.ui.terminal import Terminal
+
+SCHEMA_FOLDER = ".tfcluster"
+FIRST_TEMPLATE = "localhost-2w"
+
+
+@click.command("init")
+@click.argument("file", required=False, default="tfcluster.json")
+@click.option("--template", metavar="NAME", default=FIRST_TEMPLATE, show_default=True)
+@click.option("--list", "list_only", is_flag=True, help="List the templates.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: one JSON array.")
+@click.option("--force", is_flag=True, help="Overwrite FILE.")
+def command(file: str, template: str, list_only: bool, as_json: bool, force: bool) -> None:
+    """Write FILE (tfcluster.json) from a template, ready to be changed.
+
+    The schema goes to .tfcluster/spec-v1.schema.json beside it: editors complete and explain
+    the fields without a network.
+    """
+    terminal = Terminal()
+    if list_only:
+        found = [(one.name, one.about) for one in templates.templates()]
+        if as_json:
+            terminal.emit_json([{"name": name, "about": about} for name, about in found])
+        else:
+            width = max(len(name) for name, _ in found)
+            terminal.out("\n".join(f"{name:{width}}  {about}" for name, about in found))
+        return
+    path = Path(file).expanduser()
+    if path.suffix not in (".json", ".jsonc"):
+        cure = f"write {path.name}.json"
+        raise UsageError(f"FILE: {file!r} ends neither in .json nor in .jsonc", cure=cure)
+    write(path, templates.find(template), force=force)
+    shown = "" if path == Path("tfcluster.json") else f" {file}"
+    terminal.say(f"wrote {file}; next: tfcluster up{shown}")
+
+
+def write(path: Path, template: Template, *, force: bool) -> None:
+    """Write the spec and its schema; raises UsageError rather than overwrite or fail half-way."""
+    schema = path.parent / SCHEMA_FOLDER / published.SCHEMA_FILE
+    try:
+        schema.parent.mkdir(parents=True, exist_ok=True)
+        schema.write_text(published.text(), encoding="utf-8")
+        with path.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(fit(template.path.read_text(encoding="utf-8")))
+    except FileExistsError as error:
+        if error.filename != str(path):
+            raise UsageError(f"{error.filename} is in the way") from None
+        cure = "name another FILE, or overwrite it with --force"
+        raise UsageError(f"{path} exists already", cure=cure) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UsageError(f"cannot write {error.filename or path}: {reason}") from None
+
+
+def fit(text: str) -> str:
+    """A template's text for its new place: without its name and remarks, the schema named."""
+    kept = re.sub(r'^  "(?:\$schema|name|x-about)": "[^"\n]*",\n', "", text, flags=re.MULTILINE)
+    return kept.replace("{\n", f'{{\n  "$schema": "{SCHEMA_FOLDER}/{published.SCHEMA_FILE}",\n', 1)
