@@ -16,7 +16,8 @@ from typing import Any
 
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.ui.merge import Dress, LogFilter, MergedLogs, prepare_label
+from tfcluster.ui.log_files import prepare_label
+from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
 from tfcluster.ui.source import LogSource
 from tfcluster.ui.status_line import format_status_line
 from tfcluster.ui.talk import format_event

@@ -40,9 +40,17 @@ def harmless(block: bytes, *, colours: bool) -> bytes:
     Colour sequences stay where `colours`, and end with their line; other sequences go, other
     control characters become their pictures (␀ ␇ ␛), what is no UTF-8 becomes �.
     """
-    text = block.decode("utf-8", "replace")
+    return _safe(block.decode("utf-8", "replace"), colours=colours).encode()
+
+
+def harmless_text(text: str) -> str:
+    """The same for a text that no task may colour: an exception's message, a metric's name."""
+    return _safe(text, colours=False)
+
+
+def _safe(text: str, *, colours: bool) -> str:
     if _UNSAFE.search(text) is None:
-        return text.encode()
+        return text
     coloured = False
 
     def safe(match: re.Match[str]) -> str:
@@ -55,14 +63,7 @@ def harmless(block: bytes, *, colours: bool) -> bytes:
         return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
     text = _UNSAFE.sub(safe, _ANY_SEQUENCE.sub(_colour_only, text))
-    if coloured:
-        text = text.replace("\n", "\x1b[0m\n")
-    return text.encode()
-
-
-def harmless_text(text: str) -> str:
-    """The same for a text that no task may colour."""
-    return harmless(text.encode("utf-8", "replace"), colours=False).decode()
+    return text.replace("\n", "\x1b[0m\n") if coloured else text
 
 
 def _colour_only(match: re.Match[str]) -> str:

@@ -7,7 +7,6 @@ the screen can use is cut with a note; the log files keep everything.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections import deque
@@ -15,10 +14,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.plan.plan import JOB_NAMES, TaskId
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui.collapse import Collapser
 from tfcluster.ui.lines import attribute, harmless, harmless_text, latest_states, matching
+from tfcluster.ui.log_files import changed_ns, label_of, log_folders, rank
 from tfcluster.ui.source import CHUNK, LogSource, tail_offset
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
@@ -28,7 +27,6 @@ SHOWN_OF_A_LINE = 8 * 1024
 _LOOK_FOR_FILES_S = 0.5
 _TIME_STAMPS_SETTLE_NS = 1_000_000_000
 """A folder may change twice within one tick of its time stamp."""
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +107,8 @@ class MergedLogs:
     def discover(self, *, tail: int | None = None) -> None:
         """Look for files that came since; cheap when nothing did."""
         self._discovered_at = time.monotonic()
-        for attempt, folder in _log_folders(self._paths.logs):
-            changed = _changed_ns(folder)
+        for attempt, folder in log_folders(self._paths.logs):
+            changed = changed_ns(folder)
             if self._seen_folders.get(folder) == changed:
                 continue
             if time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS:
@@ -187,14 +185,14 @@ class MergedLogs:
                 source.close()
 
     def _add(self, path: Path, attempt: int, tail: int | None) -> None:
-        label = _label(path)
+        label = label_of(path)
         if not self._wanted.wants(label, attempt):
             return
         offset = 0 if tail is None else tail_offset(path, tail, self._wanted.grep)
         lane = self._lanes.setdefault(label, _Lane(label))
         lane.sources.append((attempt, LogSource(path, offset=offset)))
         lane.sources = deque(sorted(lane.sources, key=lambda pair: pair[0]))
-        self._lanes = dict(sorted(self._lanes.items(), key=lambda pair: _rank(pair[0])))
+        self._lanes = dict(sorted(self._lanes.items(), key=lambda pair: rank(pair[0])))
         self._set_prefixes()
 
     def _set_prefixes(self) -> None:
@@ -254,43 +252,3 @@ class MergedLogs:
             first = self._cut(first, length) + b"\n"
         block = self._select(latest_states(first)) if first else b""
         return block[:-1].split(b"\n") if block else []
-
-
-def _log_folders(logs: Path) -> list[tuple[int, Path]]:
-    """Attempt number and folder, prepare (0) first."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for folder in logs.iterdir():
-            if match := _ATTEMPT.fullmatch(folder.name):
-                found.append((int(match[1]), folder))
-            elif folder.name == "prepare":
-                found.append((0, folder))
-    return sorted(found)
-
-
-def _changed_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except FileNotFoundError:
-        # `tfcluster rm` while a view looks on.
-        return 0
-
-
-def prepare_label(node: str) -> str:
-    """How the prepare step of a node is called in the merged stream."""
-    return "prepare" if node == "local" else f"prepare@{node}"
-
-
-def _label(path: Path) -> str:
-    if path.parent.name == "prepare":
-        return prepare_label(path.stem)
-    try:
-        return str(TaskId.parse(path.stem))
-    except ValueError:
-        return path.stem
-
-
-def _rank(label: str) -> tuple[int, str, int]:
-    job, _, index = label.partition(":")
-    place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
-    return place, job, int(index) if index.isdecimal() else 0

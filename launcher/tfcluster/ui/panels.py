@@ -16,7 +16,6 @@ from tfcluster.ui.formats import (
     format_rate,
     plural,
 )
-from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim
 
 HOME_IS_LARGE = 10_000_000_000
@@ -71,7 +70,7 @@ def root_cause_panel(
         return None
     task = str(cause.get("task", "?"))
     how = format_exit(cause.get("exit_code"), cause.get("signal"))
-    parts: list[Part] = [harmless_text(str(cause.get("reason", "")))]
+    parts: list[Part] = [str(cause.get("reason", ""))]
     if hint := cause.get("hint"):
         parts.append(f"→ {hint}")
     if collateral := (snapshot.diagnosis or {}).get("collateral"):
@@ -97,7 +96,7 @@ def status_panel(snapshot: RunSnapshot, paths: RunPaths, *, now: float) -> Panel
     pairs += _places(snapshot, paths)
     parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot.tasks, now)]
     if cause := (snapshot.diagnosis or {}).get("root_cause"):
-        reason = harmless_text(str(cause.get("reason", "")))
+        reason = str(cause.get("reason", ""))
         parts.append(f"root cause: {cause.get('task')}: {reason}")
         if hint := cause.get("hint"):
             parts.append(f"→ {hint}")

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.terminal import Terminal
 
 _GAP = 2
@@ -91,7 +92,14 @@ def plain_text(panel: Panel, width: int) -> str:
 
 
 def part_lines(part: Part, width: int) -> list[str]:
-    """One part as lines of at most `width` columns; words longer than that stay whole."""
+    """One part as lines of at most `width` columns; words longer than that stay whole.
+
+    Whatever a task put into them (messages, names of metrics) is made harmless.
+    """
+    return [harmless_text(line) for line in _lines(part, width)]
+
+
+def _lines(part: Part, width: int) -> list[str]:
     match part:
         case Facts(pairs):
             return _facts(pairs, width)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tfcluster.run.events import Status
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.ui.formats import format_duration, format_rate, plural
+from tfcluster.ui.lines import harmless_text
 
 _TASKS_NAMED = 3
 
@@ -31,7 +32,7 @@ def format_status_line(
         parts += _counts(snapshot.tasks)
     for label, text in list(partials.items())[:1]:
         parts.append(f"{label} │ {text}")
-    line = " · ".join(parts)
+    line = harmless_text(" · ".join(parts))
     return line if len(line) <= width else line[: max(width - 1, 0)] + "…"
 
 

@@ -178,6 +178,12 @@ def test_a_run_without_a_diagnosis_has_no_root_cause() -> None:
     assert root_cause_panel(running_run(), PATHS) is None
 
 
+def test_what_a_task_said_cannot_play_with_the_screen() -> None:
+    run = failed_run()
+    run.warnings = ["\x1b[2Jgone\x07"]
+    assert "warning: gone␇" in plain_text(closing_panel(run, PATHS), 80)
+
+
 def test_prune_is_named_only_above_ten_gigabytes() -> None:
     below = plain_text(closing_panel(failed_run(), PATHS, home_bytes=9_000_000_000), 80)
     assert "prune" not in below
