@@ -6,6 +6,8 @@ import json
 import pkgutil
 import subprocess
 import sys
+import time
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -58,6 +60,22 @@ print("\\n" + json.dumps(sorted(sys.modules)))
     loaded = set(json.loads(run(loaded_after, *args).splitlines()[-1]))
 
     assert loaded.isdisjoint({"rich", "pydantic", "psutil", "asyncio", *HEAVY})
+
+
+def test_the_version_is_told_within_300_ms() -> None:
+    command = [str(Path(sys.executable).with_name("tfcluster")), "--version"]
+    seconds = []
+    for _ in range(7):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+        seconds.append(time.perf_counter() - started)
+
+    assert min(seconds) < 0.3  # the least: a busy machine is not the command's fault
+
+
+def test_every_command_of_the_help_exists() -> None:
+    for name in COMMANDS:
+        assert isinstance(import_module(f"tfcluster.cli.{name}").command, click.Command), name
 
 
 def test_the_agent_needs_the_standard_library_only() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster import __version__
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -78,7 +80,7 @@ def test_it_runs_in_an_empty_environment_outside_the_repository(
     tfcluster(empty, tmp_path, "init", "mine.json")
     planned = tfcluster(empty, tmp_path, "plan", "mine.json")
 
-    assert version.startswith("tfcluster ")
+    assert __version__ in version
     assert (tmp_path / "mine.json").exists()
     assert "worker:0" in planned
     assert "worker:1" in planned
