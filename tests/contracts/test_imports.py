@@ -10,9 +10,11 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+import click
 import pytest
 
 import tfcluster
+from tfcluster.cli.main import COMMANDS
 
 HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_datasets", "tfcluster_workers")
 
