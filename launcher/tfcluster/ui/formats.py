@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import unicodedata
 
 
 def format_duration(seconds: float) -> str:
@@ -53,3 +54,27 @@ def format_exit(exit_code: int | None, signal_number: int | None) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def cut_to_columns(text: str, columns: int) -> str:
+    """`text` in at most `columns` cells of a screen, with … where something was cut off."""
+    used = 0
+    for index, sign in enumerate(text):
+        used += _cells(sign)
+        if used > columns:
+            kept = text[:index]
+            while kept and _columns(kept) >= columns:
+                kept = kept[:-1]
+            return kept + "…" if columns > 0 else ""
+    return text
+
+
+def _columns(text: str) -> int:
+    return sum(map(_cells, text))
+
+
+def _cells(sign: str) -> int:
+    # UAX 11: wide and fullwidth signs take two cells, combining ones none.
+    if unicodedata.combining(sign):
+        return 0
+    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from tfcluster.run.events import Status
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.ui.formats import format_duration, format_rate, plural
+from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
 from tfcluster.ui.lines import harmless_text
 
 _TASKS_NAMED = 3
@@ -32,8 +32,7 @@ def format_status_line(
         parts += _counts(snapshot.tasks)
     for label, text in list(partials.items())[:1]:
         parts.append(f"{label} │ {text}")
-    line = harmless_text(" · ".join(parts))
-    return line if len(line) <= width else line[: max(width - 1, 0)] + "…"
+    return cut_to_columns(harmless_text(" · ".join(parts)), width)
 
 
 def _rates(tasks: list[TaskSnapshot]) -> list[str]:

@@ -16,6 +16,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from tfcluster.ui.formats import cut_to_columns
+
 RESET = "\x1b[0m"
 _SGR = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34",
@@ -146,7 +148,7 @@ class Terminal:
 
     def show_status(self, text: str) -> None:
         """Put `text` (one line, cut to the screen) at the bottom; later writes go above it."""
-        text = text[: max(self.width - 1, 1)]
+        text = cut_to_columns(text, self.width - 1)
         if text == self._status or not self.has_status_line:
             return
         self.stderr.write(_encode("\r" + text + "\x1b[K", end=""))

@@ -219,6 +219,39 @@ def test_a_narrow_screen_keeps_one_status_line(
     view.finish()
 
 
+def test_wide_letters_do_not_break_the_status_line(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen(columns=40)
+    watcher = Watcher(user, columns=40)
+    write_state(paths)
+    write_log("worker:0", "学習中".encode() * 20)
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
+    view.start()
+    wait_until(lambda: watcher.lines != [])
+    time.sleep(0.6)
+    assert len(watcher.lines) == 1
+    view.finish()
+
+
+def test_a_screen_that_is_closed_ends_nothing(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen()
+    terminal = Terminal(screen, screen, environ={"TERM": "xterm"})
+    write_state(paths)
+    view = RunView(paths, terminal)
+    view.start()
+    time.sleep(0.1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, user)
+    os.close(nowhere)
+    write_log("worker:0", b"line\n")
+    view.say("nobody reads this")
+    assert view.finish(timeout_s=10)
+    assert terminal.stdout.error == terminal.stderr.error == "Input/output error"
+
+
 def test_a_dumb_terminal_gets_lines_only(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:

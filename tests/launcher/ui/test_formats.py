@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.ui.formats import format_bytes, format_duration, format_exit, format_rate
+from tfcluster.ui.formats import (
+    cut_to_columns,
+    format_bytes,
+    format_duration,
+    format_exit,
+    format_rate,
+)
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,21 @@ def test_sizes(count: float, shown: str) -> None:
 )
 def test_ends(exit_code: int | None, signal: int | None, shown: str) -> None:
     assert format_exit(exit_code, signal) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "shown"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "ab…"),
+        ("損失 0.5", 20, "損失 0.5"),
+        ("損失関数", 5, "損失…"),
+        ("e\u0301e\u0301", 2, "e\u0301e\u0301"),
+        ("abc", 0, ""),
+    ],
+)
+def test_cutting_counts_cells_of_the_screen(text: str, columns: int, shown: str) -> None:
+    assert cut_to_columns(text, columns) == shown
 
 
 def test_rates() -> None:
