@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import struct
+import time
 
 from tfcluster.agent import protocol
 from tfcluster.agent.processes import IS_LINUX
@@ -82,6 +83,18 @@ class Connection:
         except OSError:
             return False
         return True
+
+    def hang_up(self, timeout_s: float) -> None:
+        """Send the rest and wait for the other end to close: closing first, with its last
+        acknowledgement unread, would be an error over there and could cost it our last words."""
+        with contextlib.suppress(OSError):
+            self.socket.settimeout(timeout_s)
+            self.flush()
+            self.socket.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + timeout_s
+            while time.monotonic() < deadline and self.socket.recv(1 << 16):
+                pass
+        self.socket.close()
 
     def refuse(self, reason: str) -> None:
         message: dict[str, Any] = {"type": "refused", "reason": reason, "n": 0}

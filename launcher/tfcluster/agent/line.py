@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PING_S = 2.0
 FIRST_HELLO_S = 10.0
+LAST_WORDS_S = 1.0
 
 
 class Line:
@@ -90,14 +91,12 @@ class Line:
             self.queue(protocol.frame(protocol.PING))
 
     def close(self) -> None:
-        """Send what is queued (a second at most), remove the socket."""
+        """Send what is queued, remove the socket."""
         self._listener.close()
         with contextlib.suppress(OSError):
             os.unlink(self._config["socket"])
         if self._connection is not None:
-            self._connection.socket.settimeout(1.0)
-            self._connection.flush()
-            self._connection.socket.close()
+            self._connection.hang_up(LAST_WORDS_S)
 
     def _accept(self, _events: int) -> None:
         try:

@@ -176,7 +176,8 @@ class AgentLink:
             self._messages.put_nowait(message)
 
     async def _acknowledge(self) -> None:
-        await self._write(self._session.acknowledgement())
+        if not self._is_closing:  # our half is closed, but last messages still come
+            await self._write(self._session.acknowledgement())
 
     async def _write(self, frame: bytes) -> None:
         if self._writer is None:

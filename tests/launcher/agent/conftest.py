@@ -1,0 +1,208 @@
+"""A coordinator's stand-in: starts a real agent and speaks to it over its socket."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.agent import protocol
+from tfcluster.backends.local import AgentProcess
+
+PATIENCE_S = 20.0
+
+
+class Peer:
+    """One connection to an agent; `session` may be handed to the next one to resume."""
+
+    def __init__(self, path: str, session: protocol.Session | None = None) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.connect(path)
+        self.socket.settimeout(PATIENCE_S)
+        self.session = session or protocol.Session()
+        self.acknowledges = True
+        self.messages: list[dict[str, Any]] = []
+        self.logs: dict[str, bytearray] = {}
+        self._decoder = protocol.Decoder(after_magic=True)
+
+    def hello(self, **changes: Any) -> dict[str, Any]:
+        """Greet; returns the welcome or the refusal."""
+        message = {"type": "hello", "n": 0, "protocol": protocol.VERSION, "run_id": "run-1"}
+        message |= {"node": "local", "token": "secret", "last_seen": self.session.last_seen}
+        self.socket.sendall(protocol.control_frame(message | changes))
+        answer = self.take("welcome", "refused")
+        for frame in self.session.resume(answer.get("last_seen", 0)):
+            self.socket.sendall(frame)
+        return answer
+
+    def send(self, type_: str, **fields: Any) -> None:
+        self.socket.sendall(self.session.number({"type": type_, **fields}))
+
+    def take(self, *types: str, **fields: Any) -> dict[str, Any]:
+        """The next message of one of these types with these fields; others are kept."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            for message in self.messages:
+                if message["type"] in types and fields.items() <= message.items():
+                    self.messages.remove(message)
+                    return message
+            if not self.read():
+                break
+        raise AssertionError(f"no {types} {fields} came; but: {self.messages}")
+
+    def read(self) -> bool:
+        """Take in what comes next; False at the end of the connection."""
+        try:
+            data = self.socket.recv(1 << 18)
+        except ConnectionError:
+            return False
+        control = False
+        for kind, payload in self._decoder.feed(data):
+            control = self._on_frame(kind, payload) or control
+        if control and self.acknowledges:
+            self.socket.sendall(self.session.acknowledgement())
+        return bool(data)
+
+    def _on_frame(self, kind: bytes, payload: bytes) -> bool:
+        if kind == protocol.LOG:
+            name, offset, data = protocol.read_data(payload)
+            log = self.logs.setdefault(name, bytearray())
+            if offset != protocol.NOT_IN_FILE:
+                assert offset == len(log), "log bytes came twice, or some are missing"
+            log += data
+        elif kind == protocol.ACK:
+            self.session.acknowledged(protocol.read_number(payload))
+        elif kind == protocol.CONTROL:
+            message = protocol.read_control(payload)
+            if self.session.is_new(message):
+                self.messages.append(message)
+            return True
+        return False
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Rig:
+    """A run's folder with one agent in it."""
+
+    def __init__(self, folder: Path, *, python: str = sys.executable, **config: Any) -> None:
+        self.folder, self.python = folder, python
+        self.config = {"run_id": "run-1", "node": "local", "token": "secret", "lease_s": None}
+        self.config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
+        self.config |= config
+        self.agent = AgentProcess(python, self.config)
+        self.peer = Peer(str(self.config["socket"]))
+        self.welcome = self.peer.hello()
+        self.pid: int = self.welcome["pid"]
+        self.guard_pid: int = self.welcome["guard_pid"]
+
+    def reconnect(self, **hello: Any) -> Peer:
+        self.peer.close()
+        self.peer = Peer(str(self.config["socket"]), self.peer.session)
+        self.peer.hello(**hello)
+        return self.peer
+
+    def start(self, *argv: str, task: str = "worker:0", **spec: Any) -> dict[str, Any]:
+        """Start one task; returns `task_started` or `start_failed`."""
+        entry = {"task": task, "argv": list(argv), "env": {}, "cwd": "/"}
+        entry |= {"log": str(self.log(task))} | spec
+        self.peer.send("start", attempt=1, tasks=[entry])
+        return self.peer.take("task_started", "start_failed", task=task)
+
+    def start_python(self, code: str, *args: str, **spec: Any) -> dict[str, Any]:
+        return self.start(sys.executable, "-S", "-c", code, *args, **spec)
+
+    def exited(self, task: str = "worker:0") -> dict[str, Any]:
+        return self.peer.take("task_exited", task=task)
+
+    def log(self, task: str = "worker:0") -> Path:
+        return self.folder / "logs" / f"{task.replace(':', '-')}.log"
+
+    def end(self) -> None:
+        """Close the connection, wait for guard and agent."""
+        self.peer.close()
+        process = self.agent._process
+        try:
+            process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+        words = "" if self.agent._errors.closed else self.agent.last_words()
+        self.agent._errors.close()
+        assert not words, words
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short path: a Unix socket's may have 108 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="tfc-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
+    """Start agents, each in its own folder; all are ended, and must leave no socket behind."""
+    rigs: list[Rig] = []
+
+    def make(**config: Any) -> Rig:
+        home = folder / str(len(rigs))
+        home.mkdir()
+        rigs.append(Rig(home, **config))
+        return rigs[-1]
+
+    yield make
+    for rig in rigs:
+        rig.end()
+        assert not Path(str(rig.config["socket"])).exists()
+
+
+@pytest.fixture
+def rig(new_rig: Callable[..., Rig]) -> Rig:
+    return new_rig()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is dead: only its parent, which the test may have killed, could remove it."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children_of(parent: int) -> list[int]:
+    """Living children, adopted ones too."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                ppid = int(file.read().rpartition(")")[2].split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if ppid == parent and is_alive(pid):
+            found.append(pid)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
