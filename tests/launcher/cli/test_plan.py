@@ -1,0 +1,140 @@
+"""`tfcluster plan` and `tfcluster env` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TFCLUSTER = (sys.executable, "-m", "tfcluster.cli.main")
+FIXED = {
+    "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
+    "job": {"script": "train.py", "env": {"WORDS": "it's $HOME"}, "secrets": ["KEY"]},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job on fixed ports, that needs no TensorFlow, beside its spec."""
+    (tmp_path / "tfcluster.json").write_text(json.dumps(FIXED))
+    (tmp_path / "train.py").write_text("import os\nprint(os.environ['TF_CONFIG'])\n")
+    return tmp_path
+
+
+def environ(folder: Path) -> dict[str, str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    return kept | {
+        "TFCLUSTER_HOME": str(folder / "home"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "KEY": "s3cret",
+        "TF_CONFIG": "{}",
+    }
+
+
+def tfcluster(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [*TFCLUSTER, *args]
+    return subprocess.run(command, cwd=folder, env=environ(folder), capture_output=True, text=True)
+
+
+def test_the_table_goes_to_stdout(folder: Path) -> None:
+    result = tfcluster(folder, "plan", "--python", sys.executable)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "worker:1  local  127.0.0.1:2223" in result.stdout
+    assert f"{sys.executable} (--python)" in result.stdout
+
+
+def test_nothing_is_started_and_no_run_is_made(folder: Path) -> None:
+    tfcluster(folder, "plan")
+    assert not (folder / "home").exists()
+
+
+def test_json_is_one_object_that_tells_obstacles(folder: Path) -> None:
+    (folder / "train.py").unlink()
+    result = tfcluster(folder, "plan", "--json", "--set", "job.args=[]", "--", "--epochs", "3")
+    data = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert data["tasks"][0]["command"]["argv"][-2:] == ["--epochs", "3"]
+    assert [str(folder / "train.py") in obstacle for obstacle in data["obstacles"]] == [True]
+    assert "s3cret" not in result.stdout
+
+
+def test_one_task_is_shown_as_a_shell_could_run_it(folder: Path) -> None:
+    result = tfcluster(folder, "plan", "--task", "worker:1", "--python", sys.executable)
+    done = subprocess.run(
+        ["sh", "-eu"], input=result.stdout, env=environ(folder), capture_output=True, text=True
+    )
+    assert json.loads(done.stdout)["task"] == {"type": "worker", "index": 1}
+    assert "# job.env" in result.stdout
+
+
+@pytest.mark.parametrize("columns", [30, 200])
+def test_a_terminal_of_any_width_will_do(folder: Path, columns: int) -> None:
+    ours, theirs = pty.openpty()
+    env = environ(folder) | {"COLUMNS": str(columns)}
+    done = subprocess.Popen([*TFCLUSTER, "plan"], cwd=folder, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:  # Linux: the last writer has closed its end
+            break
+        shown += block
+    os.close(ours)
+    assert done.wait() == 0
+    assert b"127.0.0.1:2223" in shown
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("plan", "--task", "worker:2"), "no task worker:2\n  → one of worker:0, worker:1"),
+        (("plan", "--task", "walker"), "write JOB:INDEX"),
+        (("plan", "missing.json"), "missing.json"),
+        (("env", "tfcluster.json", "ps:0"), "the plan has no task ps:0"),
+        (("env", "tfcluster.json", "worker:0", "--set", 'cluster={"worker":2}'), "fixed"),
+        (("plan", "--set", "job.env.A=null"), "export A="),
+    ],
+)
+def test_a_mistake_ends_with_2_and_says_what_to_write(
+    folder: Path, args: tuple[str, ...], said: str
+) -> None:
+    result = tfcluster(folder, *args)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_python_that_is_not_there_ends_with_3(folder: Path) -> None:
+    result = tfcluster(folder, "plan", "--python", "no/python")
+    assert result.returncode == 3
+    assert "there is no Python at no/python (--python)" in result.stderr
+
+
+def test_exports_start_a_task_by_hand(folder: Path) -> None:
+    script = (
+        f'eval "$({sys.executable} -m tfcluster.cli.main env tfcluster.json worker:1)"\n'
+        'printf "%s|%s|%s\\n" "$WORDS" "$KEY" "$TFCLUSTER_TASK"\n'
+        f"{sys.executable} train.py\n"
+        f"{sys.executable} -c 'import tfcluster_workers'\n"
+    )
+    done = subprocess.run(
+        ["sh", "-eu", "-c", script],
+        cwd=folder,
+        env=environ(folder),
+        capture_output=True,
+        text=True,
+    )
+    words, config = done.stdout.splitlines()
+    assert words == "it's $HOME|s3cret|worker:1"
+    assert json.loads(config)["cluster"] == FIXED["cluster"]
+    assert done.returncode == 0
+
+
+def test_exports_hold_no_secret(folder: Path) -> None:
+    assert "s3cret" not in tfcluster(folder, "env", "tfcluster.json", "worker:0").stdout

@@ -1,0 +1,54 @@
+"""Every ready spec, planned on one imaginary machine, word for word.
+
+After a change that is meant to alter plans, renew the files and read their diff::
+
+    RENEW_GOLDEN=1 pytest tests/launcher/plan/test_golden.py
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tfcluster.spec.load import load
+
+from tfcluster.plan import tf_config
+from tfcluster.plan.attempt import Attempt
+from tfcluster.plan.make import make_plan
+from tfcluster.plan.plan import Plan
+from tfcluster.plan.serialize import plan_from_json, plan_to_json
+from tfcluster.plan.surroundings import Surroundings
+
+ROOT = Path(__file__).parents[3]
+SPECS = sorted((ROOT / "cluster_specs").glob("*.json*"))
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def whole(plan: Plan) -> dict[str, Any]:
+    """The plan, and every TF_CONFIG of a first attempt; chosen ports are 40000 and up."""
+    ports = {task.id: task.port or 40000 + place for place, task in enumerate(plan.tasks)}
+    attempt = Attempt(plan, 1, tuple(ports), ports)
+    configs = {str(task): tf_config.build(attempt, task) for task in ports}
+    found: dict[str, Any] = json.loads(
+        json.dumps({"plan": plan_to_json(plan), "tf_config": configs})
+    )
+    return found
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_ready_spec_is_planned_as_it_was(path: Path, machine: Surroundings) -> None:
+    plan = make_plan(load(path), machine, spec_path=f"{machine.spec_dir}/{path.name}")
+    found, golden = whole(plan), GOLDEN / f"{path.stem}.json"
+    if os.environ.get("RENEW_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(json.dumps(found, indent=2) + "\n")
+    assert found == json.loads(golden.read_text())
+    assert plan_from_json(found["plan"]) == plan
+
+
+def test_every_ready_spec_has_its_golden_file_and_no_other() -> None:
+    assert SPECS
+    assert {path.stem for path in SPECS} == {path.stem for path in GOLDEN.glob("*.json")}
