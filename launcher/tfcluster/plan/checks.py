@@ -29,9 +29,14 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
     yield from _absent(spec, plan, around)
     for node in plan.nodes:
         yield from _without_tensorflow(spec, node, around)
+        yield from _without_estimator(spec, node, around)
         yield from _without_keras_2(spec, node)
     yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
+    if spec.runtime.network == "private":
+        message = "runtime.network private is not in this version of tfcluster yet"
+        cure = "--set runtime.network=host, on a network you trust: the ports ask for no password"
+        yield SurroundingsError(message, cure=cure)
 
 
 def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
@@ -40,7 +45,11 @@ def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
         return False
     if (spec.job.module or "").startswith("tfcluster_workers."):
         return True
-    return bool({name.split(".")[0] for name in around.imports or ()} & _TENSORFLOW)
+    return bool(_imported(around) & _TENSORFLOW)
+
+
+def _imported(around: Surroundings) -> set[str]:
+    return {name.partition(".")[0] for name in around.imports or ()}
 
 
 def _absent(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
@@ -77,6 +86,20 @@ def _without_tensorflow(
         message = f"the job needs TensorFlow, and {python.path} ({python.why}) has none"
         cure = f"{python.path} -m pip install tensorflow, or choose another with --python PATH"
         yield InterpreterError(message, cure=cure)
+
+
+def _without_estimator(
+    spec: ClusterSpec, node: NodePlan, around: Surroundings
+) -> Iterator[SurroundingsError]:
+    """TensorFlow 2.15 was Estimator's last (release notes of 2.16, tensorflow#76349)."""
+    python = node.interpreter
+    if python is None or not has_keras_3(python):
+        return
+    ours = spec.job.module == "tfcluster_workers.jobs.estimator_mnist"
+    if ours or "tensorflow_estimator" in _imported(around):
+        message = f"Estimator ended with TensorFlow 2.15, and {python.path} ({python.why}) has "
+        cure = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
+        yield InterpreterError(message + python.packages["tensorflow"], cure=cure)
 
 
 def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:

@@ -91,6 +91,28 @@ def test_a_python_nobody_has_looked_at_is_not_judged(
     assert obstacles(spec, replace(machine, interpreters=unknown)) == []
 
 
+@pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
+@pytest.mark.parametrize(
+    ("job", "imports"),
+    [
+        ({"script": None, "module": "tfcluster_workers.jobs.estimator_mnist"}, set()),
+        ({}, {"tensorflow", "tensorflow_estimator.python"}),
+    ],
+)
+def test_an_estimator_is_not_started_on_a_tensorflow_that_has_none(
+    spec_of: SpecOf,
+    machine: Surroundings,
+    job: dict[str, Any],
+    imports: set[str],
+    version: str,
+    stopped: bool,
+) -> None:
+    python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": version})
+    around = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
+    found = obstacles(spec_of({"job": job}), around)
+    assert ["TensorFlow 2.15" in str(obstacle) for obstacle in found] == [True] * stopped
+
+
 def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surroundings) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
     around = replace(machine, interpreters={"local": python})
@@ -135,6 +157,13 @@ def test_parameter_servers_over_several_hosts_share_their_storage(
     spec = spec_of({"cluster": cluster, "checkpoints": checkpoints})
     found = obstacles(spec, machine)
     assert any("checkpoints.dir" in o.cure for o in found) is stopped
+
+
+def test_a_private_network_is_refused_rather_than_left_open(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    (found,) = obstacles(spec_of({"runtime": {"network": "private"}}), machine)
+    assert "runtime.network=host" in found.cure
 
 
 def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: Surroundings) -> None:
