@@ -32,7 +32,8 @@ def start_panel(plan: Plan, paths: RunPaths, ports: Mapping[str, int] | None = N
     held = ports or {}
     pairs = [*_pythons(plan), ("workdir", _joined({n.workdir for n in plan.nodes}))]
     pairs.append(("strategy", _strategy(plan)))
-    if listening := [held.get(str(t.id), t.port) for t in plan.tasks if t.in_cluster]:
+    cluster = [task for task in plan.tasks if task.in_cluster and plan.kind != "plain"]
+    if listening := [held.get(str(task.id), task.port) for task in cluster]:
         pairs.append(("open ports", _open_ports(listening)))
     pairs.append(("folder", str(paths.root)))
     parts: list[Part] = [Facts(tuple(pairs)), _task_grid(plan, held)]
