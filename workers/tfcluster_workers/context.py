@@ -1,0 +1,88 @@
+"""Who this task is and where it may save, from the environment; sensible values when alone.
+
+from tfcluster_workers import context
+here = context.current()
+if here.is_chief: ...
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """One task of one attempt."""
+
+    job: str = "worker"
+    """`chief`, `worker`, `ps` or `evaluator`."""
+    index: int = 0
+    attempt: int = 1
+    run_id: str | None = None
+    cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    checkpoint_dir: Path = Path("checkpoints")
+    """Save here and look here to resume. Each task has its own."""
+    tensorboard_dir: Path | None = None
+    restored_step: int | None = None
+    """The step that was put into `checkpoint_dir`; None on a fresh start."""
+
+    @property
+    def task(self) -> str:
+        return f"{self.job}:{self.index}"
+
+    @property
+    def num_workers(self) -> int:
+        """Tasks that train together; 1 when alone."""
+        return max(1, len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ())))
+
+    @property
+    def is_chief(self) -> bool:
+        """The task whose checkpoints count (TensorFlow's rule, multi_worker_util.is_chief)."""
+        if self.job == "worker":
+            return self.index == 0 and not self.cluster.get("chief")
+        return self.job in {"chief", "evaluator"}
+
+    @property
+    def save_dir(self) -> Path:
+        """Where this task writes: a folder of its own beside the chief's, if it is not the chief.
+
+        Every worker must save, and several tasks may have been given one and the same folder.
+        """
+        if self.is_chief:
+            return self.checkpoint_dir
+        return self.checkpoint_dir / f"workertemp_{self.job}_{self.index}"
+
+
+def current(environ: Mapping[str, str] | None = None) -> Context:
+    """The context of this process, or of `environ`."""
+    env = os.environ if environ is None else environ
+    config = json.loads(env.get("TF_CONFIG") or "{}")
+    task = config.get("task", {})
+    cluster = {job: tuple(hosts) for job, hosts in config.get("cluster", {}).items()}
+    tensorboard, restored = env.get("TFCLUSTER_TENSORBOARD_DIR"), env.get("TFCLUSTER_RESTORED_STEP")
+    return Context(
+        job=str(task.get("type", "worker")),
+        index=int(task.get("index", 0)),
+        attempt=int(env.get("TFCLUSTER_ATTEMPT", "1")),
+        run_id=env.get("TFCLUSTER_RUN_ID"),
+        cluster=cluster,
+        checkpoint_dir=Path(env.get("TFCLUSTER_CHECKPOINT_DIR") or "checkpoints"),
+        tensorboard_dir=Path(tensorboard) if tensorboard else None,
+        restored_step=int(restored) if restored else None,
+    )
+
+
+def setting(name: str, default: Any = None) -> Any:
+    """What the spec says about `name`; reading it tells the launcher that it is used."""
+    from tfcluster_workers import reporting
+
+    found = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
+    if found.get(name) is None:
+        return default
+    reporting.setting_read(name)
+    return found[name]

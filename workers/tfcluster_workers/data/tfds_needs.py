@@ -1,0 +1,21 @@
+"""Gives TensorFlow Datasets the module its packages forget on new Pythons.
+
+TFDS 4.9.10 imports `importlib_resources`, which nothing installs on Python 3.11 and later; every
+`download_and_prepare` then fails. The standard library's module has what TFDS uses of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+
+def supply() -> None:
+    """Let `import importlib_resources` find the standard library's `importlib.resources`."""
+    if sys.version_info < (3, 11) or "importlib_resources" in sys.modules:
+        return
+    if importlib.util.find_spec("importlib_resources") is not None:
+        return
+    importlib.import_module("importlib.resources.abc")
+    sys.modules["importlib_resources"] = importlib.import_module("importlib.resources")

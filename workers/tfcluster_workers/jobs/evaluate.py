@@ -1,0 +1,62 @@
+"""Restores a checkpoint of `keras_mnist` in one process, without any strategy, and evaluates it.
+
+    python -m tfcluster_workers.jobs.evaluate CHECKPOINT [--dataset NAME] [--data-dir DIR]
+
+CHECKPOINT is a prefix (`…/ckpt-3`) or a folder, whose newest is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from tfcluster_workers import keras_choice
+from tfcluster_workers.data import pipeline, prepare
+from tfcluster_workers.jobs import digits_cnn
+
+
+def find(path: str) -> str:
+    """The checkpoint prefix that `path` means; exits where there is none."""
+    import tensorflow as tf
+
+    found = tf.train.latest_checkpoint(path) if os.path.isdir(path) else path
+    if found is None or not os.path.exists(f"{found}.index"):
+        sys.exit(f"evaluate: no checkpoint at {path}")
+    return str(found)
+
+
+def evaluate(checkpoint: str, dataset: str, data_dir: str | None) -> tuple[float, float]:
+    """Loss and accuracy of `checkpoint` on the test split."""
+    keras = keras_choice.load()
+    import tensorflow as tf
+
+    tests: Any = pipeline.load(dataset, "test", data_dir=data_dir)
+    model = digits_cnn.build(keras, shape=tuple(tests.element_spec[0].shape))
+    digits_cnn.compile_for_training(keras, model)
+    status = tf.train.Checkpoint(model=model).restore(find(checkpoint))
+    status.assert_existing_objects_matched().expect_partial()
+    loss, accuracy = model.evaluate(tests.batch(96), verbose=0)
+    return float(loss), float(accuracy)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print test loss and accuracy of the checkpoint on the command line."""
+    parser = argparse.ArgumentParser(description="Evaluate a checkpoint without a strategy.")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT")
+    parser.add_argument("--dataset", default=pipeline.DRAWN, metavar="NAME")
+    parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
+    options = parser.parse_args(arguments)
+    os.environ.pop("TF_CONFIG", None)
+    try:
+        loss, accuracy = evaluate(options.checkpoint, options.dataset, options.data_dir)
+    except (prepare.UnknownDatasetError, prepare.UnavailableDatasetError) as error:
+        sys.exit(f"evaluate: {error}")
+    print(f"test loss {loss:.6f}", flush=True)
+    print(f"test accuracy {accuracy:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
