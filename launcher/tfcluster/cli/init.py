@@ -39,7 +39,7 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
         return
     path = Path(file).expanduser()
     if path.suffix not in (".json", ".jsonc"):
-        cure = f"write {path.name}.json"
+        cure = f"write {path.stem}.json"
         raise UsageError(f"FILE: {file!r} ends neither in .json nor in .jsonc", cure=cure)
     write(path, templates.find(template), force=force)
     shown = "" if path == Path("tfcluster.json") else f" {file}"

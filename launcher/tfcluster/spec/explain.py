@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from tfcluster.spec import published
 from tfcluster.spec.cluster import TAGS
 from tfcluster.spec.fields import Finding, Path, RulesBroken, shorten
-from tfcluster.spec.suggest import dotted, unknown_key
+from tfcluster.spec.suggest import shown, unknown_key
 
 _KEY = "[key]"
 _EXPECTED = {
@@ -64,13 +64,13 @@ def _explain(detail: ErrorDetails, value: Any) -> Iterator[Finding]:
 
 def _missing_key(path: Path) -> Finding:
     example = json.dumps(_example(path))
-    where = f" in {dotted(path[:-1])}" if path[:-1] else ""
+    where = f" in {shown(path[:-1])}" if path[:-1] else ""
     cure = f'add "{path[-1]}": {example}'
     return Finding(path, f'"{path[-1]}" is missing{where}', cure, on_key=True)
 
 
 def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
-    given = _shown(_value_at(value, path))
+    given = _quoted(_value_at(value, path))
     kind = detail["type"]
     if expected := _EXPECTED.get(kind):
         return f"{expected} is expected here, not {given}"
@@ -98,11 +98,9 @@ def _cure(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
         _, word, limit = _LIMITS[kind]
         return f"write {word} {context[limit]}"
     if kind == "literal_error":
-        choices = published.choices_at(path)
-        close = difflib.get_close_matches(str(given), [str(choice) for choice in choices], n=1)
-        if close:
-            meant = next(choice for choice in choices if str(choice) == close[0])
-            return f"did you mean {json.dumps(meant)}?"
+        choices = {str(choice).lower(): choice for choice in published.choices_at(path)}
+        if near := difflib.get_close_matches(str(given).lower(), choices, n=1):
+            return f"did you mean {json.dumps(choices[near[0]])}?"
     if kind == "tasks":
         return 'write for example 2, or ["10.0.0.1:2222", "10.0.0.2:2222"]'
     example = _example(path)
@@ -122,7 +120,7 @@ def _value_at(value: Any, path: Path) -> Any:
     return value
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     if isinstance(value, Mapping):
         return "an object"
     if isinstance(value, list):

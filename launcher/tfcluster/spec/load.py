@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import explain, overrides, positions
-from tfcluster.spec.fields import Finding, Path
+from tfcluster.spec.fields import Finding, Path, shorten
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.source import Source, read_source
-from tfcluster.spec.suggest import dotted
+from tfcluster.spec.suggest import dotted, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class _Check:
         if newer := self._newer_version():
             raise SpecError([newer])
         repeated = [
-            Finding(path, f'the key "{path[-1]}" is written twice', "keep one", on_key=True)
+            Finding(path, f"the key {shorten(path[-1])} is written twice", "keep one", on_key=True)
             for path in self.document.repeated
         ]
         spec, found = _validate(self._named())
@@ -149,7 +149,7 @@ class _Check:
         """The message, headed by the field it is about unless it quotes a key itself."""
         if finding.on_key or not finding.path:
             return finding.message
-        return f"{dotted(finding.path)}: {finding.message}"
+        return f"{shown(finding.path)}: {finding.message}"
 
     def _place(self, path: Path, *, on_key: bool) -> str:
         if option := self._option(path):

@@ -12,7 +12,7 @@ from typing import Any
 from tfcluster.errors import Problem
 from tfcluster.spec import positions, published
 from tfcluster.spec.fields import Path, shorten
-from tfcluster.spec.suggest import dotted, unknown_key
+from tfcluster.spec.suggest import shown, unknown_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
     if current is None:
         current = {}
     if not isinstance(current, dict):
-        where = f"{dotted(done)} is" if done else "the spec is"
+        where = f"{shown(done)} is" if done else "the spec is"
         raise Refused(override.option, f"{where} no object in the file", "correct it there")
     return {**current, key: _put(current.get(key), rest[1:], override, here)}
 
@@ -77,10 +77,10 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
 def _put_item(current: Any, index: int, rest: Path, override: Override, done: Path) -> Any:
     items = [] if current is None else current
     if not isinstance(items, list):
-        cure = f"set the whole: --set {dotted(done)}='[…]'"
-        raise Refused(override.option, f"{dotted(done)} is no list in the file", cure)
+        cure = f"set the whole: --set {shown(done)}='[…]'"
+        raise Refused(override.option, f"{shown(done)} is no list in the file", cure)
     if index > len(items):
-        message = f"{dotted(done)} has {len(items)} items, and none with the number {index}"
+        message = f"{shown(done)} has {len(items)} items, and none with the number {index}"
         raise Refused(override.option, message, "items count from 0")
     old = items[index] if index < len(items) else None
     return [
@@ -130,8 +130,8 @@ def _read_value(text: str, path: Path, option: str) -> Any:
         if "string" in types:
             return _checked_text(text, option)
         example = next(iter(published.node_at(path).get("examples", ())), None)
-        cure = f"write JSON, for example --set {dotted(path)}={shlex.quote(json.dumps(example))}"
-        raise Refused(option, f"{dotted(path)}: {error.message}", cure) from None
+        cure = f"write JSON, for example --set {shown(path)}={shlex.quote(json.dumps(example))}"
+        raise Refused(option, f"{shown(path)}: {error.message}", cure) from None
 
 
 def _checked_text(text: str, option: str) -> str:

@@ -76,7 +76,7 @@ class Host(Section):
 
 
 class Runtime(Section):
-    """Where and with what tasks run."""
+    """Backend, Python, network, and settings by host."""
 
     backend: Literal["auto", "local", "ssh", "docker"] = documented(
         "auto", "`auto`: this machine's addresses run locally, others through ssh.", "local"
@@ -99,7 +99,7 @@ class Runtime(Section):
 
 
 class Resources(Section):
-    """What each task may use of its node."""
+    """GPUs, cores and threads, per task."""
 
     gpus: Gpus | None = documented(
         None,

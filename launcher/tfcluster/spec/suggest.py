@@ -27,7 +27,7 @@ def unknown_key(path: Path) -> Finding:
     """The finding for the key at the end of `path`: a near name, its right place, or the list."""
     key, parent = str(path[-1]), path[:-1]
     known = sorted(published.keys_at(parent))
-    message = f"unknown key {shorten(key)}" + (f" in {dotted(parent)}" if parent else "")
+    message = f"unknown key {shorten(key)}" + (f" in {shown(parent)}" if parent else "")
     word = _OTHER_WORDS.get(key.lower(), key)
     near = [word] if word in known else difflib.get_close_matches(key.lower(), known, n=1)
     if near:
@@ -44,3 +44,11 @@ def unknown_key(path: Path) -> Finding:
 def dotted(path: Iterable[str | int]) -> str:
     """``supervision.grace_s``, as ``--set`` takes it."""
     return ".".join(str(part) for part in path)
+
+
+def shown(path: Iterable[str | int]) -> str:
+    """The same for messages: a part that would tear the line is quoted and cut."""
+    parts = (str(part) for part in path)
+    return ".".join(
+        part if part.isprintable() and len(part) < 60 else shorten(part) for part in parts
+    )

@@ -1,0 +1,172 @@
+"""validate, schema, init and completion, and the command lines that a user may get wrong."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tfcluster.cli.main import main
+from tfcluster.spec import published
+
+GOOD = '{"cluster": {"worker": 2}, "job": {"script": "t.py"}}'
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Tfcluster = Callable[..., Said]
+
+
+@pytest.fixture
+def tfcluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Tfcluster:
+    """Runs a command line in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / ".home"))
+
+    def run(*args: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        captured = capfd.readouterr()
+        code = end.value.code
+        assert isinstance(code, int)
+        return Said(code, captured.out, captured.err)
+
+    return run
+
+
+def test_a_right_spec_is_said_to_be_right(tfcluster: Tfcluster) -> None:
+    Path("lab.json").write_text(GOOD)
+    said = tfcluster("validate", "lab.json")
+    assert (said.code, said.out) == (0, "")
+    assert said.err == "lab.json: right; lab, 2 tasks\n"
+
+
+def test_validate_answers_in_json(tfcluster: Tfcluster) -> None:
+    Path("lab.json").write_text(GOOD.replace("worker", "workers"))
+    said = tfcluster("validate", "--json", "lab.json")
+    assert said.code == 2
+    answer = json.loads(said.out)
+    assert answer["valid"] is False
+    assert answer["problems"][0] == {
+        "place": "lab.json:1:14",
+        "message": "unknown key 'workers' in cluster",
+        "cure": 'did you mean "worker"?',
+    }
+    Path("lab.json").write_text(GOOD)
+    assert json.loads(tfcluster("validate", "--json", "lab.json").out)["valid"] is True
+
+
+def test_a_spec_is_read_from_standard_input(
+    tfcluster: Tfcluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"cluster": 2,}')))
+    said = tfcluster("validate", "-")
+    assert said.code == 2
+    assert "<stdin>:1:14: a comma before '}'" in said.err
+
+
+def test_schema_prints_the_published_one(tfcluster: Tfcluster) -> None:
+    said = tfcluster("schema")
+    assert (said.code, said.out) == (0, published.text())
+
+
+def test_init_writes_a_spec_that_is_right_and_its_schema(
+    tfcluster: Tfcluster, tmp_path: Path
+) -> None:
+    assert tfcluster("init").code == 0
+    spec = json.loads((tmp_path / "tfcluster.json").read_text())
+    assert (tmp_path / spec["$schema"]).read_text() == published.text()
+    assert spec["cluster"] == {"worker": 2}
+    assert not {"name", "x-about"} & set(spec)
+    assert tfcluster("validate").err == "tfcluster.json: right; tfcluster, 2 tasks\n"
+
+
+def test_init_lists_its_templates_and_takes_each(tfcluster: Tfcluster) -> None:
+    listed = [line.split()[0] for line in tfcluster("init", "--list").out.splitlines()]
+    assert {"localhost-2w", "hosts-2x", "estimator-2w-evaluator"} <= set(listed)
+    for name in listed:
+        assert tfcluster("init", f"{name}.json", "--template", name).code == 0
+        assert tfcluster("validate", f"{name}.json").code == 0
+
+
+def test_init_overwrites_only_by_force(tfcluster: Tfcluster) -> None:
+    Path("mine.json").write_text("precious")
+    said = tfcluster("init", "mine.json")
+    assert said.code == 2
+    assert "mine.json exists already" in said.err
+    assert Path("mine.json").read_text() == "precious"
+    assert tfcluster("init", "mine.json", "--force").code == 0
+    assert tfcluster("validate", "mine.json").code == 0
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_a_script_of_the_shell(shell: str, tfcluster: Tfcluster) -> None:
+    said = tfcluster("completion", shell)
+    assert said.code == 0
+    assert f"_TFCLUSTER_COMPLETE={shell}_complete" in said.out
+
+
+def test_the_completion_script_s_question_is_answered() -> None:
+    env = {**os.environ, "_TFCLUSTER_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
+    env["COMP_WORDS"] = "tfcluster va"
+    asked = subprocess.run(
+        [Path(sys.executable).parent / "tfcluster"], env=env, capture_output=True, text=True
+    )
+    assert asked.stdout.split() == ["plain,validate"]
+
+
+# (the command line, a part of what is said)
+BAD_LINES = {
+    "no such file": (["validate", "nowhere.json"], "nowhere.json: there is no such file"),
+    "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc here"),
+    "a folder": (["validate", "."], "this is a folder, not a spec file"),
+    "a path with NUL": (["validate", "a\0b"], "a path cannot hold this"),
+    "a path too long": (["validate", "a" * 5000], "cannot be read: File name too long"),
+    "bytes in a path": (["validate", "\udcff.json"], "there is no such file"),
+    "two specs": (["validate", "good.json", "good.json"], "unexpected extra argument"),
+    "unknown command": (["validat"], "No such command 'validat'"),
+    "unknown option": (["validate", "--jsn"], "No such option"),
+    "--set without a value": (["validate", "good.json", "--set"], "requires an argument"),
+    "--set without =": (["validate", "good.json", "--set", "name"], "no FIELD=VALUE"),
+    "--set of no field": (
+        ["validate", "good.json", "--set", "jobb.args=[]"],
+        'did you mean "job"?',
+    ),
+    "--set of no JSON": (["validate", "good.json", "--set", "job.args=a"], "--set job.args='["),
+    "unknown template": (["init", "--template", "moon"], "no template is named 'moon'"),
+    "FILE without .json": (["init", "spec.yaml"], "write spec.json"),
+    "FILE in a file": (["init", "good.json/a.json"], "cannot write good.json/.tfcluster"),
+    "unknown shell": (["completion", "tcsh"], "'tcsh' is not one of"),
+    "plan of a bad spec": (["plan", "bad.json"], "bad.json:1:24: cluster.worker: 0 is too small"),
+    "env of no task": (["env", "good.json", "worker:x"], "worker:x"),
+}
+
+
+@pytest.mark.parametrize(("line", "told"), BAD_LINES.values(), ids=BAD_LINES)
+def test_a_wrong_command_line_ends_with_2_and_a_cure(
+    line: list[str], told: str, tfcluster: Tfcluster
+) -> None:
+    Path("good.json").write_text(GOOD)
+    Path("bad.json").write_text(GOOD.replace("2", "0"))
+    said = tfcluster(*line)
+    assert said.code == 2
+    assert told in said.err
+    assert said.out == ""
+    assert "Traceback" not in said.err

@@ -1,0 +1,103 @@
+"""The published schema and the reference page say what the model says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tfcluster.spec import published, reference, schema, templates
+from tfcluster.spec.load import load
+
+ROOT = Path(__file__).parents[3]
+SPECS = sorted((ROOT / "cluster_specs").glob("*.json*"))
+VALIDATOR = jsonschema.Draft202012Validator(published.schema())
+
+
+def properties(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, dict):
+        for name, field in node.get("properties", {}).items():
+            if "oneOf" not in path:
+                yield f"{path}.{name}", field
+        for key, inner in node.items():
+            yield from properties(inner, f"{path}.{key}")
+    if isinstance(node, list):
+        for inner in node:
+            yield from properties(inner, path)
+
+
+PROPERTIES = list(properties(published.schema()))
+
+
+def test_the_published_schema_is_the_model_s() -> None:
+    assert published.text() == schema.render(), "run: python -m tfcluster.spec.schema"
+
+
+def test_the_reference_page_is_current() -> None:
+    page = (ROOT / "docs" / "spec.md").read_text()
+    assert page == reference.render(), "run: python -m tfcluster.spec.reference docs/spec.md"
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(published.schema())
+    assert len(PROPERTIES) > 50
+
+
+@pytest.mark.parametrize("field", [f for _, f in PROPERTIES], ids=[name for name, _ in PROPERTIES])
+def test_every_property_has_a_description_a_default_and_an_example(field: dict[str, Any]) -> None:
+    assert field["description"].endswith(".")
+    assert "default" in field
+    (example,) = field["examples"]
+    resolver = {"$defs": published.schema()["$defs"], **field}
+    jsonschema.Draft202012Validator(resolver).validate(example)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_ready_spec_is_right_for_the_loader_and_for_editors(path: Path) -> None:
+    VALIDATOR.validate(json.loads(path.read_text()))
+    spec = load(path)
+    assert spec.name == path.stem
+    assert (path.parent / str(spec.schema_file)).resolve() == Path(
+        published.__file__
+    ).parent / published.SCHEMA_FILE
+
+
+def test_every_ready_spec_is_a_template_and_is_explained() -> None:
+    readme = (ROOT / "cluster_specs" / "README.md").read_text()
+    assert [template.name for template in templates.templates()] == [p.stem for p in SPECS]
+    for template in templates.templates():
+        assert f"`{template.name}.json`" in readme
+        assert template.about.endswith(".")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"cluster": {"worker": 2}},
+        {"cluster": {"worker": 2}, "job": {}},
+        {"cluster": {"worker": 2}, "job": {"script": "a", "module": "b"}},
+        {"cluster": {"workers": 2}, "job": {"script": "a"}},
+        {"cluster": {"worker": []}, "job": {"script": "a"}},
+        {"cluster": {"worker": 2}, "job": {"script": "a"}, "keras": {"version": 2}},
+        {"cluster": {"worker": 2}, "job": {"script": "a"}, "supervision": {"grace_s": "x"}},
+        {"cluster": {"worker": 2}, "job": {"script": "a"}, "y-note": 1},
+    ],
+    ids=json.dumps,
+)
+def test_editors_see_the_common_mistakes(wrong: Any) -> None:
+    assert not VALIDATOR.is_valid(wrong)
+
+
+def test_editors_take_what_the_loader_takes() -> None:
+    VALIDATOR.validate(
+        {
+            "x-note": 1,
+            "cluster": {"worker": ["a:1", {"address": "b:1", "gpus": "all"}], "x-why": "so"},
+            "job": {"script": "a", "module": None, "x-a": 1},
+            "supervision": {"grace_s": "1.5 h", "run_deadline_s": 3},
+        }
+    )
