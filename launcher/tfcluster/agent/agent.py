@@ -61,11 +61,12 @@ class Agent:
         self._crew.moved = 0
         watched = self._selector.get_map()
         for key, events in self._selector.select(self._patience()):
-            if key.fileobj in watched:  # not unregistered by an earlier callback of this turn
+            now = watched.get(key.fd)
+            if now is not None and now.fileobj == key.fileobj:  # else closed earlier in this turn
                 key.data(events)
-        now = time.monotonic()
-        self._crew.on_time(now)
-        self._line.on_time(now)
+        moment = time.monotonic()
+        self._crew.on_time(moment)
+        self._line.on_time(moment)
         if 0 < self._crew.moved < SMALL_READ:
             time.sleep(GATHER_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -30,7 +31,6 @@ class Peer:
         self.socket.connect(path)
         self.socket.settimeout(PATIENCE_S)
         self.session = session or protocol.Session()
-        self.acknowledges = True
         self.messages: list[dict[str, Any]] = []
         self.logs: dict[str, bytearray] = {}
         self._decoder = protocol.Decoder(after_magic=True)
@@ -69,8 +69,9 @@ class Peer:
         control = False
         for kind, payload in self._decoder.feed(data):
             control = self._on_frame(kind, payload) or control
-        if control and self.acknowledges:
-            self.socket.sendall(self.session.acknowledgement())
+        if control:
+            with contextlib.suppress(ConnectionError):  # these may have been its last words
+                self.socket.sendall(self.session.acknowledgement())
         return bool(data)
 
     def _on_frame(self, kind: bytes, payload: bytes) -> bool:
@@ -108,8 +109,10 @@ class Rig:
         self.guard_pid: int = self.welcome["guard_pid"]
 
     def reconnect(self, **hello: Any) -> Peer:
-        self.peer.close()
-        self.peer = Peer(str(self.config["socket"]), self.peer.session)
+        old = self.peer
+        old.close()
+        self.peer = Peer(str(self.config["socket"]), old.session)
+        self.peer.messages, self.peer.logs = old.messages, old.logs
         self.peer.hello(**hello)
         return self.peer
 
