@@ -116,7 +116,7 @@ class Store:
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         try:
             gathered = _copy(checkpoint, source, partial, step=step, stopped=stopped)
-            if self._knows_content_of(gathered):
+            if self._has_content_of(gathered):
                 return None
             gathered = self._place(gathered)
         finally:
@@ -133,12 +133,17 @@ class Store:
         gathered.folder.rename(doomed / "gone")
         shutil.rmtree(doomed, ignore_errors=True)
 
-    def _knows_content_of(self, new: Gathered) -> bool:
-        for at, held in enumerate(self._held):
-            if held.contents == new.contents:
-                self._held[at] = replace(held, checkpoint=new.checkpoint)
-                return True
-        return False
+    def _has_content_of(self, new: Gathered) -> bool:
+        """Whether it is here already; it then counts as saved when `new` was."""
+        same = next((held for held in self._held if held.contents == new.contents), None)
+        if same is None:
+            return False
+        companions = same.checkpoint.companions  # those that lie here
+        renewed = replace(same, checkpoint=replace(new.checkpoint, companions=companions))
+        _write_note(renewed)
+        self._held = _by_age([renewed if held is same else held for held in self._held])
+        self._name_what_is_here()
+        return True
 
     def _place(self, gathered: Gathered) -> Gathered:
         target = self._free_folder(gathered.checkpoint)
@@ -176,7 +181,7 @@ class Store:
 
     def _recover(self) -> None:
         for leftover in self.root.glob(f"{PARTIAL}*"):
-            leftover.unlink() if leftover.is_file() else shutil.rmtree(leftover, ignore_errors=True)
+            _remove(leftover)
         self._held = list(open_for_reading(self.root))
         self._name_what_is_here()
 
@@ -283,3 +288,10 @@ def _read_note(note: Path) -> Gathered | None:
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
     return tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
+
+
+def _remove(leftover: Path) -> None:
+    if leftover.is_dir():
+        shutil.rmtree(leftover, ignore_errors=True)
+    else:
+        leftover.unlink(missing_ok=True)

@@ -210,6 +210,22 @@ def test_a_backup_of_an_earlier_run_is_not_forgotten_before_it_was_put_back(
     assert Kind.BACKUP in {held.kind for held in resumed.store.held}
 
 
+def test_an_estimator_that_restarts_and_writes_its_graph_anew_loses_nothing(
+    chief: Path, gatherer: Gatherer
+) -> None:
+    write_prefix(chief, "model.ckpt-5", saved=1)
+    (chief / "model.ckpt-5.meta").write_text("meta")
+    gatherer.final_look()
+    (chief / "graph.pbtxt").write_text("graph")
+    write_prefix(chief, "model.ckpt-5", saved=2)
+    (chief / "model.ckpt-5.meta").write_text("meta")
+
+    gatherer.final_look()
+
+    (held,) = Store(gatherer.store.root).held
+    assert (held.step, held.kind) == (5, Kind.ESTIMATOR)
+
+
 def test_an_evaluator_s_directory_follows(
     chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path
 ) -> None:

@@ -122,6 +122,17 @@ def test_the_same_content_is_not_gathered_twice(chief: Path, root: Path) -> None
     assert store.has(complete(chief)[0])
 
 
+def test_content_that_is_saved_again_is_the_newest_again(chief: Path, root: Path) -> None:
+    store = Store(root)
+    for time, content in enumerate((b"first", b"second", b"first"), 1):
+        write_prefix(chief, "best", content=content, saved=time)
+        add(store, chief)
+
+    for one in (store, Store(root)):
+        assert [held.folder.name for held in one.held] == ["best.2", "best"]
+    assert latest(root) == "best/best"
+
+
 def test_a_checkpoint_called_checkpoint_does_not_hide_the_text_proto(
     chief: Path, root: Path
 ) -> None:
