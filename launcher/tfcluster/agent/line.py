@@ -187,10 +187,14 @@ class Line:
         self._lose(connection)
 
     def _lose(self, connection: Connection) -> None:
+        if connection is self._connection and self._lease_s is None and not self.is_over:
+            # Only its sending half may be closed: the last exits are still written to it.
+            self._selector.unregister(connection.socket)
+            self.is_over = True
+            return
         self._drop(connection)
         if connection is self._connection:
             self._connection = None
-            self.is_over = self.is_over or self._lease_s is None
 
     def _drop(self, connection: Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -204,6 +208,6 @@ class Line:
             self._lose(connection)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.queued else 0)
-        key = self._selector.get_key(connection.socket)
-        if key.events != events:
+        key = self._selector.get_map().get(connection.socket.fileno())
+        if key is not None and key.events != events:
             self._selector.modify(connection.socket, events, key.data)

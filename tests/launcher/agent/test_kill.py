@@ -79,7 +79,8 @@ class Run:
                 if len(line.split()) == 4:
                     return [int(pid) for pid in line.split()]
             time.sleep(0.01)
-        raise AssertionError(f"{task} did not come up")
+        said = log.read_text() if log.exists() else "nothing"
+        raise AssertionError(f"{task} did not come up; it said: {said}")
 
     def kill(self, *who: str) -> None:
         """Kill them, and see that all else ends in time."""

@@ -11,7 +11,7 @@ from .conftest import Rig, children_of, wait_until
 OBEYS = "trap 'exit 5' TERM; echo ready; while :; do sleep .05; done"
 SWALLOWS = "trap '' TERM INT HUP; echo ready; while :; do sleep .05; done"
 SAVES = "trap 'sleep .5; echo saved; exit 42' TERM; echo ready; while :; do sleep .05; done"
-LEAVES_A_HOLDER = "sh -c 'trap \"\" TERM; sleep 60' & echo ready; sleep 60"
+LEAVES_A_HOLDER = "sh -c 'trap \"\" TERM; echo ready; sleep 60' & sleep 60"
 
 
 def stop(rig: Rig, script: str, grace_s: float) -> tuple[dict[str, object], float]:
@@ -70,7 +70,7 @@ def test_a_grandchild_that_holds_the_pipe_delays_the_end_by_half_a_second(rig: R
     exited, took = stop(rig, LEAVES_A_HOLDER, grace_s=20)
     assert exited["signal"] == signal.SIGTERM
     assert 0.4 < took < 5
-    assert children_of(rig.pid) == []
+    wait_until(lambda: children_of(rig.pid) == [])
 
 
 def test_stopping_what_has_ended_is_no_error(rig: Rig) -> None:

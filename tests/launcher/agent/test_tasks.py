@@ -136,7 +136,7 @@ def test_a_log_is_appended_to(rig: Rig) -> None:
 def test_what_a_task_leaves_running_in_its_group_ends_with_it(rig: Rig) -> None:
     rig.start("sh", "-c", "sleep 60 & echo $!")
     rig.exited()
-    assert not is_alive(int(rig.log().read_text()))
+    wait_until(lambda: not is_alive(int(rig.log().read_text())), timeout_s=2)
 
 
 def test_orphans_outside_the_group_end_with_the_agent(rig: Rig) -> None:

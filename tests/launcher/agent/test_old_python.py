@@ -1,0 +1,77 @@
+"""The agent on the oldest Python it promises: a node may have no newer one."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Rig, wait_until
+
+
+def find_python39() -> str | None:
+    """From PATH, pyenv's folder, or uv."""
+    candidates = [shutil.which("python3.9") or ""]
+    candidates += map(str, Path.home().glob(".pyenv/versions/3.9*/bin/python3.9"))
+    if uv := shutil.which("uv"):
+        argv = [uv, "python", "find", "3.9"]
+        found = subprocess.run(argv, capture_output=True, text=True, check=False)
+        candidates.append(found.stdout.strip())
+    for candidate in filter(None, candidates):
+        # A pyenv shim on PATH exists, but runs only where that version is selected.
+        code = "import sys; sys.exit(sys.version_info[:2] != (3, 9))"
+        if (
+            subprocess.run([candidate, "-c", code], capture_output=True, check=False).returncode
+            == 0
+        ):
+            return candidate
+    return None
+
+
+@pytest.fixture(scope="module")
+def python39() -> str:
+    """With CI=true a skip counts as a failure (tests/conftest.py)."""
+    found = find_python39()
+    if found is None:
+        pytest.skip("no Python 3.9 on PATH, in ~/.pyenv or from uv")
+    return found
+
+
+@pytest.fixture
+def rig39(new_rig: Callable[..., Rig], python39: str) -> Rig:
+    return new_rig(python=python39)
+
+
+def test_it_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
+    assert rig39.welcome["python"].startswith("3.9.")
+    rig39.peer.send("hold_ports", ports=[{"task": "worker:0", "host": "localhost", "port": 0}])
+    assert rig39.peer.take("ports_held")["ports"]["worker:0"] > 0
+    rig39.start("sh", "-c", "echo hello; exec sleep 60")
+    wait_until(lambda: rig39.log().read_bytes() == b"hello\n")
+    rig39.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
+    assert rig39.exited()["ended_by"] == "tfcluster"
+    assert rig39.start("/no/such/program")["type"] == "start_failed"
+
+
+def test_its_lines_survive_a_reconnect(new_rig: Callable[..., Rig], python39: str) -> None:
+    rig = new_rig(python=python39, lease_s=30)
+    rig.reconnect(stream_logs=True)
+    rig.start("sh", "-c", "echo one; sleep 0.3; echo two")
+    rig.reconnect(stream_logs=True)
+    rig.exited()
+    assert bytes(rig.peer.logs["worker:0/1"]) == b"one\ntwo\n"
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
+
+
+def test_every_module_of_the_agent_imports(python39: str) -> None:
+    import tfcluster.agent
+
+    folder = Path(tfcluster.agent.__file__).parent
+    modules = [f"tfcluster.agent.{path.stem}" for path in folder.glob("[a-z]*.py")]
+    code = f"import sys; sys.path.append({str(folder.parents[1])!r}); import " + ", ".join(modules)
+    argv = [python39, "-I", "-S", "-c", code]
+    assert subprocess.run(argv, capture_output=True, text=True, check=False).stderr == ""

@@ -1,0 +1,133 @@
+"""The local backend end to end: a link to a real agent, seen from the coordinator's loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster import backends
+from tfcluster.backends.link import AgentLink
+from tfcluster.backends.local import LocalBackend, socket_path
+from tfcluster.errors import NodeLostError, UsageError
+from tfcluster.plan.plan import NodePlan
+
+NODE = NodePlan("local", "local", None, "/")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="tfc-"))
+    yield path
+    assert not list(path.glob("*.agent")), "a socket was left"
+    shutil.rmtree(path)
+
+
+@asynccontextmanager
+async def connected(folder: Path) -> AsyncIterator[AgentLink]:
+    backend = backends.get("local", runtime_dir=folder)
+    link = await backend.connect(NODE, run_id="run-1", token="secret")
+    try:
+        yield link
+    finally:
+        await link.close()
+
+
+def entry(folder: Path, *argv: str) -> dict[str, Any]:
+    return {"task": "worker:0", "argv": list(argv), "cwd": "/", "log": str(folder / "0.log")}
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_a_task_from_start_to_exit(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(folder) as link:
+            assert link.welcome["node"] == "local"
+            await link.send(
+                {"type": "start", "attempt": 1, "tasks": [entry(folder, "echo", "hello")]}
+            )
+            kinds = []
+            async for message in link:
+                kinds.append(message["type"])
+                if message["type"] == "task_exited":
+                    break
+            assert kinds == ["task_started", "task_exited"]
+            await link.send({"type": "shutdown"})
+        assert [message["type"] async for message in link] == ["bye"]
+
+    run(scenario)
+    assert (folder / "0.log").read_text() == "hello\n"
+
+
+def test_closing_ends_tasks_and_tells_their_ends(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(folder) as link:
+            await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
+            await anext(aiter(link))
+        ends = [m async for m in link if m["type"] == "task_exited"]
+        assert [(m["signal"], m["ended_by"]) for m in ends] == [(signal.SIGKILL, "tfcluster")]
+        for pid in (link.welcome["pid"], link.welcome["guard_pid"]):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        with pytest.raises(ConnectionError):
+            await link.send({"type": "stop", "tasks": [], "grace_s": 0, "why": ""})
+
+    run(scenario)
+
+
+def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(folder) as link:
+            os.kill(link.welcome["pid"], signal.SIGKILL)
+            assert [message async for message in link] == []
+
+    run(scenario)
+
+
+def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(folder) as link:
+            for number in range(3000):
+                await link.send({"type": f"unknown-{number}"})
+            seen = 0
+            async for message in link:
+                assert message["reason"].endswith(f"unknown-{seen}")
+                seen += 1
+                if seen == 3000:
+                    break
+
+    run(scenario)
+
+
+def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
+    async def scenario() -> None:
+        (folder / "ports").touch()
+        broken = LocalBackend(folder / "ports")  # a file where a folder must be
+        with pytest.raises(NodeLostError, match=r"File exists|Not a directory"):
+            await broken.connect(NODE, run_id="run-1", token="secret")
+
+    run(scenario)
+
+
+def test_a_socket_path_that_is_too_long_is_an_error_with_a_cure(tmp_path: Path) -> None:
+    with pytest.raises(NodeLostError, match="XDG_RUNTIME_DIR"):
+        socket_path(tmp_path / ("x" * 80), "run-1", "local")
+
+
+def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="write one of: local"):
+        backends.get("slurm", runtime_dir=tmp_path)
