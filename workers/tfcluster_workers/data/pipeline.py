@@ -47,3 +47,11 @@ def batches(examples: Any, global_batch: int, *, drop_remainder: bool) -> Any:
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     batched = examples.batch(global_batch, drop_remainder=drop_remainder)
     return batched.prefetch(2).with_options(options)
+
+
+def count(batched: Any) -> int:
+    """Batches in one epoch. Raises ValueError where there is not even one."""
+    number = int(batched.cardinality().numpy())
+    if number < 1:
+        raise ValueError("the data set has fewer examples than one global batch")
+    return number

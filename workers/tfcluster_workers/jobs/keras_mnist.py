@@ -69,8 +69,10 @@ def train(keras: Any, options: argparse.Namespace) -> tuple[float, float]:
     done = saving.restore()
     if done:
         print(f"resuming after epoch {done}", flush=True)
+    batches = pipeline.batches(examples, size, drop_remainder=True)
     model.fit(
-        pipeline.batches(examples, size, drop_remainder=True),
+        batches.repeat(),  # one iterator for all epochs: ending one can stall for seconds
+        steps_per_epoch=pipeline.count(batches),
         epochs=options.epochs,
         initial_epoch=done,
         verbose=0,
