@@ -95,7 +95,7 @@ def _fetch(found: Any, name: str, folder: Path) -> None:
 
 def _require_network(found: Any) -> None:
     """Fail at once where none of the hosts can be resolved: TFDS would retry for minutes."""
-    hosts = {urlsplit(url).hostname for url in found.url_infos}
+    hosts = {urlsplit(url).hostname for url in found.url_infos or ()}
     if not hosts or getproxies():
         return
     failure: OSError | None = None
