@@ -23,9 +23,10 @@ import multiprocessing, os, subprocess, sys, time
 multiprocessing.set_start_method("fork")
 child = multiprocessing.Process(target=time.sleep, args=(300,))
 child.start()
-shell = subprocess.Popen(["sh", "-c", "trap '' TERM; echo $$; sleep 300; :"])
+shell = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300; :"])
 away = subprocess.Popen(["sleep", "300"], start_new_session=True)
-print(os.getpid(), child.pid, shell.pid, away.pid, flush=True)
+pids = f"{os.getpid()} {child.pid} {shell.pid} {away.pid}\\n"
+os.write(1, pids.encode())
 time.sleep(300)
 """
 
@@ -75,9 +76,8 @@ class Run:
         log = self.folder / task
         while time.monotonic() < deadline:
             lines = log.read_text().splitlines() if log.exists() else []
-            for line in lines:
-                if len(line.split()) == 4:
-                    return [int(pid) for pid in line.split()]
+            if lines:
+                return [int(pid) for pid in lines[0].split()]
             time.sleep(0.01)
         said = log.read_text() if log.exists() else "nothing"
         raise AssertionError(f"{task} did not come up; it said: {said}")

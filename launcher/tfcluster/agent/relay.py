@@ -1,0 +1,101 @@
+"""Joins this process's stdin and stdout to a node's agent, and starts the agent if it is absent.
+
+A transport (ssh, `docker exec`) runs a relay, never the agent itself: an agent whose stdio *is*
+the connection could not be reached again after the connection broke. The relay knows nothing of
+frames; the agent's magic marker tells the other side where noise ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import socket
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
+_CHUNK = 1 << 18
+
+
+class RelayError(Exception):
+    """The agent is not there and does not start."""
+
+
+def main(config: dict[str, Any]) -> None:
+    """Relay until one side is at its end. `config` is the agent's (`agent.Agent`).
+
+    Raises RelayError.
+    """
+    join(reach_agent(config), 0, 1)
+
+
+def reach_agent(config: dict[str, Any]) -> socket.socket:
+    """Connect to the run's agent on this node; raises RelayError when it cannot be started."""
+    path = config["socket"]
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two relays must not start two agents
+        try:
+            return _connect(path)
+        except OSError:
+            _start_agent(config)
+            return _connect(path)
+    finally:
+        os.close(lock)
+
+
+def _connect(path: str) -> socket.socket:
+    agent = socket.socket(socket.AF_UNIX)
+    try:
+        agent.connect(path)
+    except OSError:
+        agent.close()
+        raise
+    return agent
+
+
+def _start_agent(config: dict[str, Any]) -> None:
+    config_read, config_write = os.pipe()
+    ready_read, ready_write = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():  # the agent must not be the child of a relay that may go at any time
+            os._exit(0)
+        os.dup2(config_read, 0)
+        os.dup2(ready_write, 1)
+        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _START, root])
+    os.wait()
+    os.close(config_read)
+    os.close(ready_write)
+    with open(config_write, "wb") as file:
+        file.write(json.dumps(config).encode())
+    with open(ready_read, "rb") as file:
+        if not file.readline():
+            raise RelayError("the agent did not start; what it said went to stderr")
+
+
+def join(agent: socket.socket, incoming: int, outgoing: int) -> None:
+    """Copy both ways, with blocking writes, until either side closes."""
+    with agent:
+        while True:
+            readable, _, _ = select.select([incoming, agent.fileno()], [], [])
+            if incoming in readable:
+                data = os.read(incoming, _CHUNK)
+                if not data:
+                    return
+                agent.sendall(data)
+            if agent.fileno() in readable:
+                data = agent.recv(_CHUNK)
+                if not data:
+                    return
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(outgoing, view) :]

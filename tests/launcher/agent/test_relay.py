@@ -1,0 +1,100 @@
+"""A bare node is reached through any pair of pipes, and reached again after they broke."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tfcluster.agent import bootstrap, protocol
+from tfcluster.backends import bundle
+
+from .conftest import is_alive, kill, wait_until
+
+NOISE = "echo 'Welcome to gpu1'; exec "
+
+
+class Transport:
+    """What `ssh host` will be: a shell that greets, then a bootstrap on its stdin and stdout."""
+
+    def __init__(self, folder: Path, made: bundle.Bundle, session: protocol.Session) -> None:
+        source = Path(bootstrap.__file__).read_text()
+        argv = ["sh", "-c", NOISE + '"$@"', "sh", sys.executable, "-I", "-S", "-c", source]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin: IO[bytes] = self.process.stdin
+        self.stdout: IO[bytes] = self.process.stdout
+        self.session, self.messages = session, list[dict[str, Any]]()
+        self.decoder = protocol.Decoder(after_magic=True)
+        config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
+        config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
+        order = {"digest": made.digest, "cache": str(folder / "cache"), "config": config}
+        self.write(json.dumps(order).encode() + b"\n")
+        assert self.stdout.readline() == b"Welcome to gpu1\n"
+        self.answer = self.stdout.readline()
+        if self.answer == bootstrap.NEED:
+            self.write(b"%d\n" % len(made.zip_bytes) + made.zip_bytes)
+        hello = {"type": "hello", "n": 0, "protocol": protocol.VERSION, "token": "secret"}
+        hello |= {"run_id": "run-1", "node": "gpu1", "last_seen": session.last_seen}
+        self.write(protocol.control_frame(hello))
+        self.welcome = self.take("welcome")
+
+    def write(self, data: bytes) -> None:
+        self.stdin.write(data)
+        self.stdin.flush()
+
+    def take(self, kind: str) -> dict[str, Any]:
+        while True:
+            for message in self.messages:
+                if message["type"] == kind:
+                    self.messages.remove(message)
+                    return message
+            data = os.read(self.stdout.fileno(), 1 << 16)
+            assert data, f"the relay ended before {kind}"
+            for frame_kind, payload in self.decoder.feed(data):
+                if frame_kind == protocol.CONTROL:
+                    message = protocol.read_control(payload)
+                    if self.session.is_new(message):
+                        self.messages.append(message)
+
+    def close(self) -> None:
+        self.stdin.close()
+        self.stdout.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def made() -> bundle.Bundle:
+    return bundle.build()
+
+
+def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bundle.Bundle) -> None:
+    session = protocol.Session()
+    first = Transport(folder, made, session)
+    pid = first.welcome["pid"]
+    try:
+        assert first.answer == bootstrap.NEED
+        task = {"task": "worker:0", "argv": ["sh", "-c", "sleep .3; exit 6"], "cwd": "/"}
+        order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
+        first.write(session.number(order))
+        first.take("task_started")
+        kill(first.process.pid)
+        first.close()
+        second = Transport(folder, made, session)
+        assert second.answer == bootstrap.HAVE
+        assert second.welcome["pid"] == pid
+        assert second.take("task_exited")["exit_code"] == 6
+        second.write(session.number({"type": "shutdown"}))
+        second.take("bye")
+        second.close()
+        wait_until(lambda: not is_alive(pid))
+    finally:
+        if is_alive(pid):
+            kill(pid)
