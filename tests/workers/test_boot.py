@@ -1,0 +1,287 @@
+"""`boot` runs a script exactly as `python script` does; the script must not notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+
+class Ended(Protocol):
+    code: int
+    out: str
+    err: str
+    events: list[dict[str, Any]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]: ...
+
+
+class Boot(Protocol):
+    def __call__(self, *argv: str, python: str = ..., env: dict[str, str] = ...) -> Ended: ...
+
+
+BOOT = Path(__file__).parents[2] / "workers" / "tfcluster_workers" / "boot.py"
+
+LOOK = """
+import __main__, json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "first": sys.path[0], "file": __file__, "name": __name__,
+    "spec": getattr(__spec__, "name", None), "package": __package__, "doc": __doc__, "cached": __cached__,
+    "main": __main__.__dict__ is globals(), "orig": sys.orig_argv[1:] if hasattr(sys, "orig_argv")
+    else None, "loader": type(__loader__).__name__, "names": sorted(globals()),
+    "variable": os.environ.get("TFCLUSTER_EVENTS_FD"),
+    "tensorflow": "tensorflow" in sys.modules or "numpy" in sys.modules,
+}))
+"""
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_script_sees_what_plain_python_shows_it(tmp_path: Path, python: str, boot: Boot) -> None:
+    script = write(tmp_path, "code/main.py", '"""Its text."""\n' + LOOK)
+    argv = [str(script), "--epochs", "3", "two words"]
+    plain = subprocess.run(
+        [python, *argv], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    seen = json.loads(boot("script", *argv, python=python).out)
+    assert seen == json.loads(plain.stdout)
+    assert seen["first"] == str(tmp_path / "code")
+    assert seen["main"] is True
+    assert seen["variable"] is None
+
+
+def test_a_module_sees_what_python_m_shows_it(tmp_path: Path, python: str, boot: Boot) -> None:
+    write(tmp_path, "pkg/__init__.py", "")
+    write(tmp_path, "pkg/job.py", LOOK)
+    plain = subprocess.run(
+        [python, "-m", "pkg.job", "-n", "2"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert json.loads(boot("module", "pkg.job", "-n", "2", python=python).out) == json.loads(
+        plain.stdout
+    )
+
+
+def test_a_package_runs_its_main(tmp_path: Path, boot: Boot) -> None:
+    write(tmp_path, "pkg/__init__.py", "")
+    write(tmp_path, "pkg/__main__.py", "print(__name__, __package__, __spec__.name)")
+    assert boot("module", "pkg").out == "__main__ pkg pkg.__main__\n"
+
+
+def test_a_folder_runs_its_main(tmp_path: Path, boot: Boot) -> None:
+    write(tmp_path, "app/__main__.py", "import beside")
+    write(tmp_path, "app/beside.py", "print('beside')")
+    assert boot("script", str(tmp_path / "app")).out == "beside\n"
+
+
+def test_a_sibling_module_and_relative_outputs(tmp_path: Path, python: str, boot: Boot) -> None:
+    write(tmp_path, "code/mnist_setup.py", "TEXT = 'of the sibling'")
+    script = write(
+        tmp_path, "code/main.py", "import mnist_setup\nopen('out.txt', 'w').write(mnist_setup.TEXT)"
+    )
+    assert boot("script", str(script), python=python).code == 0
+    assert (tmp_path / "out.txt").read_text() == "of the sibling"
+
+
+def test_a_linked_script_finds_the_modules_beside_its_target(tmp_path: Path, boot: Boot) -> None:
+    write(tmp_path, "real/sibling.py", "print('found')")
+    script = write(tmp_path, "real/main.py", "import sibling")
+    (tmp_path / "link.py").symlink_to(script)
+    assert boot("script", str(tmp_path / "link.py")).out == "found\n"
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+def test_multiprocessing_finds_the_functions_of_the_script(
+    tmp_path: Path, python: str, boot: Boot, method: str
+) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import multiprocessing as mp\n"
+        "def square(n):\n    return n * n\n"
+        "if __name__ == '__main__':\n"
+        f"    with mp.get_context({method!r}).Pool(2) as pool:\n"
+        "        print(pool.map(square, [1, 2, 3]))\n",
+    )
+    ended = boot("script", str(script), python=python)
+    assert (ended.code, ended.out) == (0, "[1, 4, 9]\n"), ended.err
+
+
+def test_what_the_script_defines_can_be_pickled(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import pickle\nclass Thing: pass\nprint(type(pickle.loads(pickle.dumps(Thing()))))",
+    )
+    assert boot("script", str(script)).out == "<class '__main__.Thing'>\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "said"),
+    [
+        ("raise SystemExit", 0, ""),
+        ("import sys; sys.exit(42)", 42, ""),
+        ("import sys; sys.exit('why')", 1, "why\n"),
+        ("import os; os._exit(7)", 7, ""),
+        ("pass", 0, ""),
+    ],
+)
+def test_exit_codes_are_the_scripts(
+    tmp_path: Path, python: str, boot: Boot, ending: str, code: int, said: str
+) -> None:
+    ended = boot("script", str(write(tmp_path, "main.py", ending)), python=python)
+    assert (ended.code, ended.err, ended.events) == (code, said, [])
+
+
+def test_atexit_and_finally_run(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import atexit, sys\natexit.register(print, 'left')\n"
+        "try:\n    sys.exit(3)\nfinally:\n    print('finally')",
+    )
+    ended = boot("script", str(script))
+    assert (ended.code, ended.out) == (3, "finally\nleft\n")
+
+
+def test_an_uncaught_exception_prints_as_plain_python_and_is_reported(
+    tmp_path: Path, python: str, boot: Boot
+) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import json\ndef load():\n    return json.loads('{')\n\nload()\n",
+    )
+    plain = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
+    ended = boot("script", str(script), python=python)
+    assert (ended.code, ended.err) == (1, plain.stderr)
+    (error,) = ended.of("error")
+    assert error["exception"] == "json.decoder.JSONDecodeError"
+    assert (error["file"], error["line"]) == (str(script), 3), "the user's frame, not json's"
+    assert error["traceback"] == plain.stderr
+
+
+def test_a_syntax_error_prints_as_plain_python(tmp_path: Path, boot: Boot) -> None:
+    script = write(tmp_path, "main.py", "x = 1\nif x\n")
+    plain = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=False
+    )
+    ended = boot("script", str(script))
+    assert (ended.code, ended.err) == (1, plain.stderr)
+    assert (ended.of("error")[0]["file"], ended.of("error")[0]["line"]) == (str(script), 2)
+
+
+def test_the_users_own_excepthook_gets_the_users_frames(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import sys\nsys.excepthook = lambda kind, error, tb: "
+        "print(kind.__name__, tb.tb_frame.f_code.co_filename, tb.tb_next)\n1/0",
+    )
+    ended = boot("script", str(script))
+    assert (ended.code, ended.out) == (1, f"ZeroDivisionError {script} None\n")
+
+
+def test_a_missing_script_is_said_as_plain_python_says_it(tmp_path: Path, boot: Boot) -> None:
+    ended = boot("script", str(tmp_path / "no.py"))
+    assert ended.code == 2
+    assert ended.err.endswith("no.py': [Errno 2] No such file or directory\n")
+
+
+def test_an_interrupt_ends_the_task_by_its_signal(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path, "main.py", "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nprint('no')"
+    )
+    ended = boot("script", str(script))
+    assert ended.code == -signal.SIGINT
+    assert "boot.py" not in ended.err
+    assert ended.events == []
+
+
+def test_pythonpath_and_sitecustomize_stay_in_force(
+    tmp_path: Path, python: str, boot: Boot
+) -> None:
+    write(tmp_path, "extra/sitecustomize.py", "import builtins; builtins.CUSTOM = 'on'")
+    write(tmp_path, "extra/library.py", "NAME = 'mine'")
+    script = write(
+        tmp_path,
+        "main.py",
+        "import library, os\nprint(CUSTOM, library.NAME, os.environ['PYTHONPATH'])",
+    )
+    extra = str(tmp_path / "extra")
+    assert boot("script", str(script), python=python, env={"PYTHONPATH": extra}).out == (
+        f"on mine {extra}\n"
+    )
+
+
+def test_our_package_comes_last_and_can_be_imported(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import sys\nfrom tfcluster_workers import context\n"
+        "print(sys.path[-1], context.current().task)",
+    )
+    root = str(BOOT.parents[1])
+    assert root in boot("script", str(script)).out
+
+
+def test_sigusr1_writes_the_stacks_and_the_task_goes_on(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import os, signal\ndef here():\n    os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "here()\nprint('on')",
+    )
+    ended = boot("script", str(script))
+    assert (ended.code, ended.out) == (0, "on\n")
+    assert "in here" in ended.err
+
+
+@pytest.mark.parametrize("number", ["", "77", "not a number", "1"])
+def test_a_number_that_is_no_socket_is_left_alone(tmp_path: Path, number: str) -> None:
+    script = write(tmp_path, "main.py", "raise ValueError('mine')")
+    ended = subprocess.run(
+        [sys.executable, str(BOOT), "script", str(script)],
+        env={**os.environ, "TFCLUSTER_EVENTS_FD": number},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stdout == "", "our JSON must never reach a user's file"
+    assert ended.stderr.endswith("ValueError: mine\n")
+
+
+def test_children_do_not_inherit_the_socket_nor_speak_on_it(tmp_path: Path, boot: Boot) -> None:
+    script = write(
+        tmp_path,
+        "main.py",
+        "import os, subprocess, sys\n"
+        "if os.fork() == 0:\n    raise ValueError('of the forked child')\n"
+        "os.wait()\n"
+        "print(subprocess.run(['sh', '-c', 'ls -l /proc/self/fd | grep -c socket:'],\n"
+        "    capture_output=True, text=True).stdout)",
+    )
+    ended = boot("script", str(script))
+    assert (ended.code, ended.out.split(), ended.events) == (0, ["0"], [])
+
+
+def test_a_long_traceback_fits_one_message(tmp_path: Path, boot: Boot) -> None:
+    script = write(tmp_path, "main.py", "raise ValueError('ä' * 500_000)")
+    (error,) = boot("script", str(script)).of("error")
+    assert "characters left out" in error["message"]
+    assert error["traceback"].startswith("Traceback")

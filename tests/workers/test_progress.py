@@ -1,0 +1,172 @@
+"""Progress is thinned, measured and never blocks; errors wait for room."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster_workers import (
+    batch_size,
+    context,
+    event_channel,
+    import_hooks,
+    keras_watch,
+    reporting,
+)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.clock, self.sent, self.room = Clock(), list[Mapping[str, Any]](), True
+        self.meter = reporting.ProgressMeter(self._send, clock=self.clock)
+
+    def _send(self, event: Mapping[str, Any]) -> bool:
+        if self.room:
+            self.sent.append(event)
+        return self.room
+
+    def step(self, number: int, *, after_s: float) -> None:
+        self.clock.now += after_s
+        self.meter.offer(reporting.Reading(number, epoch=1, batch_size=96))
+
+
+def test_first_and_last_steps_are_sent_and_two_a_second_between() -> None:
+    rig = Meter()
+    for number in range(1, 101):
+        rig.step(number, after_s=0.01)
+    rig.meter.flush()
+    assert [event["step"] for event in rig.sent] == [1, 51, 100]
+
+
+def test_speed_is_measured_between_the_events_sent() -> None:
+    rig = Meter()
+    rig.step(1, after_s=0)
+    rig.step(6, after_s=0.5)
+    assert "steps_per_second" not in rig.sent[0]
+    assert rig.sent[1]["steps_per_second"] == 10.0
+    assert rig.sent[1]["examples_per_second"] == 960.0
+
+
+def test_metrics_are_read_only_for_what_is_sent() -> None:
+    rig = Meter()
+    read = list[str]()
+
+    def metrics() -> dict[str, float]:
+        read.append("once")
+        return {}
+
+    for number in range(10):
+        rig.meter.offer(reporting.Reading(number, metrics=metrics))
+    assert read == ["once"]
+
+
+def test_a_step_that_found_no_room_is_sent_by_the_flush() -> None:
+    rig = Meter()
+    rig.room = False
+    rig.step(1, after_s=0)
+    rig.room = True
+    rig.meter.flush()
+    assert [event["step"] for event in rig.sent] == [1]
+
+
+def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        channel = event_channel.EventChannel(ours)
+        while channel.offer({"type": "progress", "step": 1}):
+            pass
+        assert channel.send({"type": "error"}, within_s=0.05) is False
+        theirs.recv(1 << 16)
+        assert channel.send({"type": "error"}, within_s=1) is True
+
+
+def test_a_gone_agent_is_no_error() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with ours:
+        channel = event_channel.EventChannel(ours)
+        assert channel.send({"type": "ready"}) is False
+        assert not channel.is_open
+
+
+def test_messages_stay_below_64_kib() -> None:
+    message = event_channel.encode(
+        {"type": "error", "message": "€" * 90_000, "traceback": "x" * 90_000}
+    )
+    assert len(message) <= event_channel.MAX_MESSAGE
+    assert json.loads(message)["type"] == "error"
+
+
+def test_alone_a_task_is_its_own_chief() -> None:
+    alone = context.current({})
+    assert (alone.task, alone.num_workers, alone.is_chief) == ("worker:0", 1, True)
+    assert alone.save_dir == Path("checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "task", "is_chief", "num_workers"),
+    [
+        ({"worker": 2}, ("worker", 0), True, 2),
+        ({"worker": 2}, ("worker", 1), False, 2),
+        ({"chief": 1, "worker": 2}, ("worker", 0), False, 3),
+        ({"chief": 1, "worker": 2}, ("chief", 0), True, 3),
+        ({"worker": 2, "evaluator": 1}, ("evaluator", 0), True, 2),
+    ],
+)
+def test_the_chief_is_tensorflows(
+    jobs: dict[str, int], task: tuple[str, int], is_chief: bool, num_workers: int
+) -> None:
+    cluster = {job: [f"localhost:{n}" for n in range(count)] for job, count in jobs.items()}
+    config = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
+    here = context.current({"TF_CONFIG": json.dumps(config), "TFCLUSTER_CHECKPOINT_DIR": "/c"})
+    assert (here.is_chief, here.num_workers) == (is_chief, num_workers)
+    assert (here.save_dir == Path("/c")) is is_chief
+
+
+def test_a_watched_module_is_called_back_once_and_keeps_its_loader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "watched_module.py").write_text("VALUE = 1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    seen = list[types.ModuleType]()
+    finder = import_hooks.install()
+    finder.after_import("watched_module", seen.append)
+    import watched_module  # type: ignore[import-not-found]
+
+    assert seen == [watched_module]
+    assert watched_module.VALUE == 1
+    assert "exec_module" not in vars(watched_module.__loader__)
+    sys.modules.pop("watched_module")
+
+
+def test_a_fault_of_ours_does_not_break_the_import() -> None:
+    def fail(module: types.ModuleType) -> None:
+        raise RuntimeError("ours")
+
+    import_hooks.call_safely(fail, sys)
+
+
+def test_batch_logs_are_shared_out_over_the_replicas() -> None:
+    assert keras_watch.numbers({"loss": 4.0, "remote": object()}, share=2) == {"loss": 2.0}
+
+
+def test_the_batch_size_of_arrays_is_keras_default_and_a_generators_unknown() -> None:
+    array = types.SimpleNamespace(shape=(100, 28))
+    assert batch_size.of(array, asked=None) == 32
+    assert batch_size.of(array, asked=64) == 64
+    assert batch_size.of((n for n in range(3)), asked=None) is None
