@@ -129,9 +129,15 @@ def _read_value(text: str, path: Path, option: str) -> Any:
     except positions.JsonError as error:
         if "string" in types:
             return _checked_text(text, option)
-        example = next(iter(published.node_at(path).get("examples", ())), None)
-        cure = f"write JSON, for example --set {shown(path)}={shlex.quote(json.dumps(example))}"
+        cure = _json_cure(path)
         raise Refused(option, f"{shown(path)}: {error.message}", cure) from None
+
+
+def _json_cure(path: Path) -> str:
+    if known := sorted(published.keys_at(path)):
+        return f"write a JSON object, or set one of its fields: {', '.join(known)}"
+    example = next(iter(published.node_at(path).get("examples", ())), None)
+    return f"write JSON, for example --set {shown(path)}={shlex.quote(json.dumps(example))}"
 
 
 def _checked_text(text: str, option: str) -> str:

@@ -67,6 +67,7 @@ BAD = {
     "cluster.worker.0=a": ("'a' has no port", "host:port"),
     "cluster.chief=2": ("at most one chief", "keep one"),
     "runtime.hosts.gpu9.python=p": ("no address of the cluster has the host 'gpu9'", "10.0.0.1"),
+    "runtime.hosts.10.0.0.1.pythn=p": ("'p' is no value of JSON", "data_dir, env, python"),
     "version=2": ("has version 2", ""),
     "job.script.x=3": ("unknown key 'x' in job.script", "remove it"),
     "job.env.A=\udcff": ("not UTF-8", "UTF-8"),
