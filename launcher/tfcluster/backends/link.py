@@ -52,9 +52,12 @@ class AgentLink:
         *,
         lease_s: float | None = None,
         ended: Callable[[], Awaitable[None]] | None = None,
+        last_words: Callable[[], str] = str,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
         dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone."""
+        self.last_words = last_words
+        """What the agent wrote to its stderr: empty unless it has a fault."""
         self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()

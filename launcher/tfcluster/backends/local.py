@@ -54,7 +54,7 @@ class LocalBackend:
             return await asyncio.open_unix_connection(str(path))
 
         hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": False}
-        link = AgentLink(dial, hello, ended=process.wait)
+        link = AgentLink(dial, hello, ended=process.wait, last_words=process.last_words)
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
@@ -80,6 +80,7 @@ class AgentProcess:
     def __init__(self, python: str, config: Mapping[str, object]) -> None:
         """Returns when the agent listens; raises NodeLostError with its last words. Blocks."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `wait`)
+        self._last_words = ""
         package_root = str(Path(__file__).parents[2])
         # -I -S: nothing of the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
@@ -114,6 +115,8 @@ class AgentProcess:
 
     def last_words(self) -> str:
         """What the agent wrote to its stderr; a sound one writes nothing."""
+        if self._errors.closed:
+            return self._last_words
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()[-4000:]
 
@@ -125,4 +128,5 @@ class AgentProcess:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
         finally:
+            self._last_words = self.last_words()
             self._errors.close()

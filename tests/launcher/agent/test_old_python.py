@@ -67,11 +67,13 @@ def test_its_lines_survive_a_reconnect(new_rig: Callable[..., Rig], python39: st
     rig.peer.take("bye")
 
 
-def test_every_module_of_the_agent_imports(python39: str) -> None:
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_every_module_of_the_agent_imports(python39: str, platform: str) -> None:
+    """Where there is no prctl and no /proc, too; the system itself is only pretended here."""
     import tfcluster.agent
 
     folder = Path(tfcluster.agent.__file__).parent
     modules = [f"tfcluster.agent.{path.stem}" for path in folder.glob("[a-z]*.py")]
-    code = f"import sys; sys.path.append({str(folder.parents[1])!r}); import " + ", ".join(modules)
-    argv = [python39, "-I", "-S", "-c", code]
+    code = f"import sys; sys.path.append({str(folder.parents[1])!r}); sys.platform = {platform!r}; "
+    argv = [python39, "-I", "-S", "-c", code + "import " + ", ".join(modules)]
     assert subprocess.run(argv, capture_output=True, text=True, check=False).stderr == ""

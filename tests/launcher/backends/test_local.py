@@ -94,6 +94,7 @@ def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
         async with connected(folder) as link:
             os.kill(link.welcome["pid"], signal.SIGKILL)
             assert [message async for message in link] == []
+        assert link.last_words() == ""
 
     run(scenario)
 
