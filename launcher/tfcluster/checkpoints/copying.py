@@ -58,6 +58,18 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
     return digest.hexdigest()
 
 
+def replace_verified(
+    source: Path, target: Path, expected: Entry, *, stopped: Stopped = never
+) -> None:
+    """The same where somebody may be reading: `target` is the old file or the whole new one."""
+    partial = target.with_name(f"{PARTIAL}{target.name}-{os.getpid()}")
+    try:
+        copy_verified(source, partial, expected, stopped=stopped)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def sha256(path: Path, *, stopped: Stopped = never) -> str:
     """Hexadecimal digest of a whole file. Raises CancelledError."""
     digest = hashlib.sha256()

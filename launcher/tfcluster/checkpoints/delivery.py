@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tfcluster.checkpoints import proto
 from tfcluster.checkpoints.completeness import Entry, Kind
-from tfcluster.checkpoints.copying import PARTIAL, Stopped, copy_verified, never
+from tfcluster.checkpoints.copying import Stopped, never, replace_verified
 from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.store import Gathered
 
@@ -25,26 +25,18 @@ def deliver(
     if gathered:
         for entry in gathered.checkpoint.all_files:
             target = to / gathered.file(entry).relative_to(gathered.folder)
-            written.append(_replace(gathered.file(entry), target, entry, stopped))
+            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+            written.append(target)
         if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
             saved = gathered.checkpoint.saved_ns / 1e9
             proto.write(to, [proto.Prefix(gathered.path.name, saved)])
             written.append(to / "checkpoint")
     for entry in _files(outputs):
         assert outputs is not None
-        written.append(_replace(outputs / entry.path, to / entry.path, entry, stopped))
+        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
+        written.append(to / entry.path)
     return tuple(written)
 
 
 def _files(folder: Path | None) -> Sequence[Entry]:
     return [e for e in scan(folder) if not e.path.endswith("/")] if folder else ()
-
-
-def _replace(source: Path, target: Path, entry: Entry, stopped: Stopped) -> Path:
-    partial = target.with_name(f"{PARTIAL}{target.name}")
-    try:
-        copy_verified(source, partial, entry, stopped=stopped)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
-    return target

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
-from tfcluster.checkpoints.copying import Stopped, copy_verified, never
+from tfcluster.checkpoints.completeness import Checkpoint, Kind
+from tfcluster.checkpoints.copying import Stopped, never, replace_verified
 from tfcluster.checkpoints.restore import name_checkpoints
 from tfcluster.checkpoints.store import Gathered
 
@@ -33,21 +32,13 @@ class Follower:
         new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
         for gathered in new:
             for entry in gathered.checkpoint.all_files:
-                self._place(gathered, entry, stopped)
+                target = self.directory / entry.path
+                replace_verified(gathered.file(entry), target, entry, stopped=stopped)
             self._placed.append(gathered)
         if new:
             kept = self._placed[-max(_AT_LEAST, len(held)) :]
             name_checkpoints(self.directory, kept)
             self._remove_all_but(kept)
-
-    def _place(self, gathered: Gathered, entry: Entry, stopped: Stopped) -> None:
-        target = self.directory / entry.path
-        partial = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            copy_verified(gathered.file(entry), partial, entry, stopped=stopped)
-            partial.replace(target)
-        finally:
-            partial.unlink(missing_ok=True)
 
     def _is_there(self, placed: Gathered) -> bool:
         return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)

@@ -17,11 +17,10 @@ from pathlib import Path, PurePosixPath
 
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
-    PARTIAL,
     SourceChangedError,
     Stopped,
-    copy_verified,
     never,
+    replace_verified,
 )
 
 _NOT_RESULTS = re.compile(r"(^|/)(\.[^/]*|__pycache__|node_modules|[^/]*\.(pyc|tmp|swp)|core)(/|$)")
@@ -119,12 +118,10 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
     try:
         found = source.stat()
         entry = Entry(path, found.st_size, found.st_mtime_ns)
-        partial = target.with_name(f"{PARTIAL}{target.name}")
-        copy_verified(source, partial, entry, stopped=stopped)
+        replace_verified(source, target, entry, stopped=stopped)
     except (SourceChangedError, FileNotFoundError) as error:
         notes.append(f"checkpoints.outputs: {path} was not copied: {error}")
         return False
-    partial.replace(target)
     return True
 
 

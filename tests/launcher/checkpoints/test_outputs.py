@@ -125,11 +125,11 @@ def test_a_data_set_s_folder_is_not_searched(
 def test_an_output_that_cannot_be_read_whole_is_told(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grow_and_copy(*_args: object, **_named: object) -> str:
+    def grow_and_copy(*_args: object, **_named: object) -> None:
         os.unlink(workdir / "model.keras")
         raise FileNotFoundError("gone")
 
-    monkeypatch.setattr("tfcluster.checkpoints.outputs.copy_verified", grow_and_copy)
+    monkeypatch.setattr("tfcluster.checkpoints.outputs.replace_verified", grow_and_copy)
 
     result = gather_outputs(workdir, ["model.keras"], tmp_path / "outputs")
 
