@@ -36,17 +36,20 @@ class Follower:
                 replace_verified(gathered.file(entry), target, entry, stopped=stopped)
             self._placed.append(gathered)
         if new:
-            kept = self._placed[-max(_AT_LEAST, len(held)) :]
-            name_checkpoints(self.directory, kept)
-            self._remove_all_but(kept)
+            self._remove_all_but({*(g.checkpoint for g in held), *self._last_checkpoints()})
 
     def _is_there(self, placed: Gathered) -> bool:
         return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
 
-    def _remove_all_but(self, kept: Sequence[Gathered]) -> None:
-        still = {entry.path for gathered in kept for entry in gathered.checkpoint.all_files}
-        for old in self._placed[: -len(kept)]:
+    def _last_checkpoints(self) -> list[Checkpoint]:
+        return [placed.checkpoint for placed in self._placed[-_AT_LEAST:]]
+
+    def _remove_all_but(self, kept: set[Checkpoint]) -> None:
+        doomed = [placed for placed in self._placed if placed.checkpoint not in kept]
+        self._placed = [placed for placed in self._placed if placed.checkpoint in kept]
+        name_checkpoints(self.directory, self._placed)
+        still = {entry.path for placed in self._placed for entry in placed.checkpoint.all_files}
+        for old in doomed:
             for entry in reversed(old.checkpoint.files):
                 if entry.path not in still:
                     (self.directory / entry.path).unlink(missing_ok=True)
-        self._placed = list(kept)

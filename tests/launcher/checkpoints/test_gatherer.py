@@ -244,6 +244,22 @@ def test_an_evaluator_s_directory_follows(
     assert (evaluator / "eval" / "events").read_text() == "its own"
 
 
+def test_a_follower_copies_each_checkpoint_once_however_many_series_there_are(
+    chief: Path, gatherer: Gatherer, tmp_path: Path
+) -> None:
+    for step in (1, 2, 3):
+        write_prefix(chief, f"old-{step}", saved=step)
+    inodes: dict[str, int] = {}
+    for step in range(1, 9):
+        write_prefix(chief, f"new-{step}", saved=10 + step)
+        gatherer.final_look()
+        for path in (tmp_path / "evaluator").glob("*.index"):
+            assert inodes.setdefault(path.name, path.stat().st_ino) == path.stat().st_ino
+
+    there = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
+    assert there == {f"old-{step}" for step in (1, 2, 3)} | {f"new-{step}" for step in range(4, 9)}
+
+
 def test_a_follower_whose_directory_was_replaced_is_filled_again(
     chief: Path, gatherer: Gatherer, tmp_path: Path
 ) -> None:
