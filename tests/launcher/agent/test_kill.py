@@ -65,6 +65,13 @@ class Run:
             text=True,
             cwd=REPOSITORY,
         )
+        try:
+            self._come_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _come_up(self) -> None:
         assert self.owner.stdout is not None
         facts: dict[str, Any] = json.loads(self.owner.stdout.readline())
         self.ports: list[int] = facts["ports"]
