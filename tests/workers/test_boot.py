@@ -32,7 +32,8 @@ LOOK = """
 import __main__, json, os, sys
 print(json.dumps({
     "argv": sys.argv, "first": sys.path[0], "file": __file__, "name": __name__,
-    "spec": getattr(__spec__, "name", None), "package": __package__, "doc": __doc__, "cached": __cached__,
+    "spec": getattr(__spec__, "name", None), "package": __package__,
+    "doc": __doc__, "cached": __cached__,
     "main": __main__.__dict__ is globals(), "orig": sys.orig_argv[1:] if hasattr(sys, "orig_argv")
     else None, "loader": type(__loader__).__name__, "names": sorted(globals()),
     "variable": os.environ.get("TFCLUSTER_EVENTS_FD"),
