@@ -183,6 +183,13 @@ class Warned(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunStopping(Event):
+    """The run is being ended before its time; `why` is for people."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished(Event):
     status: str
     exit_code: int

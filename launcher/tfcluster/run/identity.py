@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process of one boot of one machine; `start` is in clock ticks since boot (proc(5), stat)."""
+    """A process of one boot of a machine; `start` is in clock ticks since boot (proc(5), stat)."""
 
     host: str
     boot_id: str

@@ -1,0 +1,65 @@
+"""`tfcluster prune`: delete old runs, after saying which."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+
+import click
+
+from tfcluster.errors import UsageError
+from tfcluster.run import registry
+from tfcluster.run.paths import RunPaths
+from tfcluster.ui.terminal import Terminal
+
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@click.command("prune")
+@click.option("--keep", type=click.IntRange(0), help="Keep this many of the newest (20).")
+@click.option("--older-than", metavar="AGE", help="Only runs that ended longer ago: 30d, 12h.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs chosen.")
+def command(
+    keep: int | None, older_than: str | None, dry_run: bool, yes: bool, as_json: bool
+) -> None:
+    """Delete the folders of old runs; live ones are never touched."""
+    terminal = Terminal()
+    if keep is None:
+        keep = 0 if older_than else 20
+    age_s = 0.0 if older_than is None else seconds(older_than)
+    doomed = _choose(keep, age_s)
+    if not doomed:
+        terminal.say("nothing to delete")
+    for paths in doomed:
+        terminal.say(f"{'would delete' if dry_run else 'deletes'} {paths.run_id}")
+    if doomed and not dry_run:
+        if not yes:
+            click.confirm(f"Delete {len(doomed)} runs?", abort=True, err=True)
+        for paths in doomed:
+            shutil.rmtree(paths.root)
+    if as_json:
+        terminal.emit_json([paths.run_id for paths in doomed])
+
+
+def _choose(keep: int, age_s: float) -> list[RunPaths]:
+    """Runs that are over, older than `age_s` seconds, and not among the `keep` newest."""
+    over = [run for run in registry.runs() if run[1].status.is_final]
+    before = time.time() - age_s
+    return [
+        paths
+        for paths, state in over[: max(0, len(over) - keep)]
+        if (state.ended_at or state.started_at) <= before
+    ]
+
+
+def seconds(text: str) -> float:
+    """``30d`` → 2592000.0; raises UsageError for anything that is no age."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
+    if match is None:
+        raise UsageError(
+            f"--older-than: {text!r} is no age", cure="write a number and s, m, h, d or w: 30d"
+        )
+    return float(match[1]) * _UNITS_S[match[2]]

@@ -1,0 +1,30 @@
+"""`tfcluster rm`: delete the folders of runs that are over."""
+
+from __future__ import annotations
+
+import shutil
+
+import click
+
+from tfcluster.errors import UsageError
+from tfcluster.run import registry
+from tfcluster.ui.terminal import Terminal
+
+
+@click.command("rm")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs deleted.")
+def command(runs: tuple[str, ...], as_json: bool) -> None:
+    """Delete the folders of RUNs: logs, checkpoints, outputs. A live run is refused."""
+    terminal = Terminal()
+    doomed = {paths.run_id: paths for paths in map(registry.resolve, runs)}
+    for paths in doomed.values():
+        if not registry.load(paths).status.is_final:
+            raise UsageError(
+                f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
+            )
+    for paths in doomed.values():
+        shutil.rmtree(paths.root)
+        terminal.say(f"deleted {paths.run_id}")
+    if as_json:
+        terminal.emit_json(list(doomed))

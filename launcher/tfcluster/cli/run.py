@@ -1,0 +1,70 @@
+"""`tfcluster run`: a script as N workers on this machine, without a spec."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tfcluster.errors import UsageError
+
+
+@click.command(
+    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+@click.option("-n", "workers", type=click.IntRange(1), default=2, help="Workers (2).")
+@click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
+@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--name", metavar="NAME", help="Name of the run (the script's).")
+@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
+@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
+@click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
+def command(
+    workers: int,
+    module: str | None,
+    sets: tuple[str, ...],
+    python: str | None,
+    name: str | None,
+    as_json: bool,
+    collapse: bool,
+    no_gather: bool,
+    line: tuple[str, ...],
+) -> int:
+    """Run SCRIPT as workers of one cluster on this machine; what follows SCRIPT is the script's."""
+    from tfcluster.cli.launching import Options, launch
+    from tfcluster.run.planning import plan_spec
+    from tfcluster.spec.load import from_value
+
+    spec = from_value(
+        spec_of(line, module=module, workers=workers, name=name), where="tfcluster run", sets=sets
+    )
+    planned = plan_spec(
+        spec,
+        python=python,
+        set_paths=[text.partition("=")[0] for text in sets],
+    )
+    return launch(planned, Options(as_json=as_json, collapse=collapse, gathers=not no_gather))
+
+
+def spec_of(
+    line: tuple[str, ...], *, module: str | None, workers: int, name: str | None
+) -> dict[str, Any]:
+    """The spec that a `run` command line stands for."""
+    if module is None and not line:
+        raise UsageError("no script to run", cure="tfcluster run [-n 2] SCRIPT [ARGS…]")
+    if module is not None:
+        what, called, args = {"module": module}, module, line
+    else:
+        what, called, args = {"script": line[0]}, Path(line[0]).stem, line[1:]
+    fallback = re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._") or "run"
+    job = {**what, "args": list(args), "workdir": "."}
+    return {
+        "name": name or fallback,
+        "cluster": {"worker": workers},
+        "job": job,
+        "supervision": {"max_restarts": 0},
+    }

@@ -1,0 +1,48 @@
+"""`tfcluster up`: start the cluster of a spec and stay with it to its end."""
+
+from __future__ import annotations
+
+import click
+
+from tfcluster.cli.job_args import WithJobArgs, job_args
+
+
+@click.command("up", cls=WithJobArgs)
+@click.argument("spec", required=False)
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+@click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
+@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--name", metavar="NAME", help="Name of the run (name).")
+@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
+@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
+@click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
+def command(
+    spec: str | None,
+    sets: tuple[str, ...],
+    backend: str | None,
+    python: str | None,
+    name: str | None,
+    as_json: bool,
+    collapse: bool,
+    no_prepare: bool,
+    no_gather: bool,
+) -> int:
+    """Start the tasks of SPEC (./tfcluster.json, - for stdin), show their lines, end with them.
+
+    ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
+    2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
+    """
+    from tfcluster.cli.launching import Options, launch
+    from tfcluster.run.planning import plan_file
+
+    options = {}
+    if name is not None:
+        options["--name"] = ("name", name)
+    if backend is not None:
+        options["--backend"] = ("runtime.backend", backend)
+    planned = plan_file(spec, sets=sets, options=options, python=python, args=job_args())
+    how = Options(
+        as_json=as_json, collapse=collapse, gathers=not no_gather, prepares=not no_prepare
+    )
+    return launch(planned, how)

@@ -1,0 +1,65 @@
+"""The coordinator's Unix socket: how `down`, `wait` and `status` reach a live run.
+
+One JSON object a line each way: ``{"op": "stop", "why": "down", "now": false}`` is answered by
+``{"ok": true}``; ``{"op": "status"}`` by the state; anything else by ``{"ok": false, "error": …}``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextlib.asynccontextmanager
+async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
+    """Answer requests on `path` (its folder is made 0700) until the block ends."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.LimitOverrunError):
+            while line := await reader.readline():
+                writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
+                await writer.drain()
+        writer.close()
+
+    _clear(path)
+    server = await asyncio.start_unix_server(converse, path)
+    try:
+        yield
+    finally:
+        server.close()
+        _clear(path)
+
+
+def _clear(path: Path) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
+    try:
+        request = json.loads(line)
+        if not isinstance(request, dict):
+            raise ValueError("a request is a JSON object")
+        return answer(request)
+    except ValueError as error:
+        return {"ok": False, "error": str(error)}
+
+
+def ask(path: Path, request: dict[str, Any], *, timeout: float = 10.0) -> dict[str, Any]:
+    """Ask a live coordinator; raises OSError where none listens, ValueError for a torn reply."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        connection.connect(str(path))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile("rb") as replies:
+            reply = json.loads(replies.readline())
+    if not isinstance(reply, dict):
+        raise ValueError(f"the coordinator answered {reply!r}")
+    return reply

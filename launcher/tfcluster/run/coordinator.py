@@ -1,0 +1,334 @@
+"""The one loop that owns a run: inputs come through one queue, only this loop changes state."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster import __version__
+from tfcluster.backends.base import Backend
+from tfcluster.errors import NodeLostError, SurroundingsError, TfclusterError
+from tfcluster.plan.plan import NodePlan, Plan
+from tfcluster.run import control, diagnosis, launch
+from tfcluster.run import events as ev
+from tfcluster.run.ending import Next, judge
+from tfcluster.run.events import Event, Status
+from tfcluster.run.exchange import Exchange, Message
+from tfcluster.run.gang import Gang, Member, stops
+from tfcluster.run.harvest import Harvest
+from tfcluster.run.journal import Journal
+from tfcluster.run.reports import PREPARE, to_event
+from tfcluster.run.tail import last_text
+
+CAUSE_WAIT_S = 12.0
+"""How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
+FAILURE_GRACE_S = 1.0
+"""Survivors of a failure cannot save; they get this long after SIGTERM."""
+AGENT_SLACK_S = 15.0
+"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A wish to end the run; `now` kills at once."""
+
+    why: str
+    exit_code: int
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, and the error to print where it is not the tasks' own affair."""
+
+    status: Status
+    exit_code: int
+    error: TfclusterError | None = None
+
+
+class _Interrupted(Exception):
+    """A stop was asked for before all tasks had been started."""
+
+
+class Coordinator:
+    """Runs one plan to its end: `await run()`; `stop` may be called at any time from its loop."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: Journal,
+        harvest: Harvest,
+        *,
+        backend_of: Callable[[NodePlan], Backend],
+        announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
+        prepares: bool = True,
+    ) -> None:
+        """`announce` is told each task's port (none for `plain` jobs) before the start."""
+        self.plan, self.journal, self.paths = plan, journal, journal.paths
+        self._harvest, self._backend_of, self._prepares = harvest, backend_of, prepares
+        self._announce = announce
+        self._exchange = Exchange(backend_of)
+        self._gang = Gang(plan)
+        self._forms_gang = plan.kind != "plain"
+        self._stop: Stop | None = None
+        self._error: SurroundingsError | None = None
+        self._is_ending = self._is_closing = False
+        self._deadline: float | None = None
+
+    def stop(self, stop: Stop) -> None:
+        """End the run early; a second call kills at once."""
+        self._exchange.put(lambda: self._on_stop(stop))
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Serve the control socket; raises ValueError for an op that is unknown."""
+        match request.get("op"):
+            case "stop":
+                self.stop(Stop(str(request.get("why")), 143, now=bool(request.get("now"))))
+                return {"ok": True}
+            case "status":
+                return {"ok": True, "state": self.journal.state.to_json()}
+            case other:
+                raise ValueError(f"unknown op {other!r}")
+
+    async def run(self) -> Outcome:
+        """From the first connection to the last event; a user's failure is in the outcome."""
+        async with (
+            control.serve(self.paths.control_socket, self.answer),
+            asyncio.TaskGroup() as background,
+        ):
+            self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
+            gathering: asyncio.Task[None] | None = None
+            try:
+                await self._launch(background)
+                gathering = background.create_task(self._harvest.follow(self._put_event))
+                await self._watch()
+            except _Interrupted:
+                await self._await_ends()
+            except SurroundingsError as error:
+                self._error = error
+            finally:
+                self._is_closing = True
+                if gathering is not None:
+                    gathering.cancel()
+                await self._exchange.close()
+            return await self._conclude()
+
+    # -- before training --------------------------------------------------------------------
+
+    async def _launch(self, background: asyncio.TaskGroup) -> None:
+        for node in self.plan.nodes:
+            await self._exchange.connect(
+                node,
+                self.paths.run_id,
+                on_message=self._on_message,
+                on_closed=self._on_closed,
+                background=background,
+            )
+        if self._forms_gang:
+            await self._hold_ports()
+        if self._prepares:
+            await self._prepare()
+        await self._start_tasks()
+
+    async def _hold_ports(self) -> None:
+        for node in self.plan.nodes:
+            self._exchange.send(node.name, launch.hold_ports(self.plan, node.name))
+        for node in self.plan.nodes:
+            reply = await self._answer(node.name, "ports_held", "port_taken")
+            if reply["type"] == "port_taken":
+                raise launch.port_error(reply)
+
+    async def _prepare(self) -> None:
+        for node, command in self.plan.prepare.items():
+            log = self.paths.prepare_log(node)
+            self._exchange.send(node, launch.start_prepare(command, log, run_id=self.paths.run_id))
+        for node in self.plan.prepare:
+            reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+            launch.check_prepared(node, reply, self.paths.prepare_log(node))
+
+    async def _start_tasks(self) -> None:
+        held = [self._exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
+        attempt = launch.first_attempt(self.plan, filter(None, held))
+        self._announce({str(task): port for task, port in attempt.ports.items()})
+        restored = await self._harvest.put_state_back()
+        for node in self.plan.nodes:
+            order = launch.start(
+                attempt,
+                node.name,
+                self.paths,
+                holds_ports=self._backend_of(node).capabilities.holds_ports,
+                restored_step=restored.step,
+            )
+            self._exchange.send(node.name, order)
+        await self._until(lambda: all(member.is_started for member in self._gang))
+
+    # -- while training ---------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        while (verdict := self._judge()) not in (Next.SUCCEED, Next.FAILED):
+            if not self._is_ending:
+                self._react(verdict)
+            await self._turn()
+
+    def _judge(self) -> Next:
+        return judge(self._gang.ends(), chief=self.plan.chief, gang=self._forms_gang)
+
+    def _react(self, verdict: Next) -> None:
+        match verdict:
+            case Next.FAIL:
+                self._end_all("another task failed", FAILURE_GRACE_S)
+            case Next.AWAIT_CAUSE:
+                self._deadline = self._deadline or self._now() + CAUSE_WAIT_S
+            case Next.FINISH:
+                self._end(self._gang.serving(), "the chief has finished", FAILURE_GRACE_S)
+                grace = self.plan.supervision.finish_grace_s
+                self._deadline = self._deadline or self._now() + grace
+
+    def _on_deadline(self) -> None:
+        """The cause did not come, the rest did not finish, or an agent does not answer."""
+        self._deadline = None
+        if not self._is_ending:
+            late = ", ".join(str(member.id) for member in self._gang.running())
+            self.journal.record(ev.Warned(message=f"{late} did not end with the others: ended"))
+            self._end_all("the others have ended", FAILURE_GRACE_S)
+            return
+        for node in {member.node for member in self._gang.running()}:
+            self._lose(node, "its agent does not answer")
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def _turn(self) -> None:
+        """Send what waits, then handle the next inputs, or the deadline."""
+        await self._exchange.flush()
+        self.journal.save()
+        wait_s = None if self._deadline is None else max(0.0, self._deadline - self._now())
+        await self._exchange.turn(wait_s)
+        if self._deadline is not None and self._now() >= self._deadline:
+            self._on_deadline()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._stop is not None:
+                raise _Interrupted
+            if self._error is not None:
+                raise self._error
+            await self._turn()
+
+    async def _await_ends(self) -> None:
+        while self._gang.running() and self._error is None:
+            await self._turn()
+
+    async def _answer(self, node: str, *kinds: str) -> Message:
+        await self._until(lambda: self._exchange.answer(node, kinds) is not None)
+        reply = self._exchange.answer(node, kinds)
+        assert reply is not None
+        return reply
+
+    def _put_event(self, event: Event) -> None:
+        self._exchange.put(lambda: self._record(event))
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, ev.CheckpointGathered):
+            self.journal.state.checkpoints = self._harvest.held()
+        self.journal.record(event)
+
+    def _on_message(self, node: str, message: Message) -> None:
+        self._exchange.keep(node, message)
+        event = to_event(node, message)
+        if event is not None:
+            self._record(event)
+        if message["type"] == "guard_lost":
+            self._lose(node, "the guard beside its agent was killed")
+        elif (member := self._gang.get(message.get("task"))) is not None:
+            self._on_member(member, message, event)
+
+    def _on_member(self, member: Member, message: Message, event: Event | None) -> None:
+        match event:
+            case ev.TaskStarted():
+                member.is_started = True
+            case ev.TaskExited():
+                log = self.paths.task_log(member.id, event.attempt)
+                error = self.journal.task(event.task).error
+                self._gang.note_exit(member, event, error=error, last_lines=last_text(log))
+                if member.id == self.plan.chief:
+                    self._harvest.chief_left()
+        if message["type"] == "start_failed":
+            self._error = self._error or SurroundingsError(
+                f"{member.id} cannot start: {message['error']}",
+                cure="`tfcluster plan --task` shows its command",
+            )
+        elif message["type"] == "task_event":
+            self._on_report(member, message["event"])
+
+    def _on_report(self, member: Member, report: Message) -> None:
+        member.note_report(report)
+        if report.get("type") == "saved" and member.id == self.plan.chief:
+            self._harvest.saved(str(report.get("path")), report.get("step"))
+
+    def _on_closed(self, node: str, last_words: str) -> None:
+        if not self._is_closing:
+            self._lose(node, f"its agent went away {last_words}".strip())
+
+    def _on_stop(self, stop: Stop) -> None:
+        again = self._stop is not None
+        if not again:
+            self._stop = stop
+            self.journal.record(ev.RunStopping(why=stop.why))
+        self._is_ending = False
+        self._end_all(stop.why, 0.0 if stop.now or again else None)
+
+    # -- ending -----------------------------------------------------------------------------
+
+    def _lose(self, node: str, reason: str) -> None:
+        if self._error is None:
+            self.journal.record(ev.NodeLost(node=node, reason=reason))
+            self._error = NodeLostError(
+                f"node {node} is lost: {reason}; its tasks were ended",
+                cure="the summary says what was gathered; start the run again",
+            )
+        self._gang.lose_node(node)
+        self._end_all("a node is lost", FAILURE_GRACE_S)
+
+    def _end_all(self, why: str, grace_s: float | None) -> None:
+        """End every running task; without `grace_s` each gets as long as it can use."""
+        if not self._is_ending:
+            self._is_ending = True
+            longest = self._end(self._gang.running(), why, grace_s)
+            self._deadline = self._now() + longest + AGENT_SLACK_S
+
+    def _end(self, members: list[Member], why: str, grace_s: float | None) -> float:
+        """Returns the longest grace given, seconds."""
+        orders = stops(members, grace_s, most_s=self.plan.supervision.grace_s)
+        for member in members:
+            member.is_stopping = True
+        for order in orders:
+            message = {"type": "stop", "tasks": order.tasks, "grace_s": order.grace_s, "why": why}
+            self._exchange.send(order.node, message)
+            for task in order.tasks:
+                attempt = self.journal.state.attempt
+                self.journal.record(ev.TaskStopping(task=task, attempt=attempt, why=why))
+        return max((order.grace_s for order in orders), default=0.0)
+
+    async def _conclude(self) -> Outcome:
+        if self._gang.has_started:
+            for event in await self._harvest.finish():
+                self._record(event)
+        if (facts := diagnosis.to_json(self._gang.failures)) is not None and self._stop is None:
+            self.journal.record(ev.Diagnosis(**facts))
+        outcome = self._outcome()
+        self.journal.record(ev.RunFinished(status=outcome.status, exit_code=outcome.exit_code))
+        return outcome
+
+    def _outcome(self) -> Outcome:
+        if self._stop is not None:
+            return Outcome(Status.INTERRUPTED, self._stop.exit_code)
+        if self._error is not None:
+            return Outcome(Status.FAILED, self._error.exit_code, self._error)
+        if self._judge() is Next.SUCCEED:
+            return Outcome(Status.SUCCEEDED, 0)
+        return Outcome(Status.FAILED, 1)

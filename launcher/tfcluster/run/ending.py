@@ -1,0 +1,59 @@
+"""What the tasks' exits mean for the run: go on, wait for the rest, or end, and how (pure).
+
+A run succeeds when the chief and the workers that train have ended with 0. Tasks that only
+serve (ps, workers of a parameter-server job) never end by themselves and are ended after the
+chief; healthy workers may leave seconds after it, so they get `finish_grace_s`. Exit codes
+decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tfcluster.plan.plan import TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """How far one task is: `running`, or ended with `ok` by itself or by us."""
+
+    id: TaskId
+    running: bool
+    ok: bool = False
+    ended_by_us: bool = False
+    serves: bool = False
+    collateral: bool = False
+    """It failed, and its words say that it only follows another task's end."""
+
+
+class Next(Enum):
+    """What the coordinator does now."""
+
+    GO_ON = "go on"
+    FINISH = "the chief has succeeded: give the others finish_grace_s, end those that serve"
+    AWAIT_CAUSE = "the failures so far follow another that has not arrived yet"
+    FAIL = "a task failed by itself: end the others"
+    SUCCEED = "all is over, and well"
+    FAILED = "all is over, and something failed"
+
+
+def judge(tasks: Sequence[TaskEnd], *, chief: TaskId, gang: bool) -> Next:
+    """What follows from the tasks' ends; `gang` is false where tasks form no cluster."""
+    over = not any(task.running for task in tasks)
+    chief_done = any(task.id == chief and task.ok for task in tasks) and gang
+    failures = [task for task in tasks if is_failure(task, chief_done=chief_done)]
+    if over:
+        return Next.FAILED if failures else Next.SUCCEED
+    if failures and gang:
+        settled = any(not task.collateral for task in failures)
+        return Next.FAIL if settled else Next.AWAIT_CAUSE
+    return Next.FINISH if chief_done else Next.GO_ON
+
+
+def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
+    """A late collateral error after the chief's success is a warning, not a failure."""
+    if task.running or task.ok or task.ended_by_us:
+        return False
+    return not (chief_done and task.collateral)

@@ -1,0 +1,94 @@
+"""The coordinator's lines to the agents: one queue of what comes in, one list of what goes out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+from tfcluster.backends.base import Backend
+from tfcluster.backends.link import AgentLink
+from tfcluster.plan.plan import NodePlan
+from tfcluster.run.reports import PREPARE
+
+Message = Mapping[str, Any]
+
+_GOODBYE_S = 15.0
+"""An agent that has not said goodbye so long after `shutdown` is closed on."""
+
+
+class Exchange:
+    """Inputs are calls: put in the queue from anywhere, made by `turn` in the loop's own time."""
+
+    def __init__(self, backend_of: Callable[[NodePlan], Backend]) -> None:
+        self._backend_of = backend_of
+        self._links: dict[str, AgentLink] = {}
+        self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+        self._outbox: list[tuple[str, dict[str, Any]]] = []
+        self._replies: dict[tuple[str, str], Message] = {}
+
+    def put(self, call: Callable[[], None]) -> None:
+        self._inbox.put_nowait(call)
+
+    def send(self, node: str, message: dict[str, Any]) -> None:
+        """Sent with the next `flush`."""
+        self._outbox.append((node, message))
+
+    async def connect(
+        self,
+        node: NodePlan,
+        run_id: str,
+        *,
+        on_message: Callable[[str, Message], None],
+        on_closed: Callable[[str, str], None],
+        background: asyncio.TaskGroup,
+    ) -> None:
+        """Reach the node's agent and listen to it; raises SurroundingsError."""
+        backend = self._backend_of(node)
+        link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
+        self._links[node.name] = link
+        on_message(node.name, {"type": "welcome", **link.welcome})
+
+        async def listen() -> None:
+            async for message in link:
+                self.put(partial(on_message, node.name, message))
+            self.put(lambda: on_closed(node.name, link.last_words()))
+
+        background.create_task(listen())
+
+    def keep(self, node: str, message: Message) -> None:
+        """Remember a message as a possible answer to `answer`."""
+        prefix = f"{PREPARE} " if message.get("task") == PREPARE else ""
+        self._replies[node, prefix + message["type"]] = message
+
+    def answer(self, node: str, kinds: Iterable[str]) -> Message | None:
+        """The message of one of `kinds` that came from `node`, if one has."""
+        found = (self._replies.get((node, kind)) for kind in kinds)
+        return next((message for message in found if message is not None), None)
+
+    async def turn(self, wait_s: float | None) -> None:
+        """Wait for one input at most `wait_s`, then make all the calls that are there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                call = await self._inbox.get()
+            call()
+        while not self._inbox.empty():
+            self._inbox.get_nowait()()
+
+    async def flush(self) -> None:
+        """Send what waits; a link that is gone reports itself."""
+        outbox, self._outbox = self._outbox, []
+        for node, message in outbox:
+            with contextlib.suppress(ConnectionError):
+                await self._links[node].send(message)
+
+    async def close(self) -> None:
+        """Have every agent end whatever is left, and wait until agents and guards are gone."""
+        for link in self._links.values():
+            with contextlib.suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(_GOODBYE_S):
+                    await link.send({"type": "shutdown"})
+            await link.close()

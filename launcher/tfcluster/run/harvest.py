@@ -1,0 +1,112 @@
+"""What a run brings home: the chief's checkpoints while it trains, outputs at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfcluster.checkpoints import outputs
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
+from tfcluster.checkpoints.delivery import deliver
+from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
+from tfcluster.checkpoints.restore import PutBack, put_back
+from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.plan.plan import Plan
+from tfcluster.run import events as ev
+from tfcluster.run.events import Event
+from tfcluster.run.paths import RunPaths
+
+_LOOK_EVERY_S = 2.0
+
+
+class Harvest:
+    """Looks into the chief's directory in a thread; `wanted` is false with ``--no-gather``."""
+
+    def __init__(self, plan: Plan, paths: RunPaths, *, wanted: bool = True) -> None:
+        self._plan, self._paths = plan, paths
+        self._workdir = Path(plan.nodes[0].workdir)
+        self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
+        self._gathers = wanted and plan.checkpoints.gather and plan.checkpoints.dir is None
+        evaluators = [t.id for t in plan.tasks if t.id.job == "evaluator"]
+        self._gatherer = Gatherer(
+            paths.task_checkpoints(plan.chief),
+            self._store,
+            followers=[paths.task_checkpoints(task) for task in evaluators],
+        )
+        self._before: outputs.WorkdirBefore | None = None
+        self._hurry = asyncio.Event()
+        self._chief_is_over = False
+
+    async def put_state_back(self) -> PutBack:
+        """Make every task's directory hold the newest complete state; empty on a fresh start."""
+        state = self._store.state()
+        folders = [self._paths.task_checkpoints(task.id) for task in self._plan.tasks]
+        if self._before is None:
+            self._before = await asyncio.to_thread(outputs.remember, self._workdir)
+        return await asyncio.to_thread(put_back, state, folders)
+
+    async def follow(self, report: Callable[[Event], None]) -> None:
+        """Gather until cancelled, every two seconds and soon after a task said that it saved."""
+        while self._gathers:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_LOOK_EVERY_S):
+                    await self._hurry.wait()
+                    await asyncio.sleep(LEAST_GAP_S)
+            self._hurry.clear()
+            look = self._gatherer.final_look if self._chief_is_over else self._gatherer.look
+            for gathered in await asyncio.to_thread(look):
+                report(self._event(gathered))
+            for note in self._gatherer.take_notes():
+                report(ev.Warned(message=note))
+
+    def saved(self, path: str, step: int | None) -> None:
+        """The chief said that it saved."""
+        self._gatherer.saved(path, step)
+        self._hurry.set()
+
+    def chief_left(self) -> None:
+        """The chief has ended: what it saved last is whole, and an evaluator waits for it."""
+        self._chief_is_over = True
+        self._hurry.set()
+
+    def cancel(self) -> None:
+        """Have copies that are under way end soon."""
+        self._gatherer.cancel()
+
+    async def finish(self) -> list[Event]:
+        """Bring home what is left, after the last task has ended."""
+        return await asyncio.to_thread(self._finish)
+
+    def _finish(self) -> list[Event]:
+        events: list[Event] = []
+        if self._gathers:
+            events += [self._event(one) for one in self._gatherer.final_look()]
+        notes = [*self._gatherer.take_notes(), *self._gather_outputs()]
+        return events + [ev.Warned(message=note) for note in notes]
+
+    def _gather_outputs(self) -> list[str]:
+        wanted, notes, copied = self._plan.checkpoints, list[str](), tuple[str, ...]()
+        try:
+            if wanted.outputs:
+                found = outputs.gather_outputs(self._workdir, wanted.outputs, self._paths.outputs)
+                notes, copied = list(found.notes), found.files
+            if wanted.to is not None:
+                deliver(
+                    self._store.newest, self._paths.outputs if copied else None, Path(wanted.to)
+                )
+        except (CancelledError, SourceChangedError, OSError) as error:
+            notes.append(f"not everything was copied: {error}")
+        if self._before is not None and self._store.newest is None and wanted.gather:
+            notes += filter(None, [outputs.news(self._before, gathered=copied)])
+        return notes
+
+    def held(self) -> list[dict[str, Any]]:
+        """What is at home, oldest first, as ``state.json`` lists it."""
+        return [self._event(one).to_json() | {"bytes": one.bytes} for one in self._store.held]
+
+    def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
+        path = str(gathered.path.relative_to(self._paths.root))
+        return ev.CheckpointGathered(path=path, step=gathered.step, kind=str(gathered.kind))

@@ -1,0 +1,57 @@
+"""Writes down what happens: an event goes to ``events.jsonl``, into the state, and to disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tfcluster.run import state as run_state
+from tfcluster.run.events import Event, Progress
+from tfcluster.run.folder import EventLog, write_json
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+
+_PROGRESS_INTERVAL_S = 0.25
+"""How often progress alone rewrites ``state.json``; anything else does so at once."""
+
+
+class Journal:
+    """Owns a run's state and its two files. `record` never fails, also on a full disk."""
+
+    def __init__(
+        self, state: RunSnapshot, paths: RunPaths, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.state = state
+        self.paths = paths
+        self._clock = clock
+        self._log = EventLog(paths.events, clock=clock)
+        self._is_dirty, self._is_urgent, self._saved_at = True, True, 0.0
+        self.save()
+
+    def record(self, event: Event) -> None:
+        self._log.append(event)
+        run_state.apply(self.state, event, self._clock(), self.paths)
+        self.touch(urgent=not isinstance(event, Progress))
+
+    def task(self, task: str) -> TaskSnapshot:
+        return run_state.task_of(self.state, task)
+
+    def touch(self, *, urgent: bool = True) -> None:
+        """Have the state saved with the next `save`."""
+        self._is_dirty = True
+        self._is_urgent |= urgent
+
+    def save(self) -> bool:
+        """Bring everything to disk that is due; whether nothing is left behind."""
+        now = self._clock()
+        due = self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S
+        if self._is_dirty and due and write_json(self.paths.state, self.state.to_json()):
+            self._is_dirty, self._is_urgent, self._saved_at = False, False, now
+        return self._log.flush() and not self._is_urgent
+
+    def close(self) -> bool:
+        """Save what is left; False where the disk did not take it."""
+        self._is_urgent = True
+        saved = self.save()
+        self._log.close()
+        return saved

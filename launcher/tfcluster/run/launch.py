@@ -1,0 +1,101 @@
+"""From a plan to the orders an agent gets, and from its answers to errors (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tfcluster.errors import PortInUseError, PrepareError
+from tfcluster.plan.attempt import Attempt, environment
+from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.reports import PREPARE
+
+
+def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
+    """Have the node's agent hold the ports of its tasks for the whole run; 0 lets it choose."""
+    wanted = [
+        {"task": str(task.id), "host": task.host, "port": task.port}
+        for task in plan.tasks
+        if task.node == node
+    ]
+    return {"type": "hold_ports", "ports": wanted}
+
+
+def port_error(reply: Mapping[str, Any]) -> PortInUseError:
+    return PortInUseError(
+        f"{reply['host']}:{reply['port']} ({reply['task']})",
+        pid=reply.get("pid"),
+        run_id=reply.get("run_id"),
+        command=reply.get("command"),
+    )
+
+
+def first_attempt(plan: Plan, held: Iterable[Mapping[str, Any]]) -> Attempt:
+    """Attempt 1 on the ports that the agents reported as held."""
+    ports = {TaskId.parse(task): port for reply in held for task, port in reply["ports"].items()}
+    return Attempt(plan, 1, tuple(task.id for task in plan.tasks), ports)
+
+
+def start(
+    attempt: Attempt,
+    node: str,
+    paths: RunPaths,
+    *,
+    holds_ports: bool,
+    restored_step: int | None = None,
+) -> dict[str, Any]:
+    """Start the attempt's tasks of one node; their logs lie in the run folder."""
+    plan = attempt.plan
+    tasks = []
+    for task_id in attempt.members:
+        task = plan.task(task_id)
+        if task.node != node:
+            continue
+        ours = environment(
+            attempt,
+            task_id,
+            run_id=paths.run_id,
+            checkpoint_dir=str(paths.task_checkpoints(task_id)),
+            tensorboard_dir=str(paths.tensorboard(task_id)),
+            restored_step=restored_step,
+            holds_ports=holds_ports,
+        )
+        order = _order(str(task_id), task.command, paths.task_log(task_id, attempt.number), ours)
+        tasks.append(order | {"cores": task.cores})
+    return {"type": "start", "attempt": attempt.number, "tasks": tasks}
+
+
+def start_prepare(command: Command, log: Path, *, run_id: str) -> dict[str, Any]:
+    """Run a node's prepare step, as attempt 0."""
+    ours = (EnvVar("TFCLUSTER_RUN_ID", run_id, "tfcluster"),)
+    return {"type": "start", "attempt": 0, "tasks": [_order(PREPARE, command, log, ours)]}
+
+
+def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
+    """Raises PrepareError unless the prepare step ended with 0."""
+    if reply["type"] == "start_failed":
+        raise PrepareError(
+            f"prepare cannot start on {node}: {reply['error']}",
+            cure="correct job.prepare in the spec, or leave it out with --no-prepare",
+        )
+    if reply["exit_code"] != 0:
+        signal = reply.get("signal")
+        end = f"signal {signal}" if signal else f"exit code {reply['exit_code']}"
+        raise PrepareError(
+            f"prepare failed on {node} with {end}; no task was started",
+            cure=f"its output is in {log}",
+        )
+
+
+def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:
+    env = {var.name: var.value for var in (*command.env, *ours)}
+    return {
+        "task": name,
+        "argv": list(command.argv),
+        "env": env,
+        "unset": list(command.unset),
+        "cwd": command.cwd,
+        "log": str(log),
+    }

@@ -1,0 +1,121 @@
+"""From an agent's messages to events: the one place that knows both vocabularies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfcluster.run import events as ev
+from tfcluster.run.events import Event
+
+PREPARE = "prepare"
+"""Name under which an agent runs a node's prepare step."""
+
+
+def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
+    """The event a message of `node`'s agent stands for; None where it is not one."""
+    kind = message["type"]
+    if message.get("task") == PREPARE:
+        return _prepare_event(node, message)
+    if kind == "task_event":
+        return _task_event(message)
+    if (build := _BUILDERS.get(kind)) is None:
+        return None
+    return build(node, message)
+
+
+def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:
+    if message["type"] == "task_started":
+        return ev.PrepareStarted(node=node)
+    if message["type"] != "task_exited":
+        return None
+    return ev.PrepareFinished(
+        node=node,
+        exit_code=message["exit_code"],
+        signal=message.get("signal"),
+        duration_s=message["duration_s"],
+    )
+
+
+def _task_event(message: Mapping[str, Any]) -> Event | None:
+    """A task's own report; what is malformed is the task's affair and passes unseen."""
+    report = message["event"]
+    task, attempt = message["task"], message["attempt"]
+    try:
+        match report.get("type"):
+            case "ready":
+                return ev.TaskReady(task=task, attempt=attempt)
+            case "progress":
+                return _progress(task, attempt, report)
+            case "error":
+                return ev.TaskError(
+                    task=task,
+                    attempt=attempt,
+                    exception=str(report["exception"]),
+                    message=str(report["message"]),
+                    file=report.get("file"),
+                    line=report.get("line"),
+                    traceback=str(report.get("traceback", "")),
+                )
+            case "note":
+                return ev.Warned(message=f"{task}: {report['message']}")
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+    return None
+
+
+def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
+    epoch = report.get("epoch")
+    return ev.Progress(
+        task=task,
+        attempt=attempt,
+        step=int(report["step"]),
+        epoch=None if epoch is None else int(epoch),
+        metrics={str(k): float(v) for k, v in report.get("metrics", {}).items()},
+        steps_per_second=report.get("steps_per_second"),
+        examples_per_second=report.get("examples_per_second"),
+    )
+
+
+def _connected(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.NodeConnected(node=node, pid=message["pid"], guard_pid=message["guard_pid"])
+
+
+def _ports_held(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.PortsHeld(node=node, ports=message["ports"])
+
+
+def _started(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.TaskStarted(
+        task=message["task"], attempt=message["attempt"], node=node, pid=message["pid"]
+    )
+
+
+def _exited(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.TaskExited(
+        task=message["task"],
+        attempt=message["attempt"],
+        exit_code=message["exit_code"],
+        signal=message.get("signal"),
+        ended_by=message["ended_by"],
+        duration_s=message["duration_s"],
+        peak_rss_bytes=message.get("peak_rss_bytes"),
+    )
+
+
+def _log_lost(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.LogLost(
+        task=message["task"],
+        attempt=message["attempt"],
+        bytes=message["bytes"],
+        reason=message["reason"],
+    )
+
+
+_BUILDERS = {
+    "welcome": _connected,
+    "ports_held": _ports_held,
+    "task_started": _started,
+    "task_exited": _exited,
+    "log_lost": _log_lost,
+}

@@ -1,0 +1,103 @@
+"""A foreground run: makes the folder, runs the coordinator under the terminal's signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfcluster import backends
+from tfcluster.backends.base import Backend
+from tfcluster.errors import TfclusterError
+from tfcluster.plan.plan import NodePlan, Plan
+from tfcluster.plan.serialize import plan_to_json
+from tfcluster.run import folder
+from tfcluster.run import state as run_state
+from tfcluster.run.coordinator import Coordinator, Outcome, Stop
+from tfcluster.run.events import RunFinished, Status
+from tfcluster.run.harvest import Harvest
+from tfcluster.run.identity import this_process
+from tfcluster.run.journal import Journal
+from tfcluster.run.paths import RunPaths, runtime_dir
+from tfcluster.run.registry import new_run_id
+
+SIGNALS = {
+    signal.SIGINT: Stop("Ctrl-C", 130),
+    signal.SIGTERM: Stop("SIGTERM", 143),
+    signal.SIGHUP: Stop("the terminal was closed", 129),
+}
+
+
+class Session:
+    """One run of `plan` in this process; its folder exists from the start."""
+
+    def __init__(self, plan: Plan, spec: Mapping[str, Any], *, home_dir: Path) -> None:
+        """Raises RunFolderError."""
+        now = time.time()
+        self.plan = plan
+        self.paths: RunPaths = folder.make(new_run_id(plan.name, now), home_dir)
+        folder.write_json(self.paths.spec, spec)
+        folder.write_json(self.paths.plan, plan_to_json(plan))
+        state = run_state.first_state(plan, self.paths, this_process(), now)
+        self.journal = Journal(state, self.paths)
+
+    def run(
+        self,
+        *,
+        announce: Callable[[Mapping[str, int]], None],
+        gathers: bool = True,
+        prepares: bool = True,
+    ) -> Outcome:
+        """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills."""
+        try:
+            return asyncio.run(self._run(announce, gathers, prepares))
+        except Exception as fault:
+            return self._note_fault(fault)
+        finally:
+            self.journal.close()
+
+    async def _run(
+        self, announce: Callable[[Mapping[str, int]], None], gathers: bool, prepares: bool
+    ) -> Outcome:
+        coordinator = Coordinator(
+            self.plan,
+            self.journal,
+            Harvest(self.plan, self.paths, wanted=gathers),
+            backend_of=_backend_of,
+            announce=announce,
+            prepares=prepares,
+        )
+        with _stopping(coordinator):
+            return await coordinator.run()
+
+    def _note_fault(self, fault: Exception) -> Outcome:
+        error = TfclusterError(
+            f"a fault in tfcluster: {type(fault).__name__}: {fault}",
+            cure=f"please report it with {self.paths.fault}",
+        )
+        with contextlib.suppress(OSError):
+            self.paths.fault.write_text("".join(traceback.format_exception(fault)))
+        self.journal.record(RunFinished(status=Status.FAILED, exit_code=error.exit_code))
+        return Outcome(Status.FAILED, error.exit_code, error)
+
+
+def _backend_of(node: NodePlan) -> Backend:
+    return backends.get(node.backend, runtime_dir=runtime_dir())
+
+
+@contextlib.contextmanager
+def _stopping(coordinator: Coordinator) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    for number, stop in SIGNALS.items():
+        loop.add_signal_handler(number, partial(coordinator.stop, stop))
+    try:
+        yield
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
