@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -20,8 +21,6 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
 BOOT = WORKERS / "tfcluster_workers" / "boot.py"
-NEWEST = os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python"))
-TF215 = os.environ.get("TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python"))
 
 
 @dataclass
@@ -128,3 +127,114 @@ def python(request: pytest.FixtureRequest) -> str:
         if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
             return candidate
     pytest.skip("no Python 3.9 on PATH or in ~/.pyenv")
+
+
+@dataclass
+class Member:
+    process: subprocess.Popen[str]
+    events: socket.socket
+
+
+@dataclass
+class Finished:
+    code: int
+    text: str
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def losses(self) -> list[float]:
+        return [float(loss) for loss in re.findall(r"^epoch \d+ loss (\S+)", self.text, re.M)]
+
+    @property
+    def accuracy(self) -> float:
+        found = re.findall(r"^test accuracy (\S+)", self.text, re.M)
+        assert found, self.text[-3000:]
+        return float(found[-1])
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in held]
+
+
+def tf_configs(tasks: Sequence[str]) -> dict[str, dict[str, str]]:
+    """As the launcher writes them: the evaluator is listed only in its own."""
+    ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
+    configs = {}
+    for task in tasks:
+        cluster: dict[str, list[str]] = {}
+        for other, port in ports.items():
+            job = other.partition(":")[0]
+            if job != "evaluator" or other == task:
+                cluster.setdefault(job, []).append(f"127.0.0.1:{port}")
+        job, _, index = task.partition(":")
+        config = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
+        configs[task] = {"TF_CONFIG": json.dumps(config)}
+    return configs
+
+
+def run_gang(
+    python: str,
+    tasks: Sequence[str],
+    target: Sequence[str],
+    *,
+    cwd: Path,
+    env: Callable[[str], dict[str, str]],
+) -> dict[str, Finished]:
+    """Start all tasks through boot; what each left. Output goes to files, so nobody waits."""
+    with ExitStack() as stack:
+        started = {
+            task: start_member(stack, python, target, cwd, own | env(task), cwd / task)
+            for task, own in tf_configs(tasks).items()
+        }
+        return {task: finish(one, cwd / task) for task, one in started.items()}
+
+
+def start_member(
+    stack: ExitStack,
+    python: str,
+    target: Sequence[str],
+    cwd: Path,
+    env: dict[str, str],
+    log: Path,
+) -> Member:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stack.callback(ours.close)
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with theirs, open(log, "w") as output:
+        process = subprocess.Popen(
+            [python, str(BOOT), *target],
+            env={
+                **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "TFCLUSTER_EVENTS_FD": str(theirs.fileno()),
+                **env,
+            },
+            pass_fds=[theirs.fileno()],
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            text=True,
+        )
+    stack.callback(process.wait)
+    stack.callback(process.kill)
+    return Member(process, ours)
+
+
+def finish(task: Member, log: Path) -> Finished:
+    events = []
+    while message := task.events.recv(1 << 17):
+        events.append(json.loads(message))
+    return Finished(task.process.wait(), log.read_text(errors="replace"), events)
+
+
+@pytest.fixture(scope="session")
+def gang() -> Callable[..., dict[str, Finished]]:
+    """Runs a whole gang: `gang(python, tasks, target, cwd=…, env=…)`."""
+    return run_gang

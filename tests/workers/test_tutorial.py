@@ -1,0 +1,123 @@
+"""Scripts that know nothing of tfcluster, under real TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+WORKERS = REPOSITORY / "workers"
+PYTHONS = {
+    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
+    "tf215": os.environ.get(
+        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
+    ),
+}
+# Several gangs of TensorFlow on two busy cores.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Finished(Protocol):
+    code: int
+    text: str
+    events: list[dict[str, Any]]
+
+
+Gang = Callable[..., dict[str, Finished]]
+
+
+each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
+
+SETUP = """
+import numpy as np
+import tensorflow as tf
+
+
+def mnist_dataset(batch_size):
+    rng = np.random.RandomState(0)
+    x, y = rng.rand(600, 8, 8).astype(np.float32), rng.randint(0, 10, 600).astype(np.int64)
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(600).repeat().batch(batch_size)
+
+
+def build_and_compile_model():
+    layers = tf.keras.layers
+    model = tf.keras.Sequential([layers.Flatten(input_shape=(8, 8)), layers.Dense(10)])
+    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(loss=loss, optimizer=tf.keras.optimizers.SGD(0.01), metrics=["accuracy"])
+    return model
+"""
+MAIN = """
+import json
+import os
+
+import tensorflow as tf
+import mnist_setup
+
+tf_config = json.loads(os.environ['TF_CONFIG'])
+num_workers = len(tf_config['cluster']['worker'])
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+dataset = mnist_setup.mnist_dataset(64 * num_workers)
+with strategy.scope():
+    model = mnist_setup.build_and_compile_model()
+model.fit(dataset, epochs=2, steps_per_epoch=20, verbose=2)
+open(f"done-{tf_config['task']['index']}", 'w').close()
+"""
+
+
+@each_tensorflow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_unmodified_tutorial_script_shows_progress(
+    gang: Gang, tmp_path: Path, tensorflow: str, workers: int
+) -> None:
+    (tmp_path / "mnist_setup.py").write_text(SETUP)
+    (tmp_path / "main.py").write_text(MAIN)
+    # One worker of the newest TensorFlow takes Keras 3, as a bare script would. TensorFlow 2.15
+    # without tf_keras must not get the variable: its tf.keras could not be imported.
+    legacy = {"TF_USE_LEGACY_KERAS": "1"} if workers > 1 and tensorflow == "newest" else {}
+    ended = gang(
+        PYTHONS[tensorflow],
+        [f"worker:{number}" for number in range(workers)],
+        ["script", str(tmp_path / "main.py")],
+        cwd=tmp_path,
+        env=lambda task: legacy,
+    )
+    for task in ended.values():
+        assert task.code == 0, task.text[-4000:]
+        assert "slow compared to the batch time" not in task.text
+        kinds = [event["type"] for event in task.events]
+        assert kinds[:2] == ["waiting_for_peers", "ready"]
+        last = [event for event in task.events if event["type"] == "progress"][-1]
+        assert (last["step"], last["epoch"]) == (40, 2)
+        assert 1.5 < last["metrics"]["loss"] < 4, "one replica's mean, not the sum of all"
+        assert last["examples_per_second"] > last["steps_per_second"] * 63
+    assert sorted(path.name for path in tmp_path.glob("done-*")) == [
+        f"done-{number}" for number in range(workers)
+    ]
+
+
+def test_an_unknown_data_set_is_refused_with_the_nearest_names(tmp_path: Path) -> None:
+    asked = [PYTHONS["newest"], "-m", "tfcluster_workers.data.prepare", "--dataset", "mnits"]
+    refused = subprocess.run(
+        [*asked, "--data-dir", str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(WORKERS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 1
+    assert "no data set named 'mnits'; nearest: mnist, " in refused.stderr.splitlines()[-1]
+
+
+def test_the_package_imports_without_tensorflow() -> None:
+    code = (
+        "import sys\nsys.modules['tensorflow'] = None\n"
+        "from tfcluster_workers import boot, callbacks, context, keras_choice, reporting, strategy"
+    )
+    env = {**os.environ, "PYTHONPATH": str(WORKERS)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True)
