@@ -27,7 +27,8 @@ $(NEWEST): constraints/newest.txt pyproject.toml tools/make_venv.py
 # Without a Python that TensorFlow 2.15 knows, everything but Estimator still works: said, no error.
 $(TF215): constraints/tf215.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-tf215 \
-		tensorflow tensorflow-datasets tensorflow-metadata tensorboard setuptools psutil \
+		tensorflow tensorflow-datasets importlib-resources tensorflow-metadata tensorboard \
+		setuptools psutil \
 		--python "$(PYTHON_TF215)" --oldest 3.9 --newest 3.11 --variable PYTHON_TF215 \
 		--what "TensorFlow 2.15" --constraints constraints/tf215.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) test -z "$$CI" ;; *) exit $$code ;; esac

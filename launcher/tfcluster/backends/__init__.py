@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tfcluster.backends.base import Backend
-from tfcluster.errors import UsageError
+from tfcluster.errors import SurroundingsError
 
 _MODULES = {"local": ("tfcluster.backends.local", "LocalBackend")}
 
@@ -14,11 +14,13 @@ _MODULES = {"local": ("tfcluster.backends.local", "LocalBackend")}
 def get(name: str, *, runtime_dir: Path) -> Backend:
     """The backend called `name`; `runtime_dir` is where it puts sockets and port locks.
 
-    Raises UsageError for a name nobody knows.
+    Raises SurroundingsError for a backend this version does not have.
     """
     if name not in _MODULES:
-        known = ", ".join(sorted(_MODULES))
-        raise UsageError(f"there is no backend {name!r}", cure=f"write one of: {known}")
+        raise SurroundingsError(
+            f"this version of tfcluster starts tasks on this machine only, not through {name}",
+            cure="on each host, `tfcluster env SPEC TASK` prints what to start its task with",
+        )
     module, backend = _MODULES[name]
     made: Backend = getattr(import_module(module), backend)(runtime_dir)
     return made

@@ -38,8 +38,10 @@ class Session:
     """One run of `plan` in this process; its folder exists from the start."""
 
     def __init__(self, plan: Plan, spec: Mapping[str, Any], *, home_dir: Path) -> None:
-        """Raises RunFolderError."""
+        """Raises SurroundingsError for a backend that is not there, RunFolderError."""
         now = time.time()
+        for node in plan.nodes:
+            _backend_of(node)
         self.plan = plan
         self.paths: RunPaths = folder.make(new_run_id(plan.name, now), home_dir)
         folder.write_json(self.paths.spec, spec)
