@@ -63,9 +63,9 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if near := difflib.get_close_matches(args[0], COMMANDS, n=1):
-                error.message += f" Did you mean {near[0]!r}?"
-            raise
+            if not (near := difflib.get_close_matches(args[0], COMMANDS, n=1)):
+                raise
+            raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in GROUPS.items():

@@ -17,7 +17,7 @@ import pytest
 from tfcluster import backends
 from tfcluster.backends.link import AgentLink
 from tfcluster.backends.local import LocalBackend, socket_path
-from tfcluster.errors import NodeLostError, UsageError
+from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
 
 NODE = NodePlan("local", "local", None, "/")
@@ -130,5 +130,5 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_cure(tmp_path: Path) 
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="write one of: local"):
+    with pytest.raises(SurroundingsError, match="not through slurm"):
         backends.get("slurm", runtime_dir=tmp_path)
