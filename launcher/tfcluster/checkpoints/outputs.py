@@ -43,17 +43,19 @@ class WorkdirBefore:
 
     workdir: Path
     paths: frozenset[str] | None
+    ours: Path | None = None
+    """The home of all runs, which may lie in the working directory and holds no news."""
 
 
-def remember(workdir: Path) -> WorkdirBefore:
-    """Look at the working directory before the first task starts."""
-    paths = _visible_files(workdir)
-    return WorkdirBefore(workdir, None if paths is None else frozenset(paths))
+def remember(workdir: Path, *, ours: Path | None = None) -> WorkdirBefore:
+    """Look at the working directory before the first task starts, except below `ours`."""
+    paths = _visible_files(workdir, ours)
+    return WorkdirBefore(workdir, None if paths is None else frozenset(paths), ours)
 
 
 def news(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
     """One sentence with the cure about files that appeared, "" when there is nothing to say."""
-    now = None if before.paths is None else _visible_files(before.workdir)
+    now = None if before.paths is None else _visible_files(before.workdir, before.ours)
     if now is None or before.paths is None:
         return ""
     new = _named_by_folder(set(now) - before.paths - set(gathered), before.paths)
@@ -125,13 +127,14 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
     return True
 
 
-def _visible_files(workdir: Path) -> list[str] | None:
+def _visible_files(workdir: Path, ours: Path | None) -> list[str] | None:
     """Files that may be results, without links and hidden ones; None when there are too many."""
     found: list[str] = []
     for folder, folders, names in os.walk(workdir):
         inside = Path(folder).relative_to(workdir).as_posix()
         prefix = "" if inside == "." else f"{inside}/"
         folders[:] = [f for f in folders if not _is_environment(Path(folder, f))]
+        folders[:] = [f for f in folders if Path(folder, f) != ours]
         folders[:] = [f for f in folders if not _NOT_RESULTS.search(prefix + f)]
         found += [prefix + name for name in names if not _NOT_RESULTS.search(prefix + name)]
         if len(found) > _MOST_FILES:

@@ -16,7 +16,7 @@ from tfcluster.run import events as ev
 from tfcluster.run.ending import Next, judge
 from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
-from tfcluster.run.gang import Gang, Member, stops
+from tfcluster.run.gang import Gang, Member, longest_grace_s, stops
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.reports import PREPARE, to_event
@@ -275,12 +275,12 @@ class Coordinator:
             self._lose(node, f"its agent went away {last_words}".strip())
 
     def _on_stop(self, stop: Stop) -> None:
-        again = self._stop is not None
-        if not again:
-            self._stop = stop
-            self.journal.record(ev.RunStopping(why=stop.why))
+        grace_s = 0.0 if stop.now or self._stop else None
+        self._stop = self._stop or stop
+        orders = stops(self._gang.running(), grace_s, most_s=self.plan.supervision.grace_s)
+        self.journal.record(ev.RunStopping(why=stop.why, grace_s=longest_grace_s(orders)))
         self._is_ending = False
-        self._end_all(stop.why, 0.0 if stop.now or again else None)
+        self._end_all(stop.why, grace_s)
 
     # -- ending -----------------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Coordinator:
             for task in order.tasks:
                 attempt = self.journal.state.attempt
                 self.journal.record(ev.TaskStopping(task=task, attempt=attempt, why=why))
-        return max((order.grace_s for order in orders), default=0.0)
+        return longest_grace_s(orders)
 
     async def _conclude(self) -> Outcome:
         if self._gang.has_started:

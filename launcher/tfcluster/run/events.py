@@ -187,6 +187,8 @@ class RunStopping(Event):
     """The run is being ended before its time; `why` is for people."""
 
     why: str
+    grace_s: float = 0.0
+    """How long the tasks may take to save and leave, before they are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,3 +147,8 @@ def stops(members: Iterable[Member], grace_s: float | None, *, most_s: float) ->
         grace = member.stop_grace_s(most_s) if grace_s is None else grace_s
         groups.setdefault((member.node, grace), []).append(str(member.id))
     return [StopOrder(node, grace, tasks) for (node, grace), tasks in groups.items()]
+
+
+def longest_grace_s(orders: Iterable[StopOrder]) -> float:
+    """Seconds after which none of the stopped tasks runs any more."""
+    return max((order.grace_s for order in orders), default=0.0)

@@ -45,7 +45,8 @@ class Harvest:
         state = self._store.state()
         folders = [self._paths.task_checkpoints(task.id) for task in self._plan.tasks]
         if self._before is None:
-            self._before = await asyncio.to_thread(outputs.remember, self._workdir)
+            home = self._paths.root.parents[1]
+            self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
         return await asyncio.to_thread(put_back, state, folders)
 
     async def follow(self, report: Callable[[Event], None]) -> None:

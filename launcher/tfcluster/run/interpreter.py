@@ -161,7 +161,10 @@ def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise InterpreterError(f"{path} does not work as Python: {last}", cure=_CURE) from error
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+    except (ValueError, IndexError) as error:
+        message = f"{path} does not work as Python: it did not answer as one"
+        raise InterpreterError(message, cure=_CURE) from error
+    except (OSError, subprocess.TimeoutExpired) as error:
         raise InterpreterError(f"{path} does not work as Python: {error}", cure=_CURE) from error
     return answer
 

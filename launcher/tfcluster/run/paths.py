@@ -19,12 +19,18 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(state).expanduser() / "tfcluster"
 
 
+_LONGEST_RUNTIME_DIR = 46
+"""Bytes; with the longest socket name below it a path stays within macOS's 103."""
+
+
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
+    own = f"tfcluster-{os.getuid()}"
+    found = [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
     base = environ.get("XDG_RUNTIME_DIR")
     if base and os.access(base, os.W_OK):
-        return Path(base) / "tfcluster"
-    return Path(tempfile.gettempdir()) / f"tfcluster-{os.getuid()}"
+        found.insert(0, Path(base) / "tfcluster")
+    return next((p for p in found if len(os.fsencode(p)) <= _LONGEST_RUNTIME_DIR), found[-1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class RunSnapshot:
     agents: dict[str, dict[str, int]] = field(default_factory=dict)
     """Node → process ids: ``{"local": {"pid": 12, "guard_pid": 13}}``."""
     ended_at: float | None = None
+    stop_by: float | None = None
+    """While `stopping`: when what still runs will be killed."""
     exit_code: int | None = None
     attempt: int = 0
     spec: str | None = None

@@ -117,6 +117,7 @@ def _diagnosis(state: RunSnapshot, event: ev.Diagnosis, now: float, paths: RunPa
 
 def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: RunPaths) -> None:
     state.status = Status.STOPPING
+    state.stop_by = now + event.grace_s
 
 
 def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: RunPaths) -> None:

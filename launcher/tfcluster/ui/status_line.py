@@ -23,6 +23,9 @@ def format_status_line(
     parts = [
         f"{snapshot.status} {format_duration((snapshot.ended_at or now) - snapshot.started_at)}"
     ]
+    if snapshot.status is Status.STOPPING and (snapshot.stop_by or 0) > now:
+        left = format_duration((snapshot.stop_by or 0) - now)
+        parts.append(f"{left} left, Ctrl-C again kills at once")
     if snapshot.attempt > 1:
         parts.append(f"attempt {snapshot.attempt}")
     steps = [task.step for task in snapshot.tasks if task.step is not None]

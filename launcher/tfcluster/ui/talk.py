@@ -56,7 +56,10 @@ def _task_error(event: Mapping[str, Any]) -> Told:
 
 
 def _run_stopping(event: Mapping[str, Any]) -> Told:
-    return Told(f"stopping the run: {event['why']}", ("yellow",))
+    text = f"stopping the run: {event['why']}"
+    if grace_s := event.get("grace_s"):
+        text += f"; tasks get {format_duration(grace_s)} to end, Ctrl-C again kills them"
+    return Told(text, ("yellow",))
 
 
 def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
