@@ -11,7 +11,7 @@ from tfcluster import __version__
 from tfcluster.backends.base import Backend
 from tfcluster.errors import NodeLostError, SurroundingsError, TfclusterError
 from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.run import control, diagnosis, launch
+from tfcluster.run import control, diagnosis
 from tfcluster.run import events as ev
 from tfcluster.run.ending import Next, judge
 from tfcluster.run.events import Event, Status
@@ -19,7 +19,8 @@ from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.gang import Gang, Member, longest_grace_s, stops
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
-from tfcluster.run.reports import PREPARE, to_event
+from tfcluster.run.reports import to_event
+from tfcluster.run.startup import Startup
 from tfcluster.run.tail import last_text
 
 CAUSE_WAIT_S = 12.0
@@ -67,9 +68,9 @@ class Coordinator:
     ) -> None:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
-        self._harvest, self._backend_of, self._prepares = harvest, backend_of, prepares
-        self._announce = announce
+        self._harvest, self._prepares = harvest, prepares
         self._exchange = Exchange(backend_of)
+        self._startup = Startup(plan, self.paths, harvest, self._exchange, self._until, announce)
         self._gang = Gang(plan)
         self._forms_gang = plan.kind != "plain"
         self._stop: Stop | None = None
@@ -127,41 +128,10 @@ class Coordinator:
                 background=background,
             )
         if self._forms_gang:
-            await self._hold_ports()
+            await self._startup.hold_ports()
         if self._prepares:
-            await self._prepare()
-        await self._start_tasks()
-
-    async def _hold_ports(self) -> None:
-        for node in self.plan.nodes:
-            self._exchange.send(node.name, launch.hold_ports(self.plan, node.name))
-        for node in self.plan.nodes:
-            reply = await self._answer(node.name, "ports_held", "port_taken")
-            if reply["type"] == "port_taken":
-                raise launch.port_error(reply)
-
-    async def _prepare(self) -> None:
-        for node, command in self.plan.prepare.items():
-            log = self.paths.prepare_log(node)
-            self._exchange.send(node, launch.start_prepare(command, log, run_id=self.paths.run_id))
-        for node in self.plan.prepare:
-            reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
-            launch.check_prepared(node, reply, self.paths.prepare_log(node))
-
-    async def _start_tasks(self) -> None:
-        held = [self._exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
-        attempt = launch.first_attempt(self.plan, filter(None, held))
-        self._announce({str(task): port for task, port in attempt.ports.items()})
-        restored = await self._harvest.put_state_back()
-        for node in self.plan.nodes:
-            order = launch.start(
-                attempt,
-                node.name,
-                self.paths,
-                holds_ports=self._backend_of(node).capabilities.holds_ports,
-                restored_step=restored.step,
-            )
-            self._exchange.send(node.name, order)
+            await self._startup.prepare()
+        await self._startup.start_tasks()
         await self._until(lambda: all(member.is_started for member in self._gang))
 
     # -- while training ---------------------------------------------------------------------
@@ -222,12 +192,6 @@ class Coordinator:
     async def _await_ends(self) -> None:
         while self._gang.running() and self._error is None:
             await self._turn()
-
-    async def _answer(self, node: str, *kinds: str) -> Message:
-        await self._until(lambda: self._exchange.answer(node, kinds) is not None)
-        reply = self._exchange.answer(node, kinds)
-        assert reply is not None
-        return reply
 
     def _put_event(self, event: Event) -> None:
         self._exchange.put(lambda: self._record(event))

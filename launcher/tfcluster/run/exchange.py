@@ -26,6 +26,7 @@ class Exchange:
     def __init__(self, backend_of: Callable[[NodePlan], Backend]) -> None:
         self._backend_of = backend_of
         self._links: dict[str, AgentLink] = {}
+        self._holds_ports: dict[str, bool] = {}
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._outbox: list[tuple[str, dict[str, Any]]] = []
         self._replies: dict[tuple[str, str], Message] = {}
@@ -50,6 +51,7 @@ class Exchange:
         backend = self._backend_of(node)
         link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
         self._links[node.name] = link
+        self._holds_ports[node.name] = backend.capabilities.holds_ports
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
@@ -58,6 +60,10 @@ class Exchange:
             self.put(lambda: on_closed(node.name, link.last_words()))
 
         background.create_task(listen())
+
+    def holds_ports(self, node: str) -> bool:
+        """Whether the node's agent keeps the ports of running tasks bound."""
+        return self._holds_ports[node]
 
     def keep(self, node: str, message: Message) -> None:
         """Remember a message as a possible answer to `answer`."""

@@ -1,0 +1,65 @@
+"""The steps before training, in their order: ports, prepare, state put back, tasks started."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from tfcluster.plan.plan import Plan
+from tfcluster.run import launch
+from tfcluster.run.exchange import Exchange, Message
+from tfcluster.run.harvest import Harvest
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.reports import PREPARE
+
+
+@dataclass(frozen=True, slots=True)
+class Startup:
+    """Sends orders and waits for their answers; raises SurroundingsError for a bad one."""
+
+    plan: Plan
+    paths: RunPaths
+    harvest: Harvest
+    exchange: Exchange
+    until: Callable[[Callable[[], bool]], Awaitable[None]]
+    """Handles inputs until a condition holds; raises when the run is to end instead."""
+    announce: Callable[[Mapping[str, int]], None]
+    """Told each task's port just before the start."""
+
+    async def hold_ports(self) -> None:
+        for node in self.plan.nodes:
+            self.exchange.send(node.name, launch.hold_ports(self.plan, node.name))
+        for node in self.plan.nodes:
+            reply = await self._answer(node.name, "ports_held", "port_taken")
+            if reply["type"] == "port_taken":
+                raise launch.port_error(reply)
+
+    async def prepare(self) -> None:
+        for node, command in self.plan.prepare.items():
+            log = self.paths.prepare_log(node)
+            order = launch.start_prepare(command, log, run_id=self.paths.run_id)
+            self.exchange.send(node, order)
+        for node in self.plan.prepare:
+            reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+            launch.check_prepared(node, reply, self.paths.prepare_log(node))
+
+    async def start_tasks(self) -> None:
+        held = [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
+        attempt = launch.first_attempt(self.plan, filter(None, held))
+        self.announce({str(task): port for task, port in attempt.ports.items()})
+        restored = await self.harvest.put_state_back()
+        for node in self.plan.nodes:
+            order = launch.start(
+                attempt,
+                node.name,
+                self.paths,
+                holds_ports=self.exchange.holds_ports(node.name),
+                restored_step=restored.step,
+            )
+            self.exchange.send(node.name, order)
+
+    async def _answer(self, node: str, *kinds: str) -> Message:
+        await self.until(lambda: self.exchange.answer(node, kinds) is not None)
+        reply = self.exchange.answer(node, kinds)
+        assert reply is not None
+        return reply
