@@ -18,7 +18,8 @@ FIRST_TEMPLATE = "localhost-2w"
 
 @click.command("init")
 @click.argument("file", required=False, default="tfcluster.json")
-@click.option("--template", metavar="NAME", default=FIRST_TEMPLATE, show_default=True)
+@click.option("--template", metavar="NAME", default=FIRST_TEMPLATE, show_default=True,
+              help="The template to start from.")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the templates.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: one JSON array.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")

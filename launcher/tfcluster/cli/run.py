@@ -14,7 +14,7 @@ from tfcluster.errors import UsageError
 @click.command(
     "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("-n", "workers", type=click.IntRange(1), default=2, help="Workers (2).")
+@click.option("-n", "workers", type=click.IntRange(1), default=2, metavar="N", help="Workers (2).")
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
