@@ -1,0 +1,227 @@
+"""`tfcluster` as a user's shell starts it: a real process, in a home and a folder of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+
+COMMAND = str(Path(sys.executable).with_name("tfcluster"))
+_T = TypeVar("_T")
+_DROPPED = ("CI", "NO_COLOR", "COLUMNS", "CONDA_PREFIX", "PYTHONPATH", "TF_CONFIG")
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a command left."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+@dataclass(slots=True)
+class CommandLine:
+    """Starts commands in `cwd`; whatever of them is left is ended by `clean_up`."""
+
+    root: Path
+    """A short path: sockets lie below it."""
+    env: dict[str, str] = field(init=False)
+    cwd: Path = field(init=False)
+    _started: list[subprocess.Popen[bytes]] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.cwd = self.root / "work"
+        for folder in (self.cwd, self.root / "run"):
+            folder.mkdir()
+        kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
+        self.env = kept | {
+            "TFCLUSTER_HOME": str(self.home),
+            "XDG_RUNTIME_DIR": str(self.root / "run"),
+            "VIRTUAL_ENV": sys.prefix,
+            "TERM": "xterm-256color",
+            "TFCLUSTER_TEST_ROOT": str(self.root),
+        }
+
+    @property
+    def home(self) -> Path:
+        return self.root / "home"
+
+    def script(self, name: str, text: str) -> Path:
+        """A stub job in the current folder."""
+        path = self.cwd / name
+        path.write_text(text)
+        return path
+
+    def spec(self, name: str, job: Mapping[str, Any], *, workers: int = 2, **more: Any) -> Path:
+        """A spec file in the current folder."""
+        value = {"version": 1, "name": "s", "cluster": {"worker": workers}, "job": job, **more}
+        path = self.cwd / name
+        path.write_text(json.dumps(value))
+        return path
+
+    def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
+        """`tfcluster ARGS` with pipes, unless `options` (of Popen) say otherwise."""
+        known: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+        known |= {"stdin": subprocess.DEVNULL, "env": self.env, "cwd": self.cwd}
+        process: subprocess.Popen[bytes] = subprocess.Popen([COMMAND, *args], **(known | options))
+        self._started.append(process)
+        return process
+
+    def run(self, *args: str, timeout: float = 60, **options: Any) -> Done:
+        """To its end; `input` may be given as bytes."""
+        given = options.pop("input", None)
+        if given is not None:
+            options["stdin"] = subprocess.PIPE
+        process = self.start(*args, **options)
+        out, err = process.communicate(given, timeout=timeout)
+        return Done(process.returncode, out or b"", (err or b"").decode(errors="replace"))
+
+    def shell(self, script: str, *, timeout: float = 60) -> Done:
+        """A line of bash in which `tfcluster` is the command."""
+        env = self.env | {"PATH": f"{Path(COMMAND).parent}:{self.env['PATH']}"}
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            env=env,
+            cwd=self.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self._started.append(process)
+        out, err = process.communicate(timeout=timeout)
+        return Done(process.returncode, out, err.decode(errors="replace"))
+
+    # -- what a run left
+
+    def runs(self) -> list[Path]:
+        return sorted((self.home / "runs").glob("*"))
+
+    def last_run(self) -> Path:
+        return max(self.runs(), key=lambda run: run.stat().st_mtime_ns)
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = (self.last_run() / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.last_run() / "state.json").read_text())
+        return state
+
+    def log(self, task: str) -> bytes:
+        return (
+            self.last_run() / "logs" / "attempt-1" / f"{task.replace(':', '-')}.log"
+        ).read_bytes()
+
+    # -- the end
+
+    def left(self) -> list[psutil.Process]:
+        """Processes that carry our mark: tasks, agents, guards, coordinators."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mark = process.environ().get("TFCLUSTER_TEST_ROOT")
+                if mark == str(self.root) and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def clean_up(self) -> None:
+        """Ends what is left, then says whether commands that had ended left anything."""
+        ended = [process.poll() is not None for process in self._started]
+        left = self.left() if all(ended) else []
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
+        for orphan in self.left():
+            with contextlib.suppress(psutil.Error):
+                orphan.kill()
+        assert not left, f"a command has ended and left {left}"
+
+
+def wait_for(look: Callable[[], _T], *, timeout: float = 30, what: str = "") -> _T:
+    """The first true answer of `look`."""
+    deadline = time.monotonic() + timeout
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {timeout} s for {what or look}"
+        time.sleep(0.02)
+    return found
+
+
+class Screen:
+    """A terminal with a `tfcluster` in it: its controlling terminal, as in a window."""
+
+    def __init__(
+        self, line: CommandLine, args: Sequence[str], *, columns: int = 100, rows: int = 30
+    ) -> None:
+        self._user, program = os.openpty()
+        fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.columns, self.rows = columns, rows
+        env = line.env
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", COMMAND, *args],
+            stdin=program,
+            stdout=program,
+            stderr=program,
+            env=env,
+            cwd=line.cwd,
+        )
+        os.close(program)
+        self.seen = b""
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._user, keys)
+
+    def read(self, seconds: float) -> bool:
+        """Read what comes within `seconds`; False once the program has closed its end."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if not select.select([self._user], [], [], left)[0]:
+                break
+            try:
+                self.seen += os.read(self._user, 1 << 16)
+            except OSError:
+                return False
+        return True
+
+    def read_all(self, timeout: float = 60) -> int:
+        """Read to the end; returns the exit code."""
+        deadline = time.monotonic() + timeout
+        while self.read(0.2):
+            assert time.monotonic() < deadline, self.seen[-2000:]
+        return self.process.wait(10)
+
+    def close(self) -> None:
+        os.close(self._user)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def screen(line: CommandLine, *args: str, columns: int = 100, rows: int = 30) -> Iterator[Screen]:
+    """A terminal until the block ends; then it is closed, as its window would be."""
+    shown = Screen(line, args, columns=columns, rows=rows)
+    try:
+        yield shown
+    finally:
+        shown.close()

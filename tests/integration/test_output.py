@@ -1,0 +1,250 @@
+"""Every line a task writes arrives, in its log and in the merged stream: whole, in order, named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pyte
+import pytest
+
+from .commandline import CommandLine, Screen, screen, wait_for
+
+WORKERS, LINES = 4, 200_000
+WRITER = """
+import os, sys
+task, lines = os.environ.get("TFCLUSTER_TASK", "-"), int(sys.argv[1])
+for first in range(0, lines, 100):
+    block = b"".join(b"%-9s %08d %s\\n" % (task.encode(), n, b"." * 66)
+                     for n in range(first, min(lines, first + 100)))
+    while block:
+        block = block[os.write(1, block):]
+"""
+BAR = """
+import sys, time
+for epoch in (1, 2):
+    print(f"Epoch {epoch}/2")
+    for step in range(1, 21):
+        sys.stdout.write(f"\\r{step}/20 [{'=' * step:<20}] - loss: {1 / step:.4f}")
+        sys.stdout.flush()
+        time.sleep(0.05)
+    print()
+print("done")
+"""
+STEPS = """
+import os, time
+for n in range(40):
+    print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def line() -> Iterator[CommandLine]:
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    shell = CommandLine(root)
+    yield shell
+    shell.clean_up()
+    shutil.rmtree(root)
+
+
+def expected_log(task: str, lines: int) -> bytes:
+    return b"".join(b"%-9s %08d %s\n" % (task.encode(), n, b"." * 66) for n in range(lines))
+
+
+def split_by_task(merged: bytes) -> dict[str, bytes]:
+    """The merged stream taken apart again by its prefixes."""
+    found: dict[str, list[bytes]] = {}
+    for row in merged.splitlines(keepends=True):
+        label, bar, text = row.partition(" │ ".encode())
+        assert bar, f"a line without a prefix: {row[:200]!r}"
+        found.setdefault(label.decode().strip(), []).append(text)
+    return {task: b"".join(rows) for task, rows in found.items()}
+
+
+class Memory:
+    """Resident bytes of a command, its agent and its guard, without the tasks, over a run."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self.sizes: list[int] = []
+
+    def look(self) -> None:
+        family = [self._process, *self._process.children(recursive=True)]
+        ours = [p for p in family if b"TFCLUSTER_TASK=" not in _environ(p)]
+        self.sizes.append(sum(_rss(p) for p in ours))
+
+
+def _environ(process: psutil.Process) -> bytes:
+    try:
+        return Path(f"/proc/{process.pid}/environ").read_bytes()
+    except OSError:
+        return b"TFCLUSTER_TASK="
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+@pytest.mark.slow
+def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
+    line: CommandLine,
+) -> None:
+    line.script("writer.py", WRITER)
+    merged = line.root / "merged"
+
+    with merged.open("wb") as out:
+        process = line.start("run", "-n", "4", "writer.py", str(LINES), stdout=out)
+        memory = Memory(psutil.Process(process.pid))
+        while process.poll() is None:
+            memory.look()
+            time.sleep(0.02)
+
+    assert process.returncode == 0
+    parts = split_by_task(merged.read_bytes())
+    assert parts.keys() == {f"worker:{n}" for n in range(WORKERS)}
+    for task, part in parts.items():
+        expected = expected_log(task, LINES)
+        assert len(expected.splitlines()[0]) == 85
+        assert line.log(task) == expected
+        assert part == expected
+    # 68 MB went through: a component that kept them would show it.
+    running = memory.sizes[len(memory.sizes) // 4 :]
+    assert max(memory.sizes) < 120e6
+    assert max(running) - min(running) < 40e6
+
+
+@pytest.mark.slow
+def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(line: CommandLine) -> None:
+    """A guard against falling off a cliff; `make bench` measures the figure itself."""
+    line.script("writer.py", WRITER)
+
+    def tfcluster(lines: int) -> float:
+        with (line.root / "merged").open("wb") as out:
+            began = time.perf_counter()
+            assert line.run("run", "-n", "4", "writer.py", str(lines), stdout=out).code == 0
+            return time.perf_counter() - began
+
+    def cat(lines: int) -> float:
+        one = f"{sys.executable} writer.py {lines} | cat >> cat-merged &\n"
+        began = time.perf_counter()
+        subprocess.run(["bash", "-c", one * WORKERS + "wait"], cwd=line.cwd, check=True)
+        return time.perf_counter() - began
+
+    rounds = [(tfcluster(LINES) - tfcluster(0), cat(LINES) - cat(0)) for _ in range(3)]
+    ratio = statistics.median(ours for ours, _ in rounds) / statistics.median(
+        theirs for _, theirs in rounds
+    )
+
+    assert ratio < 10, rounds
+
+
+def test_a_progress_bar_reaches_a_pipe_as_its_last_state(line: CommandLine) -> None:
+    line.script("bar.py", BAR)
+
+    done = line.run("run", "-n", "2", "bar.py")
+
+    assert done.code == 0, done.err
+    for part in split_by_task(done.out).values():
+        assert part.decode().splitlines() == [
+            "Epoch 1/2",
+            "20/20 [====================] - loss: 0.0500",
+            "Epoch 2/2",
+            "20/20 [====================] - loss: 0.0500",
+            "done",
+        ]
+    assert b"\r1/20" in line.log("worker:0"), "the log keeps what the task wrote"
+
+
+def test_a_progress_bar_on_a_terminal_moves_in_the_bottom_line(line: CommandLine) -> None:
+    line.script("bar.py", BAR)
+
+    with screen(line, "run", "-n", "2", "bar.py", columns=120, rows=50) as seen:
+        assert seen.read_all() == 0
+        text = seen.seen.decode()
+
+    states = set(re.findall(r"worker:[01] │ (\d+)/20 \[", text))
+    assert len(states) > 3, "the bar was seen moving"
+    rows = final_rows(seen)
+    assert sum("20/20 [====================] - loss: 0.0500" in row for row in rows) == 4
+    assert not [row for row in rows if re.search(r"│ 1?\d/20", row)], "no state but the last"
+
+
+def final_rows(seen: Screen) -> list[str]:
+    """What stands on the screen at the end."""
+    shown = pyte.Screen(seen.columns, seen.rows)
+    pyte.ByteStream(shown).feed(seen.seen)
+    return [row.rstrip() for row in shown.display]
+
+
+def test_equal_lines_are_shown_once_when_asked_for(line: CommandLine) -> None:
+    line.script("same.py", "import os\nprint('loading')\nprint(os.environ['TFCLUSTER_TASK'])\n")
+
+    done = line.run("run", "-n", "3", "--collapse", "same.py")
+
+    rows = done.out.decode().splitlines()
+    assert sum("loading" in row for row in rows) == 1, rows
+    assert any(row.endswith("loading (×3)") for row in rows)
+    assert sorted(row.rpartition(" ")[2] for row in rows if "worker" in row.rpartition(" ")[2]) == [
+        "worker:0",
+        "worker:1",
+        "worker:2",
+    ]
+
+
+def test_with_json_stdout_is_events_and_the_lines_go_to_stderr(line: CommandLine) -> None:
+    line.script("steps.py", STEPS.replace("40", "5"))
+
+    done = line.run("run", "-n", "2", "--json", "steps.py")
+
+    assert done.code == 0
+    events = [json.loads(row) for row in done.out.splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[0]["type"] == "run_started"
+    assert events[-1] == events[-1] | {"type": "run_finished", "exit_code": 0}
+    assert done.out == (line.last_run() / "events.jsonl").read_bytes()
+    for task in ("worker:0", "worker:1"):
+        assert f"{task} │ {task} step 4\n" in done.err
+
+
+def test_logs_of_a_run_that_is_over_are_what_was_streamed(line: CommandLine) -> None:
+    line.script("steps.py", STEPS.replace("0.05", "0"))
+    streamed = line.run("run", "-n", "2", "steps.py").out
+
+    again = line.run("logs").out
+    tail = line.run("logs", "--task", "worker:1", "--tail", "5").out
+    found = line.run("logs", "--grep", "step 3[0-9]").out
+
+    assert split_by_task(again) == split_by_task(streamed)
+    assert len(again) == len(streamed)
+    assert tail.decode().splitlines() == [f"worker:1 │ worker:1 step {n}" for n in range(35, 40)]
+    assert len(found.splitlines()) == 20
+    assert b"step 29" not in found
+
+
+def test_logs_f_follows_a_live_run_from_another_process_and_ends_with_it(
+    line: CommandLine,
+) -> None:
+    line.script("steps.py", STEPS)
+    run = line.start("run", "-n", "2", "steps.py")
+    wait_for(lambda: list(line.home.glob("runs/*/logs/attempt-1/worker-1.log")))
+
+    followed = line.run("logs", "-f")
+    out, err = run.communicate(timeout=30)
+
+    assert run.returncode == 0, err
+    assert followed.code == 0
+    assert split_by_task(followed.out) == split_by_task(out)
+    assert followed.out.count(b"\n") == 80
