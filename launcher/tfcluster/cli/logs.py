@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
+from collections.abc import Callable
 
 import click
 
@@ -13,6 +16,9 @@ from tfcluster.run.paths import RunPaths
 from tfcluster.ui.follow import RunView, dress_for
 from tfcluster.ui.merge import LogFilter, MergedLogs
 from tfcluster.ui.terminal import Terminal
+
+SEPARATOR = " │ "
+_PAUSE_S = 0.1
 
 
 @click.command("logs")
@@ -25,6 +31,7 @@ from tfcluster.ui.terminal import Terminal
 @click.option("--tail", type=click.IntRange(min=0), metavar="N",
               help="Begin with the last N lines of each task.")  # fmt: skip
 @click.option("--collapse", is_flag=True, help="Show lines that several tasks write alike once.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line: task, line.")
 def command(
     run: str | None,
     follow: bool,
@@ -33,6 +40,7 @@ def command(
     attempt: int | None,
     tail: int | None,
     collapse: bool,
+    as_json: bool,
 ) -> None:
     """Show or follow the output of RUN's tasks (default: of the latest run)."""
     paths = registry.resolve(run)
@@ -44,14 +52,39 @@ def command(
         tail=tail,
     )
     terminal = Terminal()
-    if follow:
+    if as_json:
+        if collapse:
+            raise UsageError("--collapse merges lines, --json tells each", cure="leave one out")
+        _emit(MergedLogs(paths, wanted), terminal, is_over=lambda: not follow or _is_over(paths))
+    elif follow:
         view = RunView(paths, terminal, wanted=wanted, collapse=collapse, talks=False)
         view.run(is_over=lambda: _is_over(paths))
-        return
-    merged = MergedLogs(paths, wanted, dress_for(terminal, terminal.stdout, collapse))
+    else:
+        merged = MergedLogs(paths, wanted, dress_for(terminal, terminal.stdout, collapse))
+        for block in merged.drain():
+            if not terminal.out_bytes(block):
+                break
+
+
+def _emit(merged: MergedLogs, terminal: Terminal, *, is_over: Callable[[], bool]) -> None:
+    """Each line as ``{"task": …, "line": …}``; returns when the run is over or nobody reads."""
+    while not is_over():
+        before = terminal.stdout.error
+        for block in merged.advance():
+            _emit_block(block, terminal)
+        if terminal.stdout.error != before:
+            return
+        time.sleep(_PAUSE_S)
     for block in merged.drain():
-        if not terminal.out_bytes(block):
-            break
+        _emit_block(block, terminal)
+
+
+def _emit_block(block: bytes, terminal: Terminal) -> None:
+    records = []
+    for line in block.decode(errors="replace").split("\n")[:-1]:
+        task, _, text = line.partition(SEPARATOR)
+        records.append(json.dumps({"task": task, "line": text}) + "\n")
+    terminal.out_bytes("".join(records).encode())
 
 
 def _label(task: str) -> str:

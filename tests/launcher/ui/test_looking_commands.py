@@ -274,3 +274,22 @@ def test_no_checkpoint_is_said_with_the_cure(tfcluster: Tfcluster, make_run: Mak
     path = tfcluster("checkpoints", "--path")
     assert path.returncode == 2
     assert "TFCLUSTER_CHECKPOINT_DIR" in path.stderr
+
+
+@pytest.mark.parametrize("follow", [(), ("-f",)])
+def test_logs_as_json_names_the_task_of_each_line(
+    tfcluster: Tfcluster, make_run: MakeRun, follow: tuple[str, ...]
+) -> None:
+    make_run("old-20260914-153012-k7f3")
+    done = tfcluster("logs", "--json", *follow)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    by_task = {task: [r["line"] for r in lines if r["task"] == task] for task in ("worker:0",)}
+    assert by_task == {"worker:0": ["epoch 1", "loss 0.5", "no end"]}
+    assert {"task": "worker:1", "line": "loss 0.7"} in lines
+
+
+def test_logs_as_json_cannot_be_collapsed(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+    make_run("old-20260914-153012-k7f3")
+    done = tfcluster("logs", "--json", "--collapse")
+    assert done.returncode == 2
+    assert "leave one out" in done.stderr
