@@ -11,8 +11,10 @@ if TYPE_CHECKING:
 
 def strategy_name(spec: ClusterSpec) -> str:
     """The spec's own choice, else what the cluster's jobs call for."""
-    if spec.strategy.name is not None:
-        return spec.strategy.name
+    return spec.strategy.name or _fitting(spec)
+
+
+def _fitting(spec: ClusterSpec) -> str:
     return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
 
 
@@ -23,7 +25,10 @@ def has_hooks(spec: ClusterSpec) -> bool:
 
 def tuned_settings(spec: ClusterSpec) -> dict[str, object]:
     """Settings that differ from their default: each must be read by some task, or is reported."""
+    name = spec.strategy.name
     values: dict[str, Any] = {
+        # What a script makes anyway needs no reading.
+        "strategy": None if name == _fitting(spec) else name,
         "communication": spec.strategy.communication,
         "bytes_per_pack": spec.strategy.bytes_per_pack,
         "collective_timeout_s": spec.strategy.collective_timeout_s,

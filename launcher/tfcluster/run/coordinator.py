@@ -230,7 +230,7 @@ class Coordinator:
             self._on_report(member, message["event"])
 
     def _on_report(self, member: Member, report: Message) -> None:
-        member.note_report(report)
+        self._gang.note_report(member, report)
         if report.get("type") == "saved" and member.id == self.plan.chief:
             self._harvest.saved(str(report.get("path")), report.get("step"))
 
@@ -282,6 +282,8 @@ class Coordinator:
         if self._gang.has_started:
             for event in await self._harvest.finish():
                 self._record(event)
+        if (unread := self._gang.unread_settings()) is not None:
+            self.journal.record(ev.Warned(message=unread))
         if (facts := diagnosis.to_json(self._gang.failures)) is not None and self._stop is None:
             self.journal.record(ev.Diagnosis(**facts))
         outcome = self._outcome()

@@ -10,6 +10,7 @@ from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run.diagnosis import Failure
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
+from tfcluster.run.settings_read import SettingsRead
 
 BOOT_GRACE_S = 2.0
 """For tasks started through our boot that cannot save: MultiWorkerMirroredStrategy swallows SIGTERM
@@ -29,6 +30,7 @@ class Member:
     """Started through `tfcluster_workers.boot`."""
     is_started: bool = False
     is_lost: bool = False
+    has_trained: bool = False
     is_stopping: bool = False
     waits_for_peers: bool = False
     saves_on_sigterm: bool = False
@@ -44,8 +46,9 @@ class Member:
         match report.get("type"):
             case "waiting_for_peers":
                 self.waits_for_peers = True
-            case "ready" | "progress":
+            case "ready" | "progress" as kind:
                 self.waits_for_peers = False
+                self.has_trained |= kind == "progress"
             case "saves_on_sigterm":
                 self.saves_on_sigterm = True
 
@@ -76,6 +79,7 @@ class Gang:
         self._members = {
             str(task.id): Member(task.id, task.node, task.serves, plan.hooks) for task in plan.tasks
         }
+        self._settings = SettingsRead(plan.settings)
         self.failures: list[Failure] = []
         """In the order in which the ends arrived."""
 
@@ -103,6 +107,16 @@ class Gang:
         for member in self:
             if member.node == node and member.exit is None:
                 member.is_lost = True
+
+    def note_report(self, member: Member, report: Mapping[str, Any]) -> None:
+        """What a task says of itself."""
+        member.note_report(report)
+        self._settings.note(report)
+
+    def unread_settings(self) -> str | None:
+        """A warning, where tasks came far enough to have read what the spec sets."""
+        came_far = any(member.has_trained or member.end().ok for member in self)
+        return self._settings.warning() if came_far else None
 
     def note_exit(
         self,

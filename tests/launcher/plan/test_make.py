@@ -216,6 +216,11 @@ def test_settings_travel_to_the_workers_half(plan_of: Planner) -> None:
     assert plan.settings == {"communication": "RING", "precision": "mixed_bfloat16"}
 
 
+def test_a_strategy_that_a_script_makes_anyway_needs_no_reading(plan_of: Planner) -> None:
+    assert plan_of({"strategy": {"name": "multi_worker_mirrored"}}).settings == {}
+    assert plan_of({"strategy": {"name": "default"}}).settings == {"strategy": "default"}
+
+
 def test_the_data_folder_is_the_hosts_own_or_the_usual_one(plan_of: Planner) -> None:
     assert env(plan_of())["TFDS_DATA_DIR"] == "/home/ann/tensorflow_datasets"
     hosts = {"runtime": {"hosts": {"*": {"data_dir": "/mnt/tfds"}}}}
