@@ -106,6 +106,14 @@ def test_init_lists_its_templates_and_takes_each(tfcluster: Tfcluster) -> None:
         assert tfcluster("validate", f"{name}.json").code == 0
 
 
+def test_init_leaves_out_what_belongs_to_the_templates_own_place(tfcluster: Tfcluster) -> None:
+    tfcluster("init", "mine.json", "--template", "estimator-2w-evaluator")
+    written = json.loads(Path("mine.json").read_text())
+    assert set(written) == {"$schema", "version", "cluster", "job"}
+    tfcluster("init", "far.json", "--template", "hosts-2x")
+    assert json.loads(Path("far.json").read_text())["runtime"]["hosts"]["*"]["python"]
+
+
 def test_init_overwrites_only_by_force(tfcluster: Tfcluster) -> None:
     Path("mine.json").write_text("precious")
     said = tfcluster("init", "mine.json")
