@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import time
 
 import click
@@ -39,7 +38,7 @@ def command(
         if not yes:
             click.confirm(f"Delete {len(doomed)} runs?", abort=True, err=True)
         for paths in doomed:
-            shutil.rmtree(paths.root)
+            registry.delete(paths)
     if as_json:
         terminal.emit_json([paths.run_id for paths in doomed])
 

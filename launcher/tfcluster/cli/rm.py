@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-
 import click
 
 from tfcluster.errors import UsageError
@@ -24,7 +22,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
                 f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
             )
     for paths in doomed.values():
-        shutil.rmtree(paths.root)
+        registry.delete(paths)
         terminal.say(f"deleted {paths.run_id}")
     if as_json:
         terminal.emit_json(list(doomed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +58,12 @@ def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
         except RunFolderError:
             continue
     return sorted(found, key=lambda run: run[1].started_at)
+
+
+def delete(paths: RunPaths) -> None:
+    """Remove what a run that is over has left: its folder, and a killed coordinator's socket."""
+    shutil.rmtree(paths.root)
+    paths.control_socket.unlink(missing_ok=True)
 
 
 def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None = None) -> RunPaths:

@@ -1,0 +1,28 @@
+"""A shell of one's own for every test, and proof at its end that nothing was left behind."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .commandline import CommandLine
+
+
+@pytest.fixture
+def shell() -> Iterator[CommandLine]:
+    """Commands in a folder of their own; fails the test that leaves a process or a socket."""
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    line = CommandLine(root)
+    try:
+        yield line
+    finally:
+        try:
+            line.clean_up()
+            left = [p for p in (root / "run").rglob("*") if not p.is_dir()]
+        finally:
+            shutil.rmtree(root, ignore_errors=True)
+    assert not left, f"files left in the runtime folder: {left}"

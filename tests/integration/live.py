@@ -1,0 +1,181 @@
+"""A run that is under way, as a second terminal sees it: its folder, its processes, its ports."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .commandline import CommandLine, Done, Screen, wait_for
+
+FAMILY = """
+import json, multiprocessing, os, socket, subprocess, time
+config, name = json.loads(os.environ["TF_CONFIG"]), os.environ["TFCLUSTER_TASK"]
+kind, index = name.split(":")
+host, port = config["cluster"][kind][int(index)].rsplit(":", 1)
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind((host, int(port)))
+listener.listen()
+multiprocessing.set_start_method("fork")
+child = multiprocessing.Process(target=time.sleep, args=(300,))
+child.start()
+shell = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300; :"])
+print("family", json.dumps({"port": int(port), "pids": [os.getpid(), child.pid, shell.pid]}),
+      flush=True)
+while not os.path.exists("finish"):
+    time.sleep(0.05)
+child.kill()
+shell.kill()
+"""
+"""Listens where TensorFlow would, beside two children that a plain SIGTERM does not end.
+
+Ends with 0 once its working directory holds a file called ``finish``."""
+
+
+class Live:
+    """`tfcluster up` or `run`, started under a name of its own; output goes to files."""
+
+    def __init__(
+        self, shell: CommandLine, command: str, *args: str, name: str = "r", **options: Any
+    ) -> None:
+        self.shell, self.name = shell, name
+        self.out, self.err = shell.root / f"{name}.out", shell.root / f"{name}.err"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process: subprocess.Popen[bytes] = shell.start(
+                command, "--name", name, *args, stdout=out, stderr=err, **options
+            )
+
+    @property
+    def folder(self) -> Path:
+        def look() -> list[Path]:
+            return list(self.shell.home.glob(f"runs/{self.name}-*/state.json"))
+
+        return wait_for(look, what=f"a run called {self.name}; {self.said()}")[0].parent
+
+    @property
+    def run_id(self) -> str:
+        return self.folder.name
+
+    def said(self) -> str:
+        """What it wrote to stderr until now."""
+        return self.err.read_text(errors="replace")
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        return state
+
+    def agents(self) -> tuple[int, int]:
+        """The process ids of agent and guard of the only node."""
+        (agent,) = wait_for(lambda: self.state()["agents"], what="the agent").values()
+        return agent["pid"], agent["guard_pid"]
+
+    def events(self) -> list[dict[str, Any]]:
+        return read_events(self.folder)
+
+    def log(self, task: str, attempt: int = 1) -> str:
+        path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_line(self, text: str, *tasks: str) -> None:
+        """Until each of `tasks` has written `text`."""
+        for task in tasks or ("worker:0", "worker:1"):
+            wait_for(
+                lambda task=task: text in self.log(task) or self.process.poll() is not None,  # type: ignore[misc]
+                what=f"{text!r} of {task}; {self.said()}",
+            )
+            assert text in self.log(task), self.said()
+
+    def end(self, timeout: float = 30) -> int:
+        """Its exit code, once it has ended."""
+        return self.process.wait(timeout)
+
+    def end_timed(self, timeout: float = 30) -> tuple[int, float]:
+        """Exit code, and how many seconds it took from now."""
+        since = time.monotonic()
+        return self.process.wait(timeout), time.monotonic() - since
+
+
+class Family:
+    """The processes and ports of a run of `FAMILY`."""
+
+    def __init__(self, run: Live, tasks: Sequence[str] = ("worker:0", "worker:1")) -> None:
+        run.wait_for_line("family", *tasks)
+        self.pids: list[int] = []
+        self.ports: list[int] = []
+        for task in tasks:
+            line = next(line for line in run.log(task).splitlines() if line.startswith("family"))
+            facts = json.loads(line.removeprefix("family"))
+            self.pids += facts["pids"]
+            self.ports.append(facts["port"])
+
+    def living(self) -> list[int]:
+        return [pid for pid in self.pids if is_alive(pid)]
+
+    def assert_gone(self, within_s: float) -> float:
+        """No process lives and every port can be bound; returns the seconds that took."""
+        since = time.monotonic()
+        while living := self.living():
+            assert time.monotonic() - since < within_s, f"alive after {within_s} s: {living}"
+            time.sleep(0.005)
+        while taken := [port for port in self.ports if not is_free(port)]:
+            assert time.monotonic() - since < within_s, f"taken after {within_s} s: {taken}"
+            time.sleep(0.005)
+        return time.monotonic() - since
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not alive: it holds nothing."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def is_free(port: int) -> bool:
+    """Whether a stranger can have the port for himself."""
+    with socket.socket() as probe:
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody has now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("0.0.0.0", 0))
+    ports = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+
+
+def the_status(shell: CommandLine, run: str) -> dict[str, Any]:
+    done = shell.run("status", "--json", run)
+    assert done.code == 0, done.err
+    status: dict[str, Any] = json.loads(done.out)
+    return status
+
+
+def interrupt(screen: Screen) -> None:
+    """What the terminal does on Ctrl-C: SIGINT to its foreground group."""
+    screen.type(b"\x03")
+
+
+def kill(pid: int, number: int) -> None:
+    os.kill(pid, number)
+
+
+__all__ = ["Done", "Family", "Live"]

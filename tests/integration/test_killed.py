@@ -1,0 +1,118 @@
+"""`kill -9` of coordinator, agent or guard: nothing of the run outlives it, and it is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import time
+
+import pytest
+
+from .commandline import CommandLine
+from .live import FAMILY, Family, Live, is_alive, the_status
+
+LIMIT_S = 2.0
+TIMES = 10
+AT_ONCE = 5
+
+
+def start(shell: CommandLine, count: int) -> list[tuple[Live, Family]]:
+    """Runs whose tasks, with their children, all live."""
+    shell.script("family.py", FAMILY)
+    before = len(shell.runs())
+    runs = [
+        Live(shell, "run", "-n", "2", "family.py", name=f"r{before + number}")
+        for number in range(count)
+    ]
+    return [(run, Family(run)) for run in runs]
+
+
+def kill(run: Live, *who: str) -> None:
+    agent, guard = run.agents()
+    pids = {"coordinator": run.process.pid, "agent": agent, "guard": guard}
+    for name in who:
+        os.kill(pids[name], signal.SIGKILL)
+
+
+def assert_all_gone(run: Live, family: Family) -> float:
+    since = time.monotonic()
+    assert len(family.living()) <= 6
+    took = family.assert_gone(LIMIT_S)
+    while any(is_alive(pid) for pid in run.agents()):
+        assert time.monotonic() - since < LIMIT_S, "the agent or the guard lives on"
+        time.sleep(0.005)
+    return took
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "who",
+    [("coordinator",), ("agent",), ("guard",), ("coordinator", "agent")],
+    ids="+".join,
+)
+def test_ten_of_ten_times_nothing_lives_two_seconds_later(
+    shell: CommandLine, who: tuple[str, ...]
+) -> None:
+    took = []
+    for _ in range(TIMES // AT_ONCE):
+        for run, family in start(shell, AT_ONCE):
+            assert len(family.living()) == 6
+            kill(run, *who)
+            took.append(assert_all_gone(run, family))
+            code = run.end(10)
+            assert code == (-signal.SIGKILL if "coordinator" in who else 3), run.said()
+    assert shell.run("prune", "--keep", "0", "-y").code == 0
+
+    assert len(took) == TIMES
+    print(f"{'+'.join(who)}: median {statistics.median(took):.3f} s, most {max(took):.3f} s")
+
+
+@pytest.mark.parametrize("who", ["agent", "guard"])
+def test_without_its_agent_or_guard_a_run_ends_with_3_and_names_the_node(
+    shell: CommandLine, who: str
+) -> None:
+    ((run, family),) = start(shell, 1)
+
+    kill(run, who)
+
+    assert run.end(10) == 3
+    assert_all_gone(run, family)
+    said = run.said()
+    assert "node local is lost" in said
+    assert f"{run.run_id} failed after" in said
+    status = the_status(shell, run.run_id)
+    assert (status["status"], status["exit_code"]) == ("failed", 3)
+    assert not {"running", "starting"} & {task["state"] for task in status["tasks"]}
+    events = run.events()
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert [e["node"] for e in events if e["type"] == "node_lost"] == ["local"]
+    assert events[-1]["type"] == "run_finished"
+
+
+def test_without_its_coordinator_a_run_is_lost_and_every_command_says_so(
+    shell: CommandLine,
+) -> None:
+    ((run, family),) = start(shell, 1)
+    run_id = run.run_id
+
+    kill(run, "coordinator")
+    run.end(10)
+    assert_all_gone(run, family)
+
+    listed = json.loads(shell.run("ps", "-a", "--json").out)
+    assert [(found["run"], found["status"]) for found in listed] == [(run_id, "lost")]
+    assert json.loads(shell.run("ps", "--json").out) == []
+    assert the_status(shell, run_id)["status"] == "lost"
+    assert "lost" in shell.run("status").out.decode()
+    waited = shell.run("wait", run_id, timeout=10)
+    assert waited.code == 3
+    assert "is lost: its coordinator went away" in waited.err
+    down = shell.run("down", run_id, timeout=10)
+    assert down.code == 0
+    assert "its coordinator is gone" in down.err
+    nobody = shell.run("down", timeout=10)
+    assert (nobody.code, "no run is live" in nobody.err) == (2, True)
+    assert shell.run("rm", run_id).code == 0
+    assert shell.runs() == []
