@@ -79,7 +79,9 @@ class Coordinator:
         self._deadline: float | None = None
 
     def stop(self, stop: Stop) -> None:
-        """End the run early; a second call kills at once."""
+        """End the run early; a second call kills at once, one after the end stops copying."""
+        if self._is_closing:
+            self._harvest.cancel()
         self._exchange.put(lambda: self._on_stop(stop))
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,6 +180,8 @@ class Warned(Event):
     """Something the user should know that ends nothing."""
 
     message: str
+    closing: bool | None = None
+    """It came with the end of the run: the summary says it, a live view need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

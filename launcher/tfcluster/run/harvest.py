@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class Harvest:
         self._before: outputs.WorkdirBefore | None = None
         self._hurry = asyncio.Event()
         self._chief_is_over = False
+        self._is_cut = threading.Event()
 
     async def put_state_back(self) -> PutBack:
         """Make every task's directory hold the newest complete state; empty on a fresh start."""
@@ -74,7 +76,8 @@ class Harvest:
         self._hurry.set()
 
     def cancel(self) -> None:
-        """Have copies that are under way end soon."""
+        """Cut the last copies short: the user does not want to wait for them."""
+        self._is_cut.set()
         self._gatherer.cancel()
 
     async def finish(self) -> list[Event]:
@@ -86,18 +89,24 @@ class Harvest:
         if self._gathers:
             events += [self._event(one) for one in self._gatherer.final_look()]
         notes = [*self._gatherer.take_notes(), *self._gather_outputs()]
-        return events + [ev.Warned(message=note) for note in notes]
+        if self._is_cut.is_set():
+            notes.append(
+                "gathering was cut short by Ctrl-C; what is left lies in the tasks' folders"
+            )
+        return events + [ev.Warned(message=note, closing=True) for note in notes]
 
     def _gather_outputs(self) -> list[str]:
         wanted, notes, copied = self._plan.checkpoints, list[str](), tuple[str, ...]()
+        stopped = self._is_cut.is_set
         try:
             if wanted.outputs:
-                found = outputs.gather_outputs(self._workdir, wanted.outputs, self._paths.outputs)
+                found = outputs.gather_outputs(
+                    self._workdir, wanted.outputs, self._paths.outputs, stopped=stopped
+                )
                 notes, copied = list(found.notes), found.files
             if wanted.to is not None:
-                deliver(
-                    self._store.newest, self._paths.outputs if copied else None, Path(wanted.to)
-                )
+                folder = self._paths.outputs if copied else None
+                deliver(self._store.newest, folder, Path(wanted.to), stopped=stopped)
         except (CancelledError, SourceChangedError, OSError) as error:
             notes.append(f"not everything was copied: {error}")
         if self._before is not None and self._store.newest is None and wanted.gather:
