@@ -16,6 +16,7 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
         losses = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
         self._fetches = {"step": self._global_step}
+        self._metrics: dict[str, float] = {}
         if len(losses) == 1:
             self._fetches["loss"] = losses[0]
 
@@ -26,8 +27,10 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         reporting.ready()
         results = dict(run_values.results)
         step = int(results.pop("step"))
-        metrics = {name: float(value) for name, value in results.items()}
-        reporting.progress(step, metrics=metrics)
+        self._metrics = {name: float(value) for name, value in results.items()}
+        reporting.progress(step, metrics=self._metrics)
 
     def end(self, session: Any) -> None:
         reporting.finished()
+        # A run may fetch the step before its own training step has counted it.
+        reporting.reached(int(session.run(self._global_step)), metrics=self._metrics)

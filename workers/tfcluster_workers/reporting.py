@@ -81,6 +81,11 @@ def progress(
     meter.offer(Reading(step, epoch=epoch, metrics=lambda: values, batch_size=batch_size))
 
 
+def reached(step: int, *, metrics: Mapping[str, float]) -> None:
+    """This task is at `step`: sent at once and without a speed, as for an evaluation."""
+    event_channel.current().send({"type": "progress", "step": step, "metrics": dict(metrics)})
+
+
 def finished() -> None:
     """The training loop has ended: send the last progress if it is still held back."""
     meter.flush()

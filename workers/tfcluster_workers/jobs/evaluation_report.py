@@ -27,7 +27,6 @@ class EvaluationReport(tf.estimator.Exporter):  # type: ignore[misc]
         step = int(eval_result["global_step"])
         loss, accuracy = float(eval_result["loss"]), float(eval_result["accuracy"])
         print(f"evaluated step {step} loss {loss:.6f} accuracy {accuracy:.4f}", flush=True)
-        reporting.progress(step, metrics={"loss": loss, "accuracy": accuracy})
+        reporting.reached(step, metrics={"loss": loss, "accuracy": accuracy})
         if is_the_final_export:
             print(f"test accuracy {accuracy:.4f}", flush=True)
-            reporting.finished()
