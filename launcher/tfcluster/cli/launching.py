@@ -79,6 +79,8 @@ def _conclude(session: Session, outcome: Outcome, terminal: Terminal) -> int:
             if panel := root_cause_panel(state, paths, lines):
                 show(panel, terminal)
         show(closing_panel(state, paths, load_hint=hint), terminal)
+    if not session.is_recorded:
+        terminal.say(f"warning: the disk is full, {paths.root} does not tell how the run ended")
     if isinstance(outcome.error, TfclusterError):
         raise outcome.error
     return outcome.exit_code

@@ -285,7 +285,7 @@ class Coordinator:
             for event in await self._harvest.finish():
                 self._record(event)
         if (unread := self._gang.unread_settings()) is not None:
-            self.journal.record(ev.Warned(message=unread))
+            self.journal.record(ev.Warned(message=unread, closing=True))
         if (facts := diagnosis.to_json(self._gang.failures)) is not None and self._stop is None:
             self.journal.record(ev.Diagnosis(**facts))
         outcome = self._outcome()

@@ -14,6 +14,8 @@ from tfcluster.errors import RunFolderError
 from tfcluster.run.events import Event, to_line
 from tfcluster.run.paths import RunPaths
 
+_RESERVE_BYTES = 128 * 1024
+
 
 def make(run_id: str, home_dir: Path) -> RunPaths:
     """Make the folder (0700) and point ``latest`` at it; raises RunFolderError."""
@@ -23,6 +25,7 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
         paths.root.parent.mkdir(mode=0o700, exist_ok=True)
         paths.root.mkdir(mode=0o700)
         paths.logs.mkdir()
+        paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
         _link(home_dir / "latest", paths.root)
     except OSError as error:
         raise RunFolderError(
@@ -30,6 +33,12 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
             cure="make it writable, or set TFCLUSTER_HOME to a folder that is",
         ) from error
     return paths
+
+
+def release_reserve(paths: RunPaths) -> None:
+    """Give back the space that `make` kept, for the last state and the last events."""
+    with contextlib.suppress(OSError):
+        paths.reserve.unlink(missing_ok=True)
 
 
 def _link(link: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tfcluster.run import state as run_state
 from tfcluster.run.events import Event, Progress
-from tfcluster.run.folder import EventLog, write_json
+from tfcluster.run.folder import EventLog, release_reserve, write_json
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 
@@ -50,8 +50,11 @@ class Journal:
         return self._log.flush() and not self._is_urgent
 
     def close(self) -> bool:
-        """Save what is left; False where the disk did not take it."""
+        """Save what is left, on a full disk too; False where it did not take everything."""
         self._is_urgent = True
-        saved = self.save()
+        if not (saved := self.save()):
+            release_reserve(self.paths)
+            saved = self.save()
+        release_reserve(self.paths)
         self._log.close()
         return saved

@@ -28,7 +28,7 @@ def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     own = f"tfcluster-{os.getuid()}"
     found = [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
     base = environ.get("XDG_RUNTIME_DIR")
-    if base and os.access(base, os.W_OK):
+    if base and Path(base).is_dir() and os.access(base, os.W_OK):
         found.insert(0, Path(base) / "tfcluster")
     return next((p for p in found if len(os.fsencode(p)) <= _LONGEST_RUNTIME_DIR), found[-1])
 
@@ -62,6 +62,11 @@ class RunPaths:
     @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
+
+    @property
+    def reserve(self) -> Path:
+        """Space kept for the last words of a run that fills its disk; gone when it is over."""
+        return self.root / ".reserve"
 
     @property
     def fault(self) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster import backends
 from tfcluster.backends.base import Backend
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import RunFolderError, TfclusterError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import folder
@@ -44,10 +44,13 @@ class Session:
             _backend_of(node)
         self.plan = plan
         self.paths: RunPaths = folder.make(new_run_id(plan.name, now), home_dir)
-        folder.write_json(self.paths.spec, spec)
-        folder.write_json(self.paths.plan, plan_to_json(plan))
+        for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
+            if not folder.write_json(path, data):
+                raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
         state = run_state.first_state(plan, self.paths, this_process(), now)
         self.journal = Journal(state, self.paths)
+        self.is_recorded = True
+        """Whether the disk took everything that was to be written down."""
 
     def run(
         self,
@@ -62,7 +65,7 @@ class Session:
         except Exception as fault:
             return self._note_fault(fault)
         finally:
-            self.journal.close()
+            self.is_recorded = self.journal.close()
 
     async def _run(
         self, announce: Callable[[Mapping[str, int]], None], gathers: bool, prepares: bool

@@ -27,7 +27,7 @@ FASTEST_POLL_S, SLOWEST_POLL_S = 0.02, 0.2
 """How long the view sleeps when nothing new came: doubling while it stays quiet."""
 SKIP_ABOVE = 64 * 1024 * 1024
 """Bytes a terminal may be behind before it goes on with the newest; a pipe gets everything."""
-CLOSED_NOTE = "stdout is closed; training goes on, `tfcluster logs -f` shows the lines"
+CLOSED_NOTE = "training goes on, `tfcluster logs -f` shows the lines"
 _STATUS_INTERVAL_S = 0.25
 _ROUNDS_BEFORE_TALK = 64
 

@@ -55,7 +55,7 @@ def closing_panel(
     parts: list[Part] = [task_ends(snapshot.tasks), Facts(_places(snapshot, paths))]
     if load_hint:
         parts.append(Facts((("load it", load_hint),)))
-    parts += [f"warning: {warning}" for warning in dict.fromkeys(snapshot.warnings)]
+    parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     if home_bytes is not None and home_bytes > HOME_IS_LARGE:
         size = format_bytes(home_bytes)
         parts.append(f"All runs together take {size}; `tfcluster prune` removes old ones.")
@@ -101,7 +101,7 @@ def status_panel(snapshot: RunSnapshot, paths: RunPaths, *, now: float) -> Panel
         parts.append(f"root cause: {cause.get('task')}: {reason}")
         if hint := cause.get("hint"):
             parts.append(f"→ {hint}")
-    parts += [f"warning: {warning}" for warning in dict.fromkeys(snapshot.warnings)]
+    parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
 
 
@@ -133,6 +133,16 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
         for found in checkpoints
     )
     return Grid(("STEP", "KIND", "SIZE", "PATH"), rows, right=frozenset({"STEP", "SIZE"}))
+
+
+def _warnings(snapshot: RunSnapshot) -> list[str]:
+    lost = [
+        f"{format_bytes(task.log_lost_bytes)} ({task.log_lost_bytes:,} bytes) of {task.task}'s"
+        " log are lost: the disk did not take them"
+        for task in snapshot.tasks
+        if task.log_lost_bytes
+    ]
+    return [*lost, *dict.fromkeys(snapshot.warnings)]
 
 
 def task_ends(tasks: Sequence[TaskSnapshot]) -> Grid:

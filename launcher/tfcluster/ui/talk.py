@@ -76,7 +76,9 @@ def _node_lost(event: Mapping[str, Any]) -> Told:
     return Told(f"lost node {event['node']}: {event['reason']}", ("red",))
 
 
-def _warned(event: Mapping[str, Any]) -> Told:
+def _warned(event: Mapping[str, Any]) -> Told | None:
+    if event.get("closing"):
+        return None
     return Told(str(event["message"]), ("yellow",))
 
 

@@ -38,6 +38,8 @@ class Stream:
         self._fd = _descriptor(stream)
         self.error: str | None = None if stream is not None else "closed from the start"
         """Why nothing can be written any more; None while it can."""
+        self.problem = "is closed"
+        """The same as the end of a sentence."""
 
     @property
     def is_tty(self) -> bool:
@@ -71,6 +73,8 @@ class Stream:
                 self._write_text(data)
         except (OSError, ValueError) as problem:
             self.error = getattr(problem, "strerror", None) or str(problem)
+            if isinstance(problem, OSError) and not isinstance(problem, BrokenPipeError):
+                self.problem = f"cannot be written ({self.error})"
             return False
         return True
 
@@ -130,7 +134,7 @@ class Terminal:
         written = self.stdout.write(data)
         if not written and self.closed_note and not self._closed_was_said:
             self._closed_was_said = True
-            self.say(self.closed_note)
+            self.say(f"stdout {self.stdout.problem}; {self.closed_note}")
         return written
 
     def emit_json(self, value: Any) -> bool:

@@ -163,7 +163,7 @@ def test_a_closed_stdout_is_said_once_and_the_view_goes_on(
         time.sleep(0.05)
     happen(paths, Warned(message="still here"))
     assert view.finish(timeout_s=10)
-    assert stderr.getvalue().splitlines().count(follow.CLOSED_NOTE) == 1
+    assert stderr.getvalue().splitlines().count(f"stdout is closed; {follow.CLOSED_NOTE}") == 1
     assert "still here" in stderr.getvalue()
     stdout.close()
 

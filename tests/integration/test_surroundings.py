@@ -1,0 +1,470 @@
+"""Bad surroundings: a clear message, the right exit code, a proper end, nothing lost silently."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .commandline import CommandLine, screen
+
+HELLO = "import os, sys\nprint('hello', os.environ['TFCLUSTER_TASK'], sys.argv[1:])\n"
+
+
+@pytest.fixture
+def line() -> Iterator[CommandLine]:
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    shell = CommandLine(root)
+    shell.script("hello.py", HELLO)
+    yield shell
+    shell.clean_up()
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def small_disk(line: CommandLine) -> Iterator[Path]:
+    """2 MiB of disk for the runs."""
+    line.home.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", line.home], check=True)
+    yield line.home
+    line.clean_up()
+    subprocess.run(["umount", "--lazy", line.home], check=True)
+
+
+def refused(line: CommandLine, *args: str, code: int = 3) -> str:
+    """What a command says that cannot start anything."""
+    done = line.run(*args)
+    assert done.code == code, done.err
+    assert done.out == b""
+    assert "Traceback" not in done.err
+    assert "  → " in done.err, f"no cure in: {done.err}"
+    assert done.err.startswith("tfcluster: ")
+    return done.err
+
+
+def went_well(line: CommandLine, *args: str) -> None:
+    """`tfcluster run -n 2 hello.py` or what else prints hello does all it should."""
+    done = line.run(*(args or ("run", "-n", "2", "hello.py")))
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    for task in ("worker:0", "worker:1"):
+        assert f"{task} │ hello {task}" in done.out.decode()
+    assert line.events()[-1]["type"] == "run_finished"
+
+
+# -- the script and its Python ------------------------------------------------------------------
+
+
+def test_a_script_that_is_missing(line: CommandLine) -> None:
+    said = refused(line, "run", "missing.py")
+
+    assert f"there is no script at {line.cwd}/missing.py" in said
+    assert not line.home.exists()
+
+
+@pytest.mark.parametrize("job", ["module", "script"])
+def test_a_python_without_tensorflow(line: CommandLine, job: str) -> None:
+    venv.create(line.root / "bare", symlinks=True)
+    line.script("train.py", "import tensorflow as tf\nprint(tf.__version__)\n")
+    what = ["-m", "tfcluster_workers.jobs.keras_mnist"] if job == "module" else ["train.py"]
+
+    said = refused(line, "run", "--python", str(line.root / "bare"), *what)
+
+    assert f"{line.root}/bare/bin/python" in said
+    assert "TensorFlow" in said
+    assert "pip install" in said
+
+
+@pytest.mark.parametrize("python", ["/nonexistent/python", "/etc/passwd", "/bin/true", "/bin/cat"])
+def test_a_python_that_is_none(line: CommandLine, python: str) -> None:
+    said = refused(line, "run", "--python", python, "hello.py")
+
+    assert python in said
+    assert "index out of range" not in said
+
+
+def test_a_script_whose_name_begins_with_a_dash(line: CommandLine) -> None:
+    line.script("-dash.py", HELLO)
+
+    went_well(line, "run", "-n", "2", "--", "-dash.py", "-n", "9")
+
+
+def test_empty_and_odd_arguments_reach_the_script_as_they_are(line: CommandLine) -> None:
+    odd = ["", " ", "-n", "--", "a b", "$HOME", "ü\n"]
+
+    done = line.run("run", "-n", "1", "hello.py", *odd)
+
+    assert repr(odd) in done.out.decode()
+
+
+# -- ports and folders --------------------------------------------------------------------------
+
+
+def test_a_port_that_a_stranger_holds(line: CommandLine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        port = stranger.getsockname()[1]
+        spec = line.spec("fixed.json", {"script": "hello.py"})
+        cluster = {"worker": [f"127.0.0.1:{port}", "127.0.0.1:0"]}
+        spec.write_text(json.dumps(json.loads(spec.read_text()) | {"cluster": cluster}))
+
+        done = line.run("up", "fixed.json")
+
+    assert done.code == 3
+    assert f"port 127.0.0.1:{port}" in done.err
+    assert f"pid {os.getpid()}" in done.err
+    assert "  → " in done.err
+    assert done.out == b""
+    assert "Traceback" not in done.err
+    assert line.state()["status"] == "failed"
+    assert line.events()[-1]["exit_code"] == 3
+
+
+def test_a_home_below_a_file(line: CommandLine) -> None:
+    line.home.write_text("a file")
+
+    assert str(line.home) in refused(line, "run", "hello.py")
+
+
+def test_a_home_on_a_disk_that_is_read_only(line: CommandLine, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+
+    said = refused(line, "run", "hello.py")
+
+    assert "Read-only file system" in said
+    assert "TFCLUSTER_HOME" in said
+
+
+def test_a_home_whose_path_is_too_long_for_sockets(line: CommandLine) -> None:
+    line.env["TFCLUSTER_HOME"] = str(line.home / ("deep" * 30))
+
+    done = line.run("run", "-n", "2", "hello.py")
+
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("problem", ["missing", "too long", "unset", "not a folder"])
+def test_a_runtime_folder_of_no_use(line: CommandLine, problem: str) -> None:
+    long = line.root / ("x" * 120)
+    long.mkdir()
+    places = {"missing": "/nonexistent", "too long": str(long), "not a folder": "/etc/passwd"}
+    line.env.pop("XDG_RUNTIME_DIR")
+    if problem in places:
+        line.env["XDG_RUNTIME_DIR"] = places[problem]
+
+    went_well(line)
+
+
+def test_no_home_in_the_environment(line: CommandLine) -> None:
+    line.env.pop("HOME")
+
+    went_well(line)
+
+
+def test_a_workdir_that_nobody_may_write(line: CommandLine) -> None:
+    folder = line.root / "fixed"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+    try:
+        (folder / "hello.py").write_text(HELLO)
+        subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        line.cwd = folder
+
+        went_well(line)
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_a_workdir_that_is_deleted_in_the_middle(line: CommandLine) -> None:
+    line.cwd = line.root / "gone"
+    line.cwd.mkdir()
+    line.script(
+        "script.py",
+        "import pathlib, shutil, os, time\n"
+        "time.sleep(1)\n"
+        "if os.environ['TFCLUSTER_TASK'] == 'worker:0':\n"
+        "    shutil.rmtree(os.getcwd())\n"
+        "time.sleep(0.5)\n"
+        "print('still here')\n",
+    )
+
+    done = line.run("run", "-n", "2", "script.py")
+
+    assert done.code == 0, done.err
+    assert done.out.decode().count("still here") == 2
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("name", ["a b", "quote'\"", "ünï→", "new\nline", "-rf", "$HOME `x` %s {}"])
+def test_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
+    line.cwd = line.root / name
+    line.cwd.mkdir()
+    line.script("hello.py", HELLO)
+    line.spec("s.json", {"script": "hello.py"})
+
+    went_well(line)
+    went_well(line, "up", "s.json")
+    went_well(line, "up", str(line.cwd / "s.json"))
+
+
+def test_a_spec_from_standard_input(line: CommandLine) -> None:
+    spec = line.spec("s.json", {"script": "hello.py"}).read_bytes()
+
+    done = line.run("up", "-", input=spec)
+
+    assert done.code == 0, done.err
+    assert "worker:1 │ hello worker:1" in done.out.decode()
+
+
+# -- a disk that is full ------------------------------------------------------------------------
+
+FLOOD = """
+import pathlib, sys, time
+for n in range(40):
+    sys.stdout.write(f"{n:06d} " + "x" * 100_000 + "\\n")
+    sys.stdout.flush()
+    time.sleep(0.02)
+pathlib.Path(sys.argv[1]).touch()
+"""
+
+
+def test_a_disk_that_is_full_costs_lines_and_says_how_many(
+    line: CommandLine, small_disk: Path
+) -> None:
+    line.script("flood.py", FLOOD)
+    finished = line.root / "finished"
+
+    done = line.run("run", "-n", "1", "flood.py", str(finished))
+
+    assert done.code == 0, done.err
+    assert finished.exists(), "training went on"
+    assert "Traceback" not in done.err
+    assert "log are lost: No space left on device" in done.err
+    events = line.events()
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "run_finished"
+    lost = sum(event["bytes"] for event in events if event["type"] == "log_lost")
+    assert lost + len(line.log("worker:0")) == 40 * 100_008
+    state = line.state()
+    assert (state["status"], state["exit_code"]) == ("succeeded", 0)
+    assert state["tasks"][0]["log_lost_bytes"] == lost
+    summary = done.err[done.err.index(" succeeded after") :]
+    assert "lost" in summary, "the summary repeats what scrolled by"
+
+
+def test_a_disk_with_space_again_takes_lines_again(line: CommandLine, small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    line.script(
+        "flood.py",
+        "import pathlib, time\n"
+        "print('first', flush=True)\n"
+        f"ballast = pathlib.Path({str(ballast)!r})\n"
+        "file = ballast.open('wb', buffering=0)\n"
+        "try:\n"
+        "    while file.write(bytes(4096)): pass\n"
+        "except OSError: pass\n"
+        "print('x' * 5000, flush=True)\n"
+        "time.sleep(0.5)\n"
+        "ballast.unlink()\n"
+        "file.close()\n"
+        "print('last', flush=True)\n",
+    )
+
+    done = line.run("run", "-n", "1", "flood.py")
+
+    assert done.code == 0, done.err
+    log = line.log("worker:0").decode()
+    assert log.startswith("first\n")
+    assert log.endswith("\nlast\n")
+    assert re.search(r"\[tfcluster: \d+ bytes lost here: No space left on device\]", log)
+    assert "worker:0 │ last" in done.out.decode()
+
+
+# -- odd output ---------------------------------------------------------------------------------
+
+
+def test_a_worker_that_closes_its_stdout_and_stderr_is_waited_for(line: CommandLine) -> None:
+    done_file = line.root / "done"
+    line.script(
+        "closes.py",
+        "import os, pathlib, time\n"
+        "print('before', flush=True)\n"
+        "os.close(1); os.close(2)\n"
+        "time.sleep(1)\n"
+        f"pathlib.Path({str(done_file)!r}).touch()\n"
+        "os._exit(0)\n",
+    )
+
+    done = line.run("run", "-n", "1", "closes.py")
+
+    assert done.code == 0, done.err
+    assert done.out.decode() == "worker:0 │ before\n"
+    assert done_file.exists()
+
+
+def test_ten_megabytes_without_a_newline(line: CommandLine) -> None:
+    line.script("long.py", "import sys\nsys.stdout.write('x' * 10_000_000)\n")
+
+    done = line.run("run", "-n", "1", "long.py")
+
+    assert done.code == 0, done.err
+    assert done.out == "worker:0 │ ".encode() + b"x" * 10_000_000 + b"\n"
+    assert line.log("worker:0") == b"x" * 10_000_000
+
+
+BINARY = (
+    bytes(range(256)).replace(b"\n", b"").replace(b"\r", b"") + b"\x1b]0;owned\x07\x1b[2J\xff\n"
+)
+
+
+def test_binary_output_passes_a_pipe_as_it_is(line: CommandLine) -> None:
+    line.script("binary.py", f"import os\nos.write(1, {BINARY!r})\n")
+
+    done = line.run("run", "-n", "1", "binary.py")
+
+    assert done.code == 0
+    assert done.out == "worker:0 │ ".encode() + BINARY
+    assert line.log("worker:0") == BINARY
+
+
+def test_binary_output_does_no_harm_to_a_terminal(line: CommandLine) -> None:
+    line.script("binary.py", f"import os\nos.write(1, {BINARY!r})\n")
+
+    with screen(line, "run", "-n", "1", "binary.py") as seen:
+        assert seen.read_all() == 0
+
+    assert b"\x1b]0;" not in seen.seen, "the window keeps its title"
+    assert b"\x1b[2J" not in seen.seen
+    assert b"\x07" not in seen.seen
+    assert b"\x00" not in seen.seen
+    seen.seen.decode()
+    assert line.log("worker:0") == BINARY
+
+
+# -- terminals and descriptors ------------------------------------------------------------------
+
+PROGRESS = """
+import pathlib, sys, time
+for n in range(int(sys.argv[2])):
+    print(f"step {n:05d} " + "." * 60, flush=True)
+    pathlib.Path(sys.argv[1]).write_text(str(n))
+    time.sleep(0.001)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> None:
+    line.script("progress.py", PROGRESS)
+    at, most = line.root / "at", 20_000
+
+    def step() -> int:
+        return int(at.read_text() or 0) if at.exists() else 0
+
+    with screen(line, "run", "-n", "1", "progress.py", str(at), str(most)) as seen:
+        while step() < 100:
+            seen.read(0.1)
+        seen.type(b"\x13")
+        seen.read(0.5)
+        shown, before = len(seen.seen), step()
+        while step() == before:
+            time.sleep(0.1)
+        time.sleep(30)
+        seen.read(0.2)
+        assert len(seen.seen) - shown < 5000, "the terminal stands still"
+        assert step() == most - 1, "training goes on, to its end"
+        seen.type(b"\x11")
+        assert seen.read_all() == 0
+
+    found = [int(number) for number in re.findall(rb"step (\d{5}) \.{60}", seen.seen)]
+    assert found == list(range(most)), "nothing is lost, also not on the screen"
+    assert b"succeeded after" in seen.seen
+
+
+def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandLine) -> None:
+    at = line.root / "at"
+    line.script("progress.py", PROGRESS)
+    line.spec("s.json", {"script": "progress.py", "args": [str(at), "3000"]}, workers=1)
+
+    done = line.shell("set -o pipefail; tfcluster up s.json | head -1")
+
+    assert done.code == 0, done.err
+    assert done.out.decode() == "worker:0 │ step 00000 " + "." * 60 + "\n"
+    assert at.read_text() == "2999"
+    assert done.err.count("stdout is closed; training goes on") == 1
+    assert "succeeded after" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_descriptors_that_are_closed(line: CommandLine, closed: str) -> None:
+    done = line.shell(f"tfcluster run -n 2 hello.py {closed}")
+
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    if ">&-" not in closed.replace("2>&-", ""):
+        assert "worker:1 │ hello worker:1" in done.out.decode()
+    assert line.state()["exit_code"] == 0
+    assert line.log("worker:1").startswith(b"hello worker:1"), "no stray bytes in a log"
+    assert line.log("worker:1").count(b"\n") == 1
+
+
+def test_a_full_device_as_stdout_is_said_once(line: CommandLine) -> None:
+    done = line.shell("tfcluster run -n 2 hello.py > /dev/full")
+
+    assert done.code == 0, done.err
+    assert done.err.count("stdout cannot be written (No space left on device); training") == 1
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("columns", [40, 12])
+def test_a_narrow_terminal(line: CommandLine, columns: int) -> None:
+    with screen(line, "run", "-n", "2", "hello.py", columns=columns) as seen:
+        assert seen.read_all() == 0
+
+    assert b"hello worker:1" in seen.seen
+    assert b"Traceback" not in seen.seen
+    rules = re.findall(r"─+", seen.seen.decode())
+    assert all(len(rule) <= columns for rule in rules)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1"), ("CI", "1")], ids=str
+)
+def test_a_terminal_that_wants_no_decoration(line: CommandLine, name: str, value: str) -> None:
+    line.env[name] = value
+
+    with screen(line, "run", "-n", "2", "hello.py") as seen:
+        assert seen.read_all() == 0
+
+    assert b"hello worker:1" in seen.seen
+    assert not re.search(rb"\x1b\[[0-9;]*m", seen.seen), "no colours"
+    if name != "NO_COLOR":
+        assert b"\x1b" not in seen.seen, "and no status line"
+
+
+def test_no_terminal_at_all(line: CommandLine) -> None:
+    done = line.shell("setsid tfcluster run -n 2 hello.py < /dev/null > out 2> err; echo $?")
+
+    assert done.out == b"0\n"
+    out, err = (line.cwd / "out").read_text(), (line.cwd / "err").read_text()
+    assert "worker:0 │ hello worker:0" in out
+    assert "succeeded after" in err
+    assert "\x1b" not in out + err
+
+
+def test_the_home_may_lie_in_the_working_directory(line: CommandLine) -> None:
+    line.env["TFCLUSTER_HOME"] = str(line.cwd / "home")
+
+    done = line.run("run", "-n", "2", "hello.py")
+
+    assert done.code == 0
+    assert "New files" not in done.err
