@@ -63,7 +63,7 @@ def make_plan(
         hooks=has_hooks(spec),
         settings=tuned_settings(spec),
     )
-    return replace(plan, notes=tuple(notes.find(spec, plan)))
+    return replace(plan, notes=tuple(notes.find(spec, plan, around.imports)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(r"Invalid reduction dimension 0|convert a value \(PerReplica"),
-        'Keras 3 fails across workers: set "keras": {"version": "2"} and use tf.keras',
+        "Keras 3 fails on several workers (keras#20585), and `import keras` is Keras 3: "
+        "write `import tf_keras as keras`, or use tf.keras",
     ),
     (
         re.compile(r"FILE based sharding|aren't enough elements in this dataset"),
@@ -67,7 +68,7 @@ class Failure:
     @property
     def reason(self) -> str:
         if self.error:
-            return self.error
+            return _brief(self.error)
         if self.signal is not None:
             return f"killed by {_signal_name(self.signal)}"
         return f"exit code {self.exit_code}"
@@ -76,6 +77,14 @@ class Failure:
     def hint(self) -> str | None:
         text = f"{self.error}\n{self.last_lines}"
         return next((hint for pattern, hint in _HINTS if pattern.search(text)), None)
+
+
+def _brief(text: str, *, lines: int = 8) -> str:
+    """A tensor's values may be part of a message; its first and last lines say what is wrong."""
+    found = text.splitlines()
+    if len(found) <= lines:
+        return text
+    return "\n".join([*found[:2], f"… {len(found) - 4} lines …", *found[-2:]])
 
 
 def _signal_name(number: int) -> str:

@@ -199,6 +199,12 @@ def test_tf_keras_stands_in_where_keras_3_would_fail(
     assert any("tf_keras" in note and "is used" in note for note in plan.notes) is legacy
 
 
+def test_a_script_that_imports_keras_is_told_that_this_is_keras_3(plan_of: Planner) -> None:
+    (note,) = plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes
+    assert "write `import tf_keras as keras`" in note
+    assert "is used" not in note
+
+
 def test_what_the_user_says_about_keras_is_not_overruled(plan_of: Planner) -> None:
     plan = plan_of({"job": {"env": {"TF_USE_LEGACY_KERAS": "0"}}})
     assert env(plan)["TF_USE_LEGACY_KERAS"] == "0"
