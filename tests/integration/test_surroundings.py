@@ -204,7 +204,7 @@ def test_a_workdir_that_is_deleted_in_the_middle(line: CommandLine) -> None:
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("name", ["a b", "quote'\"", "ünï→", "new\nline", "-rf", "$HOME `x` %s {}"])
+@pytest.mark.parametrize("name", ["a b 'quoted\" ünï→\nnew line", "-rf $HOME `x` %s {} *"])
 def test_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
     line.cwd = line.root / name
     line.cwd.mkdir()
@@ -212,7 +212,6 @@ def test_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
     line.spec("s.json", {"script": "hello.py"})
 
     went_well(line)
-    went_well(line, "up", "s.json")
     went_well(line, "up", str(line.cwd / "s.json"))
 
 
@@ -353,10 +352,11 @@ def test_binary_output_does_no_harm_to_a_terminal(line: CommandLine) -> None:
 # -- terminals and descriptors ------------------------------------------------------------------
 
 PROGRESS = """
-import pathlib, sys, time
+import sys, time
+done = open(sys.argv[1], "wb", buffering=0)
 for n in range(int(sys.argv[2])):
     print(f"step {n:05d} " + "." * 60, flush=True)
-    pathlib.Path(sys.argv[1]).write_text(str(n))
+    done.write(b".")
     time.sleep(0.001)
 """
 
@@ -364,10 +364,10 @@ for n in range(int(sys.argv[2])):
 @pytest.mark.slow
 def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> None:
     line.script("progress.py", PROGRESS)
-    at, most = line.root / "at", 20_000
+    at, most = line.root / "at", 8_000
 
     def step() -> int:
-        return int(at.read_text() or 0) if at.exists() else 0
+        return at.stat().st_size if at.exists() else 0
 
     with screen(line, "run", "-n", "1", "progress.py", str(at), str(most)) as seen:
         while step() < 100:
@@ -380,7 +380,7 @@ def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> No
         time.sleep(30)
         seen.read(0.2)
         assert len(seen.seen) - shown < 5000, "the terminal stands still"
-        assert step() == most - 1, "training goes on, to its end"
+        assert step() == most, "training goes on, to its end"
         seen.type(b"\x11")
         assert seen.read_all() == 0
 
@@ -398,7 +398,7 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandL
 
     assert done.code == 0, done.err
     assert done.out.decode() == "worker:0 │ step 00000 " + "." * 60 + "\n"
-    assert at.read_text() == "2999"
+    assert at.stat().st_size == 3000
     assert done.err.count("stdout is closed; training goes on") == 1
     assert "succeeded after" in done.err
     assert "Traceback" not in done.err
