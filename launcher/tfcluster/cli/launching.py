@@ -11,7 +11,7 @@ from tfcluster.run.paths import home
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tfcluster.run.coordinator import Outcome
+    from tfcluster.run.ending import Outcome
     from tfcluster.run.planning import Planned
     from tfcluster.run.session import Session
 
@@ -69,7 +69,7 @@ def _conclude(session: Session, outcome: Outcome, terminal: Terminal) -> int:
     from tfcluster.ui.source import last_lines
 
     state, paths = session.journal.state, session.paths
-    if state.attempt:
+    if state.attempt or outcome.error is None:
         held = open_for_reading(paths.checkpoints)
         hint = load_hint(held[-1]) if held else ""
         if state.diagnosis:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tfcluster import __version__
 from tfcluster.backends.base import Backend
-from tfcluster.errors import NodeLostError, SurroundingsError, TfclusterError
+from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.run import control, diagnosis
 from tfcluster.run import events as ev
-from tfcluster.run.ending import Next, judge
+from tfcluster.run.ending import Next, Outcome, Stop, judge
 from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.gang import Gang, Member, longest_grace_s, stops
@@ -29,24 +28,6 @@ FAILURE_GRACE_S = 1.0
 """Survivors of a failure cannot save; they get this long after SIGTERM."""
 AGENT_SLACK_S = 15.0
 """An agent that has not reported the end of its tasks so long after the grace is itself lost."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """A wish to end the run; `now` kills at once."""
-
-    why: str
-    exit_code: int
-    now: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a run ended, and the error to print where it is not the tasks' own affair."""
-
-    status: Status
-    exit_code: int
-    error: TfclusterError | None = None
 
 
 class _Interrupted(Exception):
@@ -82,7 +63,8 @@ class Coordinator:
         """End the run early; a second call kills at once, one after the end stops copying."""
         if self._is_closing:
             self._harvest.cancel()
-        self._exchange.put(lambda: self._on_stop(stop))
+        else:
+            self._exchange.put(lambda: self._on_stop(stop))
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Serve the control socket; raises ValueError for an op that is unknown."""

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from tfcluster.errors import TfclusterError
 from tfcluster.plan.plan import TaskId
+from tfcluster.run.events import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +59,21 @@ def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
     if task.running or task.ok or task.ended_by_us:
         return False
     return not (chief_done and task.collateral)
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A wish to end the run; `now` kills at once."""
+
+    why: str
+    exit_code: int
+    now: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended, and the error to print where it is not the tasks' own affair."""
+
+    status: Status
+    exit_code: int
+    error: TfclusterError | None = None

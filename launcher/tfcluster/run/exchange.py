@@ -92,9 +92,12 @@ class Exchange:
                 await self._links[node].send(message)
 
     async def close(self) -> None:
-        """Have every agent end whatever is left, and wait until agents and guards are gone."""
+        """Have every agent end whatever is left, wait until agents and guards are gone, and hear
+        what they had to say."""
         for link in self._links.values():
             with contextlib.suppress(ConnectionError, TimeoutError):
                 async with asyncio.timeout(_GOODBYE_S):
                     await link.send({"type": "shutdown"})
             await link.close()
+        while not self._inbox.empty():  # the last exits came while nobody looked
+            self._inbox.get_nowait()()

@@ -19,7 +19,8 @@ from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import folder
 from tfcluster.run import state as run_state
-from tfcluster.run.coordinator import Coordinator, Outcome, Stop
+from tfcluster.run.coordinator import Coordinator
+from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import RunFinished, Status
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.identity import this_process

@@ -49,6 +49,12 @@ def _node_connected(
     state.agents[event.node] = {"pid": event.pid, "guard_pid": event.guard_pid}
 
 
+def _node_lost(state: RunSnapshot, event: ev.NodeLost, now: float, paths: RunPaths) -> None:
+    for task in state.tasks:
+        if task.node == event.node and task.pid is not None and task.ended_at is None:
+            task.state = "lost"
+
+
 def _ports_held(state: RunSnapshot, event: ev.PortsHeld, now: float, paths: RunPaths) -> None:
     for task, port in event.ports.items():
         snapshot = task_of(state, task)
@@ -94,7 +100,9 @@ def _log_lost(state: RunSnapshot, event: ev.LogLost, now: float, paths: RunPaths
 
 
 def _task_stopping(state: RunSnapshot, event: ev.TaskStopping, now: float, paths: RunPaths) -> None:
-    task_of(state, event.task).state = "stopping"
+    task = task_of(state, event.task)
+    if task.state != "lost":
+        task.state = "stopping"
 
 
 def _task_exited(state: RunSnapshot, event: ev.TaskExited, now: float, paths: RunPaths) -> None:
@@ -126,6 +134,7 @@ def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: 
 
 _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]] = {
     ev.NodeConnected: _node_connected,
+    ev.NodeLost: _node_lost,
     ev.PortsHeld: _ports_held,
     ev.TaskStarted: _task_started,
     ev.TaskReady: _task_ready,

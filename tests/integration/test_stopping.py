@@ -1,0 +1,233 @@
+"""Ctrl-C, signals and `down`: how long tasks get, what the shell sees, that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from .commandline import CommandLine, screen, wait_for
+from .live import FAMILY, Family, Live, the_status
+
+SLEEPS = """
+import time
+print("up", flush=True)
+time.sleep(300)
+"""
+DEAF = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: print("heard SIGTERM", flush=True))
+print("up", flush=True)
+end = time.monotonic() + 300
+while time.monotonic() < end:
+    time.sleep(0.1)
+"""
+"""As MultiWorkerMirroredStrategy has it."""
+SAVES = """
+import signal, sys, time
+from tfcluster_workers import event_channel
+
+def save(*_):
+    print("saving", flush=True)
+    time.sleep(4)
+    print("saved", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+event_channel.current().send({"type": "saves_on_sigterm"})
+print("up", flush=True)
+time.sleep(300)
+"""
+"""Needs twice as long as a task that says nothing is given."""
+STOPPED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
+
+
+def up(shell: CommandLine, script: str, *args: str) -> Live:
+    shell.script("task.py", script)
+    run = Live(shell, "run", "-n", "2", *args, "task.py")
+    run.wait_for_line("up")
+    return run
+
+
+@pytest.mark.parametrize("number", STOPPED_CODES, ids=lambda number: number.name)
+def test_a_signal_ends_the_run_as_interrupted_with_the_shells_code(
+    shell: CommandLine, number: signal.Signals
+) -> None:
+    shell.script("family.py", FAMILY)
+    run = Live(shell, "run", "-n", "2", "family.py")
+    family = Family(run)
+
+    run.process.send_signal(number)
+
+    assert run.end() == STOPPED_CODES[number], run.said()
+    family.assert_gone(0.5)
+    status = the_status(shell, run.run_id)
+    assert (status["status"], status["exit_code"]) == ("interrupted", STOPPED_CODES[number])
+    assert status["diagnosis"] is None, "nobody is to blame"
+    assert {task["state"] for task in status["tasks"]} == {"stopped"}
+    assert run.events()[-1]["type"] == "run_finished"
+    assert shell.run("wait", run.run_id).code == STOPPED_CODES[number]
+
+
+def test_a_task_that_swallows_sigterm_is_killed_two_seconds_later(shell: CommandLine) -> None:
+    run = up(shell, DEAF)
+
+    run.process.send_signal(signal.SIGINT)
+    code, took = run.end_timed()
+
+    assert code == 130
+    assert 2.0 <= took < 5.0
+    assert "heard SIGTERM" in run.log("worker:0")
+    assert [task["signal"] for task in run.state()["tasks"]] == [signal.SIGKILL] * 2
+
+
+def test_a_task_that_saves_on_sigterm_may_finish_saving(shell: CommandLine) -> None:
+    run = up(shell, SAVES)
+    wait_for(lambda: run.state()["status"] == "running")
+
+    run.process.send_signal(signal.SIGINT)
+    code, took = run.end_timed()
+
+    assert code == 130, run.said()
+    assert 4.0 <= took < 15.0
+    assert "saved" in run.log("worker:0")
+    assert run.state()["status"] == "interrupted"
+    assert "30 s" in run.said(), "how long the tasks get is said"
+
+
+def test_a_command_job_gets_ten_seconds(shell: CommandLine) -> None:
+    command = ["bash", "-c", "trap 'echo heard; sleep 3; echo done; exit 0' TERM; echo up; "
+               "while :; do sleep 0.1; done"]  # fmt: skip
+    spec = shell.spec("command.json", {"command": command})
+    run = Live(shell, "up", spec.name)
+    run.wait_for_line("up")
+
+    run.process.send_signal(signal.SIGINT)
+
+    assert run.end() == 130
+    assert "done" in run.log("worker:0"), "three seconds are within ten"
+
+
+@pytest.mark.parametrize("script", [DEAF, SAVES], ids=["swallows", "saves"])
+def test_a_second_ctrl_c_kills_at_once(shell: CommandLine, script: str) -> None:
+    run = up(shell, script)
+    wait_for(lambda: run.state()["status"] == "running")
+
+    run.process.send_signal(signal.SIGINT)
+    wait_for(lambda: "stopping the run" in run.said())
+    run.process.send_signal(signal.SIGINT)
+    code, took = run.end_timed()
+
+    assert code == 130
+    assert took < 1.5, "far less than any grace"
+
+
+def test_ctrl_c_on_the_terminal_stops_the_run_and_no_task_sees_it(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    with screen(shell, "run", "-n", "2", "--name", "r", "family.py", columns=60) as shown:
+        wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
+        shown.type(b"\x03")
+        code = shown.read_all()
+
+    assert code == 130
+    said = shown.seen.decode(errors="replace")
+    assert "stopping the run: Ctrl-C" in said
+    assert "interrupted after" in said
+    assert "KeyboardInterrupt" not in said
+    assert "Traceback" not in said
+    assert {event["ended_by"] for event in shell.events() if event["type"] == "task_exited"} == {
+        "tfcluster"
+    }
+
+
+def test_closing_the_terminal_stops_the_run(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    with screen(shell, "run", "-n", "2", "--name", "r", "family.py") as shown:
+        wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
+    # Here the terminal is closed.
+    wait_for(lambda: shell.state()["status"] == "interrupted", timeout=10)
+
+    assert shown.process.wait(10) == 129
+    assert shell.state()["exit_code"] == 129
+
+
+def test_during_prepare_nobody_gets_a_grace(shell: CommandLine) -> None:
+    shell.script("task.py", SLEEPS)
+    shell.script("prepare.py", DEAF)
+    spec = shell.spec("s.json", {"script": "task.py", "prepare": {"script": "prepare.py"}})
+    run = Live(shell, "up", spec.name)
+    wait_for(lambda: "up" in (run.folder / "logs/prepare/local.log").read_text()
+             if (run.folder / "logs/prepare/local.log").exists() else False)  # fmt: skip
+
+    run.process.send_signal(signal.SIGINT)
+    code, took = run.end_timed()
+
+    assert code == 130
+    assert took < 1.5
+    assert run.state()["status"] == "interrupted"
+    assert "interrupted after" in run.said()
+    assert run.log("worker:0") == "", "no task was started"
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2, 0.4])
+def test_at_any_moment_of_the_start_it_ends_and_leaves_nothing(
+    shell: CommandLine, after_s: float
+) -> None:
+    shell.script("task.py", SLEEPS)
+    run = Live(shell, "run", "-n", "2", "task.py")
+    _ = run.folder
+    time.sleep(after_s)
+
+    run.process.send_signal(signal.SIGINT)
+
+    assert run.end(10) == 130, run.said()
+    assert "Traceback" not in run.said()
+    assert run.state()["status"] == "interrupted"
+
+
+@pytest.mark.parametrize("now", [False, True], ids=["down", "down-now"])
+def test_down_from_elsewhere(shell: CommandLine, now: bool) -> None:
+    run = up(shell, DEAF)
+    waiting = shell.start("wait", run.run_id)
+
+    since = time.monotonic()
+    done = shell.run("down", *(["--now"] if now else []), run.run_id)
+    took = time.monotonic() - since
+
+    assert done.code == 0, done.err
+    assert f"{run.run_id} is interrupted" in done.err
+    assert run.end(5) == 143
+    assert "stopping the run: tfcluster down" in run.said()
+    assert waiting.wait(10) == 143
+    assert ("heard SIGTERM" in run.log("worker:0")) is not now
+    if not now:
+        assert took >= 2.0
+
+
+def test_wait_returns_the_code_of_a_run_that_succeeds(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    run = Live(shell, "run", "-n", "2", "family.py")
+    Family(run)
+    waiting = shell.start("wait")
+    time.sleep(0.5)
+    assert waiting.poll() is None
+
+    shell.script("finish", "")
+
+    assert run.end() == 0
+    assert waiting.wait(10) == 0
+
+
+def test_a_stopped_task_hears_the_stop(shell: CommandLine) -> None:
+    """SIGSTOP must not keep a task from being ended, nor its run."""
+    run = up(shell, SLEEPS)
+    pid = wait_for(lambda: run.state()["tasks"][0]["pid"])
+    os.kill(pid, signal.SIGSTOP)
+
+    run.process.send_signal(signal.SIGINT)
+    code, took = run.end_timed()
+
+    assert code == 130
+    assert took < 2.0
