@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PROGRESS_BACKLOG = 1000
 """Unacknowledged messages above which progress (replaced by the next anyway) is dropped."""
+MOST_REPORTS = 1000
+"""Read from one task in one turn: more than its socket holds, and the others get theirs."""
 _READ_BYTES = 256 << 10
 _END_S = 1.5
 
@@ -106,8 +108,8 @@ class Crew:
             task.streamed += len(data)
             self.line.queue(protocol.data_frame(protocol.LOG, task.stream_name, where, data))
 
-    def _drain(self, task: Task) -> bool:
-        """Move waiting output to the log; False at the end of the pipe, or when it was empty."""
+    def _drain(self, task: Task) -> None:
+        """Move the output that waits to the log."""
         count, ended, unwritten = drain(task.pipe, task.log)
         self.moved += count
         if ended:
@@ -120,7 +122,6 @@ class Crew:
             self._report_loss(task)
         if self.line.wants_logs:
             self._stream(task)
-        return count > 0
 
     def _report_loss(self, task: Task) -> None:
         named = {"task": task.name, "attempt": task.attempt}
@@ -131,7 +132,7 @@ class Crew:
 
     def _hear(self, task: Task) -> None:
         """Pass on what the task reports; malformed messages are dropped, they are the task's."""
-        while True:
+        for _ in range(MOST_REPORTS):
             try:
                 raw = task.events.recv(MAX_EVENT + 1)
             except BlockingIOError:
@@ -141,7 +142,7 @@ class Crew:
             if not raw:
                 self._unwatch(task.events)
                 return
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 self._pass_on(task, json.loads(raw))
 
     def _pass_on(self, task: Task, event: Any) -> None:
@@ -169,10 +170,11 @@ class Crew:
                     self._read_the_rest(task)
 
     def _read_the_rest(self, task: Task) -> None:
+        """All it wrote and reported itself; a grandchild that goes on gets `drain_until`."""
         self._hear(task)
         task.drain_until = time.monotonic() + stop.DRAIN_S
-        while self._drain(task):
-            pass
+        for _ in ("what a full pipe holds", "its end"):
+            self._drain(task)
 
     def _finish(self, task: Task) -> None:
         stop.clear_group(task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,8 +97,12 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 FILL = """
-import os, sys, time
+import array, fcntl, os, sys, termios, time
 for number in range(40): os.write(1, b"z" * 99_999 + b"\\n")
+unread = array.array("i", [1])
+while unread[0]:
+    fcntl.ioctl(1, termios.FIONREAD, unread)
+    time.sleep(0.1)
 open(sys.argv[1], "w").close()
 while os.path.exists(sys.argv[1]): time.sleep(0.02)
 os.write(1, b"the end\\n")
@@ -145,3 +150,25 @@ def test_a_stopped_reader_of_the_connection_does_not_stop_a_task(rig: Rig) -> No
     assert os.path.exists(f"/proc/{rig.pid}")
     assert memory_of(rig.pid)[1] < 40_000
     rig.exited()
+
+
+def test_a_grandchild_that_writes_on_does_not_hold_up_the_end(rig: Rig) -> None:
+    """On a disk that is slower than the grandchild (a pipe read slowly) output never runs dry."""
+    rig.log().parent.mkdir()
+    os.mkfifo(rig.log())
+    reader = os.open(rig.log(), os.O_RDWR)
+    is_over = threading.Event()
+
+    def read_slowly() -> None:
+        while not is_over.wait(0.01):
+            os.read(reader, 65536)
+
+    disk = threading.Thread(target=read_slowly)
+    disk.start()
+    try:
+        rig.start("sh", "-c", "yes & sleep 0.1")
+        assert rig.exited()["exit_code"] == 0
+    finally:
+        is_over.set()
+        disk.join()
+        os.close(reader)

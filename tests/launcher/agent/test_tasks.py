@@ -117,6 +117,19 @@ def test_events_of_a_task_come_before_its_exit_in_order(rig: Rig) -> None:
     assert (events[-1]["type"], len(events[-1]["traceback"])) == ("error", 60000)
 
 
+def test_a_report_nobody_can_read_is_dropped(rig: Rig) -> None:
+    code = (
+        "import os, socket\n"
+        "line = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS_FD']))\n"
+        "for report in (b'[' * 60_000, b'{', b'\\xff', b'[]', b'{\"type\": \"ready\"}'):\n"
+        "    line.send(report)\n"
+    )
+    rig.start_python(code)
+    assert rig.exited()["ended_by"] == "itself"
+    heard = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
+    assert heard == [{"type": "ready"}]
+
+
 def test_a_task_that_closes_its_output_goes_on(rig: Rig) -> None:
     code = "import os, time; print('last words', flush=True); os.close(1); os.close(2)"
     rig.start_python(code + "; time.sleep(0.5); os._exit(4)")
