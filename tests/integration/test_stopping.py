@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -210,9 +211,9 @@ def test_wait_returns_the_code_of_a_run_that_succeeds(shell: CommandLine) -> Non
     shell.script("family.py", FAMILY)
     run = Live(shell, "run", "-n", "2", "family.py")
     Family(run)
-    waiting = shell.start("wait")
-    time.sleep(0.5)
-    assert waiting.poll() is None
+    waiting = shell.start("wait", run.run_id)
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(1)
 
     shell.script("finish", "")
 

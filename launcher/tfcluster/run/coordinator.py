@@ -144,6 +144,8 @@ class Coordinator:
         """The cause did not come, the rest did not finish, or an agent does not answer."""
         self._deadline = None
         if not self._is_ending:
+            if self._judge() is Next.AWAIT_CAUSE:
+                self._gang.blame_the_late()
             late = ", ".join(str(member.id) for member in self._gang.running())
             self.journal.record(ev.Warned(message=f"{late} did not end with the others: ended"))
             self._end_all("the others have ended", FAILURE_GRACE_S)

@@ -18,6 +18,8 @@ BOOT_GRACE_S = 2.0
 COMMAND_GRACE_S = 10.0
 """For tasks of which nothing is known (docker stop's default)."""
 
+_LATE = "it did not end while the others failed because of it: stopped, hung or cut off"
+
 
 @dataclass(slots=True)
 class Member:
@@ -138,6 +140,11 @@ class Gang:
             last_lines=last_lines,
         )
         self.failures.append(member.failure)
+
+    def blame_the_late(self) -> None:
+        """The others failed as a consequence and no cause came: whoever lives on is the cause."""
+        late = [Failure(str(m.id), None, None, error=_LATE) for m in self.running()]
+        self.failures.extend(late)
 
 
 def _describe(error: Mapping[str, Any]) -> str:

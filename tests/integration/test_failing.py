@@ -1,0 +1,212 @@
+"""A task that fails ends the run, and the user reads which one, how, and its last words."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from .commandline import CommandLine, wait_for
+from .live import Live, is_alive, the_status
+
+FAILS = """
+import os, signal, sys, time
+if os.environ["TFCLUSTER_TASK"] != "worker:1":
+    print("up", flush=True)
+    time.sleep(300)
+for number in range(30):
+    print("words", number, flush=True)
+{how}
+"""
+HOWS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "exit 3": ("sys.exit(3)", {"exit_code": 3}, "exit 3"),
+    "exception": ("raise ValueError('bad batch')", {"exit_code": 1}, "ValueError: bad batch"),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", {"signal": 9}, "SIGKILL"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", {"signal": 11}, "SIGSEGV"),
+}
+COLLATERAL = """
+import os, sys, time
+if os.environ["TFCLUSTER_TASK"] == "worker:0":
+    print("Collective ops is aborted by: some other worker", flush=True)
+    sys.exit(1)
+time.sleep(2)
+raise RuntimeError("the first cause")
+"""
+ONLY_COLLATERAL = """
+import os, sys, time
+if os.environ["TFCLUSTER_TASK"] == "worker:0":
+    print("Collective ops is aborted by: some other worker", flush=True)
+    sys.exit(1)
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+def assert_whole(events: list[dict[str, Any]], *, status: str, exit_code: int) -> None:
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[0]["type"] == "run_started"
+    last = events[-1]
+    assert (last["type"], last["status"], last["exit_code"]) == ("run_finished", status, exit_code)
+    assert sum(event["type"] == "run_finished" for event in events) == 1
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_the_others_are_stopped_and_the_summary_names_the_task(
+    shell: CommandLine, how: str
+) -> None:
+    code, ended, word = HOWS[how]
+    shell.script("task.py", FAILS.format(how=code))
+    run = Live(shell, "run", "-n", "3", "task.py")
+
+    assert run.end() == 1, run.said()
+
+    summary = run.said()
+    assert "root cause: worker:1" in summary
+    assert word in summary
+    lines = [line.strip() for line in summary.splitlines()]
+    shown = lines.index("words 29") if how != "exception" else lines.index("ValueError: bad batch")
+    head = next(i for i, line in enumerate(lines) if line.startswith("last 20 lines of worker:1"))
+    assert shown == head + 20
+    status = the_status(shell, run.run_id)
+    assert (status["status"], status["exit_code"]) == ("failed", 1)
+    cause = status["diagnosis"]["root_cause"]
+    assert cause["task"] == "worker:1"
+    assert ended.items() <= cause.items()
+    states = {task["task"]: task["state"] for task in status["tasks"]}
+    assert states == {"worker:0": "stopped", "worker:1": "failed", "worker:2": "stopped"}
+    assert not any(is_alive(task["pid"]) for task in status["tasks"])
+    assert_whole(run.events(), status="failed", exit_code=1)
+
+
+def test_a_consequence_that_arrives_before_its_cause_is_not_blamed(shell: CommandLine) -> None:
+    shell.script("task.py", COLLATERAL)
+    run = Live(shell, "run", "-n", "2", "task.py")
+
+    assert run.end() == 1
+    (diagnosis,) = [event for event in run.events() if event["type"] == "diagnosis"]
+    assert diagnosis["root_cause"]["task"] == "worker:1"
+    assert "RuntimeError: the first cause" in diagnosis["root_cause"]["reason"]
+    assert diagnosis["collateral"] == ["worker:0"]
+    assert "root cause: worker:1" in run.said()
+    assert "worker:0 failed because of it" in run.said()
+    assert_whole(run.events(), status="failed", exit_code=1)
+
+
+@pytest.mark.slow
+def test_one_that_never_ends_while_the_others_died_of_it_is_the_cause(shell: CommandLine) -> None:
+    shell.script("task.py", ONLY_COLLATERAL)
+    run = Live(shell, "run", "-n", "2", "task.py")
+
+    assert run.end(40) == 1
+    cause = run.state()["diagnosis"]["root_cause"]
+    assert cause["task"] == "worker:1"
+    assert "did not end" in cause["reason"]
+    assert run.state()["diagnosis"]["collateral"] == ["worker:0"]
+
+
+@pytest.mark.parametrize("failing", [True, False], ids=["one-fails", "none-fails"])
+def test_one_plain_task_that_fails_does_not_stop_the_others(
+    shell: CommandLine, failing: bool
+) -> None:
+    shell.script(
+        "task.py",
+        "import os, sys, time\n"
+        f"if {failing} and os.environ['TFCLUSTER_TASK'] == 'worker:0': sys.exit(3)\n"
+        "time.sleep(2)\nprint('all done', flush=True)",
+    )
+    shell.spec("plain.json", {"script": "task.py", "kind": "plain"})
+    run = Live(shell, "up", "plain.json")
+
+    assert run.end() == (1 if failing else 0), run.said()
+    assert "all done" in run.log("worker:1")
+    assert run.state()["tasks"][1]["state"] == "succeeded"
+
+
+CHIEF = """
+import os, sys, time
+task = os.environ["TFCLUSTER_TASK"]
+print("up", flush=True)
+if task == "chief:0":
+    sys.exit(0)
+if task == "worker:0":
+    time.sleep(2)
+    print("late but well", flush=True)
+    sys.exit(0)
+time.sleep(300)
+"""
+
+
+def chief_spec(shell: CommandLine, cluster: dict[str, int], finish_grace_s: float) -> list[str]:
+    shell.script("task.py", CHIEF)
+    spec = shell.spec("chief.json", {"script": "task.py"}, cluster=cluster)
+    return [spec.name, "--set", f"supervision.finish_grace_s={finish_grace_s}"]
+
+
+def test_after_the_chief_the_workers_may_finish(shell: CommandLine) -> None:
+    run = Live(shell, "up", *chief_spec(shell, {"chief": 1, "worker": 1}, 30))
+
+    assert run.end() == 0, run.said()
+    assert "late but well" in run.log("worker:0")
+    assert [task["state"] for task in run.state()["tasks"]] == ["succeeded"] * 2
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [{"chief": 1, "worker": 2}, {"chief": 1, "worker": 1, "evaluator": 1}],
+    ids=["worker", "evaluator"],
+)
+def test_one_that_never_ends_after_the_chief_is_ended_with_a_warning(
+    shell: CommandLine, cluster: dict[str, int]
+) -> None:
+    late = "worker:1" if cluster["worker"] == 2 else "evaluator:0"
+    run = Live(shell, "up", *chief_spec(shell, cluster, 4))
+
+    assert run.end() == 0, run.said()
+    assert "late but well" in run.log("worker:0")
+    states = {task["task"]: task["state"] for task in run.state()["tasks"]}
+    assert states == {"chief:0": "succeeded", "worker:0": "succeeded", late: "stopped"}
+    (warning,) = [event["message"] for event in run.events() if event["type"] == "warned"]
+    assert late in warning
+    assert warning in run.said()
+
+
+def test_a_task_that_cannot_be_started_ends_the_run_with_3(shell: CommandLine) -> None:
+    spec = shell.spec("s.json", {"command": ["./no-such-program"]})
+    done = shell.run("up", spec.name)
+
+    assert done.code == 3, done.err
+    assert "no-such-program" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_failed_prepare_starts_no_task(shell: CommandLine) -> None:
+    shell.script("task.py", "print('started')")
+    shell.script("prepare.py", "print('no disk'); raise SystemExit(4)")
+    shell.spec("s.json", {"script": "task.py", "prepare": {"script": "prepare.py"}})
+    run = Live(shell, "up", "s.json")
+
+    assert run.end() == 3
+    assert "prepare failed on local with exit code 4; no task was started" in run.said()
+    assert run.log("worker:0") == ""
+    assert_whole(run.events(), status="failed", exit_code=3)
+
+
+def test_a_killed_task_does_not_keep_what_it_had_started(shell: CommandLine) -> None:
+    shell.script(
+        "task.py",
+        "import subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '300'])\n"
+        "print('child', child.pid, flush=True)\ntime.sleep(300)",
+    )
+    run = Live(shell, "run", "-n", "2", "task.py")
+    run.wait_for_line("child")
+    child = int(run.log("worker:0").split()[1])
+    pid = wait_for(lambda: run.state()["tasks"][0]["pid"])
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert run.end() == 1
+    assert not is_alive(child)
+    assert "killed by SIGKILL" in run.said()
