@@ -7,13 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import log_throughput, memory, start_overhead
+from benchmarks import idle, log_throughput, overhead
 from benchmarks.harness import Metric, measure, table, write_csv
 
 METRICS: dict[str, Metric] = {
     "log-throughput": log_throughput.METRIC,
-    "start-overhead": start_overhead.METRIC,
-    "memory": memory.METRIC,
+    "start-overhead": overhead.START,
+    "exit-overhead": overhead.EXIT,
+    "idle-memory": idle.MEMORY,
+    "idle-cpu": idle.CPU,
 }
 RESULTS = Path(__file__).parent / "results"
 

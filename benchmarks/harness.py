@@ -7,6 +7,7 @@ and its result is a ratio. Variants alternate (A B C A B C …), because a share
 from __future__ import annotations
 
 import csv
+import os
 import platform
 import statistics
 import sys
@@ -62,7 +63,7 @@ def measure(name: str, metric: Metric, *, runs: int) -> list[Value]:
 def table(metric: Metric, values: Sequence[Value]) -> str:
     """Median, least and most of each variant, then the ratios, as plain text."""
     medians = {name: statistics.median(_of(name, values)) for name in metric.variants}
-    lines = [f"{metric.title} ({metric.unit}; {platform.platform()}, {platform.python_version()})"]
+    lines = [f"{metric.title} ({metric.unit}; {_machine()})"]
     for name, median in medians.items():
         own = _of(name, values)
         lines.append(f"  {name:<32} {median:9.3f}   {min(own):.3f} to {max(own):.3f}")
@@ -76,6 +77,13 @@ def write_csv(path: Path, values: Sequence[Value]) -> None:
         writer = csv.writer(file)
         writer.writerow(["metric", "variant", "run", "value", "unit"])
         writer.writerows([v.metric, v.variant, v.run, f"{v.value:.6f}", v.unit] for v in values)
+
+
+def _machine() -> str:
+    """What the figures depend on, the load beside the measurement included."""
+    load = os.getloadavg()[0]
+    python = platform.python_version()
+    return f"{platform.system()}, {os.cpu_count()} cores, Python {python}, load {load:.1f}"
 
 
 def _of(variant: str, values: Sequence[Value]) -> list[float]:

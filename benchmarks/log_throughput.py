@@ -7,23 +7,24 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Metric, Ratio
-from benchmarks.runs import timed_shell, timed_up
+from benchmarks.runs import check_lines, timed_run, timed_shell
 
 WORKERS = 4
 LINES = 200_000
-
-
-def _command(lines: int) -> list[str]:
-    return [sys.executable, str(Path(__file__).with_name("writer.py")), str(lines)]
+WRITER = Path(__file__).with_name("writer.py")
 
 
 def _tfcluster(lines: int) -> float:
-    return timed_up(WORKERS, _command(lines), lines=WORKERS * lines)
+    with timed_run(WORKERS, WRITER, str(lines)) as timed:
+        check_lines(timed, WORKERS * lines)
+    return timed.seconds
 
 
 def _cat(lines: int) -> float:
-    one = f"{shlex.join(_command(lines))} | cat >> merged &\n"
-    return timed_shell(one * WORKERS + "wait", lines=WORKERS * lines)
+    write = shlex.join([sys.executable, str(WRITER), str(lines)])
+    with timed_shell(WORKERS, f"{write} | cat >> merged") as timed:
+        check_lines(timed, WORKERS * lines)
+    return timed.seconds
 
 
 METRIC = Metric(
@@ -42,6 +43,12 @@ METRIC = Metric(
             above_noop="tfcluster, no lines",
             below="cat",
             below_noop="cat, no lines",
-        )
+        ),
+        Ratio(
+            "tfcluster − no-op : cat",
+            above="tfcluster",
+            above_noop="tfcluster, no lines",
+            below="cat",
+        ),
     ],
 )

@@ -1,18 +1,34 @@
-"""One tfcluster run of N plain commands, in a home of its own."""
+"""One tfcluster run of N plain commands, in a home of its own; and the same from a shell."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 TFCLUSTER = str(Path(sys.executable).with_name("tfcluster"))
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A command from its start to its end, by the clock on the wall."""
+
+    began: float
+    ended: float
+    folder: Path
+    """Where it ran; what its workers wrote is there until the block ends."""
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.began
 
 
 @contextmanager
@@ -26,38 +42,44 @@ def spec(workers: int, command: Sequence[str]) -> Iterator[Path]:
         yield path
 
 
-def environment(spec_path: Path) -> dict[str, str]:
-    return os.environ | {"TFCLUSTER_HOME": str(spec_path.parent), "NO_COLOR": "1"}
+def environment(home: Path) -> dict[str, str]:
+    """The tasks run this Python, found without asking it; nothing is coloured."""
+    return os.environ | {
+        "TFCLUSTER_HOME": str(home),
+        "VIRTUAL_ENV": sys.prefix,
+        "NO_COLOR": "1",
+    }
 
 
-def timed_up(workers: int, command: Sequence[str], *, lines: int = 0) -> float:
-    """Seconds of a whole ``tfcluster up`` whose merged stream, of so many lines, goes to a file."""
-    with spec(workers, command) as path, (path.parent / "merged").open("wb") as merged:
-        started = time.perf_counter()
-        done = subprocess.run(
-            [TFCLUSTER, "up", str(path)],
-            stdout=merged,
-            stderr=subprocess.PIPE,
-            env=environment(path),
-        )
-        seconds = time.perf_counter() - started
-        _check_lines(path.parent / "merged", lines)
-    if done.returncode:
-        raise SystemExit(f"tfcluster up failed:\n{done.stderr.decode()[-3000:]}")
-    return seconds
+@contextmanager
+def timed_run(workers: int, script: Path, *args: str) -> Iterator[Timed]:
+    """``tfcluster run -n WORKERS SCRIPT ARGS``; its merged stream goes to the file ``merged``."""
+    with tempfile.TemporaryDirectory(prefix="tfc") as name:
+        folder = Path(name)
+        shutil.copy(script, folder)
+        command = [TFCLUSTER, "run", "-n", str(workers), script.name, *args]
+        env = environment(folder / ".home")
+        with (folder / "merged").open("wb") as merged:
+            began = time.time()
+            done = subprocess.run(
+                command, cwd=folder, env=env, stdout=merged, stderr=subprocess.PIPE
+            )
+            ended = time.time()
+        if done.returncode:
+            raise SystemExit(f"tfcluster run failed:\n{done.stderr.decode()[-3000:]}")
+        yield Timed(began, ended, folder)
 
 
-def timed_shell(script: str, *, lines: int = 0) -> float:
-    """Seconds of a bash script in an empty folder, where it writes so many lines to ``merged``."""
-    with tempfile.TemporaryDirectory(prefix="tfc") as folder:
-        started = time.perf_counter()
-        subprocess.run(["bash", "-c", script], cwd=folder, check=True)
-        seconds = time.perf_counter() - started
-        _check_lines(Path(folder) / "merged", lines)
-        return seconds
+@contextmanager
+def timed_shell(workers: int, command: str) -> Iterator[Timed]:
+    """A bash that starts `command` so many times side by side, in an empty folder, and waits."""
+    with tempfile.TemporaryDirectory(prefix="tfc") as name:
+        began = time.time()
+        subprocess.run(["bash", "-c", f"{command} &\n" * workers + "wait"], cwd=name, check=True)
+        yield Timed(began, time.time(), Path(name))
 
 
-def _check_lines(path: Path, expected: int) -> None:
+def check_lines(timed: Timed, expected: int) -> None:
     """A benchmark that lost its work would look fast."""
-    if expected and (found := path.read_bytes().count(b"\n")) < expected:
-        raise SystemExit(f"{path.name} has {found} lines instead of {expected}")
+    if (found := (timed.folder / "merged").read_bytes().count(b"\n")) != expected:
+        raise SystemExit(f"the merged stream has {found} lines instead of {expected}")
