@@ -18,7 +18,7 @@ from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.gang import Gang, Member, longest_grace_s, stops
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
-from tfcluster.run.reports import to_event
+from tfcluster.run.reports import saved, to_event
 from tfcluster.run.startup import Startup
 from tfcluster.run.tail import last_text
 
@@ -217,8 +217,8 @@ class Coordinator:
 
     def _on_report(self, member: Member, report: Message) -> None:
         self._gang.note_report(member, report)
-        if report.get("type") == "saved" and member.id == self.plan.chief:
-            self._harvest.saved(str(report.get("path")), report.get("step"))
+        if member.id == self.plan.chief and (found := saved(report)) is not None:
+            self._harvest.saved(*found)
 
     def _on_closed(self, node: str, last_words: str) -> None:
         if not self._is_closing:

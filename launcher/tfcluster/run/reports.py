@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
 
 PREPARE = "prepare"
 """Name under which an agent runs a node's prepare step."""
+
+_Value = TypeVar("_Value", str, int)
 
 
 def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
@@ -53,15 +56,31 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
                     attempt=attempt,
                     exception=str(report["exception"]),
                     message=str(report["message"]),
-                    file=report.get("file"),
-                    line=report.get("line"),
+                    file=_only(str, report.get("file")),
+                    line=_only(int, report.get("line")),
                     traceback=str(report.get("traceback", "")),
                 )
             case "note":
                 return ev.Warned(message=f"{task}: {report['message']}")
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         return None
     return None
+
+
+def saved(report: Mapping[str, Any]) -> tuple[str, int | None] | None:
+    """Path and step of a task's ``saved`` report; None for any other, or a malformed one."""
+    path = _only(str, report.get("path"))
+    if report.get("type") != "saved" or path is None:
+        return None
+    return path, _only(int, report.get("step"))
+
+
+def _only(kind: type[_Value], value: object) -> _Value | None:
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _rate(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
@@ -72,8 +91,8 @@ def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
         step=int(report["step"]),
         epoch=None if epoch is None else int(epoch),
         metrics={str(k): float(v) for k, v in report.get("metrics", {}).items()},
-        steps_per_second=report.get("steps_per_second"),
-        examples_per_second=report.get("examples_per_second"),
+        steps_per_second=_rate(report.get("steps_per_second")),
+        examples_per_second=_rate(report.get("examples_per_second")),
     )
 
 
