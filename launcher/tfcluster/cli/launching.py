@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tfcluster.run.ending import Outcome
     from tfcluster.run.planning import Planned
     from tfcluster.run.session import Session
+    from tfcluster.ui.follow import RunView
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,14 @@ def launch(planned: Planned, options: Options) -> int:
 
     view.start()
     outcome = session.run(announce=announce, gathers=options.gathers, prepares=options.prepares)
-    _finish(view.finish)
+    _finish(view)
     return _conclude(session, outcome, terminal)
 
 
-def _finish(finish: object) -> None:
+def _finish(view: RunView) -> None:
     """Show what is left; Ctrl-C leaves the rest to ``tfcluster logs``."""
-    assert callable(finish)
     try:
-        while not finish(0.5):
+        while not view.finish(0.5):
             pass
     except KeyboardInterrupt:
         return
@@ -64,23 +64,32 @@ def _finish(finish: object) -> None:
 def _conclude(session: Session, outcome: Outcome, terminal: Terminal) -> int:
     from tfcluster.checkpoints.loading import load_hint
     from tfcluster.checkpoints.store import open_for_reading
-    from tfcluster.ui.panels import closing_panel, root_cause_panel
+    from tfcluster.run.registry import bytes_of
+    from tfcluster.ui.panels import closing_panel
     from tfcluster.ui.render import show
-    from tfcluster.ui.source import last_lines
 
     state, paths = session.journal.state, session.paths
     if state.attempt or outcome.error is None:
         held = open_for_reading(paths.checkpoints)
         hint = load_hint(held[-1]) if held else ""
-        if state.diagnosis:
-            task = state.diagnosis["root_cause"]["task"]
-            log = session.journal.task(task).log
-            lines = last_lines(paths.root / log) if log else ()
-            if panel := root_cause_panel(state, paths, lines):
-                show(panel, terminal)
-        show(closing_panel(state, paths, load_hint=hint), terminal)
+        _show_root_cause(session, terminal)
+        size = bytes_of(home())
+        show(closing_panel(state, paths, load_hint=hint, home_bytes=size), terminal)
     if not session.is_recorded:
         terminal.say(f"warning: the disk is full, {paths.root} does not tell how the run ended")
     if isinstance(outcome.error, TfclusterError):
         raise outcome.error
     return outcome.exit_code
+
+
+def _show_root_cause(session: Session, terminal: Terminal) -> None:
+    from tfcluster.ui.panels import root_cause_panel
+    from tfcluster.ui.render import show
+    from tfcluster.ui.source import last_lines
+
+    state, paths = session.journal.state, session.paths
+    if state.diagnosis:
+        log = session.journal.task(state.diagnosis["root_cause"]["task"]).log
+        lines = last_lines(paths.root / log) if log else ()
+        if panel := root_cause_panel(state, paths, lines):
+            show(panel, terminal)
