@@ -1,3 +1,10 @@
+"""Finding runs, and what they take on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tfcluster.run import registry
 
 
 def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path) -> None:
