@@ -204,6 +204,15 @@ def test_a_workdir_that_is_deleted_in_the_middle(line: CommandLine) -> None:
     assert "Traceback" not in done.err
 
 
+def test_a_current_folder_that_was_deleted(line: CommandLine) -> None:
+    script = line.cwd / "hello.py"
+
+    done = line.shell(f"mkdir gone && cd gone && rmdir ../gone && tfcluster run {script}")
+
+    assert done.code == 3
+    assert done.err == "tfcluster: the current folder was deleted\n  → cd to another one\n"
+
+
 @pytest.mark.parametrize("name", ["a b 'quoted\" ünï→\nnew line", "-rf $HOME `x` %s {} *"])
 def test_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
     line.cwd = line.root / name

@@ -11,7 +11,7 @@ import traceback
 import click
 
 from tfcluster import __version__
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import SurroundingsError, TfclusterError
 
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
@@ -97,11 +97,21 @@ def main() -> None:
             traceback.print_exc()
         click.echo(f"tfcluster: {error}", err=True)
         code = error.exit_code
-    except Exception:
+    except Exception as fault:
+        if isinstance(fault, FileNotFoundError) and not _has_folder():
+            click.echo("tfcluster: the current folder was deleted\n  → cd to another one", err=True)
+            sys.exit(SurroundingsError.exit_code)
         traceback.print_exc()
         click.echo("tfcluster: this is a fault in tfcluster, please report it", err=True)
         code = TfclusterError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _has_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _leave_quietly() -> int:

@@ -71,7 +71,8 @@ def root_cause_panel(
         return None
     task = str(cause.get("task", "?"))
     how = format_exit(cause.get("exit_code"), cause.get("signal"))
-    parts: list[Part] = [str(cause.get("reason", ""))]
+    reason = str(cause.get("reason", ""))
+    parts: list[Part] = [reason] if reason != f"exit code {cause.get('exit_code')}" else []
     if hint := cause.get("hint"):
         parts.append(f"→ {hint}")
     if collateral := (snapshot.diagnosis or {}).get("collateral"):
