@@ -1,0 +1,103 @@
+"""How long a task gets when it is asked to end, and who of the gang is to blame."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.run.diagnosis import root_cause
+from tfcluster.run.events import TaskExited
+from tfcluster.run.gang import Gang, longest_grace_s, stops
+
+from .conftest import plan_of
+
+SAVES = {"type": "saves_on_sigterm"}
+WAITS = {"type": "waiting_for_peers"}
+READY = {"type": "ready"}
+PROGRESS = {"type": "progress", "step": 1}
+
+
+def started(*tasks: str, hooks: bool = True) -> Gang:
+    gang = Gang(plan_of(*tasks, hooks=hooks))
+    for member in gang:
+        member.is_started = True
+    return gang
+
+
+@pytest.mark.parametrize(
+    ("hooks", "reports", "most_s", "expected"),
+    [
+        (True, [], 30.0, 2.0),
+        (True, [], 1.0, 1.0),
+        (True, [SAVES], 30.0, 30.0),
+        (True, [SAVES], 300.0, 300.0),
+        (True, [SAVES, WAITS], 30.0, 0.0),
+        (True, [WAITS, READY], 30.0, 2.0),
+        (True, [WAITS, PROGRESS, SAVES], 30.0, 30.0),
+        (True, [{"type": ["odd"]}, {}], 30.0, 2.0),
+        (False, [], 30.0, 10.0),
+        (False, [], 5.0, 5.0),
+    ],
+)
+def test_grace(
+    hooks: bool, reports: list[dict[str, object]], most_s: float, expected: float
+) -> None:
+    (member,) = started("worker:0", hooks=hooks)
+    for report in reports:
+        member.note_report(report)
+    assert member.stop_grace_s(most_s) == expected
+
+
+def test_tasks_that_are_stopped_alike_are_one_order() -> None:
+    gang = started("worker:0", "worker:1", "worker:2")
+    saver = gang.get("worker:1")
+    assert saver is not None
+    saver.note_report(SAVES)
+    orders = stops(gang.running(), None, most_s=30.0)
+    assert {tuple(order.tasks): order.grace_s for order in orders} == {
+        ("worker:0", "worker:2"): 2.0,
+        ("worker:1",): 30.0,
+    }
+    assert longest_grace_s(orders) == 30.0
+    (at_once,) = stops(gang.running(), 0.0, most_s=30.0)
+    assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
+    assert longest_grace_s([]) == 0.0
+
+
+def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", words: str = "") -> None:
+    member = gang.get(task)
+    assert member is not None
+    event = TaskExited(task=task, attempt=1, exit_code=1, ended_by=ended_by)
+    gang.note_exit(member, event, error=None, last_lines=words)
+
+
+def test_a_task_we_ended_is_never_to_blame() -> None:
+    gang = started()
+    exit_of(gang, "worker:0", ended_by="tfcluster")
+    assert gang.failures == []
+    assert [str(member.id) for member in gang.running()] == ["worker:1"]
+
+
+def test_who_lives_on_among_victims_is_the_cause() -> None:
+    gang = started("worker:0", "worker:1", "worker:2")
+    exit_of(gang, "worker:0", words="Collective ops is aborted by: x")
+    exit_of(gang, "worker:2", words="Socket closed")
+    gang.blame_the_late()
+    cause = root_cause(gang.failures)
+    assert cause is not None
+    assert cause.task == "worker:1"
+    assert "did not end" in cause.reason
+
+
+def test_serving_tasks_are_told_once() -> None:
+    gang = started("chief:0", "ps:0", "worker:0")
+    (ps,) = gang.serving()
+    ps.is_stopping = True
+    assert gang.serving() == []
+
+
+def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
+    gang = started()
+    gang.lose_node("local")
+    assert gang.running() == []
+    assert not any(end.running or end.ok for end in gang.ends())
+    assert gang.get("worker:7") is gang.get(None) is None

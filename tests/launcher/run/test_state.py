@@ -1,0 +1,124 @@
+"""What a history of events makes of a run's state."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from tfcluster.run import events as ev
+from tfcluster.run.events import Event, Status
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.state import apply, task_of
+
+STARTED = [
+    ev.RunStarted(version="1", run="demo"),
+    ev.NodeConnected(node="local", pid=10, guard_pid=11),
+    ev.PortsHeld(node="local", ports={"worker:0": 4000, "worker:1": 4001}),
+    ev.TaskStarted(task="worker:0", attempt=1, node="local", pid=20),
+    ev.TaskStarted(task="worker:1", attempt=1, node="local", pid=21),
+]
+OUT = ev.TaskExited(task="worker:0", attempt=1, exit_code=0, duration_s=5.0)
+
+
+def replay(state: RunSnapshot, paths: RunPaths, events: list[Event]) -> RunSnapshot:
+    for second, event in enumerate(events):
+        apply(state, event, 200.0 + second, paths)
+    return state
+
+
+def tasks(state: RunSnapshot) -> dict[str, str]:
+    return {task.task: task.state for task in state.tasks}
+
+
+def test_before_anything_has_happened(state: RunSnapshot) -> None:
+    assert state.status is Status.STARTING
+    assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
+
+
+def test_the_run_is_running_once_all_tasks_are_started(state: RunSnapshot, paths: RunPaths) -> None:
+    assert replay(state, paths, [*STARTED[:4]]).status is Status.STARTING
+    assert replay(state, paths, [STARTED[4]]).status is Status.RUNNING
+    assert state.agents == {"local": {"pid": 10, "guard_pid": 11}}
+    first = task_of(state, "worker:0")
+    assert (first.address, first.pid, first.log) == (
+        "127.0.0.1:4000",
+        20,
+        "logs/attempt-1/worker-0.log",
+    )
+
+
+def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    steps = [
+        ev.Progress(task="worker:1", attempt=1, step=5, metrics={"loss": 2.0}, steps_per_second=4),
+        ev.Progress(task="worker:1", attempt=1, step=9, epoch=1, metrics={"loss": 1.0}),
+    ]
+    replay(state, paths, [*STARTED, *steps])
+    task = task_of(state, "worker:1")
+    assert (task.state, task.step, task.epoch, task.metrics) == ("running", 9, 1, {"loss": 1.0})
+    assert task.steps_per_second == 4
+
+
+@pytest.mark.parametrize(
+    ("exited", "expected"),
+    [
+        (OUT, "succeeded"),
+        (ev.TaskExited(task="worker:0", attempt=1, exit_code=3), "failed"),
+        (ev.TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9), "failed"),
+        (
+            ev.TaskExited(
+                task="worker:0", attempt=1, exit_code=None, signal=9, ended_by="tfcluster"
+            ),
+            "stopped",
+        ),
+        (
+            ev.TaskExited(task="worker:0", attempt=1, exit_code=143, ended_by="tfcluster"),
+            "stopped",
+        ),
+    ],
+)
+def test_how_a_task_ended(
+    state: RunSnapshot, paths: RunPaths, exited: Event, expected: str
+) -> None:
+    replay(state, paths, [*STARTED, exited])
+    assert tasks(state) == {"worker:0": expected, "worker:1": "starting"}
+    assert task_of(state, "worker:0").ended_at == 205.0
+
+
+def test_tasks_of_a_lost_node_are_lost_unless_their_end_is_known(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    stopping = ev.TaskStopping(task="worker:1", attempt=1, why="a node is lost")
+    replay(state, paths, [*STARTED, OUT, ev.NodeLost(node="local", reason="gone"), stopping])
+    assert tasks(state) == {"worker:0": "succeeded", "worker:1": "lost"}
+    late = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, ended_by="tfcluster")
+    assert tasks(replay(state, paths, [late]))["worker:1"] == "stopped"
+
+
+def test_a_run_that_is_stopped_and_finished(state: RunSnapshot, paths: RunPaths) -> None:
+    replay(state, paths, [*STARTED, ev.RunStopping(why="Ctrl-C")])
+    assert state.status is Status.STOPPING
+    replay(state, paths, [ev.RunFinished(status="interrupted", exit_code=130)])
+    assert (state.status, state.exit_code, state.ended_at) == (Status.INTERRUPTED, 130, 200.0)
+
+
+def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPaths) -> None:
+    error = ev.TaskError(task="worker:0", attempt=1, exception="ValueError", message="no", line=3)
+    cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
+    lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
+    replay(state, paths, [*STARTED, error, lost, lost, ev.Warned(message="mind"), cause])
+    assert RunSnapshot.from_json(state.to_json() | {"of a newer version": 1}) == state
+    assert task_of(state, "worker:0").log_lost_bytes == 14
+    assert state.warnings == ["mind"]
+    assert (task_of(state, "worker:0").error or {})["line"] == 3
+
+
+def test_every_kind_of_event_has_a_name_of_its_own() -> None:
+    kinds = Event.__subclasses__()
+    names = {kind.type for kind in kinds}
+    assert "run_finished" in names
+    assert len({kind.__name__ for kind in kinds}) == len(names)
+    assert all(fields(kind) for kind in kinds)
