@@ -9,6 +9,7 @@ import struct
 import time
 
 from tfcluster.agent import protocol
+from tfcluster.agent.private import make_private
 from tfcluster.agent.processes import IS_LINUX
 
 TYPE_CHECKING = False
@@ -20,8 +21,8 @@ ENOUGH_QUEUED = 1 << 20
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at `path`, in a folder of mode 0700."""
-    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    """A listening socket at `path`, in a folder that is this user's alone. Raises OSError."""
+    make_private(os.path.dirname(path))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -16,6 +16,7 @@ import json
 import os
 import socket
 
+from tfcluster.agent.private import make_private
 from tfcluster.agent.processes import IS_LINUX
 
 TYPE_CHECKING = False
@@ -78,7 +79,7 @@ class PortHolder:
 
     def _lock(self, port: int) -> int | None:
         """The descriptor that holds the port's lock file; None: somebody else has it."""
-        os.makedirs(self._folder, mode=0o700, exist_ok=True)
+        make_private(self._folder)
         path = self._path(port)
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

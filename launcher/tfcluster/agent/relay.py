@@ -14,6 +14,8 @@ import select
 import socket
 import sys
 
+from tfcluster.agent.private import make_private
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -38,7 +40,7 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
     """Connect to the run's agent on this node; raises RelayError when it cannot be started."""
     path = config["socket"]
     folder = os.path.dirname(path)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
+    make_private(folder)
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two relays must not start two agents

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tfcluster
+from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -96,13 +97,13 @@ def unpack(bundle: Bundle, cache: Path) -> Path:
 
 def _private_temp_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"tfcluster-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    try:
+        make_private(str(folder))
+    except OSError as error:
         raise SurroundingsError(
-            f"{folder} can be written by others, so no code is put there",
+            f"no code is put into {folder}: {error.strerror}",
             cure="make ~/.cache writable, or set XDG_CACHE_HOME",
-        )
+        ) from error
     return folder / "bundles"
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +17,7 @@ from typing import IO
 
 from tfcluster.agent import protocol
 from tfcluster.agent.main import READY
-from tfcluster.agent.processes import IS_LINUX
+from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.backends.base import Capabilities
 from tfcluster.backends.link import AgentLink, Refused, Streams
 from tfcluster.errors import NodeLostError
@@ -60,6 +61,7 @@ class LocalBackend:
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
             await process.wait()
             raise NodeLostError(f"the agent of {node.name} does not answer: {error}") from error
+        process.note_agent(link.welcome["pid"])
         return link
 
 
@@ -81,6 +83,8 @@ class AgentProcess:
         """Returns when the agent listens; raises NodeLostError with its last words. Blocks."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `wait`)
         self._last_words = ""
+        self._agent: tuple[int, int] | None = None
+        """Its process id, which is that of its group, and its start time; once it has told."""
         package_root = str(Path(__file__).parents[2])
         # -I -S: nothing of the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
@@ -113,6 +117,10 @@ class AgentProcess:
             self._errors.close()
             raise NodeLostError(f"the agent did not start: {words or 'it said nothing'}")
 
+    def note_agent(self, pid: int) -> None:
+        """The agent has told its process id; what started here is the guard."""
+        self._agent = (pid, start_time(pid))
+
     def last_words(self) -> str:
         """What the agent wrote to its stderr; a sound one writes nothing."""
         if self._errors.closed:
@@ -121,12 +129,23 @@ class AgentProcess:
         return self._errors.read().decode(errors="replace").strip()[-4000:]
 
     async def wait(self) -> None:
-        """Reap agent and guard; kills the guard if they do not end, which ends the agent."""
+        """Reap agent and guard. An agent that does not end (it may be stopped) is killed first:
+        its guard then ends what it left. A guard that does not end either is killed last."""
         try:
-            await asyncio.to_thread(self._process.wait, _END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+            if await self._has_ended():
+                return
+            if self._agent is not None:
+                signal_group(*self._agent, signal.SIGKILL)
+            if self._agent is None or not await self._has_ended():
+                self._process.kill()
+                await asyncio.to_thread(self._process.wait)
         finally:
             self._last_words = self.last_words()
             self._errors.close()
+
+    async def _has_ended(self) -> bool:
+        try:
+            await asyncio.to_thread(self._process.wait, _END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True

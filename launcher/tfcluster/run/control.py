@@ -14,22 +14,34 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent.private import make_private
+from tfcluster.errors import SurroundingsError
+
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @contextlib.asynccontextmanager
 async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
-    """Answer requests on `path` (its folder is made 0700) until the block ends."""
+    """Answer requests on `path`, in a folder of this user's alone, until the block ends.
+
+    Raises SurroundingsError.
+    """
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.LimitOverrunError):
+        with contextlib.suppress(ConnectionError, ValueError):
             while line := await reader.readline():
                 writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
                 await writer.drain()
         writer.close()
 
     _clear(path)
-    server = await asyncio.start_unix_server(converse, path)
+    try:
+        server = await asyncio.start_unix_server(converse, path)
+    except OSError as error:
+        raise SurroundingsError(
+            f"cannot listen on {path}: {error}",
+            cure="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
+        ) from error
     try:
         yield
     finally:
@@ -38,7 +50,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
 
 
 def _clear(path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(str(path.parent))
     path.unlink(missing_ok=True)
 
 
@@ -48,7 +60,7 @@ def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
         if not isinstance(request, dict):
             raise ValueError("a request is a JSON object")
         return answer(request)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {"ok": False, "error": str(error)}
 
 

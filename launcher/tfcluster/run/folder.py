@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tfcluster.errors import RunFolderError
+from tfcluster.agent.private import make_private
+from tfcluster.errors import RunFolderError, SurroundingsError
 from tfcluster.run.events import Event, to_line
-from tfcluster.run.paths import RunPaths
+from tfcluster.run.paths import RunPaths, runtime_dir
 
 _RESERVE_BYTES = 128 * 1024
 
@@ -39,6 +40,18 @@ def release_reserve(paths: RunPaths) -> None:
     """Give back the space that `make` kept, for the last state and the last events."""
     with contextlib.suppress(OSError):
         paths.reserve.unlink(missing_ok=True)
+
+
+def make_runtime_dir() -> None:
+    """The folder of sockets and locks; raises SurroundingsError where others could meddle."""
+    folder = runtime_dir()
+    try:
+        make_private(str(folder))
+    except OSError as error:
+        raise SurroundingsError(
+            f"no sockets are put into {folder}: {error.strerror}",
+            cure="set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
+        ) from error
 
 
 def _link(link: Path, target: Path) -> None:

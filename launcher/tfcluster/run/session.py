@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster import backends
 from tfcluster.backends.base import Backend
-from tfcluster.errors import RunFolderError, TfclusterError
+from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import folder
@@ -43,6 +43,7 @@ class Session:
         now = time.time()
         for node in plan.nodes:
             _backend_of(node)
+        folder.make_runtime_dir()
         self.plan = plan
         self.paths: RunPaths = folder.make(new_run_id(plan.name, now), home_dir)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
@@ -63,6 +64,8 @@ class Session:
         """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills."""
         try:
             return asyncio.run(self._run(announce, gathers, prepares))
+        except SurroundingsError as error:
+            return self._fail(error)
         except Exception as fault:
             return self._note_fault(fault)
         finally:
@@ -89,6 +92,9 @@ class Session:
         )
         with contextlib.suppress(OSError):
             self.paths.fault.write_text("".join(traceback.format_exception(fault)))
+        return self._fail(error)
+
+    def _fail(self, error: TfclusterError) -> Outcome:
         self.journal.record(RunFinished(status=Status.FAILED, exit_code=error.exit_code))
         return Outcome(Status.FAILED, error.exit_code, error)
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from tfcluster import backends
+from tfcluster.backends import link as link_module
+from tfcluster.backends import local
 from tfcluster.backends.link import AgentLink
 from tfcluster.backends.local import LocalBackend, socket_path
 from tfcluster.errors import NodeLostError, SurroundingsError
@@ -99,6 +101,24 @@ def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
     run(scenario)
 
 
+def test_an_agent_that_stands_still_is_killed_and_the_guard_ends_its_tasks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(local, "_END_TIMEOUT_S", 1.0)
+
+    async def scenario() -> None:
+        async with connected(folder) as link:
+            await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
+            task = await anext(aiter(link))
+            os.kill(link.welcome["pid"], signal.SIGSTOP)
+        for pid in (task["pid"], link.welcome["pid"], link.welcome["guard_pid"]):
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+
+    run(scenario)
+
+
 def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
@@ -120,6 +140,16 @@ def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
         broken = LocalBackend(folder / "ports")  # a file where a folder must be
         with pytest.raises(NodeLostError, match=r"File exists|Not a directory"):
             await broken.connect(NODE, run_id="run-1", token="secret")
+
+    run(scenario)
+
+
+def test_no_socket_is_put_where_others_can_write(folder: Path) -> None:
+    folder.chmod(0o777)
+
+    async def scenario() -> None:
+        with pytest.raises(NodeLostError, match="other users can write to it"):
+            await LocalBackend(folder).connect(NODE, run_id="run-1", token="secret")
 
     run(scenario)
 

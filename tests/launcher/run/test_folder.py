@@ -1,0 +1,48 @@
+"""Where a run keeps its things is its user's alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfcluster.errors import SurroundingsError
+from tfcluster.run import folder
+
+
+def writable_by_all(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def a_link(place: Path) -> None:
+    place.symlink_to(place.parent)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [(writable_by_all, "other users can write to it"), (a_link, "not a folder but a link")],
+)
+def test_sockets_are_not_put_where_somebody_else_was_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Path], None],
+    words: str,
+) -> None:
+    place = tmp_path / "tfcluster"
+    prepare(place)
+    monkeypatch.setattr(folder, "runtime_dir", lambda: place)
+    with pytest.raises(SurroundingsError, match=words) as raised:
+        folder.make_runtime_dir()
+    assert str(place) in raised.value.message
+    assert "XDG_RUNTIME_DIR" in raised.value.cure
+
+
+def test_the_folder_of_sockets_is_made_for_its_user_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tfcluster"
+    monkeypatch.setattr(folder, "runtime_dir", lambda: place)
+    folder.make_runtime_dir()
+    assert place.stat().st_mode & 0o777 == 0o700
