@@ -37,6 +37,12 @@ _HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
         "write `import tf_keras as keras`, or use tf.keras",
     ),
     (
+        re.compile(
+            r"'tensorflow' has no attribute 'estimator'|No module named '?tensorflow_estimator"
+        ),
+        "TensorFlow 2.15 was the last with Estimator: name a Python that has it with --python",
+    ),
+    (
         re.compile(r"FILE based sharding|aren't enough elements in this dataset"),
         "fewer files than workers: use the DATA auto-shard policy",
     ),

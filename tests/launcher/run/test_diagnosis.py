@@ -48,6 +48,7 @@ def test_a_message_that_holds_a_tensor_is_shown_by_its_ends() -> None:
         ("Collective ops must be configured at program startup", "before any other"),
         ("Could not start gRPC server", "port 0"),
         ("Invalid reduction dimension 0 for input with 0 dimensions", "tf_keras"),
+        ("module 'tensorflow' has no attribute 'estimator'", "TensorFlow 2.15"),
         ("not enough for FILE based sharding", "DATA"),
         ("ModuleNotFoundError: No module named 'wandb'", "--python"),
     ],
