@@ -1,0 +1,302 @@
+"""Real training through the real command: what a user of the ready specs and of `run` gets.
+
+Each run is started once and serves several tests. What the workers' half does without the
+launcher (parity for 3 workers, resuming) is tested in tests/workers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from . import tutorial
+from .commandline import CommandLine
+
+ROOT = Path(__file__).parents[2]
+SPECS = ROOT / "cluster_specs"
+PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin/python"}
+# Several gangs of TensorFlow on two busy cores.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A run that has ended, as the user and the run folder tell it."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+    events: list[dict[str, Any]]
+    state: dict[str, Any]
+
+    def of(self, kind: str, task: str | None = None) -> list[dict[str, Any]]:
+        found = [event for event in self.events if event["type"] == kind]
+        return [event for event in found if task is None or event["task"] == task]
+
+    def said(self, task: str, pattern: str) -> list[str]:
+        """What `pattern` finds in the lines of `task`."""
+        lines = re.findall(rf"^{task} │ (.*)$", self.out, re.MULTILINE)
+        return [found for line in lines for found in re.findall(pattern, line)]
+
+
+class Lab:
+    """One home for all runs of this file, and one folder of prepared data."""
+
+    def __init__(self, line: CommandLine) -> None:
+        self.line = line
+        line.env |= {"TFDS_DATA_DIR": str(line.root / "tfds"), "CUDA_VISIBLE_DEVICES": "-1"}
+
+    def train(self, *args: str) -> Trained:
+        done = self.line.run(*args, timeout=380)
+        folder = self.line.last_run()
+        return Trained(
+            done.code, done.out.decode(), done.err, folder, self.line.events(), self.line.state()
+        )
+
+    @cache  # noqa: B019 (lives as long as the module's fixture)
+    def ready_spec(self, name: str) -> Trained:
+        return self.train("up", str(SPECS / f"{name}.json"))
+
+    @cache  # noqa: B019
+    def small(self, tensorflow: str, workers: int, communication: str) -> Trained:
+        """`localhost-2w` on 960 examples, changed on the command line only."""
+        sets = (f"cluster.worker={workers}", f"strategy.communication={communication}")
+        return self.train(
+            "up",
+            str(SPECS / "localhost-2w.json"),
+            f"--python={PYTHONS[tensorflow]}",
+            *(f"--set={change}" for change in sets),
+            *("--", "--epochs=2", "--examples=960"),
+        )
+
+    @cache  # noqa: B019
+    def fit(self, tensorflow: str) -> Trained:
+        self.line.script("mnist_setup.py", tutorial.SETUP)
+        self.line.script("main.py", tutorial.FIT)
+        shutil.rmtree(self.line.cwd / "model", ignore_errors=True)
+        shutil.rmtree(self.line.cwd / "ckpt", ignore_errors=True)
+        options = (f"--python={PYTHONS[tensorflow]}", "--set=strategy.communication=RING")
+        return self.train("run", "-n", "2", *options, "main.py", "--epochs", "2")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    line = CommandLine(root)
+    yield Lab(line)
+    try:
+        line.clean_up()
+    finally:
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="module")
+def first(lab: Lab) -> Trained:
+    """`tfcluster up cluster_specs/localhost-2w.json`, where no data are yet."""
+    trained = lab.ready_spec("localhost-2w")
+    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    return trained
+
+
+# -- the first spec ------------------------------------------------------------------------------
+
+
+def test_the_first_spec_trains_two_workers_to_95_percent(first: Trained) -> None:
+    for task in ("worker:0", "worker:1"):
+        (accuracy,) = first.said(task, r"^test accuracy (\S+)")
+        assert float(accuracy) >= 0.95
+    assert "tf_keras 2.21.0 is used" in " ".join(first.err.split())
+    (prepared,) = first.of("prepare_finished")
+    assert prepared["exit_code"] == 0
+    assert first.state["warnings"] == []
+
+
+def test_a_gathered_checkpoint_restores_without_a_strategy_wherever_it_is_moved(
+    first: Trained, lab: Lab, tmp_path: Path
+) -> None:
+    (accuracy,) = first.said("worker:0", r"^test accuracy (\S+)")
+    moved = shutil.copytree(first.folder / "checkpoints", tmp_path / "elsewhere")
+    shutil.move(first.folder / "checkpoints", tmp_path / "away")
+    try:
+        evaluated = subprocess.run(
+            [sys.executable, "-m", "tfcluster_workers.jobs.evaluate", str(moved)],
+            env=lab.line.env,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    finally:
+        shutil.move(tmp_path / "away", first.folder / "checkpoints")
+    assert f"test accuracy {accuracy}" in evaluated.stdout
+
+
+def test_speeds_in_the_events_are_those_between_the_events(first: Trained) -> None:
+    progress = first.of("progress", "worker:0")
+    assert {"loss", "accuracy"} <= set(progress[-1]["metrics"])
+    assert [event["epoch"] for event in progress] == sorted(e["epoch"] for e in progress)
+    assert (progress[-1]["step"], progress[-1]["epoch"]) == (375, 3)
+    for before, event in pairwise(progress):
+        if event["step"] > before["step"] and "steps_per_second" in event:
+            between = (event["step"] - before["step"]) / (event["time"] - before["time"])
+            assert event["steps_per_second"] == pytest.approx(between, rel=0.5)
+            examples = event["steps_per_second"] * 96
+            assert event["examples_per_second"] == pytest.approx(examples, rel=0.01)
+
+
+def test_status_tells_each_tasks_end_speed_and_memory(first: Trained, lab: Lab) -> None:
+    done = lab.line.run("status", "--json", first.folder.name)
+    status = json.loads(done.out)
+    assert (done.code, status["status"], status["exit_code"]) == (0, "succeeded", 0)
+    for task in status["tasks"]:
+        assert (task["state"], task["exit_code"], task["ended_by"]) == ("succeeded", 0, "itself")
+        assert task["step"] == 375
+        assert task["steps_per_second"] > 0
+        assert 2e8 < task["peak_rss_bytes"] < 4e9
+    assert [one["step"] for one in status["checkpoints"]] == [125, 250, 375]
+
+
+def test_tensorboard_of_the_chief_lies_whole_in_the_run_folder(first: Trained) -> None:
+    code = (
+        "import sys\n"
+        "from tensorboard.backend.event_processing import event_accumulator as e\n"
+        "a = e.EventAccumulator(sys.argv[1], size_guidance={e.TENSORS: 0}); a.Reload()\n"
+        "print([t.step for t in a.Tensors('epoch_loss')])\n"
+    )
+    folders = {path.parent for path in (first.folder / "tensorboard").rglob("events.out.*")}
+    (chief,) = [folder for folder in folders if "worker-1" not in str(folder)]
+    read = subprocess.run(
+        [sys.executable, "-c", code, chief], capture_output=True, text=True, check=True
+    )
+    assert read.stdout.split("\n")[0] == "[0, 1, 2]"
+
+
+# -- Estimator -----------------------------------------------------------------------------------
+
+
+def test_the_estimator_spec_evaluates_in_a_task_of_its_own_and_ends_by_itself(
+    first: Trained, lab: Lab
+) -> None:
+    trained = lab.ready_spec("estimator-2w-evaluator")
+    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    assert "TensorFlow 2.15" in trained.err
+    assert [float(a) >= 0.95 for a in trained.said("evaluator:0", r"^test accuracy (\S+)")] == [
+        True
+    ]
+    assert trained.said("evaluator:0", r"^evaluated step (\d+) loss")[-1] == "300"
+    exits = {event["task"]: event for event in trained.of("task_exited")}
+    assert set(exits) == {"worker:0", "worker:1", "evaluator:0"}
+    assert {(one["exit_code"], one["ended_by"]) for one in exits.values()} == {(0, "itself")}
+    for task in ("worker:0", "worker:1", "evaluator:0"):
+        assert trained.of("progress", task)[-1]["step"] == 300
+    evaluations = trained.of("progress", "evaluator:0")
+    assert evaluations[-1]["metrics"]["accuracy"] >= 0.95
+    assert not any("steps_per_second" in event for event in evaluations)
+
+
+# -- the same numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tensorflow", "communication"), [("newest", "RING"), ("newest", "AUTO"), ("tf215", "RING")]
+)
+def test_one_and_two_workers_lose_the_same_each_epoch(
+    first: Trained, lab: Lab, tensorflow: str, communication: str
+) -> None:
+    alone = lab.small(tensorflow, 1, "AUTO")
+    gang = lab.small(tensorflow, 2, communication)
+    for trained in (alone, gang):
+        assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+        assert trained.state["warnings"] == [], "every setting has been read"
+    losses = losses_of(alone, "worker:0")
+    assert len(losses) == 2
+    for task in ("worker:0", "worker:1"):
+        assert losses_of(gang, task) == pytest.approx(losses, abs=1e-4)
+
+
+def losses_of(trained: Trained, task: str) -> list[float]:
+    return [float(loss) for loss in trained.said(task, r"^epoch \d+ loss (\S+)")]
+
+
+# -- scripts that know nothing of tfcluster --------------------------------------------------------
+
+
+@each_tensorflow
+def test_a_tutorials_script_shows_its_progress(lab: Lab, tensorflow: str) -> None:
+    trained = lab.fit(tensorflow)
+    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    for task in ("worker:0", "worker:1"):
+        progress = trained.of("progress", task)
+        assert (progress[-1]["step"], progress[-1]["epoch"]) == (200, 2)
+        assert set(progress[-1]["metrics"]) == {"loss", "accuracy"}
+        own = float(trained.said(task, r"^epoch 2 at (\S+) steps/s")[0])
+        second = [e["steps_per_second"] for e in progress if e["epoch"] == 2]
+        assert min(second) * 0.5 <= own <= max(second) * 2
+        last = progress[-1]
+        assert last["examples_per_second"] == pytest.approx(
+            last["steps_per_second"] * 128, rel=0.01
+        )
+    assert ("tf_keras 2.21.0 is used" in " ".join(trained.err.split())) is (tensorflow == "newest")
+
+
+@each_tensorflow
+def test_files_beside_a_script_and_settings_it_ignores_are_told_with_the_cure(
+    lab: Lab, tensorflow: str
+) -> None:
+    outputs, settings = sorted(lab.fit(tensorflow).state["warnings"])
+    assert "ckpt/, model/" in outputs
+    assert "--set 'checkpoints.outputs=" in outputs
+    assert "no task has read strategy.communication = RING" in settings
+    assert "tfcluster_workers.strategy.make()" in settings
+
+
+@each_tensorflow
+def test_a_custom_training_loop_trains_and_its_checkpoint_is_gathered(
+    lab: Lab, tensorflow: str
+) -> None:
+    lab.line.script("mnist_setup.py", tutorial.SETUP)
+    lab.line.script("loop.py", tutorial.LOOP)
+    trained = lab.train("run", f"--python={PYTHONS[tensorflow]}", "loop.py")
+    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    losses = trained.said("worker:0", r"^loop epoch \d loss (\S+)")
+    assert len(losses) == 2
+    assert losses == trained.said("worker:1", r"^loop epoch \d loss (\S+)")
+    assert trained.state["checkpoints"][-1]["kind"] == "tf_checkpoint"
+
+
+def test_keras_3_on_two_workers_is_explained_before_and_after(lab: Lab) -> None:
+    lab.line.script("keras3.py", tutorial.KERAS_3)
+    trained = lab.train("run", f"--python={PYTHONS['newest']}", "keras3.py")
+    assert trained.code == 1
+    said = " ".join(trained.err.split())
+    start, _, end = said.partition("root cause")
+    for words in (start, end):
+        assert "`import keras` is Keras 3: write `import tf_keras as keras`" in words
+    cause = trained.state["diagnosis"]["root_cause"]
+    assert "PerReplica" in cause["reason"]
+    assert len(cause["reason"].splitlines()) < 10
+
+
+def test_nccl_without_a_gpu_is_refused_before_anything_starts(lab: Lab) -> None:
+    before = lab.line.runs()
+    done = lab.line.run(
+        "up", str(SPECS / "localhost-2w.json"), "--set", "strategy.communication=NCCL"
+    )
+    assert done.code == 3
+    assert "NCCL, and there is no GPU for worker:0, worker:1" in " ".join(done.err.split())
+    assert lab.line.runs() == before
