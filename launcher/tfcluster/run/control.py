@@ -28,7 +28,8 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
     """
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, ValueError):
+        # Cancelled: the run is over, and a client that stays is hung up on.
+        with contextlib.suppress(ConnectionError, ValueError, asyncio.CancelledError):
             while line := await reader.readline():
                 writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
                 await writer.drain()
@@ -60,7 +61,7 @@ def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
         if not isinstance(request, dict):
             raise ValueError("a request is a JSON object")
         return answer(request)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {"ok": False, "error": str(error)}
 
 

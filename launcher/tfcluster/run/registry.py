@@ -34,7 +34,7 @@ def load(paths: RunPaths) -> RunSnapshot:
     """
     try:
         snapshot = RunSnapshot.from_json(json.loads(paths.state.read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(
             f"{paths.root} holds no readable state ({error})", cure="remove it: `tfcluster rm`"
         ) from error

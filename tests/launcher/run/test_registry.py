@@ -1,10 +1,103 @@
-"""Finding runs, and what they take on disk."""
+"""Which run a user means, and what `ps`-like commands see of runs whose coordinator is gone."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
+import pytest
+
+from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.run import registry
+from tfcluster.run.events import Status
+
+from .conftest import MakeRun
+
+
+def test_by_id_last_four_characters_name_and_spec_file(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    older = make_run("alpha", started=1.0, spec=str(tmp_path / "a.json"))
+    newer = make_run("alpha", started=2.0)
+    other = make_run("beta", started=3.0)
+
+    assert registry.resolve(older.run_id) == older
+    assert registry.resolve(older.run_id[-4:]) == older
+    assert registry.resolve("alpha") == newer, "a name means its latest run"
+    assert registry.resolve("a.json") == older
+    assert registry.resolve(str(tmp_path / "a.json")) == older
+    assert registry.resolve(None) == other
+
+
+def test_a_run_that_is_not_known_is_named_with_what_is_near(make_run: MakeRun) -> None:
+    make_run("resnet")
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve("resmet")
+    assert "no run is known as 'resmet'" in caught.value.message
+    assert "resnet" in caught.value.cure
+    assert caught.value.exit_code == 2
+
+
+def test_nothing_means_the_only_live_run_or_the_list(make_run: MakeRun) -> None:
+    make_run("over")
+    with pytest.raises(UnknownRunError, match="no run is live"):
+        registry.resolve(None, live_only=True)
+
+    live = make_run("live", status=Status.RUNNING, started=2.0)
+    assert registry.resolve(None, live_only=True) == live
+
+    second = make_run("live", status=Status.STARTING, started=3.0)
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve(None, live_only=True)
+    assert live.run_id in caught.value.message
+    assert second.run_id in caught.value.message
+    assert "over" not in caught.value.message
+
+
+def test_no_run_at_all(home_dir: Path) -> None:
+    assert registry.runs(home_dir) == []
+    with pytest.raises(UnknownRunError, match="there is no run yet"):
+        registry.resolve(None)
+
+
+def test_a_run_whose_coordinator_is_gone_is_lost(make_run: MakeRun) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    paths = make_run(status=Status.RUNNING, pid=gone.pid)
+    assert registry.load(paths).status is Status.LOST
+    assert registry.load(make_run(status=Status.RUNNING)).status is Status.RUNNING
+
+
+def test_a_recycled_pid_is_not_the_coordinator(make_run: MakeRun) -> None:
+    """Same number, another start time."""
+    paths = make_run(status=Status.RUNNING, pid=os.getppid())
+    assert registry.load(paths).status is Status.LOST
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"status": "of a newer version"}', "null"])
+def test_an_unreadable_state_is_an_error_that_says_what_to_do(make_run: MakeRun, text: str) -> None:
+    broken, sound = make_run("broken"), make_run("sound")
+    broken.state.write_text(text)
+    with pytest.raises(RunFolderError, match="no readable state"):
+        registry.load(broken)
+    assert [paths for paths, _ in registry.runs()] == [sound], "the others are still listed"
+
+
+def test_an_id_is_unlike_every_other_and_easy_to_type() -> None:
+    ids = {registry.new_run_id("demo", 0.0) for _ in range(200)}
+    assert len(ids) == 200
+    assert not set("0o1l") & set("".join(found[-4:] for found in ids))
+
+
+def test_delete_takes_the_socket_of_a_killed_coordinator_along(make_run: MakeRun) -> None:
+    paths = make_run(status=Status.LOST)
+    paths.control_socket.parent.mkdir(parents=True, exist_ok=True)
+    paths.control_socket.touch()
+    registry.delete(paths)
+    assert not paths.root.exists()
+    assert not paths.control_socket.exists()
 
 
 def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path) -> None:

@@ -119,20 +119,10 @@ _VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=8,
 )
-_NAMES = [
-    "step",
-    "epoch",
-    "metrics",
-    "steps_per_second",
-    "examples_per_second",
-    "exception",
-    "message",
-    "file",
-    "line",
-    "traceback",
-    "path",
-    "name",
-]
+_NAMES = (
+    "step", "epoch", "metrics", "steps_per_second", "examples_per_second", "exception", "message",
+    "file", "line", "traceback", "path", "name",
+)  # fmt: skip
 _KINDS = ("ready", "waiting_for_peers", "progress", "error", "saves_on_sigterm", "saved",
           "setting_read", "note")  # fmt: skip
 _REPORTS = st.fixed_dictionaries(

@@ -1,0 +1,98 @@
+"""The coordinator's socket: what it answers, also to those who talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tfcluster.errors import SurroundingsError
+from tfcluster.run import control
+from tfcluster.run.paths import RunPaths
+
+_T = TypeVar("_T")
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("op") == "status":
+        return {"ok": True, "state": {"run": "demo"}}
+    raise ValueError(f"unknown op {request.get('op')!r}")
+
+
+def with_server(path: Path, ask: Callable[[], _T]) -> _T:
+    async def talk() -> _T:
+        async with control.serve(path, answer):
+            return await asyncio.to_thread(ask)
+
+    return asyncio.run(talk())
+
+
+def say(path: Path, data: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(str(path))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_request_is_answered_and_the_socket_is_gone_afterwards(paths: RunPaths) -> None:
+    path = paths.control_socket
+    reply = with_server(path, lambda: control.ask(path, {"op": "status"}))
+    assert reply == {"ok": True, "state": {"run": "demo"}}
+    assert not path.exists()
+    with pytest.raises(OSError, match="No such file"):
+        control.ask(path, {"op": "status"})
+
+
+def test_only_this_user_can_reach_it(paths: RunPaths) -> None:
+    path = paths.control_socket
+    mode = with_server(path, lambda: path.parent.stat().st_mode)
+    assert mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"op": "dance"}', b"\xff\xfe"])
+def test_nonsense_is_answered_with_the_reason(paths: RunPaths, line: bytes) -> None:
+    path = paths.control_socket
+    assert b'"ok": false' in with_server(path, lambda: say(path, line + b"\n"))
+
+
+def test_a_line_without_end_is_hung_up_on(
+    paths: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = paths.control_socket
+    assert with_server(path, lambda: say(path, b"x" * 200_000)) == b""
+    assert caplog.text == "", "nothing is written beside the views"
+
+
+def test_a_client_that_stays_holds_nobody_up(
+    paths: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = paths.control_socket
+    with socket.socket(socket.AF_UNIX) as client:
+
+        def ask_and_stay() -> bytes:
+            client.connect(str(path))
+            client.sendall(b'{"op": "status"}\n')
+            return client.recv(1000)
+
+        assert b"demo" in with_server(path, ask_and_stay)
+    assert caplog.text == ""
+
+
+def test_a_socket_that_a_killed_coordinator_left_is_replaced(paths: RunPaths) -> None:
+    path = paths.control_socket
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    assert with_server(path, lambda: control.ask(path, {"op": "status"}))["ok"] is True
+
+
+def test_a_folder_that_is_too_deep_is_named_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / ("d" * 120) / "demo.ctl"
+    with pytest.raises(SurroundingsError, match="XDG_RUNTIME_DIR"):
+        with_server(path, lambda: None)

@@ -1,0 +1,119 @@
+"""Nothing that happened is lost to a full disk; files are whole at every moment."""
+
+from __future__ import annotations
+
+import errno
+import json
+from typing import Any
+
+import pytest
+
+from tfcluster.run import events as ev
+from tfcluster.run import folder, journal
+from tfcluster.run.journal import Journal
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.snapshot import RunSnapshot
+
+STEP = ev.Progress(task="worker:0", attempt=1, step=1)
+
+
+class Disk:
+    """Takes `room` bytes of ``events.jsonl`` more, and no state while it is full."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 1 << 30
+        self._open = folder.EventLog
+        monkeypatch.setattr(journal, "write_json", self._write_json)
+        monkeypatch.setattr(journal, "EventLog", self._event_log)
+
+    def _event_log(self, *args: Any, **options: Any) -> folder.EventLog:
+        log = self._open(*args, **options)
+        vars(log)["_file"] = _Narrow(log._file, self)
+        return log
+
+    def _write_json(self, *args: Any) -> bool:
+        return self.room > 0 and folder.write_json(*args)
+
+
+class _Narrow:
+    def __init__(self, file: Any, disk: Disk) -> None:
+        self._file, self._disk = file, disk
+
+    def write(self, data: bytes) -> int:
+        if self._disk.room <= 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written: int = self._file.write(data[: self._disk.room])
+        self._disk.room -= written
+        return written
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def seqs(paths: RunPaths) -> list[int]:
+    return [json.loads(line)["seq"] for line in paths.events.read_text().splitlines()]
+
+
+def test_events_that_found_no_room_follow_whole_and_in_order(
+    disk: Disk, state: RunSnapshot, paths: RunPaths
+) -> None:
+    kept = Journal(state, paths)
+    kept.record(ev.Warned(message="one"))
+    disk.room = 20  # half a line
+    for word in ("two", "three", "four"):
+        kept.record(ev.Warned(message=word))
+    assert kept.save() is False
+    assert paths.events.read_bytes().count(b"\n") == 1
+
+    disk.room = 1 << 20
+    assert kept.save() is True
+    kept.record(ev.Warned(message="five"))
+    assert kept.close() is True
+    assert seqs(paths) == [1, 2, 3, 4, 5]
+    assert json.loads(paths.state.read_text())["warnings"] == [
+        "one",
+        "two",
+        "three",
+        "four",
+        "five",
+    ]
+
+
+def test_a_disk_that_stays_full_is_told_and_the_old_state_stays_readable(
+    disk: Disk, state: RunSnapshot, paths: RunPaths
+) -> None:
+    kept = Journal(state, paths)
+    disk.room = 0
+    kept.record(ev.RunFinished(status="succeeded", exit_code=0))
+    assert kept.close() is False
+    assert json.loads(paths.state.read_text())["status"] == "starting"
+
+
+def test_progress_alone_writes_the_state_four_times_a_second(
+    state: RunSnapshot, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Any] = []
+
+    def write(*args: Any) -> bool:
+        written.append(args)
+        return True
+
+    monkeypatch.setattr(journal, "write_json", write)
+    now = 100.0
+    kept = Journal(state, paths, clock=lambda: now)
+    first = len(written)
+    for _ in range(100):
+        now += 0.01
+        kept.record(STEP)
+        kept.save()
+    assert 3 <= len(written) - first <= 5
+    kept.record(ev.TaskReady(task="worker:0", attempt=1))
+    before = len(written)
+    kept.save()
+    assert len(written) == before + 1, "anything else is written at once"
+    kept.close()
