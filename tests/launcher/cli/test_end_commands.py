@@ -1,0 +1,195 @@
+"""`down`, `wait`, `rm`, `prune` on runs that are over, lost, or live; no process is started."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tfcluster.errors import TfclusterError
+from tfcluster.run import folder, registry
+from tfcluster.run.events import Status
+from tfcluster.run.identity import this_process
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+
+MakeRun = Callable[..., RunPaths]
+DAY_S = 86400.0
+
+
+@pytest.fixture
+def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    monkeypatch.setenv("TFCLUSTER_HOME", str(root / "home"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))
+    yield root / "home"
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def make_run(home_dir: Path) -> MakeRun:
+    """A run's folder; with a state that is not final, this process passes for its coordinator."""
+
+    def make(
+        name: str = "demo",
+        status: str = "succeeded",
+        *,
+        exit_code: int | None = 0,
+        age_s: float = 0.0,
+        pid: int | None = None,
+    ) -> RunPaths:
+        started = time.time() - age_s
+        paths = folder.make(registry.new_run_id(name, started), home_dir)
+        me = this_process()
+        state = RunSnapshot(
+            run=paths.run_id,
+            name=name,
+            status=Status(status),
+            tasks=[TaskSnapshot("worker:0", "local", "127.0.0.1:1")],
+            host=me.host,
+            boot_id=me.boot_id,
+            pid=pid or me.pid,
+            pid_start=me.start,
+            started_at=started,
+            ended_at=started if Status(status).is_final else None,
+            exit_code=exit_code if Status(status).is_final else None,
+        )
+        assert folder.write_json(paths.state, state.to_json())
+        return paths
+
+    return make
+
+
+def run(command: str, *args: str, answer: str | None = None) -> tuple[int, str, str]:
+    """Exit code (an error's own where one was raised), stdout, stderr or the error."""
+    found = importlib.import_module(f"tfcluster.cli.{command}").command
+    done = CliRunner().invoke(found, args, input=answer, standalone_mode=False)
+    if isinstance(done.exception, TfclusterError):
+        return done.exception.exit_code, done.stdout, str(done.exception)
+    if done.exception is not None and not isinstance(done.exception, SystemExit):
+        return 1, done.stdout, type(done.exception).__name__
+    code = done.return_value
+    return code if isinstance(code, int) else 0, done.stdout, done.stderr
+
+
+@pytest.fixture
+def lost(make_run: MakeRun) -> RunPaths:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    return make_run("lost", "running", pid=gone.pid)
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [("succeeded", 0), ("failed", 1), ("interrupted", 130)]
+)
+def test_wait_returns_the_code_of_a_run_that_is_over(
+    make_run: MakeRun, status: str, code: int
+) -> None:
+    paths = make_run(status=status, exit_code=code)
+    assert run("wait", paths.run_id)[0] == code
+    out = run("wait", "--json", paths.run_id)[1]
+    assert json.loads(out) == {"run": paths.run_id, "status": status, "exit_code": code}
+
+
+def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
+    code, _, said = run("wait", lost.run_id)
+    assert (code, "its coordinator went away" in said) == (3, True)
+    code, out, said = run("down", "--json", lost.run_id)
+    assert code == 0
+    assert "its coordinator is gone" in said
+    assert json.loads(out) == [{"run": lost.run_id, "status": "lost"}]
+
+
+def test_down_of_a_run_that_is_over_says_how_it_ended(make_run: MakeRun) -> None:
+    paths = make_run(status="failed", exit_code=1)
+    code, _, said = run("down", paths.run_id)
+    assert (code, said) == (0, f"{paths.run_id} is failed\n")
+
+
+def test_down_without_a_live_run(make_run: MakeRun) -> None:
+    make_run()
+    assert run("down")[0] == run("wait")[0] == 2
+    assert run("down", "--all", "--json")[:2] == (0, "[]\n")
+
+
+def test_down_of_a_coordinator_that_does_not_listen_names_its_pid(make_run: MakeRun) -> None:
+    paths = make_run(status="running")
+    code, _, said = run("down", paths.run_id)
+    assert code == 3
+    assert f"pid {this_process().pid}" in said
+    assert f"kill {this_process().pid}" in said
+
+
+def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> None:
+    over, live = make_run("over"), make_run("live", "running")
+    code, _, said = run("rm", over.run_id, live.run_id)
+    assert code == 2
+    assert f"{live.run_id} is live" in said
+    assert over.root.exists()
+    assert live.root.exists()
+
+
+def test_rm_deletes_each_run_once(make_run: MakeRun, lost: RunPaths) -> None:
+    over = make_run("over")
+    code, out, _ = run("rm", "--json", over.run_id, over.run_id[-4:], lost.run_id)
+    assert code == 0
+    assert json.loads(out) == [over.run_id, lost.run_id]
+    assert registry.runs() == []
+    assert run("rm", over.run_id)[0] == 2
+
+
+@pytest.fixture
+def five(make_run: MakeRun) -> list[RunPaths]:
+    """Of 4 days ago to today, and the oldest of all still runs."""
+    ages = [make_run(f"r{age}", age_s=age * DAY_S) for age in (4, 3, 2, 1, 0)]
+    make_run("live", "running", age_s=9 * DAY_S)
+    return ages
+
+
+def left(runs: list[RunPaths]) -> list[str]:
+    return [paths.run_id.partition("-")[0] for paths in runs if paths.root.exists()]
+
+
+@pytest.mark.parametrize(
+    ("args", "kept"),
+    [
+        (["-y"], ["r4", "r3", "r2", "r1", "r0"]),
+        (["-y", "--keep", "2"], ["r1", "r0"]),
+        (["-y", "--keep", "0"], []),
+        (["-y", "--older-than", "60h"], ["r2", "r1", "r0"]),
+        (["-y", "--older-than", "1.5d", "--keep", "4"], ["r3", "r2", "r1", "r0"]),
+        (["-n", "--keep", "0"], ["r4", "r3", "r2", "r1", "r0"]),
+    ],
+    ids=" ".join,
+)
+def test_prune(five: list[RunPaths], args: list[str], kept: list[str]) -> None:
+    code, out, _ = run("prune", "--json", *args)
+    assert code == 0
+    assert left(five) == kept
+    if "-n" not in args:
+        assert len(json.loads(out)) == 5 - len(kept)
+    assert [state.name for _, state in registry.runs() if not state.status.is_final] == ["live"]
+
+
+def test_prune_asks_first(five: list[RunPaths]) -> None:
+    assert run("prune", "--keep", "0", answer="n\n")[2] == "Abort"
+    assert len(left(five)) == 5
+    assert run("prune", "--keep", "0", answer="y\n")[0] == 0
+    assert left(five) == []
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1y", "1d1h", "nand"])
+def test_an_age_that_is_none(make_run: MakeRun, age: str) -> None:
+    make_run()
+    code, _, said = run("prune", "-y", "--older-than", age)
+    assert code == 2
+    assert "is no age" in said
+    assert len(registry.runs()) == 1
