@@ -101,7 +101,7 @@ class Agent:
             return
         try:
             order(message)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OSError) as error:
             reason = f"{message['type']}: {type(error).__name__}: {error}"
             self._line.say({"type": "refused", "reason": reason})
 

@@ -194,6 +194,8 @@ class Coordinator:
             self._record(event)
         if message["type"] == "guard_lost":
             self._lose(node, "the guard beside its agent was killed")
+        elif message["type"] == "refused":
+            self._lose(node, f"its agent could not obey ({message['reason']})")
         elif (member := self._gang.get(message.get("task"))) is not None:
             self._on_member(member, message, event)
 

@@ -106,10 +106,13 @@ def _backend_of(node: NodePlan) -> Backend:
 @contextlib.contextmanager
 def _stopping(coordinator: Coordinator) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    for number, stop in SIGNALS.items():
+    heeded = {**SIGNALS}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del heeded[signal.SIGHUP]  # started by nohup: it outlives its terminal
+    for number, stop in heeded.items():
         loop.add_signal_handler(number, partial(coordinator.stop, stop))
     try:
         yield
     finally:
-        for number in SIGNALS:
+        for number in heeded:
             loop.remove_signal_handler(number)

@@ -1,0 +1,46 @@
+"""What a run does not do: outlive its doubts about a folder, or end with a terminal under nohup."""
+
+from __future__ import annotations
+
+import signal
+
+from .commandline import CommandLine
+from .live import FAMILY, Family, Live
+
+
+def test_a_folder_of_sockets_that_others_can_write_to_is_refused(shell: CommandLine) -> None:
+    folder = shell.root / "run" / "tfcluster"
+    folder.mkdir()
+    folder.chmod(0o777)
+    shell.script("job.py", "")
+    refused = shell.run("run", "job.py")
+    assert refused.code == 3, refused.err
+    assert f"{folder}: other users can write to it" in refused.err
+    assert not shell.runs()
+
+
+def test_an_order_that_the_agent_cannot_obey_ends_the_run_with_the_reason(
+    shell: CommandLine,
+) -> None:
+    ports = shell.root / "run" / "tfcluster" / "ports"
+    ports.mkdir(parents=True)
+    ports.chmod(0o777)
+    shell.script("job.py", "")
+    ended = shell.run("run", "job.py")
+    assert ended.code == 3, ended.err
+    assert "could not obey" in ended.err
+    assert "hold_ports: PermissionError" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_under_nohup_a_run_outlives_its_terminal(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        run = Live(shell, "run", "family.py", restore_signals=False)
+    finally:
+        signal.signal(signal.SIGHUP, ignored)
+    Family(run)
+    run.process.send_signal(signal.SIGHUP)
+    shell.script("finish", "")
+    assert run.end() == 0, run.said()
