@@ -23,7 +23,8 @@ def test_an_order_that_the_agent_cannot_obey_ends_the_run_with_the_reason(
     shell: CommandLine,
 ) -> None:
     ports = shell.root / "run" / "tfcluster" / "ports"
-    ports.mkdir(parents=True)
+    ports.parent.mkdir(0o700)
+    ports.mkdir()
     ports.chmod(0o777)
     shell.script("job.py", "")
     ended = shell.run("run", "job.py")

@@ -162,7 +162,7 @@ def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
 
     def make(**config: Any) -> Rig:
         home = folder / str(len(rigs))
-        home.mkdir()
+        home.mkdir(0o700)
         rigs.append(Rig(home, **config))
         return rigs[-1]
 
