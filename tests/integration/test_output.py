@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -46,15 +43,6 @@ for n in range(40):
     print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
     time.sleep(0.05)
 """
-
-
-@pytest.fixture
-def line() -> Iterator[CommandLine]:
-    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
-    shell = CommandLine(root)
-    yield shell
-    shell.clean_up()
-    shutil.rmtree(root)
 
 
 def expected_log(task: str, lines: int) -> bytes:
@@ -101,13 +89,13 @@ def _rss(process: psutil.Process) -> int:
 
 @pytest.mark.slow
 def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
-    line: CommandLine,
+    shell: CommandLine,
 ) -> None:
-    line.script("writer.py", WRITER)
-    merged = line.root / "merged"
+    shell.script("writer.py", WRITER)
+    merged = shell.root / "merged"
 
     with merged.open("wb") as out:
-        process = line.start("run", "-n", "4", "writer.py", str(LINES), stdout=out)
+        process = shell.start("run", "-n", "4", "writer.py", str(LINES), stdout=out)
         memory = Memory(psutil.Process(process.pid))
         while process.poll() is None:
             memory.look()
@@ -119,7 +107,7 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
     for task, part in parts.items():
         expected = expected_log(task, LINES)
         assert len(expected.splitlines()[0]) == 85
-        assert line.log(task) == expected
+        assert shell.log(task) == expected
         assert part == expected
     # 69 MB went through: a component that kept them would show it.
     assert max(memory.sizes) < 100e6
@@ -127,20 +115,20 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
 
 
 @pytest.mark.slow
-def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(line: CommandLine) -> None:
+def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLine) -> None:
     """A guard against falling off a cliff; `make bench` measures the figure itself."""
-    line.script("writer.py", WRITER)
+    shell.script("writer.py", WRITER)
 
     def tfcluster(lines: int) -> float:
-        with (line.root / "merged").open("wb") as out:
+        with (shell.root / "merged").open("wb") as out:
             began = time.perf_counter()
-            assert line.run("run", "-n", "4", "writer.py", str(lines), stdout=out).code == 0
+            assert shell.run("run", "-n", "4", "writer.py", str(lines), stdout=out).code == 0
             return time.perf_counter() - began
 
     def cat(lines: int) -> float:
         one = f"{sys.executable} writer.py {lines} | cat >> cat-merged &\n"
         began = time.perf_counter()
-        subprocess.run(["bash", "-c", one * WORKERS + "wait"], cwd=line.cwd, check=True)
+        subprocess.run(["bash", "-c", one * WORKERS + "wait"], cwd=shell.cwd, check=True)
         return time.perf_counter() - began
 
     rounds = [(tfcluster(LINES) - tfcluster(0), cat(LINES) - cat(0)) for _ in range(3)]
@@ -151,10 +139,10 @@ def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(line: CommandLin
     assert ratio < 10, rounds
 
 
-def test_a_progress_bar_reaches_a_pipe_as_its_last_state(line: CommandLine) -> None:
-    line.script("bar.py", BAR)
+def test_a_progress_bar_reaches_a_pipe_as_its_last_state(shell: CommandLine) -> None:
+    shell.script("bar.py", BAR)
 
-    done = line.run("run", "-n", "2", "bar.py")
+    done = shell.run("run", "-n", "2", "bar.py")
 
     assert done.code == 0, done.err
     for part in split_by_task(done.out).values():
@@ -165,13 +153,13 @@ def test_a_progress_bar_reaches_a_pipe_as_its_last_state(line: CommandLine) -> N
             "20/20 [====================] - loss: 0.0500",
             "done",
         ]
-    assert b"\r1/20" in line.log("worker:0"), "the log keeps what the task wrote"
+    assert b"\r1/20" in shell.log("worker:0"), "the log keeps what the task wrote"
 
 
-def test_a_progress_bar_on_a_terminal_moves_in_the_bottom_line(line: CommandLine) -> None:
-    line.script("bar.py", BAR)
+def test_a_progress_bar_on_a_terminal_moves_in_the_bottom_line(shell: CommandLine) -> None:
+    shell.script("bar.py", BAR)
 
-    with screen(line, "run", "-n", "2", "bar.py", columns=120, rows=50) as seen:
+    with screen(shell, "run", "-n", "2", "bar.py", columns=120, rows=50) as seen:
         assert seen.read_all() == 0
         text = seen.seen.decode()
 
@@ -189,10 +177,10 @@ def final_rows(seen: Screen) -> list[str]:
     return [row.rstrip() for row in shown.display]
 
 
-def test_equal_lines_are_shown_once_when_asked_for(line: CommandLine) -> None:
-    line.script("same.py", "import os\nprint('loading')\nprint(os.environ['TFCLUSTER_TASK'])\n")
+def test_equal_lines_are_shown_once_when_asked_for(shell: CommandLine) -> None:
+    shell.script("same.py", "import os\nprint('loading')\nprint(os.environ['TFCLUSTER_TASK'])\n")
 
-    done = line.run("run", "-n", "3", "--collapse", "same.py")
+    done = shell.run("run", "-n", "3", "--collapse", "same.py")
 
     rows = done.out.decode().splitlines()
     assert sum("loading" in row for row in rows) == 1, rows
@@ -204,28 +192,28 @@ def test_equal_lines_are_shown_once_when_asked_for(line: CommandLine) -> None:
     ]
 
 
-def test_with_json_stdout_is_events_and_the_lines_go_to_stderr(line: CommandLine) -> None:
-    line.script("steps.py", STEPS.replace("40", "5"))
+def test_with_json_stdout_is_events_and_the_lines_go_to_stderr(shell: CommandLine) -> None:
+    shell.script("steps.py", STEPS.replace("40", "5"))
 
-    done = line.run("run", "-n", "2", "--json", "steps.py")
+    done = shell.run("run", "-n", "2", "--json", "steps.py")
 
     assert done.code == 0
     events = [json.loads(row) for row in done.out.splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[0]["type"] == "run_started"
     assert events[-1] == events[-1] | {"type": "run_finished", "exit_code": 0}
-    assert done.out == (line.last_run() / "events.jsonl").read_bytes()
+    assert done.out == (shell.last_run() / "events.jsonl").read_bytes()
     for task in ("worker:0", "worker:1"):
         assert f"{task} │ {task} step 4\n" in done.err
 
 
-def test_logs_of_a_run_that_is_over_are_what_was_streamed(line: CommandLine) -> None:
-    line.script("steps.py", STEPS.replace("0.05", "0"))
-    streamed = line.run("run", "-n", "2", "steps.py").out
+def test_logs_of_a_run_that_is_over_are_what_was_streamed(shell: CommandLine) -> None:
+    shell.script("steps.py", STEPS.replace("0.05", "0"))
+    streamed = shell.run("run", "-n", "2", "steps.py").out
 
-    again = line.run("logs").out
-    tail = line.run("logs", "--task", "worker:1", "--tail", "5").out
-    found = line.run("logs", "--grep", "step 3[0-9]").out
+    again = shell.run("logs").out
+    tail = shell.run("logs", "--task", "worker:1", "--tail", "5").out
+    found = shell.run("logs", "--grep", "step 3[0-9]").out
 
     assert split_by_task(again) == split_by_task(streamed)
     assert len(again) == len(streamed)
@@ -235,13 +223,13 @@ def test_logs_of_a_run_that_is_over_are_what_was_streamed(line: CommandLine) -> 
 
 
 def test_logs_f_follows_a_live_run_from_another_process_and_ends_with_it(
-    line: CommandLine,
+    shell: CommandLine,
 ) -> None:
-    line.script("steps.py", STEPS)
-    run = line.start("run", "-n", "2", "steps.py")
-    wait_for(lambda: list(line.home.glob("runs/*/logs/attempt-1/worker-1.log")))
+    shell.script("steps.py", STEPS)
+    run = shell.start("run", "-n", "2", "steps.py")
+    wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
 
-    followed = line.run("logs", "-f")
+    followed = shell.run("logs", "-f")
     out, err = run.communicate(timeout=30)
 
     assert run.returncode == 0, err

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
-import tempfile
 import time
 import venv
 from collections.abc import Iterator
@@ -22,13 +20,9 @@ HELLO = "import os, sys\nprint('hello', os.environ['TFCLUSTER_TASK'], sys.argv[1
 
 
 @pytest.fixture
-def line() -> Iterator[CommandLine]:
-    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
-    shell = CommandLine(root)
+def line(shell: CommandLine) -> CommandLine:
     shell.script("hello.py", HELLO)
-    yield shell
-    shell.clean_up()
-    shutil.rmtree(root)
+    return shell
 
 
 @pytest.fixture
