@@ -139,6 +139,6 @@ def test_holding_again_moves_the_task_to_its_new_port(rig: Rig) -> None:
 def test_a_stale_lock_file_is_no_obstacle(rig: Rig) -> None:
     port = free_port()
     lock = rig.folder / "ports" / f"{port}.json"
-    lock.parent.mkdir()
+    lock.parent.mkdir(0o700)
     lock.write_text('{"port": 1, "pid": 1, "run_id": "dead", "node": "local"}')
     assert hold(rig, port)["type"] == "ports_held"

@@ -86,7 +86,7 @@ def test_a_client_that_stays_holds_nobody_up(
 
 def test_a_socket_that_a_killed_coordinator_left_is_replaced(paths: RunPaths) -> None:
     path = paths.control_socket
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
     assert with_server(path, lambda: control.ask(path, {"op": "status"}))["ok"] is True
