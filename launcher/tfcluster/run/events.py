@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from math import isfinite, isnan
 from typing import Any, ClassVar
 
 
@@ -90,6 +91,7 @@ class PrepareFinished(Event):
     node: str
     exit_code: int | None
     signal: int | None = None
+    ended_by: str = "itself"
     duration_s: float
 
 
@@ -118,6 +120,9 @@ class Progress(Event):
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
     examples_per_second: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return Event.to_json(self) | {"metrics": spell(self.metrics)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +202,19 @@ class RunStopping(Event):
 class RunFinished(Event):
     status: str
     exit_code: int
+
+
+def spell(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """`metrics` for JSON, which has no number for a loss that has become none.
+
+    Such a value is text as protobuf's JSON has it, ``"NaN"`` or ``"-Infinity"``: Python's float()
+    and JavaScript's Number() read it back.
+    """
+    return {name: value if isfinite(value) else _spelling(value) for name, value in metrics.items()}
+
+
+def _spelling(value: float) -> str:
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:

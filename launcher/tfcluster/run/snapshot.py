@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tfcluster.run.events import Status
+from tfcluster.run.events import Status, spell
 
 
 @dataclass(slots=True)
@@ -67,7 +67,8 @@ class RunSnapshot:
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"status": str(self.status)}
+        tasks = [asdict(task) | {"metrics": spell(task.metrics)} for task in self.tasks]
+        return asdict(self) | {"status": str(self.status), "tasks": tasks}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSnapshot:
@@ -79,5 +80,7 @@ class RunSnapshot:
             TaskSnapshot(**{k: v for k, v in task.items() if k in task_fields})
             for task in data["tasks"]
         ]
+        for task in values["tasks"]:
+            task.metrics = {name: float(value) for name, value in task.metrics.items()}
         values["status"] = Status(data["status"])
         return cls(**values)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import fields
 
 import pytest
 
 from tfcluster.run import events as ev
-from tfcluster.run.events import Event, Status
+from tfcluster.run.events import Event, Status, to_line
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.run.state import apply, task_of
@@ -114,6 +116,21 @@ def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPa
     assert task_of(state, "worker:0").log_lost_bytes == 14
     assert state.warnings == ["mind"]
     assert (task_of(state, "worker:0").error or {})["line"] == 3
+
+
+def test_a_loss_that_is_no_number_is_written_as_json_has_it(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    """Python would write NaN, at which every other reader of JSON stops."""
+    metrics = {"loss": math.nan, "norm": -math.inf, "rate": 0.5}
+    step = ev.Progress(task="worker:0", attempt=1, step=3, metrics=metrics)
+    replay(state, paths, [*STARTED, step])
+    written = {"loss": "NaN", "norm": "-Infinity", "rate": 0.5}
+    assert json.loads(to_line(step, seq=1, time=0.0))["metrics"] == written
+    assert state.to_json()["tasks"][0]["metrics"] == written
+    read = task_of(RunSnapshot.from_json(state.to_json()), "worker:0").metrics
+    assert math.isnan(read.pop("loss"))
+    assert read == {"norm": -math.inf, "rate": 0.5}
 
 
 def test_every_kind_of_event_has_a_name_of_its_own() -> None:
