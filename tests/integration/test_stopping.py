@@ -123,6 +123,7 @@ def test_a_second_ctrl_c_kills_at_once(shell: CommandLine, script: str) -> None:
 
     assert code == 130
     assert took < 1.5, "far less than any grace"
+    assert "Ctrl-C again, tasks are killed" in run.said()
 
 
 def test_ctrl_c_on_the_terminal_stops_the_run_and_no_task_sees_it(shell: CommandLine) -> None:
@@ -232,3 +233,18 @@ def test_a_stopped_task_hears_the_stop(shell: CommandLine) -> None:
 
     assert code == 130
     assert took < 2.0
+
+
+def test_down_all_stops_every_run_at_the_same_time(shell: CommandLine) -> None:
+    shell.script("task.py", DEAF)
+    runs = [Live(shell, "run", "-n", "1", "task.py", name=f"r{number}") for number in range(3)]
+    for run in runs:
+        run.wait_for_line("up", "worker:0")
+
+    done = shell.run("down", "--all")
+
+    assert done.code == 0, done.err
+    assert [run.end() for run in runs] == [143] * 3
+    ends = [run.state()["ended_at"] for run in runs]
+    assert max(ends) - min(ends) < 1.9, "each takes two seconds, one after the other takes six"
+    assert shell.run("down", "--all").code == 0

@@ -13,6 +13,9 @@ from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.terminal import Terminal
 
+LISTENS_WITHIN_S = 2.0
+"""A coordinator that has just begun does not listen yet; one that is all but over, no longer."""
+
 
 @click.command("down")
 @click.argument("run", required=False)
@@ -26,24 +29,32 @@ def command(run: str | None, now: bool, everything: bool, as_json: bool) -> None
         doomed = [paths for paths, state in registry.runs() if not state.status.is_final]
     else:
         doomed = [registry.resolve(run, live_only=True)]
-    ended = [_stop(paths, now=now, terminal=terminal) for paths in doomed]
+    for paths in doomed:
+        _ask_to_stop(paths, now=now, terminal=terminal)
+    ended = [_await_end(paths, terminal) for paths in doomed]
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
 
 
-def _stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> RunSnapshot:
-    state = registry.load(paths)
-    if not state.status.is_final:
-        terminal.say(f"stopping {state.run}")
+def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
+    """Raises NodeLostError when a live coordinator does not answer."""
+    until = time.monotonic() + LISTENS_WITHIN_S
+    while not (state := registry.load(paths)).status.is_final:
+        why = "tfcluster down --now" if now else "tfcluster down"
         try:
-            control.ask(paths.control_socket, {"op": "stop", "why": "tfcluster down", "now": now})
+            control.ask(paths.control_socket, {"op": "stop", "why": why, "now": now})
+            terminal.say(f"stopping {state.run}")
+            return
         except (OSError, ValueError) as error:
-            state = registry.load(paths)
-            if not state.status.is_final:
+            if time.monotonic() > until:
                 raise NodeLostError(
                     f"the coordinator of {state.run} (pid {state.pid}) does not answer: {error}",
                     cure=f"kill it: kill {state.pid}; its agent then ends the tasks",
                 ) from error
+        time.sleep(0.05)
+
+
+def _await_end(paths: RunPaths, terminal: Terminal) -> RunSnapshot:
     while not (state := registry.load(paths)).status.is_final:
         time.sleep(0.05)
     lost = " (its coordinator is gone)" if state.status is Status.LOST else ""

@@ -228,11 +228,12 @@ class Coordinator:
 
     def _on_stop(self, stop: Stop) -> None:
         grace_s = 0.0 if stop.now or self._stop else None
+        why = f"{stop.why} again, tasks are killed" if self._stop else stop.why
         self._stop = self._stop or stop
         orders = stops(self._gang.running(), grace_s, most_s=self.plan.supervision.grace_s)
-        self.journal.record(ev.RunStopping(why=stop.why, grace_s=longest_grace_s(orders)))
+        self.journal.record(ev.RunStopping(why=why, grace_s=longest_grace_s(orders)))
         self._is_ending = False
-        self._end_all(stop.why, grace_s)
+        self._end_all(why, grace_s)
 
     # -- ending -----------------------------------------------------------------------------
 

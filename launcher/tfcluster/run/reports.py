@@ -36,6 +36,7 @@ def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:
         node=node,
         exit_code=message["exit_code"],
         signal=message.get("signal"),
+        ended_by=message.get("ended_by", "itself"),
         duration_s=message["duration_s"],
     )
 

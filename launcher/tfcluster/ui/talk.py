@@ -37,6 +37,8 @@ def _prepare_finished(event: Mapping[str, Any]) -> Told:
     took = format_duration(event["duration_s"])
     if event.get("exit_code") == 0:
         return Told(f"prepared {event['node']} in {took}", ("dim",))
+    if event.get("ended_by") == "tfcluster":
+        return Told(f"prepare on {event['node']} was stopped after {took}", ("dim",))
     how = format_exit(event.get("exit_code"), event.get("signal"))
     return Told(f"prepare failed on {event['node']} after {took}: {how}", ("red",))
 
@@ -58,7 +60,7 @@ def _task_error(event: Mapping[str, Any]) -> Told:
 def _run_stopping(event: Mapping[str, Any]) -> Told:
     text = f"stopping the run: {event['why']}"
     if grace_s := event.get("grace_s"):
-        text += f"; tasks get {format_duration(grace_s)} to end, Ctrl-C again kills them"
+        text += f"; tasks get {format_duration(grace_s)}, again kills them"
     return Told(text, ("yellow",))
 
 
