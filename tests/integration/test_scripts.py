@@ -108,3 +108,18 @@ def test_new_files_beside_a_script_are_told_once_and_gathered_when_asked(
     assert (outputs / "model/weights.bin").read_bytes() == b"1234"
     assert (outputs / "notes.txt").read_text() == "done"
     assert "New files" not in again.err
+
+
+def test_a_setting_that_no_task_reads_is_told_at_the_end_with_and_without_hooks(
+    shell: CommandLine,
+) -> None:
+    shell.script("deaf.py", "print('trained')")
+    shell.script("heeds.py", "from tfcluster_workers import context as c\nc.setting('precision')")
+    sets = ("--set", "keras.precision=mixed_bfloat16")
+    for hooks in ("auto", "off"):
+        deaf = shell.run("run", *sets, "--set", f"job.hooks={hooks}", "deaf.py")
+        told = " ".join(deaf.err.split())
+        assert told.count("no task has read keras.precision = mixed_bfloat16") == 1
+        assert "tfcluster_workers.keras_choice.apply_precision(keras)" in told
+        heeds = shell.run("run", *sets, "--set", f"job.hooks={hooks}", "heeds.py")
+        assert (heeds.code, "no task has read" in heeds.err) == (0, False), heeds.err

@@ -10,12 +10,15 @@ import json
 import os
 import select
 import socket
+import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 VARIABLE = "TFCLUSTER_EVENTS_FD"
 MAX_MESSAGE = 64 * 1024
+KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
+"""As the agent makes it: other systems have no Unix sockets of the first kind."""
 RETRY_S = 2.0
 """How long an event that must not be lost waits for room in the socket."""
 
@@ -91,15 +94,14 @@ def take_over(environ: MutableMapping[str, str]) -> EventChannel:
         sock = socket.socket(fileno=int(number))
     except (OSError, OverflowError):
         return EventChannel()
-    if sock.family != socket.AF_UNIX or sock.type != socket.SOCK_SEQPACKET:
+    if sock.family != socket.AF_UNIX or sock.type != KIND:
         sock.detach()
         return EventChannel()
     sock.set_inheritable(False)
     return EventChannel(sock)
 
 
-channel = EventChannel()
-"""The channel of this process; `boot` replaces it."""
+channel: EventChannel | None = None
 
 
 def install(new: EventChannel) -> None:
@@ -109,5 +111,12 @@ def install(new: EventChannel) -> None:
 
 
 def current() -> EventChannel:
-    """The channel of this process."""
+    """The channel of this process.
+
+    `boot` has installed it. A task started without boot (`hooks: off`, a `command`) that calls
+    tfcluster_workers itself adopts its socket here, so that what it says is heard.
+    """
+    if channel is None:
+        install(take_over(os.environ))
+    assert channel is not None
     return channel
