@@ -222,6 +222,30 @@ def test_logs_of_a_run_that_is_over_are_what_was_streamed(shell: CommandLine) ->
     assert b"step 29" not in found
 
 
+def test_logs_of_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
+    shell.script("steps.py", STEPS.replace("40", "2"))
+    assert shell.run("run", "-n", "2", "steps.py").code == 0
+
+    done = shell.run("logs", "--task", "worker:7")
+
+    assert (done.code, done.out) == (2, b"")
+    assert "has no worker:7\n  → it has worker:0, worker:1" in done.err
+
+
+def test_a_reader_that_leaves_ends_logs_f(shell: CommandLine) -> None:
+    shell.script("steps.py", STEPS)
+    run = shell.start("run", "-n", "2", "steps.py")
+    wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
+
+    done = shell.shell("set -o pipefail; tfcluster logs -f | head -1")
+
+    assert (done.code, done.err) == (0, "")
+    assert done.out.count(b"\n") == 1
+    assert run.poll() is None, "the run goes on"
+    run.communicate(timeout=30)
+    assert run.returncode == 0
+
+
 def test_logs_f_follows_a_live_run_from_another_process_and_ends_with_it(
     shell: CommandLine,
 ) -> None:

@@ -45,7 +45,7 @@ def command(
     """Show or follow the output of RUN's tasks (default: of the latest run)."""
     paths = registry.resolve(run)
     wanted = LogFilter(
-        tasks=tuple(map(_label, tasks)),
+        tasks=_labels(paths, tasks),
         grep=_pattern(grep),
         first_attempt=_first_attempt(paths, attempt, tasks),
         last_attempt=attempt,
@@ -85,6 +85,20 @@ def _emit_block(block: bytes, terminal: Terminal) -> None:
         task, _, text = line.partition(SEPARATOR)
         records.append(json.dumps({"task": task, "line": text}) + "\n")
     terminal.out_bytes("".join(records).encode())
+
+
+def _labels(paths: RunPaths, wanted: tuple[str, ...]) -> tuple[str, ...]:
+    """As the logs name them; raises UsageError for a task that the run does not have."""
+    if not wanted:
+        return ()
+    has = [task.task for task in registry.load(paths).tasks]
+    labels = tuple(map(_label, wanted))
+    for label in labels:
+        if label not in has and not label.startswith("prepare"):
+            raise UsageError(
+                f"--task: {paths.run_id} has no {label}", cure=f"it has {', '.join(has)}"
+            )
+    return labels
 
 
 def _label(task: str) -> str:

@@ -66,7 +66,10 @@ def make_run(home: Path) -> MakeRun:
             "run": run_id, "name": run_id.rsplit("-", 3)[0], "status": status, "attempt": 1,
             "host": me.host, "boot_id": me.boot_id, "pid": me.pid, "pid_start": me.start,
             "started_at": started_at, "ended_at": None if status == "running" else started_at + 5,
-            "tasks": [task | {"state": "running" if status == "running" else "succeeded"}],
+            "tasks": [
+                task | {"task": name, "state": "running" if status == "running" else "succeeded"}
+                for name in ("worker:0", "worker:1")
+            ],
         }  # fmt: skip
         paths.state.write_text(json.dumps(state))
         (paths.attempt_logs(1) / "worker-0.log").write_bytes(b"epoch 1\nloss 0.5\nno end")
