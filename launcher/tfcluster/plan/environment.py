@@ -63,7 +63,7 @@ def resolve(
         for name, value in layer.values.items():
             given, source = value, layer.source
             if given is None:
-                given = _of_launcher(name, launcher, where=layer.source)
+                given = _of_launcher(name, launcher, where=layer.source, is_secret=name in secrets)
                 source = f"{layer.source}, the launcher's value"
             found[name] = EnvVar(name, given, source, secret=name in secrets)
     return found
@@ -132,8 +132,9 @@ def _unquoted(value: str) -> str:
     return value
 
 
-def _of_launcher(name: str, launcher: Mapping[str, str], *, where: str) -> str:
+def _of_launcher(name: str, launcher: Mapping[str, str], *, where: str, is_secret: bool) -> str:
     if name in launcher:
         return launcher[name]
     message = f"{where} takes {name} from your environment, and it is not set there"
-    raise UsageError(message, cure=f"export {name}=…, or write its value in the spec")
+    cure = f"export {name}=…"
+    raise UsageError(message, cure=cure if is_secret else f"{cure}, or write its value in the spec")

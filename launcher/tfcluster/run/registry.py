@@ -71,7 +71,8 @@ def delete(paths: RunPaths) -> None:
 def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None = None) -> RunPaths:
     """The run a user means by an id, its last four characters, a name, a spec file, or nothing.
 
-    Nothing means the latest run; with `live_only` the only live one. Raises UnknownRunError
+    Nothing means the latest run; with `live_only` the only live one, and of several runs of one
+    name the latest that lives is meant, if one does. Raises UnknownRunError
     (exit 2) where that names no run, or more than one.
     """
     known = runs(home_dir)
@@ -79,7 +80,8 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
         return _only_live(known) if live_only else _latest(known)
     for fits in _readings(run):
         if matches := [entry for entry in known if fits(entry[1])]:
-            return matches[-1][0]
+            live = [entry for entry in matches if not entry[1].status.is_final]
+            return (live if live and live_only else matches)[-1][0]
     names = sorted({entry[1].run for entry in known} | {entry[1].name for entry in known})
     near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
     cure = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
@@ -99,12 +101,12 @@ def bytes_of(home_dir: Path, *, within_s: float = 0.3) -> int:
 
 
 def _readings(run: str) -> list[Callable[[RunSnapshot], bool]]:
-    spec = str(Path(run).absolute())
+    spec = os.path.abspath(run)
     return [
         lambda snapshot: snapshot.run == run,
         lambda snapshot: len(run) == 4 and snapshot.run.endswith(f"-{run}"),
         lambda snapshot: snapshot.name == run,
-        lambda snapshot: snapshot.spec == spec,
+        lambda snapshot: snapshot.spec is not None and os.path.abspath(snapshot.spec) == spec,
     ]
 
 

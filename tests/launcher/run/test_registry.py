@@ -27,7 +27,16 @@ def test_by_id_last_four_characters_name_and_spec_file(
     assert registry.resolve("alpha") == newer, "a name means its latest run"
     assert registry.resolve("a.json") == older
     assert registry.resolve(str(tmp_path / "a.json")) == older
+    assert registry.resolve(str(tmp_path / "b" / ".." / "a.json")) == older
     assert registry.resolve(None) == other
+
+
+def test_what_is_to_be_ended_is_the_one_that_lives(make_run: MakeRun) -> None:
+    live = make_run("alpha", status=Status.RUNNING, started=1.0)
+    over = make_run("alpha", started=2.0)
+    assert registry.resolve("alpha") == over
+    assert registry.resolve("alpha", live_only=True) == live
+    assert registry.resolve(over.run_id, live_only=True) == over
 
 
 def test_a_run_that_is_not_known_is_named_with_what_is_near(make_run: MakeRun) -> None:
