@@ -26,8 +26,8 @@ multiprocessing.set_start_method("fork")
 child = multiprocessing.Process(target=time.sleep, args=(300,))
 child.start()
 shell = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300; :"])
-print("family", json.dumps({"port": int(port), "pids": [os.getpid(), child.pid, shell.pid]}),
-      flush=True)
+facts = {"port": int(port), "pids": [os.getpid(), child.pid, shell.pid]}
+os.write(1, f"family {json.dumps(facts)} whole\\n".encode())
 while not os.path.exists("finish"):
     time.sleep(0.05)
 child.kill()
@@ -105,12 +105,12 @@ class Family:
     """The processes and ports of a run of `FAMILY`."""
 
     def __init__(self, run: Live, tasks: Sequence[str] = ("worker:0", "worker:1")) -> None:
-        run.wait_for_line("family", *tasks)
+        run.wait_for_line(" whole", *tasks)
         self.pids: list[int] = []
         self.ports: list[int] = []
         for task in tasks:
             line = next(line for line in run.log(task).splitlines() if line.startswith("family"))
-            facts = json.loads(line.removeprefix("family"))
+            facts = json.loads(line.removeprefix("family ").removesuffix(" whole"))
             self.pids += facts["pids"]
             self.ports.append(facts["port"])
 
