@@ -395,13 +395,13 @@ def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> No
 def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandLine) -> None:
     at = line.root / "at"
     line.script("progress.py", PROGRESS)
-    line.spec("s.json", {"script": "progress.py", "args": [str(at), "3000"]}, workers=1)
+    line.spec("s.json", {"script": "progress.py", "args": [str(at), "1500"]}, workers=1)
 
     done = line.shell("set -o pipefail; tfcluster up s.json | head -1")
 
     assert done.code == 0, done.err
     assert done.out.decode() == "worker:0 │ step 00000 " + "." * 60 + "\n"
-    assert at.stat().st_size == 3000
+    assert at.stat().st_size == 1500
     assert done.err.count("stdout is closed; training goes on") == 1
     assert "succeeded after" in done.err
     assert "Traceback" not in done.err
