@@ -181,15 +181,14 @@ class Line:
         }
 
     def _refuse(self, connection: Connection, reason: str) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.socket)
+        self._unwatch(connection)
         connection.refuse(reason)
         self._lose(connection)
 
     def _lose(self, connection: Connection) -> None:
         if connection is self._connection and self._lease_s is None and not self.is_over:
             # Only its sending half may be closed: the last exits are still written to it.
-            self._selector.unregister(connection.socket)
+            self._unwatch(connection)
             self.is_over = True
             return
         self._drop(connection)
@@ -197,9 +196,12 @@ class Line:
             self._connection = None
 
     def _drop(self, connection: Connection) -> None:
+        self._unwatch(connection)
+        connection.socket.close()
+
+    def _unwatch(self, connection: Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
-        connection.socket.close()
 
     def _flush(self, connection: Connection) -> None:
         if connection.socket.fileno() < 0:

@@ -106,7 +106,3 @@ class RunPaths:
     @property
     def control_socket(self) -> Path:
         return runtime_dir() / f"{self.run_id[-40:]}.ctl"
-
-    @property
-    def agent_socket_dir(self) -> Path:
-        return runtime_dir()

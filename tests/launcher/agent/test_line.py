@@ -59,6 +59,14 @@ def test_without_a_lease_a_second_coordinator_is_refused(rig: Rig) -> None:
     assert rig.start("true")["type"] == "task_started"
 
 
+def test_garbage_of_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> None:
+    task = rig.start("sleep", "60")["pid"]
+    rig.peer.socket.sendall(b"no frame at all")
+    assert "not a frame" in rig.peer.take("refused")["reason"]
+    rig.end()
+    assert not is_alive(task)
+
+
 def test_garbage_is_refused_and_orders_need_a_hello(rig: Rig) -> None:
     stranger = Peer(str(rig.config["socket"]))
     stranger.send("shutdown")
