@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import time
@@ -11,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .commandline import CommandLine, Done, Screen, wait_for
+from .commandline import CommandLine, wait_for
 
 FAMILY = """
 import json, multiprocessing, os, socket, subprocess, time
@@ -167,15 +166,3 @@ def the_status(shell: CommandLine, run: str) -> dict[str, Any]:
     assert done.code == 0, done.err
     status: dict[str, Any] = json.loads(done.out)
     return status
-
-
-def interrupt(screen: Screen) -> None:
-    """What the terminal does on Ctrl-C: SIGINT to its foreground group."""
-    screen.type(b"\x03")
-
-
-def kill(pid: int, number: int) -> None:
-    os.kill(pid, number)
-
-
-__all__ = ["Done", "Family", "Live"]

@@ -210,3 +210,37 @@ def test_a_killed_task_does_not_keep_what_it_had_started(shell: CommandLine) -> 
     assert run.end() == 1
     assert not is_alive(child)
     assert "killed by SIGKILL" in run.said()
+
+
+NONSENSE = r"""
+import json, os, socket, sys
+from tfcluster_workers import event_channel
+raw = socket.socket(fileno=os.dup(event_channel.current()._socket.fileno()))
+raw.setblocking(True)
+for message in (
+    b"", b"nonsense", b"\xff\x00", b"[]", b"null", b"[" * 60000, b'{"a":' * 300 + b"1" + b"}" * 300,
+    b'{"type": ["progress"]}', b'{"type": "progress", "step": Infinity}',
+    b'{"type": "progress", "step": 1, "metrics": {"loss": NaN, "x": "high"}}',
+    b'{"type": "progress", "step": 1e400, "metrics": []}',
+    b'{"type": "progress", "step": 3, "metrics": {"loss": NaN}, "steps_per_second": [1]}',
+    b'{"type": "error"}', b'{"type": "error", "exception": [], "message": {}, "line": "x"}',
+    b'{"type": "saved", "path": "\\u0000", "step": "many"}', b'{"type": "saved", "path": 3}',
+    b'{"type": "note"}', b'{"type": "note", "message": "\\ud800 \\u001b[2J"}',
+    b'{"type": "setting_read", "name": {}}',
+):
+    if message:
+        raw.send(message)
+print("said it all", flush=True)
+"""
+
+
+def test_a_task_that_reports_nonsense_harms_nobody(shell: CommandLine) -> None:
+    shell.script("task.py", NONSENSE)
+    run = Live(shell, "run", "-n", "2", "task.py")
+
+    assert run.end() == 0, run.said()
+    assert "said it all" in run.log("worker:0")
+    assert run.state()["tasks"][0]["step"] == 3
+    assert "\x1b[2J" not in run.said(), "a note cannot clear the screen"
+    assert_whole(run.events(), status="succeeded", exit_code=0)
+    assert shell.run("status", run.run_id).code == 0

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,11 +32,6 @@ def fixed(shell: CommandLine, ports: list[int]) -> str:
     value["cluster"] = {"worker": [f"127.0.0.1:{port}" for port in ports]}
     spec.write_text(json.dumps(value))
     return spec.name
-
-
-def environ_of(pid: int) -> dict[str, str]:
-    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def test_the_second_of_two_is_refused_and_the_first_is_undisturbed(shell: CommandLine) -> None:

@@ -176,8 +176,12 @@ def paint(text: str, *styles: str) -> str:
 
 
 def _encode(text: str, *, end: str = "\n") -> bytes:
-    # Paths may hold bytes that are no UTF-8 (surrogates); they go out as they came in.
-    return (text if text.endswith("\n") else text + end).encode("utf-8", "surrogateescape")
+    line = text if text.endswith("\n") else text + end
+    try:
+        # Paths may hold bytes that are no UTF-8 (surrogates); they go out as they came in.
+        return line.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half a character, which JSON of a task can hold
+        return line.encode("utf-8", "replace")
 
 
 def _descriptor(stream: TextIO | None) -> int | None:

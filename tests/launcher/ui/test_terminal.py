@@ -136,3 +136,10 @@ def test_importing_the_terminal_and_the_view_brings_neither_rich_nor_pydantic() 
         "sys.exit(any(m.split('.')[0] in ('rich', 'pydantic') for m in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_half_a_character_of_a_tasks_json_is_shown_as_a_question_mark() -> None:
+    stream = io.StringIO()
+    terminal = Terminal(stream, stream, environ={})
+    terminal.say("note: \ud800!")
+    assert stream.getvalue() == "note: ?!\n"
