@@ -95,8 +95,9 @@ def _asked_for(python: str, why: str, base: Path, environ: Mapping[str, str]) ->
         absolute = base / candidate
         if absolute.is_file() and os.access(absolute, os.X_OK):
             return os.path.abspath(absolute)
-    cure = "name a Python, or the folder of a virtual environment"
-    raise InterpreterError(f"there is no Python at {python} ({why})", cure=cure)
+    cure = "name a Python, or the folder of a virtual environment: --python PATH"
+    where = os.path.abspath(base / path) if "/" in python else python
+    raise InterpreterError(f"there is no Python at {where} ({why})", cure=cure)
 
 
 def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
