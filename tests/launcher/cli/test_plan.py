@@ -113,7 +113,7 @@ def test_a_mistake_ends_with_2_and_says_what_to_write(
 def test_a_python_that_is_not_there_ends_with_3(folder: Path) -> None:
     result = tfcluster(folder, "plan", "--python", "no/python")
     assert result.returncode == 3
-    assert f"there is no Python at {tmp_path}/no/python (--python)" in result.stderr
+    assert f"there is no Python at {folder}/no/python (--python)" in result.stderr
 
 
 def test_exports_start_a_task_by_hand(folder: Path) -> None:
