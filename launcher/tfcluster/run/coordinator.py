@@ -58,6 +58,7 @@ class Coordinator:
         self._error: SurroundingsError | None = None
         self._is_ending = self._is_closing = False
         self._deadline: float | None = None
+        self._verdict = Next.GO_ON
 
     def stop(self, stop: Stop) -> None:
         """End the run early; a second call kills at once, one after the end stops copying."""
@@ -130,6 +131,8 @@ class Coordinator:
         return judge(self._gang.ends(), chief=self.plan.chief, gang=self._forms_gang)
 
     def _react(self, verdict: Next) -> None:
+        if verdict is not self._verdict:  # what was waited for so far is no matter any more
+            self._verdict, self._deadline = verdict, None
         match verdict:
             case Next.FAIL:
                 self._end_all("another task failed", FAILURE_GRACE_S)
