@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfcluster.run import events as ev
@@ -137,6 +137,7 @@ def new_state() -> RunSnapshot:
     return first_state(plan_of(), PATHS, me, 1.0)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(_REPORTS, max_size=5))
 def test_no_report_breaks_state_files_gang_or_what_people_see(
     reports: list[dict[str, Any]],
