@@ -165,8 +165,9 @@ class Coordinator:
         """Send what waits, then handle the next inputs, or the deadline."""
         await self._exchange.flush()
         self.journal.save()
-        wait_s = None if self._deadline is None else max(0.0, self._deadline - self._now())
-        await self._exchange.turn(wait_s)
+        waits = [] if self._deadline is None else [max(0.0, self._deadline - self._now())]
+        waits += [] if self.journal.wake_s is None else [self.journal.wake_s]
+        await self._exchange.turn(min(waits, default=None))
         if self._deadline is not None and self._now() >= self._deadline:
             self._on_deadline()
 

@@ -49,6 +49,11 @@ class Journal:
             self._is_dirty, self._is_urgent, self._saved_at = False, False, now
         return self._log.flush() and not self._is_urgent
 
+    @property
+    def wake_s(self) -> float | None:
+        """How soon `save` should be called again, seconds; None when nothing waits for it."""
+        return _PROGRESS_INTERVAL_S if self._is_dirty else None
+
     def close(self) -> bool:
         """Save what is left, on a full disk too; False where it did not take everything."""
         self._is_urgent = True

@@ -64,6 +64,9 @@ def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
 
 def delete(paths: RunPaths) -> None:
     """Remove what a run that is over has left: its folder, and a killed coordinator's socket."""
+    latest = paths.root.parent.parent / "latest"
+    if latest.is_symlink() and latest.resolve() == paths.root.resolve():
+        latest.unlink()
     shutil.rmtree(paths.root)
     paths.control_socket.unlink(missing_ok=True)
 

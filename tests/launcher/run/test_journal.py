@@ -112,8 +112,10 @@ def test_progress_alone_writes_the_state_four_times_a_second(
         kept.record(STEP)
         kept.save()
     assert 3 <= len(written) - first <= 5
+    assert kept.wake_s == pytest.approx(0.25), "the last of it is not left lying"
     kept.record(ev.TaskReady(task="worker:0", attempt=1))
     before = len(written)
     kept.save()
     assert len(written) == before + 1, "anything else is written at once"
+    assert kept.wake_s is None
     kept.close()

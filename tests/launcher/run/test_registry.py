@@ -108,6 +108,15 @@ def test_delete_takes_the_socket_of_a_killed_coordinator_along(make_run: MakeRun
     assert not paths.control_socket.exists()
 
 
+@pytest.mark.parametrize("which", ["this", "another"])
+def test_latest_goes_with_the_run_it_names(make_run: MakeRun, which: str) -> None:
+    paths = make_run()
+    latest = paths.root.parent.parent / "latest"
+    latest.symlink_to(paths.root if which == "this" else paths.root.parent / "another")
+    registry.delete(paths)
+    assert latest.is_symlink() == (which == "another")
+
+
 def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path) -> None:
     (tmp_path / "runs" / "one" / "logs").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "logs" / "worker-0.log").write_bytes(b"x" * 1000)
