@@ -107,7 +107,7 @@ def test_progress_alone_writes_the_state_four_times_a_second(
     now = 100.0
     kept = Journal(state, paths, clock=lambda: now)
     first = len(written)
-    for _ in range(100):
+    for _ in range(101):
         now += 0.01
         kept.record(STEP)
         kept.save()
