@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tfcluster.spec.load import load
 
 from tfcluster.plan import tf_config
 from tfcluster.plan.attempt import Attempt
@@ -21,6 +20,7 @@ from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Plan
 from tfcluster.plan.serialize import plan_from_json, plan_to_json
 from tfcluster.plan.surroundings import Surroundings
+from tfcluster.spec.load import load
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted((ROOT / "cluster_specs").glob("*.json*"))
