@@ -32,13 +32,11 @@ def launch(planned: Planned, options: Options) -> int:
 
     Raises what stands in the way before the first task starts.
     """
-    from tfcluster.run.session import Session
+    from tfcluster.run.session import Session, signals_held_back
     from tfcluster.ui.follow import RunView
 
     plan, terminal = planned.require(), Terminal()
     spec = planned.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-    session = Session(plan, spec, home_dir=home())
-    view = RunView(session.paths, terminal, json_lines=options.as_json, collapse=options.collapse)
 
     def announce(ports: Mapping[str, int]) -> None:
         from tfcluster.ui.panels import start_panel
@@ -46,8 +44,13 @@ def launch(planned: Planned, options: Options) -> int:
 
         view.say(render(start_panel(plan, session.paths, ports), terminal))
 
-    view.start()
-    outcome = session.run(announce=announce, gathers=options.gathers, prepares=options.prepares)
+    with signals_held_back():
+        session = Session(plan, spec, home_dir=home())
+        view = RunView(
+            session.paths, terminal, json_lines=options.as_json, collapse=options.collapse
+        )
+        view.start()
+        outcome = session.run(announce=announce, gathers=options.gathers, prepares=options.prepares)
     _finish(view)
     return _conclude(session, outcome, terminal)
 

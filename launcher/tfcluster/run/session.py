@@ -61,7 +61,10 @@ class Session:
         gathers: bool = True,
         prepares: bool = True,
     ) -> Outcome:
-        """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills."""
+        """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills.
+
+        To be called in `signals_held_back`, like the constructor.
+        """
         try:
             return asyncio.run(self._run(announce, gathers, prepares))
         except SurroundingsError as error:
@@ -111,8 +114,24 @@ def _stopping(coordinator: Coordinator) -> Iterator[None]:
         del heeded[signal.SIGHUP]  # started by nohup: it outlives its terminal
     for number, stop in heeded.items():
         loop.add_signal_handler(number, partial(coordinator.stop, stop))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
     try:
         yield
     finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
         for number in heeded:
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Keep SIGINT, SIGTERM and SIGHUP waiting but for the time in which a run heeds them.
+
+    One that came between the making of the folder and the first turn of the loop would leave a
+    run that never began and never ended.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

