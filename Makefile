@@ -37,11 +37,12 @@ up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
 test: setup ## all tests, those with a real TensorFlow last and one at a time
-	@$(BIN)/pytest -n 2 -m "not tensorflow"
+	@$(BIN)/pytest -n 4 --dist worksteal -m "not tensorflow and not slow"
+	@$(BIN)/pytest -n 2 --dist worksteal -m "slow and not tensorflow"
 	@$(BIN)/pytest -m tensorflow
 
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
-	@$(BIN)/pytest -n 2 -m "not tensorflow and not slow"
+	@$(BIN)/pytest -n 4 --dist worksteal -m "not tensorflow and not slow"
 
 check: $(NEWEST) ## ruff, mypy, import-linter
 	@$(BIN)/ruff check

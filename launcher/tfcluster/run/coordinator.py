@@ -207,6 +207,8 @@ class Coordinator:
         match event:
             case ev.TaskStarted():
                 member.is_started = True
+                if self._is_ending:  # its order was on the way when the end came
+                    self._end([member], "the run is ending", 0.0)
             case ev.TaskExited():
                 log = self.paths.task_log(member.id, event.attempt)
                 error = self.journal.task(event.task).error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tfcluster.run.coordinator import CAUSE_WAIT_S, Coordinator
-from tfcluster.run.ending import Next
+from tfcluster.run.ending import Next, Stop
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.paths import RunPaths
@@ -33,4 +33,27 @@ def test_who_is_late_after_the_chief_has_the_whole_grace_also_after_a_late_error
         assert coordinator._deadline >= now + plan.supervision.finish_grace_s
 
     asyncio.run(late_error_then_success())
+    journal.close()
+
+
+def test_a_task_whose_start_crosses_the_stop_is_stopped_too(
+    paths: RunPaths, state: RunSnapshot
+) -> None:
+    """The order to start was on its way when Ctrl-C came: its task must not be forgotten."""
+    journal = Journal(state, paths)
+
+    async def stop_between_two_starts() -> list[str]:
+        plan = plan_of("worker:0", "worker:1")
+        coordinator = Coordinator(
+            plan, journal, Harvest(plan, paths), backend_of=lambda node: NotImplemented
+        )
+        sent: list[str] = []
+        coordinator._exchange.send = lambda node, order: sent.extend(order["tasks"])  # type: ignore[method-assign]
+        started = {"type": "task_started", "attempt": 1, "pid": 1}
+        coordinator._on_message("local", started | {"task": "worker:0"})
+        coordinator._on_stop(Stop("Ctrl-C", 130))
+        coordinator._on_message("local", started | {"task": "worker:1"})
+        return sent
+
+    assert asyncio.run(stop_between_two_starts()) == ["worker:0", "worker:1"]
     journal.close()
