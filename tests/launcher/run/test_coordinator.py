@@ -48,7 +48,7 @@ def test_a_task_whose_start_crosses_the_stop_is_stopped_too(
             plan, journal, Harvest(plan, paths), backend_of=lambda node: NotImplemented
         )
         sent: list[str] = []
-        coordinator._exchange.send = lambda node, order: sent.extend(order["tasks"])  # type: ignore[method-assign]
+        coordinator._exchange.send = lambda node, order: sent.extend(order["tasks"])  # type: ignore[assignment,method-assign]
         started = {"type": "task_started", "attempt": 1, "pid": 1}
         coordinator._on_message("local", started | {"task": "worker:0"})
         coordinator._on_stop(Stop("Ctrl-C", 130))
