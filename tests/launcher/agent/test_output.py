@@ -47,6 +47,7 @@ def test_the_last_words_before_a_kill_are_kept(rig: Rig) -> None:
     assert rig.log().read_bytes() == b"y" * 500_000
 
 
+@pytest.mark.slow
 def test_four_chatty_tasks_lose_nothing_and_cost_no_memory(rig: Rig) -> None:
     count = 200_000
     before, _ = memory_of(rig.pid)

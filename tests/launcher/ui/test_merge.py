@@ -203,6 +203,7 @@ def lines_of(task: int, count: int) -> Iterable[bytes]:
     return (b"task %d line %07d " % (task, n) for n in range(count))
 
 
+@pytest.mark.slow
 def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
     paths: RunPaths, write_log: Write
 ) -> None:
