@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from .commandline import CommandLine, screen
+from .commandline import CommandLine, screen, wait_for
+from .live import Live
 
 HELLO = "import os, sys\nprint('hello', os.environ['TFCLUSTER_TASK'], sys.argv[1:])\n"
 
@@ -263,32 +264,40 @@ def test_a_disk_that_is_full_costs_lines_and_says_how_many(
     assert "lost" in summary, "the summary repeats what scrolled by"
 
 
+FILLS_THE_DISK = """
+import pathlib, sys, time
+home, room = map(pathlib.Path, sys.argv[1:])
+print("first", flush=True)
+while not any(log.stat().st_size for log in home.glob("runs/*/logs/attempt-1/worker-0.log")):
+    time.sleep(0.01)
+ballast = home / "ballast"
+file = ballast.open("wb", buffering=0)
+try:
+    while file.write(bytes(4096)): pass
+except OSError: pass
+print("x" * 100_000, flush=True)
+while not room.exists():
+    time.sleep(0.01)
+ballast.unlink()
+file.close()
+print("last", flush=True)
+"""
+"""Each step waits until the one before has reached the log: others move the bytes there."""
+
+
 def test_a_disk_with_space_again_takes_lines_again(line: CommandLine, small_disk: Path) -> None:
-    ballast = small_disk / "ballast"
-    line.script(
-        "flood.py",
-        "import pathlib, time\n"
-        "print('first', flush=True)\n"
-        f"ballast = pathlib.Path({str(ballast)!r})\n"
-        "file = ballast.open('wb', buffering=0)\n"
-        "try:\n"
-        "    while file.write(bytes(4096)): pass\n"
-        "except OSError: pass\n"
-        "print('x' * 5000, flush=True)\n"
-        "time.sleep(0.5)\n"
-        "ballast.unlink()\n"
-        "file.close()\n"
-        "print('last', flush=True)\n",
-    )
+    room = line.root / "room"
+    line.script("fills.py", FILLS_THE_DISK)
+    run = Live(line, "run", "-n", "1", "fills.py", str(small_disk), str(room))
+    wait_for(lambda: "log are lost" in run.said() or run.process.poll() is not None)
+    room.touch()
 
-    done = line.run("run", "-n", "1", "flood.py")
-
-    assert done.code == 0, done.err
-    log = line.log("worker:0").decode()
+    assert run.end() == 0, run.said()
+    log = run.log("worker:0")
     assert log.startswith("first\n")
     assert log.endswith("\nlast\n")
     assert re.search(r"\[tfcluster: \d+ bytes lost here: No space left on device\]", log)
-    assert "worker:0 │ last" in done.out.decode()
+    assert "worker:0 │ last" in run.out.read_text()
 
 
 # -- odd output ---------------------------------------------------------------------------------
