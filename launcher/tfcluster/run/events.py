@@ -75,6 +75,15 @@ class NodeLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReconnected(Event):
+    """A lost node has an agent again; tasks of before have ended."""
+
+    node: str
+    pid: int
+    guard_pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PortsHeld(Event):
     node: str
     ports: Mapping[str, int]
@@ -171,13 +180,71 @@ class TaskExited(Event):
     """``itself`` or ``tfcluster``."""
     duration_s: float = 0.0
     peak_rss_bytes: int | None = None
+    out_of_memory: str | None = None
+    """How it is known that the kernel killed it for memory; None where it did not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFrozen(Event):
+    """A signal has stopped the task's process (SIGSTOP, SIGTSTP); it neither runs nor ends."""
+
+    task: str
+    attempt: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskThawed(Event):
+    """A stopped process goes on (SIGCONT)."""
+
+    task: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalled(Event):
+    """Nothing has been heard of any task for so long; their stacks are in the logs."""
+
+    silent_s: float
+    deadline_s: float | None = None
+    """The spec's ``stall_deadline_s``, which leads to a restart; None: training goes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restarting(Event):
+    """Another attempt follows: of the whole gang, or of `task` alone."""
+
+    reason: str
+    attempt: int
+    """The number of the attempt that is about to start."""
+    of: int
+    """How many attempts there can be as things stand."""
+    from_step: int | None = None
+    """None: from the beginning."""
+    delay_s: float = 0.0
+    task: str | None = None
+    members: tuple[str, ...] | None = None
+    """The smaller gang, where some of the tasks are left out from now on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChaosInjected(Event):
+    """A rehearsed fault was injected (``up --chaos``)."""
+
+    fault: str
+    """As the user wrote it: ``kill worker:1 at step 50``."""
+    task: str | None = None
+    attempt: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Event):
     root_cause: Mapping[str, Any]
-    """task, reason, hint; and exit_code or signal."""
+    """task, node, attempt, kind, reason; where known exit_code or signal, exception, file, line,
+    hint, docs."""
     collateral: tuple[str, ...] = ()
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,15 @@ class RunSnapshot:
     workdir: str | None = None
     diagnosis: dict[str, Any] | None = None
     """root_cause (task, reason, hint, exit_code or signal) and collateral."""
+    waits_for: str | None = None
+    """What a restart waits for, in words: a pause, a node's lease."""
+    restarts: list[dict[str, Any]] = field(default_factory=list)
+    """The `restarting` events so far, oldest first, each with its `time`."""
+    chaos: list[dict[str, Any]] = field(default_factory=list)
+    """Rehearsed faults: fault, task, attempt, step, injected_at, and once they are known
+    detected_after_s, resumed_after_s."""
+    nodes: dict[str, str] = field(default_factory=dict)
+    """Node → connecting, connected, lost or gone."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     """Gathered, oldest first: path (relative to the run folder), step, kind, bytes."""
     warnings: list[str] = field(default_factory=list)
