@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
+
+from .forked import ForkServer
 
 IS_CI = os.environ.get("CI") == "true"
 
@@ -23,3 +25,11 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI=true forbids: {report.longrepr}"
     return report
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Starts `tfcluster` commands by forks; one for each process of tests."""
+    server = ForkServer()
+    yield server
+    server.close()

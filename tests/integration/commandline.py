@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from tests.forked import COMMAND, ForkServer, differs, outer_environment
 
-COMMAND = str(Path(sys.executable).with_name("tfcluster"))
 _T = TypeVar("_T")
-_DROPPED = ("CI", "NO_COLOR", "COLUMNS", "CONDA_PREFIX", "PYTHONPATH", "TF_CONFIG")
+_FORKABLE = {"stdin", "stdout", "stderr", "env", "cwd"}
+"""Options of Popen that a fork knows; with another one the installed command is started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +41,18 @@ class CommandLine:
 
     root: Path
     """A short path: sockets lie below it."""
+    server: ForkServer | None = None
+    forks: bool = True
+    """False for tests that measure the command; without a server nothing forks."""
     env: dict[str, str] = field(init=False)
     cwd: Path = field(init=False)
-    _started: list[subprocess.Popen[bytes]] = field(init=False, default_factory=list)
+    started: list[subprocess.Popen[bytes]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self.cwd = self.root / "work"
         for folder in (self.cwd, self.root / "run"):
             folder.mkdir()
-        kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
-        self.env = kept | {
+        self.env = outer_environment() | {
             "TFCLUSTER_HOME": str(self.home),
             "XDG_RUNTIME_DIR": str(self.root / "run"),
             "VIRTUAL_ENV": sys.prefix,
@@ -77,10 +80,24 @@ class CommandLine:
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
         """`tfcluster ARGS` with pipes, unless `options` (of Popen) say otherwise."""
         known: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-        known |= {"stdin": subprocess.DEVNULL, "env": self.env, "cwd": self.cwd}
-        process: subprocess.Popen[bytes] = subprocess.Popen([COMMAND, *args], **(known | options))
-        self._started.append(process)
+        known |= {"stdin": subprocess.DEVNULL, "env": self.env, "cwd": self.cwd} | options
+        server = self._server() if known.keys() <= _FORKABLE else None
+        process: subprocess.Popen[bytes] = (
+            server.start(args, **known) if server else subprocess.Popen([COMMAND, *args], **known)
+        )
+        self.started.append(process)
         return process
+
+    def start_on(self, terminal: int, *args: str) -> subprocess.Popen[bytes]:
+        """`tfcluster ARGS` with `terminal` as its streams and controlling terminal."""
+        known: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
+        known |= {"env": self.env, "cwd": self.cwd}
+        if server := self._server():
+            return server.start(args, terminal=True, **known)
+        return subprocess.Popen(["setsid", "--ctty", COMMAND, *args], **known)
+
+    def _server(self) -> ForkServer | None:
+        return self.server if self.forks and not differs(self.env) else None
 
     def run(self, *args: str, timeout: float = 60, **options: Any) -> Done:
         """To its end; `input` may be given as bytes."""
@@ -102,7 +119,7 @@ class CommandLine:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        self._started.append(process)
+        self.started.append(process)
         out, err = process.communicate(timeout=timeout)
         return Done(process.returncode, out, err.decode(errors="replace"))
 
@@ -141,9 +158,9 @@ class CommandLine:
 
     def clean_up(self) -> None:
         """Ends what is left, then says whether commands that had ended left anything."""
-        ended = [process.poll() is not None for process in self._started]
+        ended = [process.poll() is not None for process in self.started]
         left = self.left() if all(ended) else []
-        for process in self._started:
+        for process in self.started:
             if process.poll() is None:
                 process.kill()
             process.wait()
@@ -174,15 +191,7 @@ class Screen:
         self._user, program = os.openpty()
         fcntl.ioctl(program, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.columns, self.rows = columns, rows
-        env = line.env
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", COMMAND, *args],
-            stdin=program,
-            stdout=program,
-            stderr=program,
-            env=env,
-            cwd=line.cwd,
-        )
+        self.process = line.start_on(program, *args)
         os.close(program)
         self.seen = b""
 

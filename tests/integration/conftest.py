@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.forked import ForkServer
 
 from .commandline import CommandLine
 
 
 @pytest.fixture
-def shell() -> Iterator[CommandLine]:
+def shell(fork_server: ForkServer) -> Iterator[CommandLine]:
     """Commands in a folder of their own; fails the test that leaves a process or a socket."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
-    line = CommandLine(root)
+    line = CommandLine(root, fork_server)
     try:
         yield line
     finally:

@@ -24,6 +24,7 @@ TASK = "import time; print('up', flush=True); time.sleep(300)"
 @pytest.fixture
 def family(shell: CommandLine) -> Iterator[list[int]]:
     """Process ids of coordinator, agent and guard while two tasks run."""
+    shell.forks = False
     shell.script("task.py", TASK)
     run = Live(shell, "run", "-n", "2", "task.py")
     run.wait_for_line("up")

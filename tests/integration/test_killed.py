@@ -20,6 +20,7 @@ AT_ONCE = 5
 
 def start(shell: CommandLine, count: int) -> list[tuple[Live, Family]]:
     """Runs whose tasks, with their children, all live."""
+    shell.forks = False
     shell.script("family.py", FAMILY)
     before = len(shell.runs())
     runs = [

@@ -91,6 +91,7 @@ def _rss(process: psutil.Process) -> int:
 def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
     shell: CommandLine,
 ) -> None:
+    shell.forks = False
     shell.script("writer.py", WRITER)
     merged = shell.root / "merged"
 
@@ -117,6 +118,7 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
 @pytest.mark.slow
 def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLine) -> None:
     """A guard against falling off a cliff; `make bench` measures the figure itself."""
+    shell.forks = False
     shell.script("writer.py", WRITER)
 
     def tfcluster(lines: int) -> float:

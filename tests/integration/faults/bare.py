@@ -1,0 +1,290 @@
+"""TensorFlow alone, as a shell with a hand-set TF_CONFIG starts it: what it does when a peer fails.
+
+    .venv/bin/python tests/integration/faults/bare.py            # write recordings.json anew
+
+`recordings.json` keeps what was seen; stub workers replay it and a test compares it with real
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin/python"}
+RECORDINGS = HERE / "recordings.json"
+TASKS = ("worker:0", "worker:1")
+SILENCE_S = 65.0
+"""How long one is watched that waits for a peer which never comes."""
+HANG_S = 120.0
+_CLOCK = re.compile(r"^(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d[.\d]*: |^[IWEF]\d{4} [\d:.]+ +\d+ ")
+_VOLATILE = (
+    (re.compile(r"/[^\s\"':]*/(?:site-packages|faults|lib/python3\.\d+)/"), "…/"),
+    (re.compile(r"127\.0\.0\.1:\d+|\[::\]:\d+"), "127.0.0.1:PORT"),
+    (re.compile(r"[Ii]ncarnation:? \(?\d+\)?"), "incarnation N"),
+    (re.compile(r"\b\d{15,}\b"), "N"),
+    (re.compile(r"0x[0-9a-f]+"), "0xN"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How one task behaved in one situation."""
+
+    exit_code: int | None
+    """None: it went on, or a signal ended it."""
+    signal: int | None
+    delay_s: float | None
+    """From the fault to its end; None where it went on."""
+    exception: str | None
+    message: str
+    last_lines: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Process:
+    """One task and its log."""
+
+    popen: subprocess.Popen[bytes]
+    log: Path
+    ended_at: float | None = None
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def fault_at(self) -> float | None:
+        found = re.search(r"^fault \S+ at ([\d.]+)$", self.text(), re.M)
+        return float(found[1]) if found else None
+
+
+class Bare:
+    """A gang without any launcher, in a folder of its own."""
+
+    def __init__(self, python: Path, folder: Path) -> None:
+        self._python, self._folder = python, folder
+        self.ports = free_ports(len(TASKS))
+        self.processes: dict[str, Process] = {}
+
+    def start(self, task: str, fault: str = "") -> Process:
+        job, _, index = task.partition(":")
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in self.ports]}
+        config = {"cluster": cluster, "task": {"type": job, "index": int(index)}}
+        log = self._folder / f"{index}.log"
+        env = clean_environment() | {
+            "TF_CONFIG": json.dumps(config),
+            "FAULT": fault,
+            "TFCLUSTER_CHECKPOINT_DIR": str(self._folder / f"checkpoints-{index}"),
+            "PYTHONPATH": str(ROOT / "workers"),
+        }
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [self._python, HERE / "train.py"],
+                env=env,
+                cwd=self._folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes[task] = Process(popen, log)
+        return self.processes[task]
+
+    def wait(self, *tasks: str, timeout_s: float = HANG_S) -> bool:
+        """Until all of `tasks` have ended; notes when. False where one still runs."""
+        deadline = time.time() + timeout_s
+        waiting = [self.processes[task] for task in tasks or self.processes]
+        while any(process.ended_at is None for process in waiting):
+            for process in waiting:
+                if process.ended_at is None and process.popen.poll() is not None:
+                    process.ended_at = time.time()
+            if time.time() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.popen.kill()
+            process.popen.wait()
+
+
+@contextmanager
+def bare(tensorflow: str) -> Iterator[Bare]:
+    with tempfile.TemporaryDirectory(prefix="tfc-bare-") as folder:
+        gang = Bare(PYTHONS[tensorflow], Path(folder))
+        try:
+            yield gang
+        finally:
+            gang.close()
+
+
+def clean_environment() -> dict[str, str]:
+    dropped = ("TF_CONFIG", "PYTHONPATH")
+    kept = {n: v for n, v in os.environ.items() if n not in dropped and "TFCLUSTER" not in n}
+    return kept | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1"}
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        held = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in held:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in held]
+
+
+# -- situations: each returns what the tasks that matter did -------------------------------------
+
+
+def peer_fails(tensorflow: str, fault: str) -> dict[str, Seen]:
+    """`fault` (``sigkill worker:1 training``) in a gang of two; the culprit and the survivor."""
+    culprit = fault.split()[1]
+    (survivor,) = set(TASKS) - {culprit}
+    with bare(tensorflow) as gang:
+        for task in TASKS:
+            gang.start(task, fault)
+        gang.wait(survivor)
+        if "sigstop" not in fault:
+            gang.wait(culprit)
+        began = gang.processes[culprit].fault_at()
+        assert began is not None, gang.processes[culprit].text()[-3000:]
+        return {
+            "culprit": seen(gang.processes[culprit], began),
+            "survivor": seen(gang.processes[survivor], began),
+        }
+
+
+def peer_never_starts(tensorflow: str) -> dict[str, Seen]:
+    """One alone waits; after SILENCE_S it gets SIGTERM."""
+    found = {}
+    for task in TASKS:
+        with bare(tensorflow) as gang:
+            waiting = gang.start(task)
+            is_over = gang.wait(task, timeout_s=SILENCE_S)
+            assert not is_over, waiting.text()[-3000:]
+            found[f"waiting {task}"] = seen(waiting, time.time())
+            waiting.popen.send_signal(signal.SIGTERM)
+            told = time.time()
+            gang.wait(task, timeout_s=5)
+            found[f"terminated {task}"] = seen(waiting, told)
+    return found
+
+
+def port_is_taken(tensorflow: str) -> dict[str, Seen]:
+    with bare(tensorflow) as gang, socket.socket() as thief:
+        thief.bind(("0.0.0.0", gang.ports[1]))
+        thief.listen()
+        began = time.time()
+        victim = gang.start("worker:1")
+        gang.wait("worker:1")
+        return {"victim": seen(victim, began)}
+
+
+def import_fails(tensorflow: str) -> dict[str, Seen]:
+    with bare(tensorflow) as gang:
+        culprit = gang.start("worker:1", "import-error worker:1 before-join")
+        gang.wait("worker:1")
+        began = culprit.fault_at()
+        assert began is not None
+        return {"culprit": seen(culprit, began)}
+
+
+GANG_FAULTS = tuple(
+    f"{kind} {task} training"
+    for kind in ("sigkill", "sigstop", "sigterm", "exception", "exit-3")
+    for task in TASKS
+)
+
+
+def record(tensorflow: str) -> dict[str, dict[str, Seen]]:
+    """Every situation once."""
+    found: dict[str, dict[str, Seen]] = {}
+    for fault in GANG_FAULTS:
+        found[fault] = peer_fails(tensorflow, fault)
+        print(tensorflow, fault, {k: (v.exit_code, v.signal, v.delay_s, v.exception) for k, v in found[fault].items()}, file=sys.stderr, flush=True)
+    found["never-starts"] = peer_never_starts(tensorflow)
+    found["port-thief"] = port_is_taken(tensorflow)
+    found["import-error"] = import_fails(tensorflow)
+    return found
+
+
+# -- what was seen -------------------------------------------------------------------------------
+
+
+def seen(process: Process, began: float) -> Seen:
+    code = process.popen.returncode
+    text = process.text()
+    exception, message = last_exception(text)
+    return Seen(
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=-code if code is not None and code < 0 else None,
+        delay_s=None if process.ended_at is None else round(process.ended_at - began, 1),
+        exception=exception,
+        message=message,
+        last_lines=last_lines(text),
+    )
+
+
+def scrub(line: str) -> str:
+    """Without what differs from run to run."""
+    line = _CLOCK.sub("", line)
+    for pattern, word in _VOLATILE:
+        line = pattern.sub(word, line)
+    return line[:300]
+
+
+def last_lines(text: str, most: int = 12) -> tuple[str, ...]:
+    return tuple(scrub(line) for line in text.splitlines() if line.strip())[-most:]
+
+
+def last_exception(text: str) -> tuple[str | None, str]:
+    """Type and message (its first and last lines) of the traceback at the end."""
+    start = text.rfind("Traceback (most recent call last)")
+    found = re.search(r"^([A-Za-z_][\w.]*): (.*)\Z", text[start:], re.M | re.S) if start >= 0 else None
+    if found is None:
+        return None, ""
+    lines = [scrub(line) for line in found[2].splitlines() if line.strip()]
+    kept = lines if len(lines) <= 8 else [*lines[:2], "…", *lines[-5:]]
+    return found[1], "\n".join(kept)
+
+
+def to_json(recordings: Mapping[str, Mapping[str, Mapping[str, Seen]]]) -> dict[str, Any]:
+    return {
+        tensorflow: {
+            situation: {role: asdict(one) for role, one in roles.items()}
+            for situation, roles in found.items()
+        }
+        for tensorflow, found in recordings.items()
+    }
+
+
+def versions(python: Path) -> str:
+    code = "import tensorflow as tf; print(tf.__version__)"
+    env = clean_environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def main(names: Sequence[str]) -> None:
+    known = json.loads(RECORDINGS.read_text()) if RECORDINGS.exists() else {}
+    for name in names or PYTHONS:
+        found = to_json({name: record(name)})[name]
+        about = {"tensorflow": versions(PYTHONS[name]), "recorded": time.strftime("%Y-%m-%d")}
+        known[name] = about | {"situations": found}
+        RECORDINGS.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
