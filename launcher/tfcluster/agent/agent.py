@@ -34,7 +34,6 @@ class Agent:
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
         self._crew = Crew(recorder, self._selector)
-        recorder.add_file(config["socket"])
         self._line = self._crew.line = Line(
             config,
             recorder.pid,
@@ -43,6 +42,7 @@ class Agent:
             resume_logs=self._crew.resume_logs,
             stream_logs=self._crew.stream_logs,
         )
+        recorder.add_file(config["socket"])
         self._signals = _signals_as_bytes()
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
@@ -90,10 +90,11 @@ class Agent:
         orders: dict[str, Callable[[dict[str, Any]], None]] = {
             "hold_ports": self._hold_ports,
             "release_ports": lambda order: self._ports.release(order["tasks"]),
-            "start": self._start,
+            "start": lambda order: self._crew.start_all(order["tasks"], order["attempt"]),
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
             "shutdown": lambda order: self._shut_down(),
+            "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
         order = orders.get(message.get("type", ""))
         if order is None:
@@ -110,10 +111,6 @@ class Agent:
             self._line.say({"type": "ports_held", "ports": self._ports.hold(order["ports"])})
         except PortTaken as taken:
             self._line.say({"type": "port_taken", **taken.wanted, **taken.holder})
-
-    def _start(self, order: dict[str, Any]) -> None:
-        for spec in order["tasks"]:
-            self._crew.start(spec, order["attempt"])
 
     def _shut_down(self) -> None:
         self._crew.end_all()

@@ -9,7 +9,7 @@ import selectors
 import signal
 import time
 
-from tfcluster.agent import protocol, stop
+from tfcluster.agent import leftovers, protocol, stop
 from tfcluster.agent.output import drain
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task
@@ -27,6 +27,7 @@ MOST_REPORTS = 1000
 """Read from one task in one turn: more than its socket holds, and the others get theirs."""
 _READ_BYTES = 256 << 10
 _END_S = 1.5
+_ENDED_STOPPED_CONTINUED = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 
 
 class Crew:
@@ -38,10 +39,30 @@ class Crew:
         """Set `line` before the first task is started."""
         self._recorder, self._selector = recorder, selector
         self._tasks: dict[str, Task] = {}
+        self._ended: dict[str, frozenset[bytes]] = {}
+        """What the processes of each task's last attempt can be known by."""
+        self._gang_since = 0
+        """Start time of the first task since none ran; 0: nothing but `prepare` has run."""
         self.moved = 0
         """Bytes of output moved since somebody set this to 0."""
 
-    def start(self, spec: dict[str, Any], attempt: int) -> None:
+    def start_all(self, specs: list[dict[str, Any]], attempt: int) -> None:
+        """What earlier attempts of these tasks left running ends first."""
+        self._end_leftovers([spec["task"] for spec in specs])
+        for spec in specs:
+            self._start(spec, attempt)
+
+    def _end_leftovers(self, names: list[str]) -> None:
+        living = {task.pid for task in self._tasks.values()}
+        tests = [leftovers.carries(self._ended.pop(name)) for name in names if name in self._ended]
+        if not self._tasks and self._gang_since:
+            tests = [leftovers.began_since(self._gang_since)]
+        if tests:
+            stuck = leftovers.end(living, lambda pid: any(t(pid) for t in tests), self.reap)
+            if stuck:
+                self.line.say({"type": "unkillable", "task": None, "pids": stuck})
+
+    def _start(self, spec: dict[str, Any], attempt: int) -> None:
         named = {"task": spec["task"], "attempt": attempt}
         if spec["task"] in self._tasks:
             self.line.say({"type": "start_failed", **named, "error": "it is still running"})
@@ -52,6 +73,8 @@ class Crew:
             self.line.say({"type": "start_failed", **named, "error": str(error)})
             return
         self._recorder.add_group(task.pid, task.start_time)
+        if not self._tasks and attempt > 0:
+            self._gang_since = task.start_time
         self._tasks[task.name] = task
         read = selectors.EVENT_READ
         self._selector.register(task.pipe, read, lambda _events: self._drain(task))
@@ -156,18 +179,31 @@ class Crew:
     # -- ends
 
     def reap(self) -> None:
-        """Every child that has ended: tasks, and strangers their tasks left behind."""
+        """Every child that has ended: tasks, and strangers their tasks left behind; and tasks
+        that were stopped (SIGSTOP, a debugger) or go on."""
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                pid, status, usage = os.wait4(-1, _ENDED_STOPPED_CONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             for task in self._tasks.values():
                 if task.pid == pid and task.usage is None:
-                    task.note_end(status, usage.ru_maxrss)
-                    self._read_the_rest(task)
+                    if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                        self._tell_of_stop(task, status)
+                    else:
+                        task.note_end(status, usage.ru_maxrss)
+                        self._read_the_rest(task)
+
+    def _tell_of_stop(self, task: Task, status: int) -> None:
+        if task.stopping:
+            return  # the ladder continues what it ends
+        named = {"task": task.name, "attempt": task.attempt}
+        if os.WIFSTOPPED(status):
+            self.line.say({"type": "task_stopped", **named, "signal": os.WSTOPSIG(status)})
+        else:
+            self.line.say({"type": "task_continued", **named})
 
     def _read_the_rest(self, task: Task) -> None:
         """All it wrote and reported itself; a grandchild that goes on gets `drain_until`."""
@@ -185,6 +221,7 @@ class Crew:
         if task.log.lost_bytes:
             self._report_loss(task)
         del self._tasks[task.name]
+        self._ended[task.name] = task.marks
         task.close()
         self._recorder.drop_group(task.pid)
         self.line.say(task.exited_message())

@@ -33,7 +33,8 @@ class Recorder:
         self._write(f"- {pgid}")
 
     def add_file(self, path: str) -> None:
-        self._write(f"f {path}")
+        """Once it is there and whole: the guard removes it unless somebody made it anew."""
+        self._write(f"f {_identity(path)} {path}")
 
     def drop_file(self, path: str) -> None:
         self._write(f"d {path}")
@@ -75,16 +76,23 @@ def _stand_guard(from_agent: int) -> NoReturn:
     for pgid, started in groups.items():
         signal_group(pgid, started, signal.SIGKILL)
     kill_descendants(_LAST_EFFORT_S)
-    for path in files:
+    for path, made in files.items():
         with contextlib.suppress(OSError):
-            os.unlink(path)
+            if _identity(path) == made:  # else a new agent of this run has put its own there
+                os.unlink(path)
     os._exit(0)
 
 
-def _listen(from_agent: int) -> tuple[dict[int, int], set[str]]:
+def _identity(path: str) -> str:
+    """A file system gives the number of a removed file to the next one; its time differs."""
+    found = os.lstat(path)
+    return f"{found.st_ino}.{found.st_mtime_ns}"
+
+
+def _listen(from_agent: int) -> tuple[dict[int, int], dict[str, str]]:
     """The groups and files on record when the agent's end of the pipe closed."""
     groups: dict[int, int] = {}
-    files: set[str] = set()
+    files: dict[str, str] = {}
     rest = b""
     while data := os.read(from_agent, 65536):
         *lines, rest = (rest + data).split(b"\n")
@@ -96,9 +104,10 @@ def _listen(from_agent: int) -> tuple[dict[int, int], set[str]]:
             elif what == "-":
                 groups.pop(int(value), None)
             elif what == "f":
-                files.add(value)
+                made, _, path = value.partition(" ")
+                files[path] = made
             else:
-                files.discard(value)
+                files.pop(value, None)
     return groups, files
 
 

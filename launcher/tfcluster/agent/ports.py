@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from tfcluster.agent.guard import Recorder
 
+    _Held = tuple[int, list[socket.socket], int]
+    """Port, the sockets bound to it, the descriptor that holds its lock file."""
+
 
 class PortTaken(Exception):
     """Somebody else has the port; `holder` has pid, command and run_id where they are known."""
@@ -41,26 +44,31 @@ class PortHolder:
     def __init__(self, folder: str, identity: dict[str, Any], recorder: Recorder) -> None:
         """`folder`: this user's lock files; `identity`: pid, run_id and node put into ours."""
         self._folder, self._identity, self._recorder = folder, identity, recorder
-        self._held: dict[str, tuple[int, list[socket.socket], int]] = {}
+        self._held: dict[str, _Held] = {}
 
     def hold(self, wanted: list[dict[str, Any]]) -> dict[str, int]:
         """Task → port for all of `wanted` ({task, host, port}; port 0: choose).
 
-        Raises PortTaken, and then holds none of them.
+        What these tasks held before is given back; a chosen port is never the one before it, on
+        which something of the last attempt may still be called. Raises PortTaken, and then
+        none of them holds a port.
         """
-        names: list[str] = []
+        names: list[str] = [entry["task"] for entry in wanted]
+        self.release([entry["task"] for entry in wanted if entry["port"]])
+        before = [self._held.pop(name) for name in names if name in self._held]
         try:
             for entry in wanted:
                 self._hold_one(entry)
-                names.append(entry["task"])
         except BaseException:
             self.release(names)
             raise
+        finally:
+            for held in before:
+                self._give_back(held)
         return {name: self._held[name][0] for name in names}
 
     def _hold_one(self, wanted: dict[str, Any]) -> None:
         task, port = wanted["task"], wanted["port"]
-        self.release([task])
         bound = _bind_exclusively(port)
         if not bound:
             raise PortTaken(wanted, find_holder(port, self._folder))
@@ -102,12 +110,15 @@ class PortHolder:
         """Give back the ports of `tasks`, or all; unknown names are no error."""
         for task in list(self._held) if tasks is None else tasks:
             if task in self._held:
-                port, sockets, lock = self._held.pop(task)
-                _close(sockets)
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path(port))
-                self._recorder.drop_file(self._path(port))
-                os.close(lock)
+                self._give_back(self._held.pop(task))
+
+    def _give_back(self, held: _Held) -> None:
+        port, sockets, lock = held
+        _close(sockets)
+        with contextlib.suppress(OSError):
+            os.unlink(self._path(port))
+        self._recorder.drop_file(self._path(port))
+        os.close(lock)
 
     def _path(self, port: int) -> str:
         return os.path.join(self._folder, f"{port}.json")

@@ -74,16 +74,20 @@ def signal_group(pgid: int, started: int, number: int) -> bool:
     return True
 
 
-def descendants() -> list[int]:
-    """All living descendants of this process, children first (Linux; else none)."""
-    if not IS_LINUX:
-        return []
+def living_children() -> dict[int, list[int]]:
+    """Parent → its living children, of the whole machine (Linux; else empty)."""
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc") if IS_LINUX else ():
         if name.isdigit():
             fields = _stat_fields(int(name))
             if fields and fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def descendants() -> list[int]:
+    """All living descendants of this process, children first (Linux; else none)."""
+    children = living_children()
     found = list(children.get(os.getpid(), ()))
     for pid in found:
         found.extend(children.get(pid, ()))

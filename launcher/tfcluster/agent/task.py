@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 
+from tfcluster.agent.leftovers import marks
 from tfcluster.agent.output import Log, LossReport, open_pipe
 from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, start_time
 
@@ -31,6 +32,7 @@ class Task:
         """Starts it: `spec` is one entry of a `start` message. Raises StartError."""
         self.name: str = spec["task"]
         self.attempt = attempt
+        self.marks = marks(spec.get("env", {}))
         self.stopping = False
         """Whether we are ending it, so that its end is not its own."""
         self.kill_at: float | None = None

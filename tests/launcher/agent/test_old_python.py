@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Rig, wait_until
+from .conftest import Rig, children_of, is_alive, wait_until
 
 
 def find_python39() -> str | None:
@@ -54,6 +54,18 @@ def test_it_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
     rig39.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
     assert rig39.exited()["ended_by"] == "tfcluster"
     assert rig39.start("/no/such/program")["type"] == "start_failed"
+
+
+def test_it_starts_attempts_anew_and_tells_of_a_stopped_task(rig39: Rig) -> None:
+    for _ in range(2):
+        rig39.start("setsid", "-f", "sleep", "300")
+        rig39.exited()
+    assert len(children_of(rig39.pid)) == 1, "what the first left was ended before the second"
+    rig39.start("sleep", "300")
+    rig39.peer.send("signal", tasks=["worker:0"], signal=19)
+    assert rig39.peer.take("task_stopped")["signal"] == 19
+    rig39.peer.send("die")
+    wait_until(lambda: not is_alive(rig39.guard_pid), timeout_s=5)
 
 
 def test_its_lines_survive_a_reconnect(new_rig: Callable[..., Rig], python39: str) -> None:

@@ -142,3 +142,25 @@ def test_a_stale_lock_file_is_no_obstacle(rig: Rig) -> None:
     lock.parent.mkdir(0o700)
     lock.write_text('{"port": 1, "pid": 1, "run_id": "dead", "node": "local"}')
     assert hold(rig, port)["type"] == "ports_held"
+
+
+def test_holding_again_replaces_all_ports_of_these_tasks(rig: Rig) -> None:
+    first = hold(rig, 0, 0)["ports"]
+    assert isinstance(first, dict)
+    again = hold(rig, 0, 0)["ports"]
+    assert isinstance(again, dict)
+    assert not set(first.values()) & set(again.values()), "a chosen port is a fresh one"
+    assert all(can_bind(port) for port in first.values())
+    crossed = [again["worker:1"], again["worker:0"]]
+    assert hold(rig, *crossed)["ports"] == {"worker:0": crossed[0], "worker:1": crossed[1]}
+    assert len(list((rig.folder / "ports").iterdir())) == 2
+
+
+def test_a_port_that_is_taken_when_held_again_leaves_none_behind(rig: Rig) -> None:
+    first = hold(rig, 0, 0)["ports"]
+    assert isinstance(first, dict)
+    port = free_port()
+    with listener(port, "4", "0", run_id="run-0"):
+        assert hold(rig, 0, port)["type"] == "port_taken"
+    assert not list((rig.folder / "ports").iterdir())
+    assert all(can_bind(port) for port in first.values())

@@ -101,6 +101,47 @@ def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
     run(scenario)
 
 
+def test_a_killed_agents_node_is_connected_again(folder: Path) -> None:
+    async def scenario() -> None:
+        for _ in range(3):
+            async with connected(folder) as link:
+                ports = [{"task": "worker:0", "host": "localhost", "port": 0}]
+                await link.send({"type": "hold_ports", "ports": ports})
+                tasks = [entry(folder, "sleep", "9")]
+                await link.send({"type": "start", "attempt": 1, "tasks": tasks})
+                messages = aiter(link)
+                assert [(await anext(messages))["type"] for _ in "12"] == [
+                    "ports_held",
+                    "task_started",
+                ]
+                await link.send({"type": "die"})
+                assert [message async for message in link] == []
+
+    run(scenario)
+
+
+def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
+    async def scenario() -> None:
+        async with connected(folder) as first:
+            order = {"type": "hold_ports"}
+            order["ports"] = [{"task": "worker:0", "host": "localhost", "port": 0}]
+            await first.send(order)
+            port = (await anext(aiter(first)))["ports"]["worker:0"]
+            os.kill(first.welcome["guard_pid"], signal.SIGSTOP)
+            await first.send({"type": "die"})
+            assert [message async for message in first] == []
+            async with connected(folder) as second:
+                order["ports"][0]["port"] = port
+                await second.send(order)
+                assert (await anext(aiter(second)))["type"] == "ports_held"
+                os.kill(first.welcome["guard_pid"], signal.SIGCONT)
+                await first.close()
+                assert socket_path(folder, "run-1", "local").exists()
+                assert (folder / "ports" / f"{port}.json").exists()
+
+    run(scenario)
+
+
 def test_an_agent_that_stands_still_is_killed_and_the_guard_ends_its_tasks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
