@@ -113,7 +113,8 @@ class Rig:
         old.close()
         self.peer = Peer(str(self.config["socket"]), old.session)
         self.peer.messages, self.peer.logs = old.messages, old.logs
-        self.peer.hello(**hello)
+        has = {name: len(log) for name, log in old.logs.items()}
+        self.peer.hello(**{"log_offsets": has, **hello})
         return self.peer
 
     def start(self, *argv: str, task: str = "worker:0", **spec: Any) -> dict[str, Any]:

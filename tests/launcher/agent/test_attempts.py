@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,10 @@ def daemon(rig: Rig, attempt: int, task: str, kind: str = "named", stay_s: float
     return order(rig, attempt, *argv, task=task)
 
 
+def log_has_text(log: Path) -> bool:
+    return log.read_text() != ""
+
+
 def pid_in(log: Path) -> int:
     wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
     return int(log.read_text())
@@ -57,7 +62,7 @@ def test_the_next_attempt_starts_at_once_with_a_log_of_its_own(rig: Rig) -> None
     for attempt in (1, 2, 3):
         start(rig, attempt, order(rig, attempt, "sh", "-c", f"echo {attempt}; exec sleep 300"))
         log = rig.folder / f"attempt-{attempt}" / "worker:0.log"
-        wait_until(lambda log=log: log.read_text() != "")
+        wait_until(partial(log_has_text, log))
         rig.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
         assert rig.exited()["attempt"] == attempt
     logs = [rig.folder / f"attempt-{attempt}" / "worker:0.log" for attempt in (1, 2, 3)]
