@@ -2,6 +2,8 @@
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
+# The tests start hundreds of Pythons: each would compile the launcher again.
+unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup up test test-fast check format bench clean
 
 # The Python that runs tfcluster (3.11 to 3.13), and the one for TensorFlow 2.15 (3.9 to 3.11).
