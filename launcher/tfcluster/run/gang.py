@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
-from tfcluster.run.diagnosis import Failure
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
+from tfcluster.run.failure import Failure, Kind
 from tfcluster.run.settings_read import SettingsRead
 
 BOOT_GRACE_S = 2.0
@@ -136,20 +136,20 @@ class Gang:
             task=event.task,
             exit_code=event.exit_code,
             signal=event.signal,
-            error=_describe(error) if error else "",
+            node=member.node,
+            attempt=event.attempt,
+            error=error,
             last_lines=last_lines,
+            out_of_memory=event.out_of_memory,
         )
         self.failures.append(member.failure)
 
     def blame_the_late(self) -> None:
         """The others failed as a consequence and no cause came: whoever lives on is the cause."""
-        late = [Failure(str(m.id), None, None, error=_LATE) for m in self.running()]
-        self.failures.extend(late)
-
-
-def _describe(error: Mapping[str, Any]) -> str:
-    place = f" ({error['file']}:{error['line']})" if error.get("file") else ""
-    return f"{error['exception']}: {error['message']}{place}"
+        self.failures += [
+            Failure(str(m.id), None, None, node=m.node, observed=Kind.LATE, words=_LATE)
+            for m in self.running()
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import signal
+from typing import Any
 
 import pytest
 
 from tfcluster.run.diagnosis import Failure, root_cause, to_json
 
-ABORTED = "UnavailableError: Collective ops is aborted by: Socket closed"
+ABORTED = (
+    "tensorflow.python.framework.errors_impl.UnavailableError: "
+    "Collective ops is aborted by: Socket closed"
+)
+
+
+def raised(exception: str, message: str, file: str = "/job/main.py", line: int = 12) -> Any:
+    """An `error` report."""
+    return {"exception": exception, "message": message, "file": file, "line": line}
 
 
 def test_the_first_failure_that_is_not_a_consequence_is_the_cause() -> None:
-    victim = Failure("worker:0", 1, None, error=ABORTED)
-    cause = Failure("worker:1", 1, None, error="ValueError: no (train.py:3)")
+    victim = Failure("worker:0", 1, None, last_lines=ABORTED)
+    cause = Failure("worker:1", 1, None, error=raised("ValueError", "no", "train.py", 3))
     assert root_cause([victim, cause]) is cause
     facts = to_json([victim, cause])
     assert facts is not None
@@ -33,12 +42,15 @@ def test_nothing_failed_nothing_is_said() -> None:
 
 def test_a_message_that_holds_a_tensor_is_shown_by_its_ends() -> None:
     values = "\n".join(f"  [0.{row}, 0.{row}]," for row in range(40))
-    error = f"ValueError: Attempt to convert a value (PerReplica:{{\n{values}\n}}) (main.py:12)"
-    failure = Failure("worker:0", 1, None, error=error)
+    message = f"Attempt to convert a value (PerReplica:{{\n{values}\n}})"
+    failure = Failure("worker:0", 1, None, error=raised("ValueError", message))
     shown = failure.reason.splitlines()
     assert len(shown) == 5
     assert shown[2] == "… 38 lines …"
-    assert (shown[0], shown[-1]) == (error.splitlines()[0], "}) (main.py:12)")
+    assert (shown[0], shown[-1]) == (
+        "ValueError: Attempt to convert a value (PerReplica:{",
+        "}) (main.py:12)",
+    )
     assert "import tf_keras as keras" in str(failure.hint)
 
 

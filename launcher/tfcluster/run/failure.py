@@ -1,0 +1,196 @@
+"""One task that ended badly: what kind of end it was, in whose words, and what helps."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import PurePath
+from typing import Any
+
+from tfcluster.run import hints, last_words
+
+
+class Kind(StrEnum):
+    """What ended a task; what is restarted depends on it."""
+
+    NODE_LOST = "node_lost"
+    """Its node's agent or guard is gone."""
+    SIGNAL = "signal"
+    OUT_OF_MEMORY = "out_of_memory"
+    """The kernel killed it for memory, and there is evidence of it."""
+    PREEMPTED = "preempted"
+    """It saved its state and left because its machine is about to go."""
+    PORT_TAKEN = "port_taken"
+    PERMANENT = "permanent"
+    """It would fail again just so: the script, the packages or the hosts must change."""
+    EXCEPTION = "exception"
+    EXIT_CODE = "exit_code"
+    STALLED = "stalled"
+    """Nothing was heard of any task for longer than the spec allows."""
+    FROZEN = "frozen"
+    """A signal stopped its process, which neither ran nor ended."""
+    LATE = "late"
+    """It did not come, or did not end, when the others did."""
+    START_FAILED = "start_failed"
+    """Its command could not be executed."""
+    COLLATERAL = "collateral"
+    """It follows another task's end."""
+
+
+PREEMPTED = 42
+"""tensorflow/python/distribute/failure_handling: PreemptionCheckpointHandler's exit code."""
+TERMINATED = 128 + signal.SIGTERM
+_ABORTED = 128 + signal.SIGABRT
+_SHELL_SIGNALS = frozenset(
+    {
+        *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP),
+        *(signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGKILL, signal.SIGSEGV),
+        *(signal.SIGPIPE, signal.SIGALRM),
+    }
+)
+"""A shell or a container engine says 128 + n for a child that signal n has killed. SIGTERM is not
+among them: 143 is also how a program leaves that was asked to and obeyed."""
+_OBSERVED_WORDS = {
+    Kind.NODE_LOST: "its node is lost",
+    Kind.FROZEN: "stopped by a signal",
+    Kind.LATE: "it did not end while the others failed because of it",
+    Kind.STALLED: "nothing was heard of it",
+    Kind.START_FAILED: "its command could not be started",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A task that ended badly by itself, or of which tfcluster saw that it will not go on."""
+
+    task: str
+    exit_code: int | None
+    """None where a signal ended it, or where it has not ended."""
+    signal: int | None
+    node: str = ""
+    attempt: int = 1
+    """The task's own."""
+    error: Mapping[str, Any] | None = None
+    """The exception it reported: exception, message, file, line, traceback."""
+    last_lines: str = ""
+    """The end of its log."""
+    out_of_memory: str | None = None
+    """How it is known that the kernel killed it for memory, in words."""
+    observed: Kind | None = None
+    """What tfcluster itself saw: NODE_LOST, FROZEN, LATE, STALLED or START_FAILED."""
+    words: str = ""
+    """What was seen, in words, where `observed` is set."""
+    saved: bool = False
+    """The job has saved a checkpoint since the attempt began."""
+
+    @property
+    def kind(self) -> Kind:
+        if self.observed is not None:
+            return self.observed
+        if self.killed_by is not None:
+            return self._kind_of_kill()
+        if self.exit_code == PREEMPTED or (self.exit_code == TERMINATED and self.saved):
+            return Kind.PREEMPTED
+        if self.is_collateral:
+            return Kind.COLLATERAL
+        if self._known is not None and self._known.kind is not None:
+            return Kind(self._known.kind)
+        return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
+
+    def _kind_of_kill(self) -> Kind:
+        if self.killed_by == signal.SIGKILL and self.out_of_memory:
+            return Kind.OUT_OF_MEMORY
+        return Kind.COLLATERAL if self.is_collateral else Kind.SIGNAL
+
+    @property
+    def killed_by(self) -> int | None:
+        """The signal that ended it, also where a shell in between made an exit code of it."""
+        if self.signal is not None or self.exit_code is None or self.error is not None:
+            return self.signal
+        return self.exit_code - 128 if self.exit_code - 128 in _SHELL_SIGNALS else None
+
+    @property
+    def is_collateral(self) -> bool:
+        """Whether its own words say that it only follows another task's end."""
+        if self.observed is not None or self.killed_by not in (None, signal.SIGABRT):
+            return False
+        if self._known is not None and self._known.is_own:
+            return False
+        if self.error is not None:
+            return last_words.blames_a_peer(self.error)
+        return last_words.tells_of_a_lost_peer(self.last_lines)
+
+    @property
+    def exception(self) -> last_words.Raised | None:
+        """The exception that ended it: as it reported it, else as its log shows it."""
+        if self.error is not None:
+            return last_words.reported(self.error)
+        return last_words.read(self.last_lines) if self.exit_code == 1 else None
+
+    @property
+    def signature(self) -> tuple[str, str | None, int | None] | None:
+        """Type, file and line of its exception: the same again means the same cause."""
+        raised = self.exception
+        return None if raised is None else (raised.exception, raised.file, raised.line)
+
+    @property
+    def reason(self) -> str:
+        """One line or few, for people."""
+        kind = self.kind
+        if self.observed is not None:
+            return self.words or _OBSERVED_WORDS.get(self.observed, str(self.observed))
+        if kind is Kind.OUT_OF_MEMORY:
+            return f"out of memory: {self.out_of_memory}"
+        if kind is Kind.PREEMPTED:
+            return f"preempted: it left with exit code {self.exit_code} after saving its state"
+        if (raised := self.exception) is not None:
+            return _describe(raised)
+        if self.killed_by is not None:
+            code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
+            return f"killed by {signal_name(self.killed_by)}{code}"
+        return f"exit code {self.exit_code}"
+
+    @property
+    def hint(self) -> str | None:
+        """What helps, where that is known."""
+        known = self._known or self._usual
+        return None if known is None else known.hint
+
+    @property
+    def docs(self) -> str | None:
+        """Where it is explained: ``docs/failures.md#anchor``."""
+        known = self._known or self._usual
+        return None if known is None else known.docs
+
+    @property
+    def _known(self) -> hints.Known | None:
+        """The known message it ended with."""
+        if self.error is not None:
+            said = f"{self.error.get('exception')}: {self.error.get('message')}"
+        else:
+            said = last_words.end_of(self.last_lines)
+        return hints.find(said, log=self.last_lines)
+
+    @property
+    def _usual(self) -> hints.Known | None:
+        """What is usually behind such an end when no message tells."""
+        kind = self.kind
+        if kind is Kind.SIGNAL and self.killed_by is not None:
+            return hints.of_circumstance(signal_name(self.killed_by))
+        return hints.of_circumstance(kind)
+
+
+def _describe(raised: last_words.Raised) -> str:
+    said = f"{raised.name}: {raised.message}" if raised.message else raised.name
+    if raised.file is None:
+        return last_words.brief(said)
+    return last_words.brief(f"{said} ({PurePath(raised.file).name}:{raised.line})")
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
