@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import time
@@ -68,7 +69,7 @@ class Agent:
         self._crew.on_time(moment)
         self._line.on_time(moment)
         if 0 < self._crew.moved < SMALL_READ:
-            time.sleep(GATHER_S)
+            select.select([self._signals], [], [], GATHER_S)  # an exit does not wait for it
 
     def _patience(self) -> float | None:
         """Seconds until something must be done without being woken; None: nothing."""

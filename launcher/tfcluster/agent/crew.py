@@ -49,8 +49,9 @@ class Crew:
     def start_all(self, specs: list[dict[str, Any]], attempt: int) -> None:
         """What earlier attempts of these tasks left running ends first."""
         self._end_leftovers([spec["task"] for spec in specs])
-        for spec in specs:
-            self._start(spec, attempt)
+        forked = [self._fork(spec, attempt) for spec in specs]
+        for task in filter(None, forked):
+            self._confirm(task)
 
     def _end_leftovers(self, names: list[str]) -> None:
         living = {task.pid for task in self._tasks.values()}
@@ -62,20 +63,31 @@ class Crew:
             if stuck:
                 self.line.say({"type": "unkillable", "task": None, "pids": stuck})
 
-    def _start(self, spec: dict[str, Any], attempt: int) -> None:
+    def _fork(self, spec: dict[str, Any], attempt: int) -> Task | None:
         named = {"task": spec["task"], "attempt": attempt}
         if spec["task"] in self._tasks:
             self.line.say({"type": "start_failed", **named, "error": "it is still running"})
-            return
+            return None
         try:
             task = Task(spec, attempt)
-        except (StartError, OSError) as error:
+        except OSError as error:
             self.line.say({"type": "start_failed", **named, "error": str(error)})
-            return
+            return None
         self._recorder.add_group(task.pid, task.start_time)
         if not self._tasks and attempt > 0:
             self._gang_since = task.start_time
         self._tasks[task.name] = task
+        return task
+
+    def _confirm(self, task: Task) -> None:
+        named = {"task": task.name, "attempt": task.attempt}
+        try:
+            task.confirm()
+        except StartError as error:
+            del self._tasks[task.name]
+            self._recorder.drop_group(task.pid)
+            self.line.say({"type": "start_failed", **named, "error": str(error)})
+            return
         read = selectors.EVENT_READ
         self._selector.register(task.pipe, read, lambda _events: self._drain(task))
         self._selector.register(task.events, read, lambda _events: self._hear(task))

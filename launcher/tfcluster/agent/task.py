@@ -29,7 +29,10 @@ class Task:
     """A started task. It has ended when its pid has; its pipe may stay open a little longer."""
 
     def __init__(self, spec: dict[str, Any], attempt: int) -> None:
-        """Starts it: `spec` is one entry of a `start` message. Raises StartError."""
+        """Forks it: `spec` is one entry of a `start` message; `confirm` says how the exec went.
+
+        Raises OSError when there can be no new process.
+        """
         self.name: str = spec["task"]
         self.attempt = attempt
         self.marks = marks(spec.get("env", {}))
@@ -48,7 +51,7 @@ class Task:
         ours.setblocking(False)
         self.events = ours
         try:
-            self.pid = _fork_and_exec(spec, write_end, theirs.fileno())
+            self.pid, self._failure = _fork_and_exec(spec, write_end, theirs.fileno())
         except BaseException:
             self.close()
             raise
@@ -57,6 +60,21 @@ class Task:
             theirs.close()
         self.started_at = time.monotonic()
         self.start_time = start_time(self.pid)
+
+    def confirm(self) -> None:
+        """Wait until its program is running; raises StartError, and then nothing is left of it.
+
+        Apart from the fork, so that the tasks of a gang come up side by side.
+        """
+        try:
+            # End of file: the exec went well. Nothing is read before the program is running.
+            words = os.read(self._failure, 4096)
+        finally:
+            os.close(self._failure)
+        if words:
+            os.waitpid(self.pid, 0)
+            self.close()
+            raise StartError(words.decode(errors="replace"))
 
     @property
     def stream_name(self) -> str:
@@ -102,7 +120,8 @@ def environment(spec: dict[str, Any]) -> dict[str, str]:
     return env
 
 
-def _fork_and_exec(spec: dict[str, Any], output: int, events: int) -> int:
+def _fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
+    """Its pid, and a descriptor that yields why the exec failed, or nothing."""
     env = environment(spec)
     env[EVENTS_FD] = str(events)
     argv, cwd = spec["argv"], spec.get("cwd") or "/"
@@ -119,15 +138,7 @@ def _fork_and_exec(spec: dict[str, Any], output: int, events: int) -> int:
         finally:
             os._exit(127)
     os.close(failed_write)
-    try:
-        # End of file: the exec went well. Nothing is read before the program is running.
-        failure = os.read(failed_read, 4096)
-    finally:
-        os.close(failed_read)
-    if failure:
-        os.waitpid(pid, 0)
-        raise StartError(failure.decode(errors="replace"))
-    return pid
+    return pid, failed_read
 
 
 def _become(

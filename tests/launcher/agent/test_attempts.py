@@ -69,6 +69,29 @@ def test_the_next_attempt_starts_at_once_with_a_log_of_its_own(rig: Rig) -> None
     assert [log.read_text() for log in logs] == ["1\n", "2\n", "3\n"]
 
 
+def test_one_that_cannot_start_does_not_keep_the_others_from_it(rig: Rig) -> None:
+    argvs = (["true"], ["/no/such/program"], ["sh", "-c", "exit 3"])
+    orders = [order(rig, 1, *argv, task=f"worker:{i}") for i, argv in enumerate(argvs)]
+    rig.peer.send("start", attempt=1, tasks=orders)
+    assert "/no/such/program" in rig.peer.take("start_failed", task="worker:1")["error"]
+    assert [rig.exited(f"worker:{i}")["exit_code"] for i in (0, 2)] == [0, 3]
+    start(rig, 2, order(rig, 2, "true", task="worker:1"))
+    assert rig.exited("worker:1")["attempt"] == 2
+
+
+def test_a_gang_that_obeys_is_stopped_and_started_again_in_no_time(rig: Rig) -> None:
+    """The whole way, coordinator included, may take 0.3 s each; the agent's part is a fraction."""
+    names = [f"worker:{i}" for i in range(4)]
+    took = []
+    for attempt in range(1, 6):
+        since = time.monotonic()
+        start(rig, attempt, *(order(rig, attempt, "sleep", "300", task=name) for name in names))
+        rig.peer.send("stop", tasks=names, grace_s=20, why="a test")
+        assert {rig.exited(name)["signal"] for name in names} == {signal.SIGTERM}
+        took.append(time.monotonic() - since)
+    assert min(took) < 0.3
+
+
 def test_what_left_its_group_ends_before_its_tasks_next_attempt_and_no_other(rig: Rig) -> None:
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
