@@ -31,13 +31,14 @@ def outer_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in DROPPED}
 
 
+def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    """What an interpreter heeds before it runs anything."""
+    found = env.items()
+    return {name: value for name, value in found if name.startswith(("PYTHON", "LC_", "LANG"))}
+
+
 def differs(env: Mapping[str, str]) -> bool:
     """Whether an interpreter would start otherwise in `env` than the server has."""
-
-    def read_at_start(variables: Mapping[str, str]) -> set[tuple[str, str]]:
-        found = variables.items()
-        return {(k, v) for k, v in found if k.startswith(("PYTHON", "LC_", "LANG", "TZ"))}
-
     return read_at_start(env) != read_at_start(outer_environment())
 
 

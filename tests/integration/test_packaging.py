@@ -15,7 +15,11 @@ from tfcluster import __version__
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("packaging"),  # one environment for all, made by one process
+]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +36,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of a fresh environment that holds the wheel and its dependencies only."""
     folder = tmp_path_factory.mktemp("env")
-    venv.create(folder, with_pip=True)
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-input"]
+    venv.create(folder)
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
+    pip += ["install", "--quiet", "--no-input"]
     pip += ["--disable-pip-version-check", "-c", str(ROOT / "constraints" / "newest.txt")]
     check([*pip, str(wheel)], cwd=folder)
     return folder / "bin"

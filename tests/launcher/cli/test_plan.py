@@ -7,11 +7,13 @@ import os
 import pty
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.forked import ForkServer, outer_environment, read_at_start
 
-TFCLUSTER = (sys.executable, "-m", "tfcluster.cli.main")
+Tfcluster = Callable[..., subprocess.CompletedProcess[str]]
 FIXED = {
     "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
     "job": {"script": "train.py", "env": {"WORDS": "it's $HOME"}, "secrets": ["KEY"]},
@@ -28,6 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 def environ(folder: Path) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    kept |= read_at_start(outer_environment())
     return kept | {
         "TFCLUSTER_HOME": str(folder / "home"),
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -36,26 +39,34 @@ def environ(folder: Path) -> dict[str, str]:
     }
 
 
-def tfcluster(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    command = [*TFCLUSTER, *args]
-    return subprocess.run(command, cwd=folder, env=environ(folder), capture_output=True, text=True)
+@pytest.fixture
+def tfcluster(folder: Path, fork_server: ForkServer) -> Tfcluster:
+    """Runs a command line in the folder."""
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        pipe, env = subprocess.PIPE, environ(folder)
+        command = fork_server.start(args, cwd=folder, env=env, stdout=pipe, stderr=pipe)
+        out, err = command.communicate(timeout=60)
+        return subprocess.CompletedProcess(args, command.returncode, out.decode(), err.decode())
+
+    return run
 
 
-def test_the_table_goes_to_stdout(folder: Path) -> None:
-    result = tfcluster(folder, "plan", "--python", sys.executable)
+def test_the_table_goes_to_stdout(tfcluster: Tfcluster) -> None:
+    result = tfcluster("plan", "--python", sys.executable)
     assert (result.returncode, result.stderr) == (0, "")
     assert "worker:1  local  127.0.0.1:2223" in result.stdout
     assert f"{sys.executable} (--python)" in result.stdout
 
 
-def test_nothing_is_started_and_no_run_is_made(folder: Path) -> None:
-    tfcluster(folder, "plan")
+def test_nothing_is_started_and_no_run_is_made(folder: Path, tfcluster: Tfcluster) -> None:
+    tfcluster("plan")
     assert not (folder / "home").exists()
 
 
-def test_json_is_one_object_that_tells_obstacles(folder: Path) -> None:
+def test_json_is_one_object_that_tells_obstacles(folder: Path, tfcluster: Tfcluster) -> None:
     (folder / "train.py").unlink()
-    result = tfcluster(folder, "plan", "--json", "--set", "job.args=[]", "--", "--epochs", "3")
+    result = tfcluster("plan", "--json", "--set", "job.args=[]", "--", "--epochs", "3")
     data = json.loads(result.stdout)
     assert result.returncode == 0
     assert data["tasks"][0]["command"]["argv"][-2:] == ["--epochs", "3"]
@@ -63,8 +74,8 @@ def test_json_is_one_object_that_tells_obstacles(folder: Path) -> None:
     assert "s3cret" not in result.stdout
 
 
-def test_one_task_is_shown_as_a_shell_could_run_it(folder: Path) -> None:
-    result = tfcluster(folder, "plan", "--task", "worker:1", "--python", sys.executable)
+def test_one_task_is_shown_as_a_shell_could_run_it(folder: Path, tfcluster: Tfcluster) -> None:
+    result = tfcluster("plan", "--task", "worker:1", "--python", sys.executable)
     done = subprocess.run(
         ["sh", "-eu"], input=result.stdout, env=environ(folder), capture_output=True, text=True
     )
@@ -73,10 +84,12 @@ def test_one_task_is_shown_as_a_shell_could_run_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 200])
-def test_a_terminal_of_any_width_will_do(folder: Path, columns: int) -> None:
+def test_a_terminal_of_any_width_will_do(
+    folder: Path, fork_server: ForkServer, columns: int
+) -> None:
     ours, theirs = pty.openpty()
     env = environ(folder) | {"COLUMNS": str(columns)}
-    done = subprocess.Popen([*TFCLUSTER, "plan"], cwd=folder, env=env, stdout=theirs, stderr=theirs)
+    done = fork_server.start(["plan"], cwd=folder, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     while True:
@@ -102,16 +115,16 @@ def test_a_terminal_of_any_width_will_do(folder: Path, columns: int) -> None:
     ],
 )
 def test_a_mistake_ends_with_2_and_says_what_to_write(
-    folder: Path, args: tuple[str, ...], said: str
+    tfcluster: Tfcluster, args: tuple[str, ...], said: str
 ) -> None:
-    result = tfcluster(folder, *args)
+    result = tfcluster(*args)
     assert (result.returncode, result.stdout) == (2, "")
     assert said in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_python_that_is_not_there_ends_with_3(folder: Path) -> None:
-    result = tfcluster(folder, "plan", "--python", "no/python")
+def test_a_python_that_is_not_there_ends_with_3(folder: Path, tfcluster: Tfcluster) -> None:
+    result = tfcluster("plan", "--python", "no/python")
     assert result.returncode == 3
     assert f"there is no Python at {folder}/no/python (--python)" in result.stderr
 
@@ -136,5 +149,5 @@ def test_exports_start_a_task_by_hand(folder: Path) -> None:
     assert done.returncode == 0
 
 
-def test_exports_hold_no_secret(folder: Path) -> None:
-    assert "s3cret" not in tfcluster(folder, "env", "tfcluster.json", "worker:0").stdout
+def test_exports_hold_no_secret(tfcluster: Tfcluster) -> None:
+    assert "s3cret" not in tfcluster("env", "tfcluster.json", "worker:0").stdout
