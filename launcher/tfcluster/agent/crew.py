@@ -10,6 +10,7 @@ import signal
 import time
 
 from tfcluster.agent import leftovers, protocol, stop
+from tfcluster.agent.memory import Witness
 from tfcluster.agent.output import drain
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task
@@ -39,6 +40,7 @@ class Crew:
         """Set `line` before the first task is started."""
         self._recorder, self._selector = recorder, selector
         self._tasks: dict[str, Task] = {}
+        self._witness = Witness()
         self._ended: dict[str, frozenset[bytes]] = {}
         """What the processes of each task's last attempt can be known by."""
         self._gang_since = 0
@@ -88,6 +90,7 @@ class Crew:
             self._recorder.drop_group(task.pid)
             self.line.say({"type": "start_failed", **named, "error": str(error)})
             return
+        task.kills_before = self._witness.look(task.pid)
         read = selectors.EVENT_READ
         self._selector.register(task.pipe, read, lambda _events: self._drain(task))
         self._selector.register(task.events, read, lambda _events: self._hear(task))
@@ -103,6 +106,7 @@ class Crew:
         for name in names:
             task = self._tasks.get(name)
             if task is not None and task.usage is None:
+                task.killed_by_order = task.killed_by_order or number == signal.SIGKILL
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.pid, number)
 
@@ -206,6 +210,8 @@ class Crew:
                         self._tell_of_stop(task, status)
                     else:
                         task.note_end(status, usage.ru_maxrss)
+                        if task.was_killed_by_others:
+                            task.oom = self._witness.evidence(pid, task.kills_before)
                         self._read_the_rest(task)
 
     def _tell_of_stop(self, task: Task, status: int) -> None:

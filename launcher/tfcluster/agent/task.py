@@ -38,6 +38,12 @@ class Task:
         self.marks = marks(spec.get("env", {}))
         self.stopping = False
         """Whether we are ending it, so that its end is not its own."""
+        self.killed_by_order = False
+        """Whether somebody had us send it SIGKILL."""
+        self.kills_before: dict[str, int] = {}
+        """Of its cgroups, at its start (`memory.Witness`)."""
+        self.oom: str | None = None
+        """Evidence that the kernel killed it for its memory."""
         self.kill_at: float | None = None
         self.usage: tuple[int, int] | None = None
         """Wait status and peak resident set in bytes, once its pid has ended."""
@@ -87,6 +93,7 @@ class Task:
     def exited_message(self) -> dict[str, Any]:
         status, peak_rss = self.usage or (0, 0)
         signaled = os.WIFSIGNALED(status)
+        oom = {} if self.oom is None else {"oom": self.oom}
         return {
             "type": "task_exited",
             "task": self.name,
@@ -96,7 +103,14 @@ class Task:
             "ended_by": "tfcluster" if self.stopping else "itself",
             "duration_s": round(self.ended_at - self.started_at, 3),
             "peak_rss_bytes": peak_rss,
+            **oom,
         }
+
+    @property
+    def was_killed_by_others(self) -> bool:
+        status = self.usage[0] if self.usage else 0
+        ours = self.stopping or self.killed_by_order
+        return not ours and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
     def note_end(self, status: int, max_rss: int) -> None:
         """Its pid was reaped. `max_rss` as wait4 gives it: KiB on Linux, bytes on macOS."""
