@@ -1,37 +1,41 @@
-"""The one loop that owns a run: inputs come through one queue, only this loop changes state."""
+"""The one loop that owns a run: inputs come through one queue, only this loop changes state.
+
+What to do is the supervisor's to decide; here it is done, and the time is told.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
 from tfcluster import __version__
 from tfcluster.backends.base import Backend
-from tfcluster.errors import NodeLostError, SurroundingsError
-from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.run import control, diagnosis
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.run import actions as do
+from tfcluster.run import control
 from tfcluster.run import events as ev
-from tfcluster.run.ending import Next, Outcome, Stop, judge
+from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
-from tfcluster.run.gang import Gang, Member, longest_grace_s, stops
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
-from tfcluster.run.reports import saved, to_event
+from tfcluster.run.output import last_line, last_output, last_text
+from tfcluster.run.reports import PREPARE, saved, to_event
+from tfcluster.run.shrinking import chief_of
 from tfcluster.run.startup import Startup
-from tfcluster.run.tail import last_text
+from tfcluster.run.supervisor import Supervisor
 
-CAUSE_WAIT_S = 12.0
-"""How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
-FAILURE_GRACE_S = 1.0
-"""Survivors of a failure cannot save; they get this long after SIGTERM."""
-AGENT_SLACK_S = 15.0
-"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
+T = TypeVar("T")
+
+STACKS = signal.SIGUSR1
+"""Has `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
 
 
-class _Interrupted(Exception):
-    """A stop was asked for before all tasks had been started."""
+class _Over(Exception):
+    """The run has its outcome."""
 
 
 class Coordinator:
@@ -52,20 +56,22 @@ class Coordinator:
         self._harvest, self._prepares = harvest, prepares
         self._exchange = Exchange(backend_of)
         self._startup = Startup(plan, self.paths, harvest, self._exchange, self._until, announce)
-        self._gang = Gang(plan)
-        self._forms_gang = plan.kind != "plain"
-        self._stop: Stop | None = None
-        self._error: SurroundingsError | None = None
-        self._is_ending = self._is_closing = False
-        self._deadline: float | None = None
-        self._verdict = Next.GO_ON
+        self._supervisor = Supervisor(
+            plan,
+            last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
+            last_line=lambda member: last_line(self.paths, member),
+        )
+        self._lost: set[str] = set()
+        self._due_alone: list[do.StartAlone] = []
+        self._background: asyncio.TaskGroup
+        self._is_closing = False
 
     def stop(self, stop: Stop) -> None:
         """End the run early; a second call kills at once, one after the end stops copying."""
         if self._is_closing:
             self._harvest.cancel()
         else:
-            self._exchange.put(lambda: self._on_stop(stop))
+            self._exchange.put(lambda: self._supervisor.stop(stop, self._now()))
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Serve the control socket; raises ValueError for an op that is unknown."""
@@ -85,103 +91,156 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
+            self._supervisor.begin_run(self._now())
+            self._background = background
             gathering: asyncio.Task[None] | None = None
+            error: SurroundingsError | None = None
             try:
-                await self._launch(background)
+                await self._prepare()
+                await self._start(1, tuple(task.id for task in self.plan.tasks))
                 gathering = background.create_task(self._harvest.follow(self._put_event))
-                await self._watch()
-            except _Interrupted:
-                await self._await_ends()
-            except SurroundingsError as error:
-                self._error = error
+                await self._keep_going()
+            except _Over:
+                pass
+            except SurroundingsError as found:
+                error = found
             finally:
                 self._is_closing = True
                 if gathering is not None:
                     gathering.cancel()
                 await self._exchange.close()
-            return await self._conclude()
+            return await self._conclude(error)
 
-    # -- before training --------------------------------------------------------------------
+    # -- attempts ---------------------------------------------------------------------------
 
-    async def _launch(self, background: asyncio.TaskGroup) -> None:
+    async def _prepare(self) -> None:
         for node in self.plan.nodes:
-            await self._exchange.connect(
-                node,
-                self.paths.run_id,
-                on_message=self._on_message,
-                on_closed=self._on_closed,
-                background=background,
-            )
-        if self._forms_gang:
+            await self._connect(node)
+        if self.plan.kind != "plain":
             await self._startup.hold_ports()
         if self._prepares:
             await self._startup.prepare()
-        await self._startup.start_tasks()
-        await self._until(lambda: all(member.is_started for member in self._gang))
 
-    # -- while training ---------------------------------------------------------------------
+    async def _connect(self, node: NodePlan) -> None:
+        await self._exchange.connect(
+            node,
+            self.paths.run_id,
+            on_message=self._on_message,
+            on_closed=self._on_closed,
+            background=self._background,
+        )
+        self._lost.discard(node.name)
 
-    async def _watch(self) -> None:
-        while (verdict := self._judge()) not in (Next.SUCCEED, Next.FAILED):
-            if not self._is_ending:
-                self._react(verdict)
-            await self._turn()
+    async def _keep_going(self) -> None:
+        """Start again what the supervisor wants, until the run is over."""
+        while True:
+            await self._until(lambda: self._supervisor.again is not None or self._due_alone != [])
+            if (again := self._supervisor.again) is not None:
+                await self._start_again(again)
+            else:
+                await self._start_alone(self._due_alone.pop(0))
 
-    def _judge(self) -> Next:
-        return judge(self._gang.ends(), chief=self.plan.chief, gang=self._forms_gang)
+    async def _start(self, number: int, members: tuple[TaskId, ...]) -> None:
+        to_start = self._supervisor.begin(number, members)
+        self._due_alone.clear()
+        await self._while_heeding(self._startup.start_tasks(number, members, only=to_start))
 
-    def _react(self, verdict: Next) -> None:
-        if verdict is not self._verdict:  # what was waited for so far is no matter any more
-            self._verdict, self._deadline = verdict, None
-        match verdict:
-            case Next.FAIL:
-                self._end_all("another task failed", FAILURE_GRACE_S)
-            case Next.AWAIT_CAUSE:
-                self._deadline = self._deadline or self._now() + CAUSE_WAIT_S
-            case Next.FINISH:
-                self._end(self._gang.serving(), "the chief has finished", FAILURE_GRACE_S)
-                grace = self.plan.supervision.finish_grace_s
-                self._deadline = self._deadline or self._now() + grace
+    async def _start_again(self, again: do.Again) -> None:
+        until = self._now() + again.delay_s
+        await self._until(lambda: self._now() >= until, at=until)
+        if again.fresh_ports:
+            await self._startup.hold_ports()
+        await self._reconnect()
+        self._harvest.heed(chief_of(again.members))
+        await self._start(again.number, again.members)
 
-    def _on_deadline(self) -> None:
-        """The cause did not come, the rest did not finish, or an agent does not answer."""
-        self._deadline = None
-        if not self._is_ending:
-            if self._judge() is Next.AWAIT_CAUSE:
-                self._gang.blame_the_late()
-            late = ", ".join(str(member.id) for member in self._gang.running())
-            self.journal.record(ev.Warned(message=f"{late} did not end with the others: ended"))
-            self._end_all("the others have ended", FAILURE_GRACE_S)
-            return
-        for node in {member.node for member in self._gang.running()}:
-            self._lose(node, "its agent does not answer")
+    async def _start_alone(self, wanted: do.StartAlone) -> None:
+        await self._reconnect()
+        members = tuple(member.id for member in self._supervisor.gang)
+        await self._while_heeding(
+            self._startup.start_tasks(wanted.attempt, members, only=[wanted.task])
+        )
 
-    # -- inputs -----------------------------------------------------------------------------
+    async def _reconnect(self) -> None:
+        """Lost nodes get a new agent; no task of before lives there when it answers."""
+        while lost := [node for node in self.plan.nodes if node.name in self._lost]:
+            for node in lost:
+                self._wait_for(f"the agent of {node.name}")
+                await self._while_heeding(self._connect(node))
+            if self.plan.kind != "plain":
+                await self._startup.hold_ports()
+
+    def _wait_for(self, what: str) -> None:
+        self.journal.state.waits_for = what
+        self.journal.touch()
+
+    async def _bring_home(self) -> None:
+        events = await self._harvest.bring_home()
+        self._exchange.put(lambda: self._on_home(events))
+
+    def _on_home(self, events: list[Event]) -> None:
+        for event in events:
+            self._record(event)
+        self._supervisor.home(self._harvest.newest_step, self._now())
+
+    # -- the loop ---------------------------------------------------------------------------
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
 
-    async def _turn(self) -> None:
-        """Send what waits, then handle the next inputs, or the deadline."""
+    async def _turn(self, at: float | None = None) -> None:
+        """Send what waits, then handle the next inputs, or what is due."""
         await self._exchange.flush()
         self.journal.save()
-        waits = [] if self._deadline is None else [max(0.0, self._deadline - self._now())]
+        due = [moment for moment in (at, self._supervisor.wake_at) if moment is not None]
+        waits = [max(0.0, moment - self._now()) for moment in due]
         waits += [] if self.journal.wake_s is None else [self.journal.wake_s]
         await self._exchange.turn(min(waits, default=None))
-        if self._deadline is not None and self._now() >= self._deadline:
-            self._on_deadline()
+        self._supervisor.tick(self._now())
+        self._carry_out()
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def _until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
+        """Handle inputs until `condition` holds; look at it again at the moment `at`."""
         while not condition():
-            if self._stop is not None:
-                raise _Interrupted
-            if self._error is not None:
-                raise self._error
-            await self._turn()
+            if self._supervisor.outcome is not None:
+                raise _Over
+            await self._turn(at)
+        if self._supervisor.outcome is not None:
+            raise _Over
 
-    async def _await_ends(self) -> None:
-        while self._gang.running() and self._error is None:
-            await self._turn()
+    async def _while_heeding(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` and handle inputs meanwhile; it is called off when the run is over."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._exchange.put(_nothing))
+        try:
+            await self._until(task.done)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def _carry_out(self) -> None:
+        for action in self._supervisor.take():
+            self._do(action)
+
+    def _do(self, action: do.Action) -> None:
+        match action:
+            case do.Record(event):
+                self._record(event)
+            case do.StopTasks(node, tasks, grace_s, why):
+                order = {"type": "stop", "tasks": list(tasks), "grace_s": grace_s, "why": why}
+                self._exchange.send(node, order)
+            case do.DumpStacks(node, tasks):
+                order = {"type": "signal", "tasks": list(tasks), "signal": int(STACKS)}
+                self._exchange.send(node, order)
+            case do.StartAlone():
+                self._due_alone.append(action)
+            case do.BringHome():
+                self._background.create_task(self._bring_home())
+            case do.DropNode(node):
+                self._background.create_task(self._exchange.drop(node))
+
+    # -- inputs -----------------------------------------------------------------------------
 
     def _put_event(self, event: Event) -> None:
         self._exchange.put(lambda: self._record(event))
@@ -189,107 +248,73 @@ class Coordinator:
     def _record(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):
             self.journal.state.checkpoints = self._harvest.held()
+            self._supervisor.gathered(event.step, self._now())
         self.journal.record(event)
 
     def _on_message(self, node: str, message: Message) -> None:
         self._exchange.keep(node, message)
         event = to_event(node, message)
+        if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
+            event = ev.NodeReconnected(node=node, pid=event.pid, guard_pid=event.guard_pid)
         if event is not None:
             self._record(event)
         if message["type"] == "guard_lost":
             self._lose(node, "the guard beside its agent was killed")
         elif message["type"] == "refused":
             self._lose(node, f"its agent could not obey ({message['reason']})")
-        elif (member := self._gang.get(message.get("task"))) is not None:
-            self._on_member(member, message, event)
+        elif "attempt" in message and message["task"] != PREPARE:
+            self._on_task(message, event)
 
-    def _on_member(self, member: Member, message: Message, event: Event | None) -> None:
-        match event:
-            case ev.TaskStarted():
-                member.is_started = True
-                if self._is_ending:  # its order was on the way when the end came
-                    self._end([member], "the run is ending", 0.0)
-            case ev.TaskExited():
-                log = self.paths.task_log(member.id, event.attempt)
-                error = self.journal.task(event.task).error
-                self._gang.note_exit(member, event, error=error, last_lines=last_text(log))
-                if member.id == self.plan.chief:
+    def _on_task(self, message: Message, event: Event | None) -> None:
+        task, attempt, now = message["task"], message["attempt"], self._now()
+        match message["type"]:
+            case "task_started":
+                self._supervisor.started(task, attempt, now)
+            case "start_failed":
+                self._supervisor.start_failed(task, attempt, message["error"], now)
+            case "task_event":
+                self._on_report(task, attempt, message["event"])
+            case "task_stopped":
+                self._supervisor.froze(task, attempt, message["signal"], now)
+            case "task_continued":
+                self._supervisor.thawed(task, attempt)
+            case "task_exited" if isinstance(event, ev.TaskExited):
+                log = self.paths.task_log(TaskId.parse(task), attempt)
+                error = self.journal.task(task).error
+                self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
+                if TaskId.parse(task) == self._supervisor.chief:
                     self._harvest.chief_left()
-        if message["type"] == "start_failed":
-            self._error = self._error or SurroundingsError(
-                f"{member.id} cannot start: {message['error']}",
-                cure="`tfcluster plan --task` shows its command",
-            )
-        elif message["type"] == "task_event":
-            self._on_report(member, message["event"])
 
-    def _on_report(self, member: Member, report: Message) -> None:
-        self._gang.note_report(member, report)
-        if member.id == self.plan.chief and (found := saved(report)) is not None:
+    def _on_report(self, task: str, attempt: int, report: Message) -> None:
+        self._supervisor.reported(task, attempt, report, self._now())
+        if TaskId.parse(task) == self._supervisor.chief and (found := saved(report)) is not None:
             self._harvest.saved(*found)
 
     def _on_closed(self, node: str, last_words: str) -> None:
         if not self._is_closing:
             self._lose(node, f"its agent went away {last_words}".strip())
 
-    def _on_stop(self, stop: Stop) -> None:
-        grace_s = 0.0 if stop.now or self._stop else None
-        why = f"{stop.why} again, tasks are killed" if self._stop else stop.why
-        self._stop = self._stop or stop
-        orders = stops(self._gang.running(), grace_s, most_s=self.plan.supervision.grace_s)
-        self.journal.record(ev.RunStopping(why=why, grace_s=longest_grace_s(orders)))
-        self._is_ending = False
-        self._end_all(why, grace_s)
-
-    # -- ending -----------------------------------------------------------------------------
-
     def _lose(self, node: str, reason: str) -> None:
-        if self._error is None:
-            self.journal.record(ev.NodeLost(node=node, reason=reason))
-            self._error = NodeLostError(
-                f"node {node} is lost: {reason}; its tasks were ended",
-                cure="the summary says what was gathered; start the run again",
-            )
-        self._gang.lose_node(node)
-        self._end_all("a node is lost", FAILURE_GRACE_S)
+        if node not in self._lost:
+            self._lost.add(node)
+            self._supervisor.node_lost(node, reason, self._now())
 
-    def _end_all(self, why: str, grace_s: float | None) -> None:
-        """End every running task; without `grace_s` each gets as long as it can use."""
-        if not self._is_ending:
-            self._is_ending = True
-            longest = self._end(self._gang.running(), why, grace_s)
-            self._deadline = self._now() + longest + AGENT_SLACK_S
+    # -- the end ----------------------------------------------------------------------------
 
-    def _end(self, members: list[Member], why: str, grace_s: float | None) -> float:
-        """Returns the longest grace given, seconds."""
-        orders = stops(members, grace_s, most_s=self.plan.supervision.grace_s)
-        for member in members:
-            member.is_stopping = True
-        for order in orders:
-            message = {"type": "stop", "tasks": order.tasks, "grace_s": order.grace_s, "why": why}
-            self._exchange.send(order.node, message)
-            for task in order.tasks:
-                attempt = self.journal.state.attempt
-                self.journal.record(ev.TaskStopping(task=task, attempt=attempt, why=why))
-        return longest_grace_s(orders)
-
-    async def _conclude(self) -> Outcome:
-        if self._gang.has_started:
+    async def _conclude(self, error: SurroundingsError | None) -> Outcome:
+        self._carry_out()
+        if self._supervisor.gang.has_started:
             for event in await self._harvest.finish():
                 self._record(event)
-        if (unread := self._gang.unread_settings()) is not None:
+        if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))
-        if (facts := diagnosis.to_json(self._gang.failures)) is not None and self._stop is None:
-            self.journal.record(ev.Diagnosis(**facts))
-        outcome = self._outcome()
+        outcome = self._supervisor.outcome
+        if outcome is None:
+            assert error is not None
+            outcome = Outcome(Status.FAILED, error.exit_code, error)
         self.journal.record(ev.RunFinished(status=outcome.status, exit_code=outcome.exit_code))
         return outcome
 
-    def _outcome(self) -> Outcome:
-        if self._stop is not None:
-            return Outcome(Status.INTERRUPTED, self._stop.exit_code)
-        if self._error is not None:
-            return Outcome(Status.FAILED, self._error.exit_code, self._error)
-        if self._judge() is Next.SUCCEED:
-            return Outcome(Status.SUCCEEDED, 0)
-        return Outcome(Status.FAILED, 1)
+
+def _nothing() -> None:
+    """Wakes the loop, which then looks at its condition again."""

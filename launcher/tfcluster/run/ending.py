@@ -3,7 +3,8 @@
 A run succeeds when the chief and the workers that train have ended with 0. Tasks that only
 serve (ps, workers of a parameter-server job) never end by themselves and are ended after the
 chief; healthy workers may leave seconds after it, so they get `finish_grace_s`. Exit codes
-decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end).
+decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end). A task that
+restarts alone and has failed for good does not end the others, but the run has failed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tfcluster.run.events import Status
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """How far one task is: `running`, or ended with `ok` by itself or by us."""
+    """How far one task is: `running` (or about to start again), or ended, `ok` or not."""
 
     id: TaskId
     running: bool
@@ -28,6 +29,8 @@ class TaskEnd:
     serves: bool = False
     collateral: bool = False
     """It failed, and its words say that it only follows another task's end."""
+    alone: bool = False
+    """It can be restarted while the others go on, so its failure is its own affair."""
 
 
 class Next(Enum):
@@ -35,6 +38,7 @@ class Next(Enum):
 
     GO_ON = "go on"
     FINISH = "the chief has succeeded: give the others finish_grace_s, end those that serve"
+    DESERTED = "all that the chief works with have ended: give it finish_grace_s"
     AWAIT_CAUSE = "the failures so far follow another that has not arrived yet"
     FAIL = "a task failed by itself: end the others"
     SUCCEED = "all is over, and well"
@@ -43,22 +47,29 @@ class Next(Enum):
 
 def judge(tasks: Sequence[TaskEnd], *, chief: TaskId, gang: bool) -> Next:
     """What follows from the tasks' ends; `gang` is false where tasks form no cluster."""
-    over = not any(task.running for task in tasks)
     chief_done = any(task.id == chief and task.ok for task in tasks) and gang
     failures = [task for task in tasks if is_failure(task, chief_done=chief_done)]
-    if over:
+    if not any(task.running for task in tasks):
         return Next.FAILED if failures else Next.SUCCEED
-    if failures and gang:
-        settled = any(not task.collateral for task in failures)
+    if gang and (together := [task for task in failures if not task.alone]):
+        settled = any(not task.collateral for task in together)
         return Next.FAIL if settled else Next.AWAIT_CAUSE
-    return Next.FINISH if chief_done else Next.GO_ON
+    if chief_done:
+        return Next.FINISH
+    return Next.DESERTED if gang and _is_deserted(tasks, chief) else Next.GO_ON
 
 
 def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
-    """A late collateral error after the chief's success is a warning, not a failure."""
+    """Not one: a late collateral error after the chief's success, or a server nobody needs."""
     if task.running or task.ok or task.ended_by_us:
         return False
-    return not (chief_done and task.collateral)
+    return not (chief_done and (task.collateral or task.serves))
+
+
+def _is_deserted(tasks: Sequence[TaskEnd], chief: TaskId) -> bool:
+    """Whether a chief that hands out work (tuner, parameter server) has nobody left to do it."""
+    hands = [task for task in tasks if task.alone and task.id.job == "worker"]
+    return bool(hands) and not any(task.running for task in hands)
 
 
 @dataclass(frozen=True, slots=True)

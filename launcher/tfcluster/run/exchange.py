@@ -49,6 +49,8 @@ class Exchange:
     ) -> None:
         """Reach the node's agent and listen to it; raises SurroundingsError."""
         backend = self._backend_of(node)
+        if (old := self._links.pop(node.name, None)) is not None:
+            await old.close()  # fencing: returns when nothing of a local agent's tasks lives
         link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
@@ -57,13 +59,24 @@ class Exchange:
         async def listen() -> None:
             async for message in link:
                 self.put(partial(on_message, node.name, message))
-            self.put(lambda: on_closed(node.name, link.last_words()))
+            if self._links.get(node.name) is link:
+                self.put(lambda: on_closed(node.name, link.last_words()))
 
         background.create_task(listen())
 
     def holds_ports(self, node: str) -> bool:
         """Whether the node's agent keeps the ports of running tasks bound."""
         return self._holds_ports[node]
+
+    async def drop(self, node: str) -> None:
+        """Cut the connection to an agent that does not answer; a local one is ended."""
+        if (link := self._links.get(node)) is not None:
+            await link.close()
+
+    def forget(self, node: str, *kinds: str) -> None:
+        """A new answer is wanted."""
+        for kind in kinds:
+            self._replies.pop((node, kind), None)
 
     def keep(self, node: str, message: Message) -> None:
         """Remember a message as a possible answer to `answer`."""
@@ -88,7 +101,7 @@ class Exchange:
         """Send what waits; a link that is gone reports itself."""
         outbox, self._outbox = self._outbox, []
         for node, message in outbox:
-            with contextlib.suppress(ConnectionError):
+            with contextlib.suppress(ConnectionError, KeyError):
                 await self._links[node].send(message)
 
     async def close(self) -> None:

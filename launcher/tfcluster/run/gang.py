@@ -1,15 +1,16 @@
-"""The tasks of one attempt as the coordinator sees them: who runs, who may save, who has failed."""
+"""The tasks of a run as the supervisor sees them: who runs, who may save, who has failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.plan import Plan, TaskId, TaskPlan
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Failure, Kind
+from tfcluster.run.restart import restarts_alone
 from tfcluster.run.settings_read import SettingsRead
 
 BOOT_GRACE_S = 2.0
@@ -18,41 +19,71 @@ BOOT_GRACE_S = 2.0
 COMMAND_GRACE_S = 10.0
 """For tasks of which nothing is known (docker stop's default)."""
 
-_LATE = "it did not end while the others failed because of it: stopped, hung or cut off"
-
 
 @dataclass(slots=True)
 class Member:
-    """One task of the attempt."""
+    """One task in one attempt of its own."""
 
     id: TaskId
     node: str
     serves: bool
     is_hooked: bool
     """Started through `tfcluster_workers.boot`."""
-    is_started: bool = False
+    alone: bool
+    """Whether it is restarted while the others go on."""
+    attempt: int = 1
+    started_at: float | None = None
     is_lost: bool = False
-    has_trained: bool = False
+    is_due_again: bool = False
+    """It has ended, and will be started again by itself."""
     is_stopping: bool = False
     waits_for_peers: bool = False
+    has_joined: bool = False
+    has_trained: bool = False
+    step: int | None = None
+    heard_at: float | None = None
+    """Its last sign of progress."""
+    saved: bool = False
     saves_on_sigterm: bool = False
+    frozen_by: int | None = None
+    """The signal that stopped its process."""
+    evaluated_step: int | None = None
+    verdict: str | None = None
+    """What it says went wrong although it exits with 0: a search in which every trial failed."""
     exit: TaskExited | None = None
     failure: Failure | None = None
 
     @property
-    def is_running(self) -> bool:
-        return self.is_started and self.exit is None and not self.is_lost
+    def is_started(self) -> bool:
+        return self.started_at is not None
 
-    def note_report(self, report: Mapping[str, Any]) -> None:
-        """What the task says of itself, as far as stopping it depends on it."""
-        match report.get("type"):
-            case "waiting_for_peers":
+    @property
+    def is_over(self) -> bool:
+        """It has ended, or its node is lost."""
+        return self.exit is not None or self.is_lost
+
+    @property
+    def is_running(self) -> bool:
+        return self.is_started and not self.is_over
+
+    def note_report(self, report: Mapping[str, Any], now: float) -> None:
+        """What the task says of itself; anything malformed passes unseen."""
+        match report:
+            case {"type": "waiting_for_peers"}:
                 self.waits_for_peers = True
-            case "ready" | "progress" as kind:
-                self.waits_for_peers = False
-                self.has_trained |= kind == "progress"
-            case "saves_on_sigterm":
+            case {"type": "ready"}:
+                self.waits_for_peers, self.has_joined = False, True
+            case {"type": "progress", "step": int(step)}:
+                self.waits_for_peers, self.has_joined, self.has_trained = False, True, True
+                self.step, self.heard_at = step, now
+            case {"type": "saves_on_sigterm"}:
                 self.saves_on_sigterm = True
+            case {"type": "saved"}:
+                self.saved = True
+            case {"type": "evaluated", "step": int(step)}:
+                self.evaluated_step = step
+            case {"type": "verdict", "ok": False, "reason": str(reason)}:
+                self.verdict = reason
 
     def stop_grace_s(self, most_s: float) -> float:
         """How long an asked-for stop waits between SIGTERM and SIGKILL, seconds."""
@@ -66,37 +97,92 @@ class Member:
         ended = self.exit
         return TaskEnd(
             id=self.id,
-            running=ended is None and not self.is_lost,
-            ok=ended is not None and ended.exit_code == 0,
-            ended_by_us=ended is not None and ended.ended_by == "tfcluster",
+            running=not self.is_over or self.is_due_again,
+            ok=ended is not None and ended.exit_code == 0 and self.failure is None,
+            ended_by_us=ended is not None and ended.ended_by == "tfcluster" and not self.failure,
             serves=self.serves,
             collateral=self.failure is not None and self.failure.is_collateral,
+            alone=self.alone,
         )
+
+    def fails(self, **facts: Any) -> Failure:
+        """Note that it has failed; `facts` are further fields of the `Failure`."""
+        ended = self.exit
+        self.failure = Failure(
+            task=str(self.id),
+            node=self.node,
+            attempt=self.attempt,
+            exit_code=ended.exit_code if ended else None,
+            signal=ended.signal if ended else None,
+            saved=self.saved,
+            **facts,
+        )
+        return self.failure
 
 
 class Gang:
-    """All members of one attempt, in the plan's order."""
+    """The tasks of a run, in the plan's order, each in its newest attempt."""
 
     def __init__(self, plan: Plan) -> None:
-        self._members = {
-            str(task.id): Member(task.id, task.node, task.serves, plan.hooks) for task in plan.tasks
-        }
+        self._plan = plan
+        self._members = {str(task.id): _member(plan, task, 1) for task in plan.tasks}
         self._settings = SettingsRead(plan.settings)
+        self._came_far = False
         self.failures: list[Failure] = []
-        """In the order in which the ends arrived."""
+        """Of this attempt of those that stand and fall together, in the order of arrival."""
+        self.lone_failures: list[Failure] = []
+        """Of those that restart alone, since the run began."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
-    def get(self, task: str | None) -> Member | None:
-        return self._members.get(task) if task else None
+    def get(self, task: str | None, attempt: int | None = None) -> Member | None:
+        """The member called `task`, unless the word is of an `attempt` that is past."""
+        member = self._members.get(task) if task else None
+        stale = member is not None and attempt is not None and attempt != member.attempt
+        return None if stale else member
+
+    def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
+        """A new attempt of `members`; returns those to start.
+
+        An evaluator that runs, or has left, stays what it is.
+        """
+        wanted = set(members)
+        enlisted: dict[str, Member] = {}
+        to_start = []
+        for task in self._plan.tasks:
+            if task.id not in wanted:
+                continue
+            member = self._members[str(task.id)]
+            if number == 1 or task.id.job != "evaluator" or member.is_lost:
+                member = _member(self._plan, task, number)
+                to_start.append(task.id)
+            enlisted[str(task.id)] = member
+        self._members = enlisted
+        self.failures = []
+        return to_start
+
+    def renew(self, member: Member) -> Member:
+        """`member` in a further attempt of its own."""
+        again = _member(self._plan, self._plan.task(member.id), member.attempt + 1)
+        self._members[str(member.id)] = again
+        return again
 
     @property
     def has_started(self) -> bool:
         return any(member.is_started for member in self)
 
+    @property
+    def attempt(self) -> int:
+        """The highest number of any member's attempt."""
+        return max(member.attempt for member in self)
+
     def running(self) -> list[Member]:
         return [member for member in self if member.is_running]
+
+    def core(self) -> list[Member]:
+        """All that end when the gang does: an evaluator only follows the checkpoints."""
+        return [member for member in self if member.id.job != "evaluator"]
 
     def serving(self) -> list[Member]:
         """Those that never end by themselves and have not been told to."""
@@ -105,19 +191,23 @@ class Gang:
     def ends(self) -> list[TaskEnd]:
         return [member.end() for member in self]
 
-    def lose_node(self, node: str) -> None:
+    def lose_node(self, node: str, reason: str) -> None:
+        """No word of the tasks of `node` will come any more."""
         for member in self:
-            if member.node == node and member.exit is None:
+            if member.node == node and not member.is_over:
                 member.is_lost = True
+                member.is_due_again = False
+                self._note(member, member.fails(observed=Kind.NODE_LOST, words=reason))
 
-    def note_report(self, member: Member, report: Mapping[str, Any]) -> None:
+    def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
         """What a task says of itself."""
-        member.note_report(report)
+        member.note_report(report, now)
+        self._came_far |= member.has_trained
         self._settings.note(report)
 
     def unread_settings(self) -> str | None:
         """A warning, where tasks came far enough to have read what the spec sets."""
-        came_far = any(member.has_trained or member.end().ok for member in self)
+        came_far = self._came_far or any(member.end().ok for member in self)
         return self._settings.warning() if came_far else None
 
     def note_exit(
@@ -129,27 +219,35 @@ class Gang:
         last_lines: str,
     ) -> None:
         """A task has ended; `error` is the exception it reported, if it did."""
-        member.exit = event
-        if event.exit_code == 0 or event.ended_by == "tfcluster":
+        member.exit, member.frozen_by = event, None
+        if event.ended_by == "tfcluster" or member.failure is not None:
             return
-        member.failure = Failure(
-            task=event.task,
-            exit_code=event.exit_code,
-            signal=event.signal,
-            node=member.node,
-            attempt=event.attempt,
-            error=error,
-            last_lines=last_lines,
-            out_of_memory=event.out_of_memory,
+        if event.exit_code == 0 and member.verdict is not None:
+            self.blame(member, Kind.PERMANENT, member.verdict)
+        if event.exit_code == 0:
+            return
+        failure = member.fails(
+            error=error, last_lines=last_lines, out_of_memory=event.out_of_memory
         )
-        self.failures.append(member.failure)
+        self._note(member, failure)
 
-    def blame_the_late(self) -> None:
-        """The others failed as a consequence and no cause came: whoever lives on is the cause."""
-        self.failures += [
-            Failure(str(m.id), None, None, node=m.node, observed=Kind.LATE, words=_LATE)
-            for m in self.running()
-        ]
+    def blame(self, member: Member, kind: Kind, words: str) -> None:
+        """What tfcluster itself has seen makes a living task the cause; it is to be ended."""
+        self._note(member, member.fails(observed=kind, words=words))
+
+    def _note(self, member: Member, failure: Failure) -> None:
+        (self.lone_failures if member.alone else self.failures).append(failure)
+
+
+def _member(plan: Plan, task: TaskPlan, attempt: int) -> Member:
+    return Member(
+        task.id,
+        task.node,
+        serves=task.serves,
+        is_hooked=plan.hooks,
+        alone=restarts_alone(plan, task.id),
+        attempt=attempt,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,3 +271,12 @@ def stops(members: Iterable[Member], grace_s: float | None, *, most_s: float) ->
 def longest_grace_s(orders: Iterable[StopOrder]) -> float:
     """Seconds after which none of the stopped tasks runs any more."""
     return max((order.grace_s for order in orders), default=0.0)
+
+
+def by_node(members: Iterable[Member], fits: Callable[[Member], bool]) -> dict[str, list[str]]:
+    """Node → names of its `members` for which `fits` holds."""
+    found: dict[str, list[str]] = {}
+    for member in members:
+        if fits(member):
+            found.setdefault(member.node, []).append(str(member.id))
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,9 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.restore import PutBack, put_back
+from tfcluster.checkpoints.restore import PutBack, put_back, step_of
 from tfcluster.checkpoints.store import Gathered, Store
-from tfcluster.plan.plan import Plan
+from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
 from tfcluster.run.paths import RunPaths
@@ -30,26 +30,55 @@ class Harvest:
         self._plan, self._paths = plan, paths
         self._workdir = Path(plan.nodes[0].workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
-        self._gathers = wanted and plan.checkpoints.gather and plan.checkpoints.dir is None
-        evaluators = [t.id for t in plan.tasks if t.id.job == "evaluator"]
-        self._gatherer = Gatherer(
-            paths.task_checkpoints(plan.chief),
-            self._store,
-            followers=[paths.task_checkpoints(task) for task in evaluators],
-        )
+        self._comes_home = plan.checkpoints.dir is None
+        self._gathers = wanted and plan.checkpoints.gather and self._comes_home
+        self._chief = plan.chief
+        self._gatherer = self._gatherer_of(plan.chief)
         self._before: outputs.WorkdirBefore | None = None
         self._hurry = asyncio.Event()
         self._chief_is_over = False
         self._is_cut = threading.Event()
 
-    async def put_state_back(self) -> PutBack:
-        """Make every task's directory hold the newest complete state; empty on a fresh start."""
-        state = self._store.state()
-        folders = [self._paths.task_checkpoints(task.id) for task in self._plan.tasks]
+    def _gatherer_of(self, chief: TaskId) -> Gatherer:
+        evaluators = [t.id for t in self._plan.tasks if t.id.job == "evaluator"]
+        return Gatherer(
+            self._paths.task_checkpoints(chief),
+            self._store,
+            followers=[self._paths.task_checkpoints(task) for task in evaluators],
+        )
+
+    @property
+    def newest_step(self) -> int | None:
+        """The step an attempt would start from now; None where it would start from nothing."""
+        return step_of(self._store.state())
+
+    @property
+    def has_state(self) -> bool:
+        """Whether an attempt would start from something, be its step known or not."""
+        return bool(self._store.state())
+
+    async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
+        """Make their directories hold the newest complete state; empty on a fresh start."""
+        folders = [self._paths.task_checkpoints(task) for task in tasks]
         if self._before is None:
             home = self._paths.root.parents[1]
             self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
-        return await asyncio.to_thread(put_back, state, folders)
+        self._chief_is_over = False
+        return await asyncio.to_thread(put_back, self._store.state(), folders)
+
+    async def bring_home(self) -> list[Event]:
+        """What the chief of an attempt that has ended saved last, also where nothing is gathered:
+        the next attempt starts from it."""
+        if not self._comes_home:
+            return []
+        found = await asyncio.to_thread(self._gatherer.final_look)
+        notes = [ev.Warned(message=note) for note in self._gatherer.take_notes()]
+        return [*map(self._event, found), *notes]
+
+    def heed(self, chief: TaskId) -> None:
+        """From now on `chief` is the one whose checkpoints count."""
+        if chief != self._chief:
+            self._chief, self._gatherer = chief, self._gatherer_of(chief)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled, every two seconds and soon after a task said that it saved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tfcluster.run import state as run_state
+from tfcluster.run import fold
 from tfcluster.run.events import Event, Progress
 from tfcluster.run.folder import EventLog, release_reserve, write_json
 from tfcluster.run.paths import RunPaths
@@ -30,11 +30,11 @@ class Journal:
 
     def record(self, event: Event) -> None:
         self._log.append(event)
-        run_state.apply(self.state, event, self._clock(), self.paths)
+        fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not isinstance(event, Progress))
 
     def task(self, task: str) -> TaskSnapshot:
-        return run_state.task_of(self.state, task)
+        return fold.task_of(self.state, task)
 
     def touch(self, *, urgent: bool = True) -> None:
         """Have the state saved with the next `save`."""

@@ -32,10 +32,12 @@ def port_error(reply: Mapping[str, Any]) -> PortInUseError:
     )
 
 
-def first_attempt(plan: Plan, held: Iterable[Mapping[str, Any]]) -> Attempt:
-    """Attempt 1 on the ports that the agents reported as held."""
+def attempt_of(
+    plan: Plan, number: int, members: Iterable[TaskId], held: Iterable[Mapping[str, Any]]
+) -> Attempt:
+    """An attempt on the ports that the agents reported as held."""
     ports = {TaskId.parse(task): port for reply in held for task, port in reply["ports"].items()}
-    return Attempt(plan, 1, tuple(task.id for task in plan.tasks), ports)
+    return Attempt(plan, number, tuple(members), ports)
 
 
 def start(
@@ -44,12 +46,13 @@ def start(
     paths: RunPaths,
     *,
     holds_ports: bool,
+    only: Iterable[TaskId] | None = None,
     restored_step: int | None = None,
 ) -> dict[str, Any]:
-    """Start the attempt's tasks of one node; their logs lie in the run folder."""
+    """Start the attempt's tasks of one node, or `only` some; their logs lie in the run folder."""
     plan = attempt.plan
     tasks = []
-    for task_id in attempt.members:
+    for task_id in attempt.members if only is None else only:
         task = plan.task(task_id)
         if task.node != node:
             continue

@@ -120,7 +120,16 @@ def _exited(node: str, message: Mapping[str, Any]) -> Event:
         ended_by=message["ended_by"],
         duration_s=message["duration_s"],
         peak_rss_bytes=message.get("peak_rss_bytes"),
+        out_of_memory=message.get("oom"),
     )
+
+
+def _frozen(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.TaskFrozen(task=message["task"], attempt=message["attempt"], signal=message["signal"])
+
+
+def _thawed(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.TaskThawed(task=message["task"], attempt=message["attempt"])
 
 
 def _log_lost(node: str, message: Mapping[str, Any]) -> Event:
@@ -137,5 +146,7 @@ _BUILDERS = {
     "ports_held": _ports_held,
     "task_started": _started,
     "task_exited": _exited,
+    "task_stopped": _frozen,
+    "task_continued": _thawed,
     "log_lost": _log_lost,
 }

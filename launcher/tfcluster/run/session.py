@@ -17,8 +17,7 @@ from tfcluster.backends.base import Backend
 from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
-from tfcluster.run import folder
-from tfcluster.run import state as run_state
+from tfcluster.run import fold, folder
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import RunFinished, Status
@@ -49,7 +48,7 @@ class Session:
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
             if not folder.write_json(path, data):
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
-        state = run_state.first_state(plan, self.paths, this_process(), now)
+        state = fold.first_state(plan, self.paths, this_process(), now)
         self.journal = Journal(state, self.paths)
         self.is_recorded = True
         """Whether the disk took everything that was to be written down."""

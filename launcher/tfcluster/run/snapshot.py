@@ -11,7 +11,7 @@ from tfcluster.run.events import Status, spell
 
 @dataclass(slots=True)
 class TaskSnapshot:
-    """One task now. `state`: waiting starting running stopping succeeded failed stopped lost."""
+    """One task now; `run.state` has the table of its states."""
 
     task: str
     node: str
@@ -33,6 +33,8 @@ class TaskSnapshot:
     log: str | None = None
     """Path of its log of this attempt, relative to the run folder."""
     log_lost_bytes: int = 0
+    frozen_by: int | None = None
+    """The signal that has stopped its process, until it goes on or ends."""
     error: dict[str, Any] | None = None
     """The uncaught exception it reported: exception, message, file, line, traceback."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfcluster.plan.plan import Plan
+from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import launch
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
@@ -28,6 +28,7 @@ class Startup:
 
     async def hold_ports(self) -> None:
         for node in self.plan.nodes:
+            self.exchange.forget(node.name, "ports_held", "port_taken")
             self.exchange.send(node.name, launch.hold_ports(self.plan, node.name))
         for node in self.plan.nodes:
             reply = await self._answer(node.name, "ports_held", "port_taken")
@@ -43,20 +44,25 @@ class Startup:
             reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
             launch.check_prepared(node, reply, self.paths.prepare_log(node))
 
-    async def start_tasks(self) -> None:
+    async def start_tasks(
+        self, number: int, members: Sequence[TaskId], *, only: Sequence[TaskId]
+    ) -> None:
+        """Give the order to start `only`, of an attempt of `members`, from the newest state."""
         held = [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
-        attempt = launch.first_attempt(self.plan, filter(None, held))
-        self.announce({str(task): port for task, port in attempt.ports.items()})
-        restored = await self.harvest.put_state_back()
-        for node in self.plan.nodes:
+        attempt = launch.attempt_of(self.plan, number, members, filter(None, held))
+        if number == 1:
+            self.announce({str(task): port for task, port in attempt.ports.items()})
+        restored = await self.harvest.put_state_back(only)
+        for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = launch.start(
                 attempt,
-                node.name,
+                node,
                 self.paths,
-                holds_ports=self.exchange.holds_ports(node.name),
+                holds_ports=self.exchange.holds_ports(node),
+                only=only,
                 restored_step=restored.step,
             )
-            self.exchange.send(node.name, order)
+            self.exchange.send(node, order)
 
     async def _answer(self, node: str, *kinds: str) -> Message:
         await self.until(lambda: self.exchange.answer(node, kinds) is not None)

@@ -21,10 +21,10 @@ from tfcluster.plan.plan import (
 )
 from tfcluster.run import folder, registry
 from tfcluster.run.events import Status
+from tfcluster.run.fold import first_state
 from tfcluster.run.identity import this_process
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.run.state import first_state
 
 PlanOf = Callable[..., Plan]
 MakeRun = Callable[..., RunPaths]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.run.diagnosis import root_cause
 from tfcluster.run.events import TaskExited
+from tfcluster.run.failure import Kind
 from tfcluster.run.gang import Gang, longest_grace_s, stops
 
 from .conftest import plan_of
@@ -19,7 +19,7 @@ PROGRESS = {"type": "progress", "step": 1}
 def started(*tasks: str, hooks: bool = True) -> Gang:
     gang = Gang(plan_of(*tasks, hooks=hooks))
     for member in gang:
-        member.is_started = True
+        member.started_at = 0.0
     return gang
 
 
@@ -43,7 +43,7 @@ def test_grace(
 ) -> None:
     (member,) = started("worker:0", hooks=hooks)
     for report in reports:
-        member.note_report(report)
+        member.note_report(report, 0.0)
     assert member.stop_grace_s(most_s) == expected
 
 
@@ -51,7 +51,7 @@ def test_tasks_that_are_stopped_alike_are_one_order() -> None:
     gang = started("worker:0", "worker:1", "worker:2")
     saver = gang.get("worker:1")
     assert saver is not None
-    saver.note_report(SAVES)
+    saver.note_report(SAVES, 0.0)
     orders = stops(gang.running(), None, most_s=30.0)
     assert {tuple(order.tasks): order.grace_s for order in orders} == {
         ("worker:0", "worker:2"): 2.0,
@@ -77,17 +77,6 @@ def test_a_task_we_ended_is_never_to_blame() -> None:
     assert [str(member.id) for member in gang.running()] == ["worker:1"]
 
 
-def test_who_lives_on_among_victims_is_the_cause() -> None:
-    gang = started("worker:0", "worker:1", "worker:2")
-    exit_of(gang, "worker:0", words="Collective ops is aborted by: x")
-    exit_of(gang, "worker:2", words="Socket closed")
-    gang.blame_the_late()
-    cause = root_cause(gang.failures)
-    assert cause is not None
-    assert cause.task == "worker:1"
-    assert "did not end" in cause.reason
-
-
 def test_serving_tasks_are_told_once() -> None:
     gang = started("chief:0", "ps:0", "worker:0")
     (ps,) = gang.serving()
@@ -97,7 +86,8 @@ def test_serving_tasks_are_told_once() -> None:
 
 def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     gang = started()
-    gang.lose_node("local")
+    gang.lose_node("local", "its agent went away")
     assert gang.running() == []
     assert not any(end.running or end.ok for end in gang.ends())
+    assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
     assert gang.get("worker:7") is gang.get(None) is None

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event, to_line
+from tfcluster.run.fold import apply, first_state
 from tfcluster.run.gang import Gang
 from tfcluster.run.identity import ProcessIdentity
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import PREPARE, saved, to_event
 from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.run.state import apply, first_state
 from tfcluster.ui.panels import closing_panel, status_panel
 from tfcluster.ui.render import Panel
 from tfcluster.ui.talk import format_event
@@ -148,7 +148,7 @@ def test_no_report_breaks_state_files_gang_or_what_people_see(
     for raw in reports:
         received = json.loads(json.dumps(raw))
         saved(received)
-        gang.note_report(member, received)
+        gang.note_report(member, received, 0.0)
         message = {"type": "task_event", **NAMED, "event": received}
         if (event := to_event("local", message)) is None:
             continue

@@ -10,9 +10,9 @@ import pytest
 
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event, Status, to_line
+from tfcluster.run.fold import apply, task_of
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.run.state import apply, task_of
 
 STARTED = [
     ev.RunStarted(version="1", run="demo"),
