@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import PortInUseError, PrepareError
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
+from tfcluster.run import chaos as rehearsal
+from tfcluster.run.chaos import Fault
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import PREPARE
 
@@ -48,6 +50,7 @@ def start(
     holds_ports: bool,
     only: Iterable[TaskId] | None = None,
     restored_step: int | None = None,
+    chaos: Sequence[Fault] = (),
 ) -> dict[str, Any]:
     """Start the attempt's tasks of one node, or `only` some; their logs lie in the run folder."""
     plan = attempt.plan
@@ -65,6 +68,7 @@ def start(
             restored_step=restored_step,
             holds_ports=holds_ports,
         )
+        ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
         order = _order(str(task_id), task.command, paths.task_log(task_id, attempt.number), ours)
         tasks.append(order | {"cores": task.cores})
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}

@@ -61,6 +61,14 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
                     line=_only(int, report.get("line")),
                     traceback=str(report.get("traceback", "")),
                 )
+            case "chaos":
+                return ev.ChaosInjected(
+                    fault=str(report["fault"]),
+                    # The chief says when its step is one at which something befalls another.
+                    task=_only(str, report.get("task")) or task,
+                    attempt=attempt,
+                    step=_only(int, report.get("step")),
+                )
             case "note":
                 return ev.Warned(message=f"{task}: {report['message']}")
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
