@@ -96,14 +96,8 @@ class Store:
         return any(held.checkpoint == checkpoint for held in self._held)
 
     def state(self, *, step: int | None = None) -> tuple[Gathered, ...]:
-        """The newest of each series, up to `step` where one is given: what a restart starts from.
-
-        Raises KeyError when nothing of that step is here.
-        """
-        chosen = {g.checkpoint.series: g for g in self._held if _is_up_to(step, g)}
-        if step is not None and all(g.step != step for g in chosen.values()):
-            raise KeyError(step)
-        return tuple(chosen.values())
+        """What a restart starts from; see `newest_of_each`."""
+        return newest_of_each(self._held, step=step)
 
     def add(
         self, checkpoint: Checkpoint, source: Path, *, step: int | None, stopped: Stopped = never
@@ -184,6 +178,14 @@ class Store:
             _remove(leftover)
         self._held = list(open_for_reading(self.root))
         self._name_what_is_here()
+
+
+def newest_of_each(held: Sequence[Gathered], *, step: int | None = None) -> tuple[Gathered, ...]:
+    """The newest of each series, up to `step` where one is given; KeyError without that step."""
+    chosen = {g.checkpoint.series: g for g in held if _is_up_to(step, g)}
+    if step is not None and all(g.step != step for g in chosen.values()):
+        raise KeyError(step)
+    return tuple(chosen.values())
 
 
 def open_for_reading(root: Path) -> tuple[Gathered, ...]:

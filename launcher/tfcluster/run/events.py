@@ -61,6 +61,16 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Event):
+    """The run begins with what an earlier one had gathered (``up --resume``)."""
+
+    run: str
+    """The earlier one."""
+    step: int | None
+    """None where no name tells it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConnected(Event):
     node: str
     pid: int

@@ -52,6 +52,10 @@ def _move_node(state: RunSnapshot, node: str, trigger: str) -> None:
     state.nodes[node] = table.after(table.NODE, state.nodes.get(node, "connecting"), trigger)
 
 
+def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths) -> None:
+    state.resumed_from = {"run": event.run, "step": event.step}
+
+
 def _node_connected(
     state: RunSnapshot, event: ev.NodeConnected, now: float, paths: RunPaths
 ) -> None:
@@ -182,6 +186,7 @@ def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: 
 
 
 _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]] = {
+    ev.Resumed: _resumed,
     ev.NodeConnected: _node_connected,
     ev.NodeReconnected: _node_reconnected,
     ev.NodeLost: _node_lost,

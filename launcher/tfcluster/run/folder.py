@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,8 +17,20 @@ from tfcluster.run.paths import RunPaths, runtime_dir
 _RESERVE_BYTES = 128 * 1024
 
 
+def make_new(new_id: Callable[[], str], home_dir: Path) -> RunPaths:
+    """`make` with the first of `new_id` that no other run has."""
+    while True:
+        try:
+            return make(new_id(), home_dir)
+        except FileExistsError:
+            continue
+
+
 def make(run_id: str, home_dir: Path) -> RunPaths:
-    """Make the folder (0700) and point ``latest`` at it; raises RunFolderError."""
+    """Make the folder (0700) and point ``latest`` at it.
+
+    Raises FileExistsError where another run has this id, RunFolderError.
+    """
     paths = RunPaths.of(run_id, home_dir)
     try:
         home_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,6 +40,8 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
         paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
         _link(home_dir / "latest", paths.root)
     except OSError as error:
+        if isinstance(error, FileExistsError) and Path(error.filename) == paths.root:
+            raise
         raise RunFolderError(
             f"cannot make the run folder {paths.root}: {error.strerror}",
             cure="make it writable, or set TFCLUSTER_HOME to a folder that is",
@@ -55,9 +68,7 @@ def make_runtime_dir() -> None:
 
 
 def _link(link: Path, target: Path) -> None:
-    fresh = link.with_name(f".latest-{os.getpid()}")
-    with contextlib.suppress(FileNotFoundError):
-        fresh.unlink()
+    fresh = link.with_name(f".latest-{target.name}")
     fresh.symlink_to(target)
     fresh.replace(link)
 

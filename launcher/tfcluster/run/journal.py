@@ -25,6 +25,8 @@ class Journal:
         self.paths = paths
         self._clock = clock
         self._log = EventLog(paths.events, clock=clock)
+        self.heard: Callable[[Event], None] = lambda event: None
+        """Called after each event; may call `save`."""
         self._is_dirty, self._is_urgent, self._saved_at = True, True, 0.0
         self.save()
 
@@ -32,6 +34,7 @@ class Journal:
         self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not isinstance(event, Progress))
+        self.heard(event)
 
     def task(self, task: str) -> TaskSnapshot:
         return fold.task_of(self.state, task)

@@ -74,6 +74,11 @@ class RunPaths:
         return self.root / "fault.txt"
 
     @property
+    def coordinator_log(self) -> Path:
+        """What a coordinator in the background had to say; there only if it had."""
+        return self.root / "coordinator.log"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

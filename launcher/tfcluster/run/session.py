@@ -1,4 +1,4 @@
-"""A foreground run: makes the folder, runs the coordinator under the terminal's signals."""
+"""One run in this process: makes the folder, runs the coordinator under the process's signals."""
 
 from __future__ import annotations
 
@@ -20,12 +20,16 @@ from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import fold, folder
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
-from tfcluster.run.events import RunFinished, Status
+from tfcluster.run.events import Resumed, RunFinished, Status
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.identity import this_process
 from tfcluster.run.journal import Journal
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.registry import new_run_id
+from tfcluster.run.resume import Resume, seed
+
+Announce = Callable[[Mapping[str, int]], None]
+"""Is told each task's port before the first start."""
 
 SIGNALS = {
     signal.SIGINT: Stop("Ctrl-C", 130),
@@ -37,18 +41,28 @@ SIGNALS = {
 class Session:
     """One run of `plan` in this process; its folder exists from the start."""
 
-    def __init__(self, plan: Plan, spec: Mapping[str, Any], *, home_dir: Path) -> None:
-        """Raises SurroundingsError for a backend that is not there, RunFolderError."""
+    def __init__(
+        self,
+        plan: Plan,
+        spec: Mapping[str, Any],
+        *,
+        home_dir: Path,
+        spec_folder: str | None = None,
+        resume: Resume | None = None,
+    ) -> None:
+        """`resume` is what it begins with. Raises SurroundingsError for a backend that is not
+        there, RunFolderError."""
         now = time.time()
         for node in plan.nodes:
             _backend_of(node)
         folder.make_runtime_dir()
-        self.plan = plan
-        self.paths: RunPaths = folder.make(new_run_id(plan.name, now), home_dir)
+        self.plan, self._resume = plan, resume
+        self.paths: RunPaths = folder.make_new(partial(new_run_id, plan.name, now), home_dir)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
             if not folder.write_json(path, data):
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
         state = fold.first_state(plan, self.paths, this_process(), now)
+        state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
         self.journal = Journal(state, self.paths)
         self.is_recorded = True
         """Whether the disk took everything that was to be written down."""
@@ -56,7 +70,7 @@ class Session:
     def run(
         self,
         *,
-        announce: Callable[[Mapping[str, int]], None],
+        announce: Announce,
         gathers: bool = True,
         prepares: bool = True,
     ) -> Outcome:
@@ -65,6 +79,9 @@ class Session:
         To be called in `signals_held_back`, like the constructor.
         """
         try:
+            if self._resume is not None:
+                seed(self._resume, self.paths.checkpoints)
+                announce = self._telling(self._resume, announce)
             return asyncio.run(self._run(announce, gathers, prepares))
         except SurroundingsError as error:
             return self._fail(error)
@@ -73,9 +90,7 @@ class Session:
         finally:
             self.is_recorded = self.journal.close()
 
-    async def _run(
-        self, announce: Callable[[Mapping[str, int]], None], gathers: bool, prepares: bool
-    ) -> Outcome:
+    async def _run(self, announce: Announce, gathers: bool, prepares: bool) -> Outcome:
         coordinator = Coordinator(
             self.plan,
             self.journal,
@@ -86,6 +101,13 @@ class Session:
         )
         with _stopping(coordinator):
             return await coordinator.run()
+
+    def _telling(self, resume: Resume, announce: Announce) -> Announce:
+        def told(ports: Mapping[str, int]) -> None:
+            self.journal.record(Resumed(run=resume.source.run_id, step=resume.step))
+            announce(ports)
+
+        return told
 
     def _note_fault(self, fault: Exception) -> Outcome:
         error = TfclusterError(
@@ -110,7 +132,7 @@ def _stopping(coordinator: Coordinator) -> Iterator[None]:
     loop = asyncio.get_running_loop()
     heeded = {**SIGNALS}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        del heeded[signal.SIGHUP]  # started by nohup: it outlives its terminal
+        del heeded[signal.SIGHUP]  # in the background, or started by nohup: outlives its terminal
     for number, stop in heeded.items():
         loop.add_signal_handler(number, partial(coordinator.stop, stop))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)

@@ -61,7 +61,13 @@ class RunSnapshot:
     exit_code: int | None = None
     attempt: int = 0
     spec: str | None = None
+    spec_folder: str | None = None
+    """What relative paths in the run's ``spec.json`` are relative to."""
     workdir: str | None = None
+    runtime_dir: str | None = None
+    """Folder of the coordinator's socket, which another shell may look for elsewhere."""
+    resumed_from: dict[str, Any] | None = None
+    """run and step of ``up --resume``."""
     diagnosis: dict[str, Any] | None = None
     """root_cause (task, reason, hint, exit_code or signal) and collateral."""
     waits_for: str | None = None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import RunFolderError, SurroundingsError
 from tfcluster.run import folder
 
 
@@ -46,3 +46,17 @@ def test_the_folder_of_sockets_is_made_for_its_user_only(
     monkeypatch.setattr(folder, "runtime_dir", lambda: place)
     folder.make_runtime_dir()
     assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_id_that_another_run_has_is_not_taken(home_dir: Path) -> None:
+    ids = iter(["demo-1", "demo-1", "demo-2"])
+    first = folder.make_new(lambda: next(ids), home_dir)
+    second = folder.make_new(lambda: next(ids), home_dir)
+    assert (first.run_id, second.run_id) == ("demo-1", "demo-2")
+    assert (home_dir / "latest").resolve() == second.root
+
+
+def test_a_home_that_is_a_file_is_no_id_that_is_taken(home_dir: Path) -> None:
+    home_dir.write_text("")
+    with pytest.raises(RunFolderError, match="File exists"):
+        folder.make_new(lambda: "demo-1", home_dir)

@@ -1,0 +1,96 @@
+"""``up --resume RUN[@STEP]``: a new run begins with what an earlier one had gathered."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.copying import PARTIAL
+from tfcluster.checkpoints.restore import step_of
+from tfcluster.checkpoints.store import Gathered, newest_of_each, open_for_reading
+from tfcluster.errors import RunFolderError, UsageError
+from tfcluster.run import registry
+from tfcluster.run.paths import RunPaths
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Which state of which run."""
+
+    source: RunPaths
+    step: int | None
+    """None where no name tells it."""
+    state: tuple[Gathered, ...]
+
+
+def find(text: str) -> Resume:
+    """What ``RUN[@STEP]`` means; UnknownRunError or UsageError (exit 2) where that is nothing."""
+    run, at, number = text.rpartition("@")
+    is_step = bool(at) and number.isdecimal()
+    source = registry.resolve(run if is_step else text)
+    held = open_for_reading(source.checkpoints)
+    if not held:
+        raise UsageError(
+            f"--resume: {source.run_id} has gathered no checkpoint", cure=_cure_for_none(source)
+        )
+    try:
+        state = newest_of_each(held, step=int(number) if is_step else None)
+    except KeyError:
+        raise UsageError(
+            f"--resume: {source.run_id} has gathered no checkpoint of step {number}",
+            cure=f"it has {_what_there_is(held)}",
+        ) from None
+    return Resume(source, step_of(state), state)
+
+
+def seed(resume: Resume, store: Path) -> None:
+    """Put the state into a new run's store, where attempt 1 finds it.
+
+    Files are hard-linked where the file system allows it: a store never writes into one, and
+    tasks get copies. Raises RunFolderError.
+    """
+    try:
+        store.mkdir(exist_ok=True)
+        for gathered in resume.state:
+            partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=store))
+            shutil.copytree(
+                gathered.folder, partial, copy_function=_link_or_copy, dirs_exist_ok=True
+            )
+            partial.rename(store / gathered.folder.name)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot take over the checkpoint of {resume.source.run_id}: {error}",
+            cure="is the disk full, or is that run still changing it?",
+        ) from error
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    if os.path.basename(source).startswith((".", "checkpoint")):
+        shutil.copy2(source, target)  # notes, which a store renews
+        return
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def _what_there_is(held: Sequence[Gathered]) -> str:
+    steps = sorted({one.step for one in held if one.step is not None and one.kind != Kind.BACKUP})
+    if not steps:
+        return "none whose name tells a step: leave out @STEP"
+    return (
+        f"step {', '.join(map(str, steps))}"
+        if len(steps) == 1
+        else (f"the steps {', '.join(map(str, steps))}")
+    )
+
+
+def _cure_for_none(source: RunPaths) -> str:
+    if registry.load(source).attempt and not source.checkpoints.exists():
+        return "its tasks saved nothing to $TFCLUSTER_CHECKPOINT_DIR, or `checkpoints.dir` has it"
+    return "`tfcluster checkpoints RUN` lists what a run has gathered"
