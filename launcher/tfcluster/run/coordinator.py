@@ -220,7 +220,7 @@ class Coordinator:
             await asyncio.wait([task])
 
     def _carry_out(self) -> None:
-        for action in self._supervisor.take():
+        for action in self._supervisor.orders.take():
             self._do(action)
 
     def _do(self, action: do.Action) -> None:

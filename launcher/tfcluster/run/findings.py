@@ -1,82 +1,113 @@
-"""What tfcluster itself has seen go wrong, in words, and how the run then ends (pure)."""
+"""What tfcluster itself sees go wrong: whom it blames, and how the run may end (pure)."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
 
 from tfcluster.errors import DeadlineError, NodeLostError, SurroundingsError, TfclusterError
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Status
-from tfcluster.run.failure import Failure, Kind
+from tfcluster.run.failure import Failure, Kind, signal_name
 from tfcluster.run.gang import Member
 from tfcluster.run.restart import GiveUp
 
-OUTLIVED: Final = "it did not end while the others failed because of it: hung or cut off"
-DESERTED: Final = "it went on although all that it works with had ended"
+CAUSE_WAIT_S = 12.0
+"""How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
+FROZEN_S = 10.0
+"""How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
 
 
-def frozen(number: int, seconds: float) -> str:
-    try:
-        name = signal.Signals(number).name
-    except ValueError:
-        name = f"signal {number}"
-    return f"stopped by {name} for {seconds:.0f} s"
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Living tasks that are to blame, each with what was seen of it."""
+
+    kind: Kind
+    blamed: Sequence[tuple[Member, str]]
+    why_end: str
+    """What is told to all that are ended because of it."""
+    wants_stacks: bool = False
+    """Where each thread of each task stands is written to the logs before anything is ended."""
+    outcome: Outcome | None = None
+    """How the run ends with it; None: that is for the restart policy to say."""
 
 
-def who_is_missing(
-    gang: Sequence[Member], last_line: Callable[[Member], str], now: float
-) -> list[tuple[Member, str]]:
+def outlived(core: Sequence[Member]) -> Finding:
+    """The others failed as a consequence and no cause came: whoever lives on is the cause."""
+    words = "it did not end while the others failed because of it: hung or cut off"
+    late = [(member, words) for member in core if member.is_running]
+    return Finding(Kind.LATE, late, "it outlived the others' failure")
+
+
+def frozen(member: Member) -> Finding:
+    """A signal has stopped it, and it did not go on."""
+    words = f"stopped by {signal_name(member.frozen_by or 0)} for {FROZEN_S:.0f} s"
+    return Finding(Kind.FROZEN, [(member, words)], "another task was stopped")
+
+
+def deserted(core: Sequence[Member]) -> Finding:
+    """A chief that goes on although all that it works with have ended for good."""
+    words = "it went on although all that it works with had ended"
+    left = [(member, words) for member in core if member.is_running]
+    return Finding(Kind.LATE, left, words, outcome=Outcome(Status.FAILED, 1))
+
+
+def missing(
+    core: Sequence[Member],
+    deadline_s: float,
+    last_line: Callable[[Member], str],
+    now: float,
+) -> Finding:
     """The tasks that others wait for, each with its age and last line.
 
     Where all wait, nobody is missing: they cannot reach each other, and all are named.
     """
-    missing = [m for m in gang if not m.waits_for_peers and not m.has_joined]
-    waiting = [m for m in gang if m.waits_for_peers]
-    return [(member, _not_there(member, last_line(member), now)) for member in missing or waiting]
+    absent = [m for m in core if not m.waits_for_peers and not m.has_joined]
+    absent = absent or [m for m in core if m.waits_for_peers]
+    named = [(member, _not_there(member, last_line(member), now)) for member in absent]
+    listed = "".join(f"\n  {member.id} {words}" for member, words in named)
+    error = DeadlineError(
+        f"the tasks did not find each other within {deadline_s:g} s:{listed}",
+        cure="the stacks of all tasks are in their logs; "
+        "a longer wait: --set supervision.start_deadline_s=SECONDS",
+    )
+    outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
+    return Finding(Kind.LATE, named, "the gang did not form", wants_stacks=True, outcome=outcome)
 
 
 def _not_there(member: Member, last_line: str, now: float) -> str:
     if member.waits_for_peers:
-        return f"{member.id} waits for its peers and does not reach them"
-    if member.exit is not None:
-        code = member.exit.exit_code
-        end = f"exit {code}" if code is not None else f"signal {member.exit.signal}"
-        state = f"ended with {end} before it joined"
+        return "waits for its peers and does not reach them"
+    if (ended := member.exit) is not None:
+        by = signal_name(ended.signal) if ended.signal else f"exit {ended.exit_code}"
+        state = f"ended with {by} before it joined"
     elif member.started_at is None:
         state = "was not started"
     else:
         state = f"has not joined, {now - member.started_at:.0f} s after its start"
     if member.frozen_by is not None:
-        state += f", stopped by {signal.Signals(member.frozen_by).name}"
+        state += f", stopped by {signal_name(member.frozen_by)}"
     said = f'; its last line: "{last_line}"' if last_line else "; it has written nothing"
-    return f"{member.id} {state}{said}"
+    return state + said
 
 
-def start_error(missing: Sequence[str], deadline_s: float) -> DeadlineError:
-    listed = "".join(f"\n  {words}" for words in missing)
-    return DeadlineError(
-        f"the tasks did not find each other within {deadline_s:g} s:{listed}",
-        cure="the stacks of all tasks are in their logs; "
-        "a longer wait: --set supervision.start_deadline_s=SECONDS",
-    )
+def stalled(core: Sequence[Member], silent_s: float) -> Finding:
+    """Nothing is heard of anybody: named is the task that is furthest behind."""
+    running = [member for member in core if member.is_running]
+    last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
+    steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
+    words = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
+    return Finding(Kind.STALLED, [(last, words)], "nothing was heard of it", wants_stacks=True)
 
 
-def run_error(deadline_s: float) -> DeadlineError:
-    return DeadlineError(
+def too_long(deadline_s: float) -> Outcome:
+    """The run deadline has passed."""
+    error = DeadlineError(
         f"the run took longer than supervision.run_deadline_s = {deadline_s:g} s",
         cure="a longer one: --set supervision.run_deadline_s=SECONDS; "
         "go on from its newest checkpoint: `tfcluster up --resume RUN`",
     )
-
-
-def who_stalled(gang: Sequence[Member], silent_s: float) -> tuple[Member, str]:
-    """The task to name for a silence: the one that is furthest behind, and where all are."""
-    running = [member for member in gang if member.is_running]
-    last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
-    steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
-    return last, f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
+    return Outcome(Status.TIMED_OUT, error.exit_code, error)
 
 
 def outcome_of(cause: Failure, why: GiveUp) -> Outcome:

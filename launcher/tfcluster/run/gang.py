@@ -188,6 +188,17 @@ class Gang:
         """Those that never end by themselves and have not been told to."""
         return [member for member in self.running() if member.serves and not member.is_stopping]
 
+    def satisfied(self, newest_step: int | None) -> list[Member]:
+        """Evaluators that have seen the newest checkpoint: one that never ends waits for more."""
+        return [
+            member
+            for member in self.running()
+            if member.id.job == "evaluator"
+            and not member.is_stopping
+            and newest_step is not None
+            and (member.evaluated_step or -1) >= newest_step
+        ]
+
     def ends(self) -> list[TaskEnd]:
         return [member.end() for member in self]
 

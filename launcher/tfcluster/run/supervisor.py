@@ -1,64 +1,37 @@
 """Decides what becomes of a run: inputs with their time go in, orders and events come out.
 
-No clock, no disk, no process: the coordinator carries out what `take` returns, and tests replay
+No clock, no disk, no process: the coordinator carries out what `orders` holds, and tests replay
 histories. The rules: only the whole gang can be restarted under MultiWorkerMirroredStrategy; the
 root cause is the first failure that is no consequence; whoever lives on while all others fail
-because of somebody is that somebody (design.md, "After a failure").
+because of somebody is that somebody.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
 from collections.abc import Callable, Mapping
-from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from tfcluster.plan.plan import Plan, TaskId
-from tfcluster.run import diagnosis, findings, restart, shrinking
 from tfcluster.run import events as ev
-from tfcluster.run.actions import (
-    Action,
-    Again,
-    BringHome,
-    DropNode,
-    DumpStacks,
-    Record,
-    StartAlone,
-    StopTasks,
-)
+from tfcluster.run import findings, shrinking
+from tfcluster.run.actions import Again, DropNode, StartAlone
+from tfcluster.run.course import Course, Stage
 from tfcluster.run.ending import Next, Outcome, Stop, judge
-from tfcluster.run.events import Event, Status
+from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind
-from tfcluster.run.gang import Gang, Member, by_node, longest_grace_s, stops
+from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S, Finding
+from tfcluster.run.gang import Member, by_node
 from tfcluster.run.patience import Patience
-from tfcluster.run.restart import GiveUp, Past, Restart
-from tfcluster.run.timers import Timers
+from tfcluster.run.restart import GiveUp
+from tfcluster.run.restarts import Restarts
 
-CAUSE_WAIT_S = 12.0
-"""How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
-FROZEN_S = 10.0
-"""How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
-FAILURE_GRACE_S = 1.0
-"""Survivors of a failure cannot save; they get this long after SIGTERM."""
-AGENT_SLACK_S = 15.0
-"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
-STACKS_S = 1.0
+STACKS_S: Final = 1.0
 """How long tasks get to write their stacks before they are ended."""
 
 
-class Stage(Enum):
-    """How far the present attempt is."""
-
-    STARTING = "its tasks are not told to start yet"
-    TRAINING = "its tasks run"
-    ENDING_GANG = "a task failed, the others are being ended"
-    HOMING = "all have ended, what the chief saved last is brought home"
-    ENDING_RUN = "everything is being ended, how is settled"
-
-
 class Supervisor:
-    """One run's. After any input, `take` the actions, and look at `again` and `outcome`."""
+    """One run's. After any input, take the `orders`, and look at `again` and `outcome`."""
 
     def __init__(
         self,
@@ -70,44 +43,33 @@ class Supervisor:
     ) -> None:
         """`last_output`: when a task last wrote a line, on the clock of the inputs."""
         self.plan, self.policy = plan, plan.supervision
-        self.gang = Gang(plan)
-        self.again: Again | None = None
-        """Set when the gang is to be started again; `begin` clears it."""
-        self.outcome: Outcome | None = None
-        """Set when the run is over."""
-        self._last_output, self._last_line, self._jitter = last_output, last_line, jitter
+        self._course = course = Course(plan)
+        self.gang, self.orders = course.gang, course.orders
+        self._timers, self._patience = course.timers, Patience(self.policy)
+        self._restarts = Restarts(self.policy, jitter)
+        self._last_output, self._last_line = last_output, last_line
+        self._forms_gang = plan.kind != "plain"
         self._members: tuple[TaskId, ...] = tuple(task.id for task in plan.tasks)
         self.chief = plan.chief
         """Whose exit and whose checkpoints count; another one in a smaller gang."""
-        self._forms_gang = plan.kind != "plain"
-        self._actions: list[Action] = []
-        self._timers = Timers()
-        self._patience = Patience(self.policy)
-        self._past: dict[TaskId | None, Past] = defaultdict(Past)
-        self._stage = Stage.STARTING
-        self._ending: Outcome | None = None
         self._verdict = Next.GO_ON
         self._advanced = False
         self._newest_step: int | None = None
 
     @property
+    def again(self) -> Again | None:
+        """Set when the gang is to be started again; `begin` clears it."""
+        return self._course.again
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """Set when the run is over."""
+        return self._course.outcome
+
+    @property
     def wake_at(self) -> float | None:
         """When `tick` must be called next."""
         return self._timers.next
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether tasks are being ended: one that starts now is to be ended too."""
-        return self._stage in (Stage.ENDING_GANG, Stage.HOMING, Stage.ENDING_RUN)
-
-    @property
-    def was_asked_to_stop(self) -> bool:
-        return self._ending is not None and self._ending.status is Status.INTERRUPTED
-
-    def take(self) -> list[Action]:
-        """What is to be done now, in order."""
-        actions, self._actions = self._actions, []
-        return actions
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -120,28 +82,22 @@ class Supervisor:
         """Attempt `number` begins; returns the tasks to start: not an evaluator that runs on."""
         to_start = self.gang.enlist(members, number)
         self._members, self.chief = members, shrinking.chief_of(members)
-        self._patience = Patience(self.policy)
-        self._timers.clear_all(but=("run",))
-        self._stage, self._verdict, self._advanced, self.again = (
-            Stage.TRAINING,
-            Next.GO_ON,
-            False,
-            None,
-        )
+        self._patience, self._verdict, self._advanced = Patience(self.policy), Next.GO_ON, False
+        self._course.begin()
         return to_start
 
     def started(self, task: str, attempt: int, now: float) -> None:
         if (member := self.gang.get(task, attempt)) is not None:
             member.started_at = now
-            if self.is_ending:  # its order was on the way when the end came
-                self._stop([member], "the run is ending", 0.0, now)
+            if self._course.is_ending:  # its order was on the way when the end came
+                self._course.stop([member], "the run is ending", now, grace_s=0.0)
 
     def start_failed(self, task: str, attempt: int, error: str, now: float) -> None:
         """The program of `task` could not be executed."""
         if (member := self.gang.get(task, attempt)) is not None and not member.is_over:
             member.is_lost = True
             self.gang.blame(member, Kind.START_FAILED, error)
-            self._end_gang("a task cannot start", now)
+            self._course.end_gang("a task cannot start", now)
             self._react(now)
 
     def exited(
@@ -157,8 +113,7 @@ class Supervisor:
             return
         self.gang.note_exit(member, event, error=error, last_lines=last_lines)
         self._timers.clear(f"frozen {member.id}")
-        if member.alone and member.failure is not None:
-            self._revive(member, member.failure, now)
+        self._revive(member, now)
         self._react(now)
 
     def reported(self, task: str, attempt: int, report: Mapping[str, Any], now: float) -> None:
@@ -166,7 +121,7 @@ class Supervisor:
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
             self._advanced |= member.saved and member.id == self.chief
-            if not member.alone:
+            if member.id.job != "evaluator":
                 self._patience.note(report, now)
             self._react(now)
 
@@ -179,6 +134,7 @@ class Supervisor:
             self._react(now)
 
     def thawed(self, task: str, attempt: int) -> None:
+        """It goes on."""
         if (member := self.gang.get(task, attempt)) is not None:
             member.frozen_by = None
             self._timers.clear(f"frozen {member.id}")
@@ -187,19 +143,17 @@ class Supervisor:
         """No word of the tasks of `node` will come; they are ended by its guard."""
         if self.outcome is not None:
             return
-        self._record(ev.NodeLost(node=node, reason=reason))
+        self.orders.record(ev.NodeLost(node=node, reason=reason))
         lost = [member for member in self.gang if member.node == node and not member.is_over]
         self.gang.lose_node(node, reason)
-        if self._stage is Stage.STARTING:
+        if self._course.stage is Stage.STARTING:
             cause = Failure(node, None, None, node=node, observed=Kind.NODE_LOST, words=reason)
-            self._ending = findings.outcome_of(cause, GiveUp("the run had not begun"))
-            self._stage = Stage.ENDING_RUN
+            self._course.ending = findings.outcome_of(cause, GiveUp("the run had not begun"))
+            self._course.stage = Stage.ENDING_RUN
         elif any(member.id.job != "evaluator" for member in lost) and self._forms_gang:
-            self._end_gang("a node is lost", now)
-        else:
-            for member in lost:
-                if member.failure is not None:
-                    self._revive(member, member.failure, now)
+            self._course.end_gang("a node is lost", now)
+        for member in lost:
+            self._revive(member, now)
         self._react(now)
 
     def gathered(self, step: int | None, now: float) -> None:
@@ -208,45 +162,41 @@ class Supervisor:
         self._newest_step = step if step is not None else self._newest_step
         self._react(now)
 
-    def stop(self, stop: Stop, now: float) -> None:
-        """The user wants the run to end; a second wish kills at once."""
-        again = self.was_asked_to_stop
-        why = f"{stop.why} again, tasks are killed" if again else stop.why
-        outcome = self._ending if again else Outcome(Status.INTERRUPTED, stop.exit_code)
-        assert outcome is not None
-        self._end_run(why, outcome, 0.0 if stop.now or again else None, now)
-
     def home(self, step: int | None, now: float) -> None:
         """What the chief saved is at home, its newest step is `step`: decide."""
-        if self._stage is Stage.HOMING:
+        if self._course.stage is Stage.HOMING:
             self._newest_step = step
             self._decide(now)
             self._react(now)
+
+    def stop(self, stop: Stop, now: float) -> None:
+        """The user wants the run to end; a second wish kills at once."""
+        before = self._course.ending
+        if before is not None and before.status is Status.INTERRUPTED:
+            self._course.end_run(f"{stop.why} again, tasks are killed", before, now, grace_s=0.0)
+        else:
+            outcome = Outcome(Status.INTERRUPTED, stop.exit_code)
+            self._course.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
+        self._react(now)
 
     def tick(self, now: float) -> None:
         """Do what is due."""
         for name in self._timers.take_due(now):
             kind, _, task = name.partition(" ")
-            _DUE[kind](self, now, self.gang.get(task))
+            self._due(kind, self.gang.get(task), now)
         self._react(now)
 
     # -- what follows -----------------------------------------------------------------------
 
     def _react(self, now: float) -> None:
-        if self.outcome is not None or self.again is not None:
-            return
-        if self._stage is Stage.ENDING_RUN:
-            if not self.gang.running():
-                self._conclude()
-        elif self._stage is Stage.ENDING_GANG:
-            if not any(member.is_running for member in self.gang.core()):
-                self._stage = Stage.HOMING
-                self._actions.append(BringHome())
-        elif self._stage is Stage.TRAINING:
-            self._follow(judge(self.gang.ends(), chief=self.chief, gang=self._forms_gang), now)
-            self._set_deadlines()
-            if self.is_ending:
-                self._react(now)
+        if self.outcome is None and self.again is None:
+            if self._course.is_training:
+                self._follow(self._judge(), now)
+                self._set_deadlines()
+            self._course.go_on(self._judge())
+
+    def _judge(self) -> Next:
+        return judge(self.gang.ends(), chief=self.chief, gang=self._forms_gang)
 
     def _follow(self, verdict: Next, now: float) -> None:
         if verdict is not self._verdict:  # what was waited for so far is no matter any more
@@ -254,280 +204,135 @@ class Supervisor:
             self._timers.clear("cause", "late")
         match verdict:
             case Next.FAIL:
-                self._end_gang("another task failed", now)
+                self._course.end_gang("another task failed", now)
             case Next.AWAIT_CAUSE if frozen := [m for m in self.gang.running() if m.frozen_by]:
-                self._due_frozen(now, frozen[0])
+                self._act_on(findings.frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
                 self._timers.set_once("cause", now + CAUSE_WAIT_S)
             case Next.DESERTED:
                 self._timers.set_once("late", now + self.policy.finish_grace_s)
             case Next.FINISH:
-                self._call_off_restarts()
-                self._stop(self.gang.serving(), "the chief has finished", FAILURE_GRACE_S, now)
-                self._stop(self._satisfied(), "it has evaluated the last", FAILURE_GRACE_S, now)
+                self._course.call_off_restarts()
+                self._course.stop(self.gang.serving(), "the chief has finished", now)
+                satisfied = self.gang.satisfied(self._newest_step)
+                self._course.stop(satisfied, "it has evaluated the last", now)
                 self._timers.set_once("late", now + self.policy.finish_grace_s)
             case Next.FAILED if self.gang.failures and self._forms_gang:
-                self._end_gang("all have ended", now)
+                self._course.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
-                self._conclude()
-
-    def _satisfied(self) -> list[Member]:
-        """Evaluators that have nothing left to do; one that never ends would wait for more."""
-        newest = self._newest_step
-        return [
-            member
-            for member in self.gang.running()
-            if member.id.job == "evaluator"
-            and not member.is_stopping
-            and newest is not None
-            and (member.evaluated_step or -1) >= newest
-        ]
+                self._course.conclude(verdict)
 
     def _set_deadlines(self) -> None:
-        if self._stage is not Stage.TRAINING or not self._forms_gang or "stacks" in self._timers:
-            return
-        for name, due in (
-            ("start", self._patience.start_due(self.gang.core())),
-            ("stall", self._patience.stall_due),
-        ):
-            if due is None:
-                self._timers.clear(name)
-            else:
-                self._timers.set(name, due)
+        if self._course.is_training and self._forms_gang and "stacks" not in self._timers:
+            self._timers.put("start", self._patience.start_due(self.gang.core()))
+            self._timers.put("stall", self._patience.stall_due)
 
     def _decide(self, now: float) -> None:
-        cause = self._cause()
-        verdict = restart.decide(
-            cause,
-            self._past[None],
-            self.policy,
-            advanced=self._advanced,
-            progressed=any(member.has_trained for member in self.gang.core()),
-            jitter=self._jitter(),
-        )
-        members, smaller = self._members, None
+        cause, members = self._course.cause(), None
+        progressed = any(member.has_trained for member in self.gang.core())
+        verdict = self._restarts.decide(None, cause, advanced=self._advanced, progressed=progressed)
         if isinstance(verdict, GiveUp):
-            smaller = shrinking.without(self.plan, members, cause, verdict)
-            if smaller is None:
-                self._fail(cause, verdict, now)
+            members = shrinking.without(self.plan, self._members, cause, verdict)
+            if members is None:
+                self._course.fail(cause, verdict, now)
                 return
-            members = smaller
-            verdict = Restart(self.policy.backoff_s, self._past[None])
-        self._diagnose(self.gang.failures)
-        self._past[None] = verdict.past
-        self._restart(members, cause, verdict, is_smaller=smaller is not None)
-
-    def _restart(
-        self, members: tuple[TaskId, ...], cause: Failure, verdict: Restart, *, is_smaller: bool
-    ) -> None:
-        self.again = Again(
-            number=self.gang.attempt + 1,
-            members=members,
-            fresh_ports=verdict.fresh_ports,
-            delay_s=verdict.delay_s,
+            verdict = self._restarts.without_counting()
+        self._course.diagnose()
+        number = self.gang.attempt + 1
+        wanted = members or self._members
+        self._course.again = Again(number, wanted, verdict.delay_s, fresh_ports=verdict.fresh_ports)
+        event = self._restarts.event(
+            None, cause, verdict, attempt=number, from_step=self._newest_step, members=members
         )
-        self._record(
-            ev.Restarting(
-                reason=f"{cause.task}: {cause.reason}",
-                attempt=self.again.number,
-                of=restart.attempts_in_all(verdict.past, self.policy),
-                from_step=self._newest_step,
-                delay_s=round(verdict.delay_s, 3),
-                members=tuple(map(str, members)) if is_smaller else None,
-            )
-        )
+        self.orders.record(event)
 
-    def _revive(self, member: Member, failure: Failure, now: float) -> None:
-        """A task that restarts alone has failed."""
-        if self._stage is not Stage.TRAINING or self._verdict is Next.FINISH:
+    def _revive(self, member: Member, now: float) -> None:
+        """Where a task that restarts alone has failed, have it started again."""
+        failure, is_over = member.failure, self._verdict is Next.FINISH
+        if not member.alone or failure is None or is_over or not self._course.is_training:
             return
-        verdict = restart.decide(
-            failure,
-            self._past[member.id],
-            self.policy,
-            advanced=self._advanced,
-            progressed=member.has_trained,
-            jitter=self._jitter(),
+        unit = member.id
+        verdict = self._restarts.decide(
+            unit, failure, advanced=self._advanced, progressed=member.has_trained
         )
         if isinstance(verdict, GiveUp):
-            self._record(ev.Warned(message=f"{member.id} is not started again: {verdict.why}"))
+            words = f"{unit} is not started again: {verdict.why}"
+            self.orders.record(ev.Warned(message=words))
             return
-        self._past[member.id] = verdict.past
         member.is_due_again = True
-        self._timers.set(f"again {member.id}", now + verdict.delay_s)
-        self._record(
-            ev.Restarting(
-                task=str(member.id),
-                reason=f"{member.id}: {failure.reason}",
-                attempt=member.attempt + 1,
-                of=restart.attempts_in_all(verdict.past, self.policy),
-                from_step=self._newest_step,
-                delay_s=round(verdict.delay_s, 3),
-            )
+        self._timers.set(f"again {unit}", now + verdict.delay_s)
+        attempt, step = member.attempt + 1, self._newest_step
+        self.orders.record(
+            self._restarts.event(unit, failure, verdict, attempt=attempt, from_step=step)
         )
 
     # -- what is due ------------------------------------------------------------------------
 
-    def _due_cause(self, now: float, _: Member | None) -> None:
-        """The others failed as a consequence and no cause came: whoever lives on is the cause."""
-        for member in [m for m in self.gang.core() if m.is_running]:
-            self.gang.blame(member, Kind.LATE, findings.OUTLIVED)
-        self._end_gang("it outlived the others' failure", now)
+    def _due(self, name: str, member: Member | None, now: float) -> None:
+        core = self.gang.core()
+        match name:
+            case "cause":
+                self._act_on(findings.outlived(core), now)
+            case "frozen" if (
+                member is not None and member.is_running and not self._course.is_ending
+            ):
+                self._act_on(findings.frozen(member), now)
+            case "start":
+                limit = self.policy.start_deadline_s
+                self._act_on(findings.missing(core, limit, self._last_line, now), now)
+            case "stall":
+                self._due_stall(now)
+            case "late" if self._verdict is Next.DESERTED:
+                self._act_on(findings.deserted(core), now)
+            case "late":
+                self._due_late(now)
+            case "again" if member is not None and self._course.is_training:
+                again = self.gang.renew(member)
+                self.orders.add(StartAlone(again.id, again.attempt))
+            case "stacks" if self._course.ending is not None:
+                self._course.end_run("a deadline has passed", self._course.ending, now)
+            case "stacks":
+                self._course.end_gang("nothing was heard of it", now)
+            case "run" if self._course.ending is None:
+                outcome = findings.too_long(self.policy.run_deadline_s or 0.0)
+                self._course.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
+            case "agents":
+                for node in by_node(self.gang.running(), lambda member: member.is_stopping):
+                    self.orders.add(DropNode(node))
+                    self.node_lost(node, "its agent does not answer", now)
 
-    def _due_frozen(self, now: float, member: Member | None) -> None:
-        if member is None or not member.is_running or member.frozen_by is None or self.is_ending:
-            return
-        self.gang.blame(member, Kind.FROZEN, findings.frozen(member.frozen_by, FROZEN_S))
-        self._stop([member], "it was stopped and did not go on", 0.0, now)
-        if not member.alone:
-            self._end_gang("another task was stopped", now)
-
-    def _due_late(self, now: float, _: Member | None) -> None:
-        if self._verdict is Next.DESERTED:
-            for member in self.gang.core():
-                if member.is_running:
-                    self.gang.blame(member, Kind.LATE, findings.DESERTED)
-            self._fail(self._cause(), GiveUp("all that it works with have ended"), now)
-            return
-        late = ", ".join(str(member.id) for member in self.gang.running())
-        self._record(ev.Warned(message=f"{late} did not end with the others: ended"))
-        self._stage = Stage.ENDING_RUN
-        self._stop(self.gang.running(), "the others have ended", FAILURE_GRACE_S, now)
-
-    def _due_again(self, now: float, member: Member | None) -> None:
-        if member is not None and member.is_due_again and self._stage is Stage.TRAINING:
-            again = self.gang.renew(member)
-            self._actions.append(StartAlone(again.id, again.attempt))
-
-    def _due_start(self, now: float, _: Member | None) -> None:
-        found = findings.who_is_missing(self.gang.core(), self._last_line, now)
-        for member, words in found:
-            self.gang.blame(member, Kind.LATE, words)
-        self._diagnose(self.gang.failures)
-        error = findings.start_error([words for _, words in found], self.policy.start_deadline_s)
-        self._ending = Outcome(Status.TIMED_OUT, error.exit_code, error)
-        self._dump_stacks(now)
-
-    def _due_stall(self, now: float, _: Member | None) -> None:
+    def _due_stall(self, now: float) -> None:
         self._patience.note_output(self._last_output())
         due, since = self._patience.stall_due, self._patience.heard_at
         if due is None or since is None or due > now:
             return
         limit = self.policy.stall_deadline_s
-        self._record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
+        self.orders.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
         if limit is None:
             self._patience.noticed = True
-            self._dump(self.gang.running())
-            return
-        member, words = findings.who_stalled(self.gang.core(), now - since)
-        self.gang.blame(member, Kind.STALLED, words)
-        self._dump_stacks(now)
-
-    def _due_stacks(self, now: float, _: Member | None) -> None:
-        if self._ending is None:
-            self._end_gang("nothing was heard of it", now)
+            self.orders.dump_stacks(self.gang.running())
         else:
-            self._end_run(str(self._ending.error), self._ending, FAILURE_GRACE_S, now)
+            self._act_on(findings.stalled(self.gang.core(), now - since), now)
 
-    def _due_run(self, now: float, _: Member | None) -> None:
-        error = findings.run_error(self.policy.run_deadline_s or 0.0)
-        outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
-        if self._ending is None:
-            self._end_run(error.message, outcome, None, now)
+    def _due_late(self, now: float) -> None:
+        late = ", ".join(str(member.id) for member in self.gang.running())
+        self.orders.record(ev.Warned(message=f"{late} did not end with the others: ended"))
+        self._course.stage = Stage.ENDING_RUN
+        self._course.stop(self.gang.running(), "the others have ended", now)
 
-    def _due_agents(self, now: float, _: Member | None) -> None:
-        """Tasks that were told to end have not: their agents do not answer."""
-        for node in by_node(self.gang.running(), lambda member: member.is_stopping):
-            self._actions.append(DropNode(node))
-            self.node_lost(node, "its agent does not answer", now)
-
-    # -- ending -----------------------------------------------------------------------------
-
-    def _end_gang(self, why: str, now: float) -> None:
-        """End all but the evaluators, which follow the checkpoints whoever makes them."""
-        if not self.is_ending:
-            self._stage = Stage.ENDING_GANG
-            self._call_off_restarts()
-            running = [m for m in self.gang.core() if m.is_running and not m.is_stopping]
-            self._stop(running, why, FAILURE_GRACE_S, now)
-
-    def _call_off_restarts(self) -> None:
-        for member in self.gang:
-            member.is_due_again = False
-            self._timers.clear(f"again {member.id}")
-
-    def _fail(self, cause: Failure, why: GiveUp, now: float) -> None:
-        """The run has failed for good, because of `cause`."""
-        self._diagnose(self.gang.failures or self.gang.lone_failures, why=why.why)
-        self._ending = findings.outcome_of(cause, why)
-        self._stage = Stage.ENDING_RUN
-        self._stop(self.gang.running(), "another task failed", FAILURE_GRACE_S, now)
-
-    def _end_run(self, why: str, outcome: Outcome, grace_s: float | None, now: float) -> None:
-        if self.outcome is not None:
-            return
-        self._ending, self._stage, self.again = outcome, Stage.ENDING_RUN, None
-        running = self.gang.running()
-        orders = stops(running, grace_s, most_s=self.policy.grace_s)
-        self._record(ev.RunStopping(why=why, grace_s=longest_grace_s(orders)))
-        self._timers.clear_all()
-        self._stop(running, why, grace_s, now)
-        self._react(now)
-
-    def _stop(self, members: list[Member], why: str, grace_s: float | None, now: float) -> None:
-        """Without `grace_s` each gets as long as it can use."""
-        orders = stops(members, grace_s, most_s=self.policy.grace_s)
-        for order in orders:
-            self._actions.append(StopTasks(order.node, tuple(order.tasks), order.grace_s, why))
-        for member in members:
-            member.is_stopping = True
-            self._record(ev.TaskStopping(task=str(member.id), attempt=member.attempt, why=why))
-        if orders:
-            self._timers.set("agents", now + longest_grace_s(orders) + AGENT_SLACK_S)
-
-    def _dump_stacks(self, now: float) -> None:
-        """Before the tasks are ended."""
-        self._dump(self.gang.running())
-        self._timers.clear("start", "stall")
-        self._timers.set("stacks", now + STACKS_S)
-
-    def _dump(self, members: list[Member]) -> None:
-        for node, tasks in by_node(members, lambda member: member.is_hooked).items():
-            self._actions.append(DumpStacks(node, tuple(tasks)))
-
-    def _conclude(self) -> None:
-        verdict = judge(self.gang.ends(), chief=self.chief, gang=self._forms_gang)
-        if self._ending is not None:
-            self.outcome = self._ending
-        elif verdict is Next.SUCCEED:
-            self.outcome = Outcome(Status.SUCCEEDED, 0)
+    def _act_on(self, found: Finding, now: float) -> None:
+        """Blame, have stacks written where they tell something, and end what is to end."""
+        for member, words in found.blamed:
+            self.gang.blame(member, found.kind, words)
+        self._course.ending = found.outcome
+        if found.wants_stacks:
+            self.orders.dump_stacks(self.gang.running())
+            self._timers.clear("start", "stall")
+            self._timers.set("stacks", now + STACKS_S)
+        elif found.outcome is not None:
+            self._course.end_run(found.why_end, found.outcome, now)
         else:
-            self._diagnose(self.gang.failures or self.gang.lone_failures)
-            self.outcome = Outcome(Status.FAILED, 1)
-
-    def _cause(self) -> Failure:
-        cause = diagnosis.root_cause(self.gang.failures or self.gang.lone_failures)
-        assert cause is not None
-        return cause
-
-    def _diagnose(self, failures: list[Failure], why: str | None = None) -> None:
-        if (facts := diagnosis.to_json(failures)) is not None:
-            if why is not None:
-                facts["root_cause"]["not_restarted"] = why
-            self._record(ev.Diagnosis(**facts))
-
-    def _record(self, event: Event) -> None:
-        self._actions.append(Record(event))
-
-
-_DUE: Mapping[str, Callable[[Supervisor, float, Member | None], None]] = {
-    "cause": Supervisor._due_cause,
-    "frozen": Supervisor._due_frozen,
-    "late": Supervisor._due_late,
-    "again": Supervisor._due_again,
-    "start": Supervisor._due_start,
-    "stall": Supervisor._due_stall,
-    "stacks": Supervisor._due_stacks,
-    "run": Supervisor._due_run,
-    "agents": Supervisor._due_agents,
-}
+            frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
+            self._course.stop(frozen, found.why_end, now, grace_s=0.0)
+            if any(not member.alone for member, _ in found.blamed):
+                self._course.end_gang(found.why_end, now)

@@ -17,6 +17,13 @@ class Timers:
         """Leave `name` where it is if it is already set."""
         self._at.setdefault(name, at)
 
+    def put(self, name: str, at: float | None) -> None:
+        """Move `name` to `at`, or clear it."""
+        if at is None:
+            self.clear(name)
+        else:
+            self.set(name, at)
+
     def clear(self, *names: str) -> None:
         for name in names:
             self._at.pop(name, None)

@@ -11,16 +11,11 @@ import pytest
 from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.run import actions as do
 from tfcluster.run import events as ev
+from tfcluster.run.course import AGENT_SLACK_S, FAILURE_GRACE_S
 from tfcluster.run.ending import Stop
 from tfcluster.run.events import Event, Status
-from tfcluster.run.supervisor import (
-    AGENT_SLACK_S,
-    CAUSE_WAIT_S,
-    FAILURE_GRACE_S,
-    FROZEN_S,
-    STACKS_S,
-    Supervisor,
-)
+from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S
+from tfcluster.run.supervisor import STACKS_S, Supervisor
 
 from .conftest import plan_of
 
@@ -56,7 +51,7 @@ class Story:
         self._take()
 
     def _take(self) -> None:
-        for action in self.supervisor.take():
+        for action in self.supervisor.orders.take():
             if isinstance(action, do.Record):
                 self.events.append(action.event)
             else:
@@ -462,4 +457,4 @@ def test_words_of_another_attempt_are_not_heard(attempt: int) -> None:
     told.supervisor.exited(stale, told.now)
     told.supervisor.reported("worker:0", attempt, {"type": "progress", "step": 5}, told.now)
     assert told.supervisor.again is None
-    assert told.supervisor.take() == []
+    assert told.supervisor.orders.take() == []

@@ -1,0 +1,141 @@
+"""How far a run is, and the only ways in which it ends: an attempt, or the whole (pure)."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from tfcluster.plan.plan import Plan
+from tfcluster.run import diagnosis, findings
+from tfcluster.run import events as ev
+from tfcluster.run.actions import Again, BringHome
+from tfcluster.run.ending import Next, Outcome
+from tfcluster.run.events import Status
+from tfcluster.run.failure import Failure
+from tfcluster.run.gang import Gang, Member
+from tfcluster.run.orders import Orders
+from tfcluster.run.restart import GiveUp
+from tfcluster.run.timers import Timers
+
+FAILURE_GRACE_S: Final = 1.0
+"""Survivors of a failure cannot save; they get this long after SIGTERM."""
+AGENT_SLACK_S: Final = 15.0
+"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
+
+
+class Stage(Enum):
+    """How far the present attempt is."""
+
+    STARTING = "its tasks are not told to start yet"
+    TRAINING = "its tasks run"
+    ENDING_GANG = "a task failed, the others are being ended"
+    HOMING = "all have ended, what the chief saved last is brought home"
+    ENDING_RUN = "everything is being ended, how is settled"
+
+
+class Course:
+    """The gang and the stage of its attempt; `outcome` is set when the run is over."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.gang = Gang(plan)
+        self.orders = Orders(plan.supervision.grace_s)
+        self.timers = Timers()
+        self.stage = Stage.STARTING
+        self.again: Again | None = None
+        """Set when the gang is to be started again."""
+        self.outcome: Outcome | None = None
+        self.ending: Outcome | None = None
+        """How the run will have ended, where that is settled before its tasks have."""
+
+    @property
+    def is_training(self) -> bool:
+        return self.stage is Stage.TRAINING
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether tasks are being ended: one that starts now is to be ended too."""
+        return self.stage in (Stage.ENDING_GANG, Stage.HOMING, Stage.ENDING_RUN)
+
+    def begin(self) -> None:
+        """An attempt's tasks are told to start."""
+        self.stage, self.again = Stage.TRAINING, None
+        self.timers.clear_all(but=("run",))
+
+    def go_on(self, verdict: Next) -> None:
+        """Enter the next stage where all that the present one waits for has ended."""
+        ending_gang, ending_run = Stage.ENDING_GANG, Stage.ENDING_RUN
+        if self.stage is ending_gang and not any(m.is_running for m in self.gang.core()):
+            self.stage = Stage.HOMING
+            self.orders.add(BringHome())
+        if self.stage is ending_run and not self.gang.running():
+            self.conclude(verdict)
+
+    def end_gang(self, why: str, now: float) -> None:
+        """End all but the evaluators, which follow the checkpoints whoever makes them."""
+        if not self.is_ending:
+            self.stage = Stage.ENDING_GANG
+            self.call_off_restarts()
+            running = [m for m in self.gang.core() if m.is_running and not m.is_stopping]
+            self.stop(running, why, now)
+
+    def call_off_restarts(self) -> None:
+        for member in self.gang:
+            member.is_due_again = False
+            self.timers.clear(f"again {member.id}")
+
+    def fail(self, cause: Failure, why: GiveUp, now: float) -> None:
+        """The run has failed for good, because of `cause`."""
+        self.diagnose(why=why.why)
+        self.ending, self.stage = findings.outcome_of(cause, why), Stage.ENDING_RUN
+        self.stop(self.gang.running(), "another task failed", now)
+
+    def end_run(
+        self, why: str, outcome: Outcome, now: float, *, grace_s: float | None = FAILURE_GRACE_S
+    ) -> None:
+        """End everything before its time; `outcome` is how the run will have ended."""
+        if self.outcome is not None:
+            return
+        if self.gang.failures and outcome.status is not Status.INTERRUPTED:
+            self.diagnose()
+        self.ending, self.stage, self.again = outcome, Stage.ENDING_RUN, None
+        self.timers.clear_all()
+        running = self.gang.running()
+        longest = self.orders.longest_grace_s(running, grace_s)
+        self.orders.record(ev.RunStopping(why=why, grace_s=longest))
+        self.stop(running, why, now, grace_s=grace_s)
+
+    def stop(
+        self,
+        members: list[Member],
+        why: str,
+        now: float,
+        *,
+        grace_s: float | None = FAILURE_GRACE_S,
+    ) -> None:
+        """Without `grace_s` each gets as long as it can use."""
+        longest = self.orders.stop(members, why, grace_s)
+        if longest is not None:
+            self.timers.set("agents", now + longest + AGENT_SLACK_S)
+
+    def conclude(self, verdict: Next) -> None:
+        if self.ending is not None:
+            self.outcome = self.ending
+        elif verdict is Next.SUCCEED:
+            self.outcome = Outcome(Status.SUCCEEDED, 0)
+        else:
+            self.diagnose()
+            self.outcome = Outcome(Status.FAILED, 1)
+
+    def _failures(self) -> list[Failure]:
+        return self.gang.failures or self.gang.lone_failures
+
+    def cause(self) -> Failure:
+        cause = diagnosis.root_cause(self._failures())
+        assert cause is not None
+        return cause
+
+    def diagnose(self, why: str | None = None) -> None:
+        if (facts := diagnosis.to_json(self._failures())) is not None:
+            if why is not None:
+                facts["root_cause"]["not_restarted"] = why
+            self.orders.record(ev.Diagnosis(**facts))

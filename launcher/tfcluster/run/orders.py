@@ -1,0 +1,51 @@
+"""What the supervisor wants done, collected in order; the one place where tasks are told to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfcluster.run import events as ev
+from tfcluster.run.actions import Action, DumpStacks, Record, StopTasks
+from tfcluster.run.events import Event
+from tfcluster.run.gang import Member, by_node, longest_grace_s, stops
+
+
+class Orders:
+    """`most_s`: the spec's ``grace_s``, the longest any task gets between SIGTERM and SIGKILL."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self._actions: list[Action] = []
+
+    def take(self) -> list[Action]:
+        """What has come together; it is gone here then."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def add(self, action: Action) -> None:
+        self._actions.append(action)
+
+    def record(self, event: Event) -> None:
+        self.add(Record(event))
+
+    def stop(self, members: Sequence[Member], why: str, grace_s: float | None) -> float | None:
+        """End `members`; without `grace_s` each gets as long as it can use.
+
+        Returns the longest grace given, seconds; None where nobody is to end.
+        """
+        orders = stops(members, grace_s, most_s=self._most_s)
+        for order in orders:
+            self.add(StopTasks(order.node, tuple(order.tasks), order.grace_s, why))
+        for member in members:
+            member.is_stopping = True
+            self.record(ev.TaskStopping(task=str(member.id), attempt=member.attempt, why=why))
+        return longest_grace_s(orders) if orders else None
+
+    def longest_grace_s(self, members: Sequence[Member], grace_s: float | None) -> float:
+        """What `stop` would return, before it is told."""
+        return longest_grace_s(stops(members, grace_s, most_s=self._most_s))
+
+    def dump_stacks(self, members: Sequence[Member]) -> None:
+        """Of those that have our boot: to others SIGUSR1 would be death."""
+        for node, tasks in by_node(members, lambda member: member.is_hooked).items():
+            self.add(DumpStacks(node, tuple(tasks)))
