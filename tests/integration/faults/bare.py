@@ -30,13 +30,17 @@ RECORDINGS = HERE / "recordings.json"
 TASKS = ("worker:0", "worker:1")
 SILENCE_S = 65.0
 """How long one is watched that waits for a peer which never comes."""
+SWALLOW_S = 5.0
+"""How long one is watched that was told to end."""
 HANG_S = 120.0
 _CLOCK = re.compile(r"^(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d[.\d]*: |^[IWEF]\d{4} [\d:.]+ +\d+ ")
+_JOBS_OWN = re.compile(r"starting at step|saved step|fault |trained:")
 _VOLATILE = (
+    (re.compile(r"(?<=caught at )\S+"), "TIME"),
     (re.compile(r"/[^\s\"':]*/(?:site-packages|faults|lib/python3\.\d+)/"), "…/"),
     (re.compile(r"127\.0\.0\.1:\d+|\[::\]:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"[Ii]ncarnation:? \(?\d+\)?"), "incarnation N"),
-    (re.compile(r"\b\d{15,}\b"), "N"),
+    (re.compile(r"\d{10}\.\d+|\b\d{15,}\b|(?<=__inference_train_function_)\d+"), "N"),
     (re.compile(r"0x[0-9a-f]+"), "0xN"),
 )
 
@@ -53,6 +57,7 @@ class Seen:
     exception: str | None
     message: str
     last_lines: tuple[str, ...]
+    """TensorFlow's own, before the traceback if there is one."""
 
 
 @dataclass(slots=True)
@@ -107,7 +112,7 @@ class Bare:
         deadline = time.time() + timeout_s
         waiting = [self.processes[task] for task in tasks or self.processes]
         while any(process.ended_at is None for process in waiting):
-            for process in waiting:
+            for process in self.processes.values():
                 if process.ended_at is None and process.popen.poll() is not None:
                     process.ended_at = time.time()
             if time.time() > deadline:
@@ -167,18 +172,21 @@ def peer_fails(tensorflow: str, fault: str) -> dict[str, Seen]:
 
 
 def peer_never_starts(tensorflow: str) -> dict[str, Seen]:
-    """One alone waits; after SILENCE_S it gets SIGTERM."""
+    """Each alone waits, both at once; after SILENCE_S they get SIGTERM."""
     found = {}
-    for task in TASKS:
-        with bare(tensorflow) as gang:
-            waiting = gang.start(task)
-            is_over = gang.wait(task, timeout_s=SILENCE_S)
-            assert not is_over, waiting.text()[-3000:]
-            found[f"waiting {task}"] = seen(waiting, time.time())
+    with ExitStack() as stack:
+        gangs = {task: stack.enter_context(bare(tensorflow)) for task in TASKS}
+        for task, gang in gangs.items():
+            gang.start(task)
+        began = time.time()
+        time.sleep(SILENCE_S)
+        for task, gang in gangs.items():
+            waiting = gang.processes[task]
+            found[f"waiting {task}"] = seen(waiting, began)
             waiting.popen.send_signal(signal.SIGTERM)
-            told = time.time()
-            gang.wait(task, timeout_s=5)
-            found[f"terminated {task}"] = seen(waiting, told)
+        time.sleep(SWALLOW_S)
+        for task, gang in gangs.items():
+            found[f"terminated {task}"] = seen(gang.processes[task], began)
     return found
 
 
@@ -213,7 +221,6 @@ def record(tensorflow: str) -> dict[str, dict[str, Seen]]:
     found: dict[str, dict[str, Seen]] = {}
     for fault in GANG_FAULTS:
         found[fault] = peer_fails(tensorflow, fault)
-        print(tensorflow, fault, {k: (v.exit_code, v.signal, v.delay_s, v.exception) for k, v in found[fault].items()}, file=sys.stderr, flush=True)
     found["never-starts"] = peer_never_starts(tensorflow)
     found["port-thief"] = port_is_taken(tensorflow)
     found["import-error"] = import_fails(tensorflow)
@@ -225,15 +232,15 @@ def record(tensorflow: str) -> dict[str, dict[str, Seen]]:
 
 def seen(process: Process, began: float) -> Seen:
     code = process.popen.returncode
-    text = process.text()
-    exception, message = last_exception(text)
+    before, traceback = split_at_traceback(process.text())
+    exception, message = last_exception(traceback)
     return Seen(
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         delay_s=None if process.ended_at is None else round(process.ended_at - began, 1),
         exception=exception,
         message=message,
-        last_lines=last_lines(text),
+        last_lines=last_lines(before),
     )
 
 
@@ -245,14 +252,19 @@ def scrub(line: str) -> str:
     return line[:300]
 
 
-def last_lines(text: str, most: int = 12) -> tuple[str, ...]:
-    return tuple(scrub(line) for line in text.splitlines() if line.strip())[-most:]
+def last_lines(text: str, most: int = 5) -> tuple[str, ...]:
+    lines = [scrub(line) for line in text.splitlines() if line.strip()]
+    return tuple(line for line in lines if not _JOBS_OWN.match(line))[-most:]
 
 
-def last_exception(text: str) -> tuple[str | None, str]:
-    """Type and message (its first and last lines) of the traceback at the end."""
-    start = text.rfind("Traceback (most recent call last)")
-    found = re.search(r"^([A-Za-z_][\w.]*): (.*)\Z", text[start:], re.M | re.S) if start >= 0 else None
+def split_at_traceback(text: str) -> tuple[str, str]:
+    before, mark, last = text.rpartition("Traceback (most recent call last)")
+    return (before, last) if mark else (text, "")
+
+
+def last_exception(traceback: str) -> tuple[str | None, str]:
+    """Type and message, of which only the first and the last lines."""
+    found = re.search(r"^([A-Za-z_][\w.]*): (.*)\Z", traceback, re.M | re.S)
     if found is None:
         return None, ""
     lines = [scrub(line) for line in found[2].splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Faults that a job does to itself, at a phase of its life: for what no signal from outside can hit.
+"""Faults that a job does to itself at a phase of its life: what no signal from outside can hit.
 
 ``FAULT="KIND TASK PHASE"`` (``sigkill worker:1 training``) names one; it happens in the first
 attempt only. The jobs of this folder call `at` when they reach a phase; without FAULT nothing ever
@@ -11,11 +11,13 @@ import importlib
 import json
 import os
 import signal
+import socket
 import sys
 import time
-from typing import Callable
+from collections.abc import Callable
 
 HOG = 16 << 20
+thieves: list[socket.socket] = []
 
 
 def me() -> str:
@@ -63,6 +65,20 @@ def _never_start() -> None:
     time.sleep(3600)
 
 
+def _lose_my_port() -> None:
+    """To one that shares ports like us when it binds, and with nobody afterwards.
+
+    On another address than ours, or Linux would not look for a conflict (sk_reuseport_match).
+    """
+    config = json.loads(os.environ["TF_CONFIG"])
+    job, _, index = me().partition(":")
+    thief = socket.socket()
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    thief.bind(("127.0.0.1", int(config["cluster"][job][int(index)].rpartition(":")[2])))
+    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
+    thieves.append(thief)
+
+
 KINDS: dict[str, Callable[[], None]] = {
     "sigkill": _signal_myself(signal.SIGKILL),
     "sigstop": _signal_myself(signal.SIGSTOP),
@@ -72,4 +88,5 @@ KINDS: dict[str, Callable[[], None]] = {
     "out-of-memory": _eat_memory,
     "import-error": _import_what_is_not_there,
     "never-starts": _never_start,
+    "port-thief": _lose_my_port,
 }

@@ -13,7 +13,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import inject
+import inject  # type: ignore[import-not-found]
 
 EPOCHS, STEPS, BATCH = 6, 5, 12
 FAULT_STEP = 12
@@ -73,6 +73,7 @@ class EachStep:
 
 def main() -> None:
     import tensorflow as tf
+
     from tfcluster_workers import callbacks, keras_choice
 
     keras = keras_choice.load()

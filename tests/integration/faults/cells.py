@@ -1,0 +1,111 @@
+"""The table of faults: what goes wrong, to whom and when, and what tfcluster owes the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+KINDS = (
+    "sigkill",
+    "sigstop",
+    "sigterm",
+    "exception",
+    "exit-3",
+    "out-of-memory",
+    "import-error",
+    "never-starts",
+    "port-thief",
+)
+ROLES = ("chief", "other")
+PHASES = ("before-join", "training", "saving")
+
+EMPTY = {
+    "import-error": "imports are done before the gang is joined; a later one is an exception",
+    "never-starts": "who has joined has started",
+    "port-thief": "once joined, the port is TensorFlow's own socket until the task ends",
+}
+"""Kinds that exist in the first phase only, and why."""
+FAULT_STEP, SAVE_EVERY = 12, 5
+_CHAOS = {"sigkill": "kill", "sigstop": "stop", "sigterm": "term", "exit-3": "exit 3"}
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What the run must come to."""
+
+    root_cause: str | None
+    """`kind` of the first diagnosis; None where nothing may be diagnosed."""
+    attempts: int = 1
+    code: int = 0
+    from_step: int = 0
+    """Where each task of the last attempt starts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One fault of one task in one phase."""
+
+    kind: str
+    role: str
+    phase: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}-{self.role}-{self.phase}"
+
+    @property
+    def task(self) -> str:
+        return "worker:0" if self.role == "chief" else "worker:1"
+
+    @property
+    def chaos(self) -> str | None:
+        """As ``up --chaos`` takes it, where it can be rehearsed so."""
+        if self.phase != "training" or self.kind not in _CHAOS:
+            return None
+        return f"{_CHAOS[self.kind]} {self.task} at step {FAULT_STEP}"
+
+    @property
+    def fault(self) -> str:
+        """As the jobs of this folder take it from FAULT."""
+        return "" if self.chaos else f"{self.kind} {self.task} {self.phase}"
+
+    @property
+    def due(self) -> Due:
+        """By the contract's `supervision`; the fault comes after the first save, save 2 is cut."""
+        last = {"before-join": 0, "training": 10, "saving": 5}[self.phase]
+        again = {"attempts": 2, "from_step": last}
+        match self.kind:
+            case "sigkill":
+                return Due("signal", **again)
+            case "sigstop":
+                return Due("frozen", **again)
+            case "sigterm":
+                # MultiWorkerMirroredStrategy swallows it once it has joined.
+                return Due("signal", **again) if self.phase == "before-join" else Due(None)
+            case "out-of-memory":
+                return Due("out_of_memory", **again)
+            case "port-thief":
+                return Due("port_taken", **again)
+            case "import-error":
+                return Due("permanent", code=1)
+            case "never-starts":
+                return Due("late", code=4)
+        name = {"exception": "exception", "exit-3": "exit_code"}[self.kind]
+        # An error of the script's own is tried again only if the job has saved since its start.
+        return Due(name, code=1) if self.phase == "before-join" else Due(name, **again)
+
+
+def exists(cell: Cell) -> bool:
+    return cell.phase == "before-join" or cell.kind not in EMPTY
+
+
+TABLE = tuple(filter(exists, (Cell(*names) for names in product(KINDS, ROLES, PHASES))))
+"""Every cell that can exist."""
+
+COVER = tuple(
+    cell
+    for cell in TABLE
+    if cell.kind in EMPTY
+    or (cell.phase, cell.role)
+    in {("before-join", "chief"), ("training", "other"), ("saving", "chief")}
+)
+"""Each kind once per role and once per phase."""

@@ -1,0 +1,182 @@
+"""One cell of the table as a user's run: started, ended, and held against what is due."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.integration.commandline import CommandLine
+
+from .cells import Cell
+
+HERE = Path(__file__).parent
+JOB_FILES = ("inject.py", "train.py", "stub_worker.py", "stub_gang.py", "recordings.json")
+MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
+UNIFIED_GROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What a run left."""
+
+    code: int
+    said: str
+    folder: Path
+    events: list[dict[str, Any]]
+    state: dict[str, Any]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["type"] == kind]
+
+    def log(self, task: str, attempt: int) -> str:
+        path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def last_words(self) -> str:
+        """For the message of a failed assertion."""
+        logs = sorted(self.folder.glob("logs/*/*.log"))
+        ends = [f"{log}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
+        kept = [e for e in self.events if e["type"] not in {"progress", "checkpoint_gathered"}]
+        return "\n".join([self.said[-3000:], *map(str, kept), *ends])
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The numbers in a job's last line."""
+
+    loss: float
+    accuracy: float
+
+    @classmethod
+    def of(cls, log: str) -> Trained:
+        (found,) = re.findall(r"^trained: loss (\S+) accuracy (\S+)$", log, re.M)
+        return cls(*map(float, found))
+
+    def is_close(self, other: Trained) -> bool:
+        """Sums in another order may differ in the last digits."""
+        return abs(self.loss - other.loss) + abs(self.accuracy - other.accuracy) < 2e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is trained: a stub or a real training, by which Python, with which limits."""
+
+    script: str
+    args: Sequence[str] = ()
+    python: str | None = None
+    memory_bytes: int = 400 << 20
+    """Around the whole run, where the fault is to run out of it."""
+    supervision: Any = None
+    timeout_s: float = 60
+
+
+def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
+    """The run with the fault of `cell` in it, to its end."""
+    for name in JOB_FILES:
+        shutil.copy(HERE / name, shell.cwd)
+    spec = shell.spec(
+        "faults.json",
+        {"script": job.script, "args": list(job.args), "env": {"FAULT": cell.fault}},
+        workers=workers,
+        supervision=job.supervision or {},
+    )
+    options = [f"--python={job.python}"] if job.python else []
+    options += [f"--chaos={cell.chaos}"] if cell.chaos else []
+    with memory_limit(job.memory_bytes if cell.kind == "out-of-memory" else None) as group:
+        done = shell.shell(
+            f"{enter(group)} exec tfcluster up {' '.join(map(quoted, options))} {spec}",
+            timeout=job.timeout_s,
+        )
+    return Ended(done.code, done.err, shell.last_run(), shell.events(), shell.state())
+
+
+def check(shell: CommandLine, ended: Ended, cell: Cell, *, workers: int, trained: Trained) -> None:
+    """Everything that is due for `cell`; `trained` is what an undisturbed run gives."""
+    due, tasks = cell.due, [f"worker:{index}" for index in range(workers)]
+    assert ended.code == due.code, ended.last_words()
+    status = {0: "succeeded", 1: "failed", 4: "timed_out"}[due.code]
+    assert ended.state["status"] == status
+    check_root_cause(ended, cell)
+    assert ended.state["attempt"] == due.attempts, ended.last_words()
+    assert len(ended.of("restarting")) == due.attempts - 1
+    if due.attempts > 1:
+        check_resumed(ended, due.from_step, tasks)
+    if due.code == 0:
+        for task in tasks:
+            found = Trained.of(ended.log(task, due.attempts))
+            assert found.is_close(trained), (task, found, trained)
+    assert shell.left() == []
+    ports = [port for event in ended.of("ports_held") for port in event["ports"].values()]
+    assert len(ports) >= workers
+    assert [port for port in ports if is_held(port)] == []
+
+
+def check_root_cause(ended: Ended, cell: Cell) -> None:
+    diagnoses = ended.of("diagnosis")
+    if cell.due.root_cause is None:
+        assert diagnoses == [], ended.last_words()
+        return
+    cause = diagnoses[0]["root_cause"]
+    assert (cause["task"], cause["kind"]) == (cell.task, cell.due.root_cause), ended.last_words()
+    assert cell.task not in diagnoses[0].get("collateral", ())
+    assert cause["task"] in ended.said
+
+
+def check_resumed(ended: Ended, step: int, tasks: Sequence[str]) -> None:
+    """All tasks of attempt 2 start where the chief saved last, and that is where they should."""
+    saves = re.findall(r"^saved step (\d+)$", ended.log(tasks[0], 1), re.M)
+    assert int(saves[-1] if saves else 0) == step, ended.last_words()
+    starts = {
+        task: re.findall(r"^starting at step (\d+)$", ended.log(task, 2), re.M) for task in tasks
+    }
+    assert starts == {task: [str(step)] for task in tasks}, ended.last_words()
+    (restarting,) = ended.of("restarting")
+    assert (restarting["attempt"], restarting.get("from_step")) == (2, step or None)
+
+
+def is_held(port: int) -> bool:
+    """By a process; connections that the kernel keeps for a minute after their end are nobody's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return True
+    return False
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def memory_limit(limit: int | None) -> Iterator[Path | None]:
+    """A control group with at most `limit` bytes of memory, until the block ends."""
+    if limit is None:
+        yield None
+        return
+    is_unified = not MEMORY_GROUPS.exists()
+    root, name = (
+        (UNIFIED_GROUPS, "memory.max") if is_unified else (MEMORY_GROUPS, "memory.limit_in_bytes")
+    )
+    group = root / f"tfc-test-{os.getpid()}"
+    group.mkdir()
+    try:
+        (group / name).write_text(str(limit))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def enter(group: Path | None) -> str:
+    return f"echo $$ > {group}/cgroup.procs;" if group else ""
+
+
+def quoted(option: str) -> str:
+    return f"'{option}'"

@@ -1,0 +1,132 @@
+"""The line between stub workers: they join over the ports of TF_CONFIG and go step by step."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+
+SHORTEST_SILENCE_S = 4.0
+"""A busy machine may hold a healthy stub up for a while, however short the replay."""
+
+
+class PeerIsGone(Exception):
+    """`how` the peer `who` went: closed, silent, or what it said of itself last."""
+
+    def __init__(self, who: str, how: str) -> None:
+        super().__init__(f"{who}: {how}")
+        self.who, self.how = who, how
+
+
+class Peer:
+    """A line to another task, one word group a line."""
+
+    def __init__(self, who: str, sock: socket.socket) -> None:
+        self.who, self._socket = who, sock
+        self._file = sock.makefile("r")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def silent_after(self, seconds: float) -> None:
+        self._socket.settimeout(seconds)
+
+    def name_itself(self) -> str:
+        return self._file.readline().strip()
+
+    def send(self, text: str) -> None:
+        try:
+            self._socket.sendall(f"{text}\n".encode())
+        except OSError:
+            raise PeerIsGone(self.who, "sigkill") from None
+
+    def expect(self, text: str) -> None:
+        try:
+            line = self._file.readline()
+        except TimeoutError:
+            raise PeerIsGone(self.who, "sigstop") from None
+        except OSError:
+            line = ""
+        if line.startswith("gone "):
+            _, who, how = line.split()
+            raise PeerIsGone(who, how)
+        if not line:
+            raise PeerIsGone(self.who, "sigkill")
+        if line != f"{text}\n":
+            sys.exit(f"{self.who} says {line!r} where it should say {text!r}")
+
+
+class Gang:
+    """A star around the first task; `join` returns once all are there."""
+
+    def __init__(self, me: str, *, silence_s: Callable[[str], float]) -> None:
+        """Listens on this task's port; raises OSError where somebody else has it."""
+        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+        self._hosts = {
+            f"{job}:{index}": host
+            for job in ("chief", "worker")
+            for index, host in enumerate(cluster.get(job, ()))
+        }
+        self._me, self._leader = me, next(iter(self._hosts))
+        self._silence_s = silence_s
+        self.peers: list[Peer] = []
+        self._listener = socket.socket()
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._listener.bind(("0.0.0.0", int(self._hosts[me].rpartition(":")[2])))
+        self._listener.listen()
+
+    @property
+    def _follows(self) -> bool:
+        return self._me != self._leader
+
+    def join(self) -> None:
+        """Wait for all, for as long as it takes and without a word."""
+        if self._follows:
+            self.peers = [self._connect(self._hosts[self._leader])]
+        else:
+            self.peers = self._accept(len(self._hosts) - 1)
+        self.barrier("joined")
+        recorded_s = self._silence_s("worker:0" if self._follows else "worker:1")
+        for peer in self.peers:
+            peer.silent_after(max(recorded_s, SHORTEST_SILENCE_S))
+
+    def _accept(self, count: int) -> list[Peer]:
+        found: list[Peer] = []
+        while len(found) < count:
+            sock, _ = self._listener.accept()
+            peer = Peer("", sock)
+            peer.who = peer.name_itself()
+            if peer.who:  # else a stranger who tries ports
+                found.append(peer)
+        return found
+
+    def _connect(self, host: str) -> Peer:
+        address, _, port = host.rpartition(":")
+        while True:
+            try:
+                sock = socket.create_connection((address, int(port)))
+            except OSError:
+                time.sleep(0.01)
+                continue
+            peer = Peer(self._leader, sock)
+            peer.send(self._me)
+            return peer
+
+    def barrier(self, text: str) -> None:
+        """Returns when all tasks have come to `text`; raises PeerIsGone."""
+        if self._follows:
+            self.peers[0].send(text)
+        for peer in self.peers:
+            peer.expect(text)
+        if not self._follows:
+            for peer in self.peers:
+                peer.send(text)
+
+    def tell(self, who: str, how: str) -> None:
+        """The others learn of it from us: they have no line to each other."""
+        for peer in self.peers:
+            try:
+                peer.send(f"gone {who} {how}")
+            except PeerIsGone:
+                continue

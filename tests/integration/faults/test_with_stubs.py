@@ -1,0 +1,47 @@
+"""Every fault × role × phase that can exist, over stub workers that replay TensorFlow."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from tests.integration.commandline import CommandLine
+
+from .cells import COVER, TABLE, Cell
+from .scene import Job, Trained, check, play
+
+STEPS = 30
+LIKE = ("newest", "tf215")
+
+
+def trained() -> Trained:
+    """What a stub ends with when each step was done once and in order."""
+    digest = ""
+    for step in range(1, STEPS + 1):
+        digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
+    return Trained(loss=1 / STEPS, accuracy=int(digest[:8], 16) / 0xFFFFFFFF)
+
+
+def stub(like: str, cell: Cell) -> Job:
+    deadline_s = 1 if cell.kind == "never-starts" else 60
+    return Job(
+        "stub_worker.py",
+        args=[f"--steps={STEPS}", f"--like={like}"],
+        supervision={"backoff_s": 0, "start_deadline_s": deadline_s},
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "like"), [(cell, LIKE[n % 2]) for n, cell in enumerate(COVER)], ids=str
+)
+def test_each_fault_once_for_each_role_and_phase(shell: CommandLine, cell: Cell, like: str) -> None:
+    ended = play(shell, cell, stub(like, cell), workers=2)
+    check(shell, ended, cell, workers=2, trained=trained())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("like", LIKE)
+@pytest.mark.parametrize("cell", TABLE, ids=str)
+def test_the_whole_product(shell: CommandLine, cell: Cell, like: str) -> None:
+    ended = play(shell, cell, stub(like, cell), workers=3)
+    check(shell, ended, cell, workers=3, trained=trained())
