@@ -12,6 +12,8 @@ PYTHON ?=
 PYTHON_TF215 ?=
 
 BIN := .venv/bin
+# More processes than cores: half of the tests wait. Who runs what: tests/scheduling.py.
+PYTEST := $(BIN)/pytest -n 6 --dist loadgroup
 NEWEST := .venv/.installed
 TF215 := .venv-tf215/.installed
 
@@ -39,12 +41,11 @@ up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
 test: setup ## all tests, those with a real TensorFlow last and one at a time
-	@$(BIN)/pytest -n 4 --dist worksteal -m "not tensorflow and not slow"
-	@$(BIN)/pytest -n 2 --dist worksteal -m "slow and not tensorflow"
+	@$(PYTEST) -m "not tensorflow"
 	@$(BIN)/pytest -m tensorflow
 
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
-	@$(BIN)/pytest -n 4 --dist worksteal -m "not tensorflow and not slow"
+	@$(PYTEST) -m "not tensorflow and not slow"
 
 check: $(NEWEST) ## ruff, mypy, import-linter
 	@$(BIN)/ruff check

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
 from .forked import ForkServer
+from .scheduling import OneByOne, place
 
 IS_CI = os.environ.get("CI") == "true"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start a real TensorFlow come last: a plain mistake shows within seconds."""
-    items.sort(key=lambda item: item.get_closest_marker("tensorflow") is not None)
+    items.sort(key=place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne | None:
+    return OneByOne(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,11 +15,7 @@ from tfcluster import __version__
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(300),
-    pytest.mark.xdist_group("packaging"),  # one environment for all, made by one process
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

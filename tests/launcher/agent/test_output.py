@@ -48,7 +48,6 @@ def test_the_last_words_before_a_kill_are_kept(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("throughput")
 def test_four_chatty_tasks_lose_nothing_and_cost_no_memory(rig: Rig) -> None:
     count = 200_000
     before, _ = memory_of(rig.pid)

@@ -1,0 +1,36 @@
+"""Which test runs when and beside which, where several processes run them (`--dist loadgroup`)."""
+
+from __future__ import annotations
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER = {
+    "tests/integration/test_packaging.py": "packaging",
+    "tests/integration/test_killed.py::test_ten_of_ten_times_nothing_lives": "kills",
+    "tests/integration/test_output.py::test_every_line_of_four_workers": "throughput",
+    "tests/integration/test_output.py::test_the_lines_cost_no_more": "throughput",
+    "tests/launcher/agent/test_output.py::test_four_chatty_tasks": "throughput",
+    "tests/launcher/ui/test_merge.py::test_800_000_lines": "throughput",
+}
+"""Tests that one process runs one after the other, by the beginning of their ids: they share
+something dear, or all at once would leave no time to anybody else. They are the first to start.
+
+The mark `xdist_group` would say it in the tests, but xdist 3.8 cannot write it into the ids of
+pytest 9.2.
+"""
+
+
+class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
+    """Every process takes the next test when it is done with one, the long ones first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        groups = (group for start, group in TOGETHER.items() if nodeid.startswith(start))
+        return next(groups, nodeid)
+
+
+def place(item: pytest.Item) -> int:
+    """Those with a real TensorFlow come last, the other long ones first: most of them wait."""
+    if item.get_closest_marker("tensorflow"):
+        return 2
+    return 0 if item.get_closest_marker("slow") else 1
