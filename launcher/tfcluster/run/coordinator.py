@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tfcluster import __version__
@@ -15,7 +15,7 @@ from tfcluster.backends.base import Backend
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run import actions as do
-from tfcluster.run import control
+from tfcluster.run import chaos, control, rehearsal
 from tfcluster.run import events as ev
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Event, Status
@@ -50,12 +50,15 @@ class Coordinator:
         backend_of: Callable[[NodePlan], Backend],
         announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
         prepares: bool = True,
+        faults: Sequence[chaos.Fault] = (),
     ) -> None:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
-        self._harvest, self._prepares = harvest, prepares
+        self._harvest, self._prepares, self._faults = harvest, prepares, faults
         self._exchange = Exchange(backend_of)
-        self._startup = Startup(plan, self.paths, harvest, self._exchange, self._until, announce)
+        self._startup = Startup(
+            plan, self.paths, harvest, self._exchange, self._until, announce, faults
+        )
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
@@ -286,6 +289,9 @@ class Coordinator:
                     self._harvest.chief_left()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
+        fault = str(report.get("fault")) if report.get("type") == "chaos" else ""
+        if (ordered := chaos.order(self._faults, fault)) is not None:
+            self._exchange.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
         if TaskId.parse(task) == self._supervisor.chief and (found := saved(report)) is not None:
             self._harvest.saved(*found)
@@ -308,6 +314,8 @@ class Coordinator:
                 self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))
+        for warning in rehearsal.not_injected(self._faults, self.journal.state):
+            self.journal.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
         if outcome is None:
             assert error is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
+from tfcluster.run import rehearsal
 from tfcluster.run import state as table
 from tfcluster.run.events import Event, Status
 from tfcluster.run.identity import ProcessIdentity
@@ -38,6 +39,7 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     """Fold one event into `state`; events without an effect on it pass unseen."""
     if (change := _CHANGES.get(type(event))) is not None:
         change(state, event, now, paths)
+    rehearsal.apply(state.chaos, event, now)
 
 
 def task_of(state: RunSnapshot, task: str) -> TaskSnapshot:

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import fold, folder
+from tfcluster.run.chaos import Fault
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Resumed, RunFinished, Status
@@ -73,6 +74,7 @@ class Session:
         announce: Announce,
         gathers: bool = True,
         prepares: bool = True,
+        faults: Sequence[Fault] = (),
     ) -> Outcome:
         """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills.
 
@@ -82,7 +84,7 @@ class Session:
             if self._resume is not None:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._telling(self._resume, announce)
-            return asyncio.run(self._run(announce, gathers, prepares))
+            return asyncio.run(self._run(announce, gathers, prepares, faults))
         except SurroundingsError as error:
             return self._fail(error)
         except Exception as fault:
@@ -90,7 +92,9 @@ class Session:
         finally:
             self.is_recorded = self.journal.close()
 
-    async def _run(self, announce: Announce, gathers: bool, prepares: bool) -> Outcome:
+    async def _run(
+        self, announce: Announce, gathers: bool, prepares: bool, faults: Sequence[Fault]
+    ) -> Outcome:
         coordinator = Coordinator(
             self.plan,
             self.journal,
@@ -98,6 +102,7 @@ class Session:
             backend_of=_backend_of,
             announce=announce,
             prepares=prepares,
+            faults=faults,
         )
         with _stopping(coordinator):
             return await coordinator.run()

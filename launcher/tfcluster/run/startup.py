@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import launch
+from tfcluster.run.chaos import Fault
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.paths import RunPaths
@@ -25,6 +26,8 @@ class Startup:
     """Handles inputs until a condition holds; raises when the run is to end instead."""
     announce: Callable[[Mapping[str, int]], None]
     """Told each task's port just before the start."""
+    faults: Sequence[Fault] = ()
+    """Rehearsed ones."""
 
     async def hold_ports(self) -> None:
         for node in self.plan.nodes:
@@ -61,6 +64,7 @@ class Startup:
                 holds_ports=self.exchange.holds_ports(node),
                 only=only,
                 restored_step=restored.step,
+                chaos=self.faults,
             )
             self.exchange.send(node, order)
 
