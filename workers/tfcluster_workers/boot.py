@@ -34,6 +34,7 @@ def main() -> None:
     prepare_reporting()
     present_as_plain_python(kind, target, arguments)
     try:
+        strike_at_start()
         if kind == "module":
             run_module(target)
         elif os.path.isdir(target) or is_archive(target):
@@ -73,11 +74,19 @@ def is_path_safe() -> bool:
 
 def prepare_reporting() -> None:
     """Adopt the agent's socket and wait for the script to import TensorFlow or Keras."""
-    from tfcluster_workers import event_channel, watching
+    from tfcluster_workers import chaos, event_channel, watching
 
     event_channel.install(event_channel.take_over(os.environ))
     if event_channel.current().is_open:
+        chaos.arm(os.environ)
         watching.attach()
+
+
+def strike_at_start() -> None:
+    """The place of `--chaos '… at start'`."""
+    from tfcluster_workers import chaos
+
+    chaos.at_start()
 
 
 def present_as_plain_python(kind: str, target: str, arguments: list[str]) -> None:

@@ -12,9 +12,10 @@ from types import TracebackType
 from tfcluster_workers import reporting
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-OUR_PLUMBING = frozenset(
-    os.path.join(HERE, name) for name in ("boot.py", "keras_watch.py", "tensorflow_watch.py")
-)
+_PLUMBING = """
+    boot.py chaos.py estimator_hook.py keras_watch.py reporting.py save_watch.py tensorflow_watch.py
+"""
+OUR_PLUMBING = frozenset(os.path.join(HERE, name) for name in _PLUMBING.split())
 
 
 def report(error: BaseException) -> None:

@@ -21,7 +21,7 @@ class PostImportFinder(MetaPathFinder):
     """First on `sys.meta_path`; says what the others say, and remembers to call back."""
 
     def __init__(self) -> None:
-        self._attach: dict[str, Attach] = {}
+        self._attach: dict[str, list[Attach]] = {}
         self._searching: set[str] = set()
 
     def after_import(self, name: str, attach: Attach) -> None:
@@ -29,7 +29,7 @@ class PostImportFinder(MetaPathFinder):
         if name in sys.modules:
             call_safely(attach, sys.modules[name])
         else:
-            self._attach[name] = attach
+            self._attach.setdefault(name, []).append(attach)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -57,8 +57,7 @@ class PostImportFinder(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            attach = self._attach.pop(name, None)
-            if attach is not None:
+            for attach in self._attach.pop(name, []):
                 call_safely(attach, module)
 
         try:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import batch_size, reporting
+from tfcluster_workers import batch_size, chaos, reporting
 
 _fitting = threading.local()
 """The global batch size of the `fit` that this thread is in."""
@@ -70,8 +70,28 @@ def _add_reporter(callbacks: Any) -> None:
         callbacks.callbacks.append(reporter)
         if is_keras_2:
             callbacks._should_call_train_batch_hooks = True
+        elif chaos.awaits_steps():
+            callbacks._async_train = False  # a fault befalls the thread that trains
+        for name in ("on_test_batch_begin", "on_predict_batch_begin"):
+            _show_life(callbacks, name)
     except Exception as error:
         reporting.note(f"no progress from Keras: {error!r}")
+
+
+def _show_life(callbacks: Any, name: str) -> None:
+    """Have one CallbackList say that an evaluation or a prediction goes on.
+
+    On the list itself: with a callback that wants these batches, Keras 2 would begin to fetch
+    every batch's logs, and Keras 3 to run them in the training's thread.
+    """
+    original = getattr(callbacks, name)
+
+    @functools.wraps(original)
+    def with_sign_of_life(*args: Any, **kwargs: Any) -> Any:
+        reporting.alive()
+        return original(*args, **kwargs)
+
+    setattr(callbacks, name, with_sign_of_life)
 
 
 class FitReporter:
@@ -88,6 +108,7 @@ class FitReporter:
         self._base = 0
         self._step = 0
         self._epoch = 0
+        self._per_execution = 1
         self._is_first = True
         self._sums_replicas = sums_replicas
 
@@ -107,6 +128,7 @@ class FitReporter:
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
         self._base = self._step
+        self._per_execution = _steps_per_execution(self._model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_first:
@@ -114,10 +136,10 @@ class FitReporter:
             reporting.ready()
         # With steps_per_execution the batch number jumps; it is the last one done.
         self._step = self._base + batch + 1
-        self._offer(logs, share=self._share())
+        reporting.step_done(self._reading(logs, share=self._share()))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._offer(logs, share=1)
+        reporting.meter.offer(self._reading(logs, share=1))
 
     def on_train_end(self, logs: Any = None) -> None:
         reporting.finished()
@@ -130,14 +152,13 @@ class FitReporter:
         strategy = getattr(self._model, "distribute_strategy", None)
         return int(strategy.num_replicas_in_sync) if self._sums_replicas and strategy else 1
 
-    def _offer(self, logs: Any, *, share: int) -> None:
-        reporting.meter.offer(
-            reporting.Reading(
-                self._step,
-                epoch=self._epoch,
-                metrics=functools.partial(numbers, logs, share=share),
-                batch_size=self._batch_size,
-            )
+    def _reading(self, logs: Any, *, share: int) -> reporting.Reading:
+        return reporting.Reading(
+            self._step,
+            epoch=self._epoch,
+            metrics=functools.partial(numbers, logs, share=share),
+            batch_size=self._batch_size,
+            steps_per_execution=self._per_execution,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -180,3 +201,14 @@ def _steps_done(model: Any) -> int:
         return 0 if iterations is None else int(iterations.numpy())
     except Exception:
         return 0
+
+
+def _steps_per_execution(model: Any) -> int:
+    """How many steps pass between two calls of the batch hooks: Keras 2 keeps a variable."""
+    found = getattr(model, "_steps_per_execution", None)
+    if found is None:
+        found = getattr(model, "steps_per_execution", None)
+    try:
+        return 1 if found is None else int(found.numpy() if hasattr(found, "numpy") else found)
+    except Exception:
+        return 1

@@ -2,6 +2,8 @@
 
 Every function may be called with or without a launcher, from any thread, and never blocks the
 training (an error or a saved checkpoint may wait up to two seconds for room).
+
+They are also the places where `tfcluster up --chaos` strikes (chaos.py).
 """
 
 from __future__ import annotations
@@ -12,17 +14,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import event_channel
+from tfcluster_workers import chaos, event_channel
 
 INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
 
+ALIVE_INTERVAL_S = 1.0
+"""Shortest time between two signs of life outside training."""
+
 _said: set[str] = set()
+_alive_at = float("-inf")
 
 
 def waiting_for_peers() -> None:
     """This task now waits for the others: the start deadline runs from here."""
     _send_once("waiting_for_peers")
+    chaos.at_join()
 
 
 def ready() -> None:
@@ -38,6 +45,26 @@ def saves_on_sigterm() -> None:
 def saved(path: str, *, step: int | None = None) -> None:
     """A checkpoint with this prefix or path is complete on disk."""
     event_channel.current().send({"type": "saved", "path": path, "step": step})
+    chaos.at_saved()
+
+
+def alive() -> None:
+    """Work goes on that is no training step: a batch of an evaluation. Cheap enough for each."""
+    global _alive_at
+    now = time.monotonic()
+    if now - _alive_at >= ALIVE_INTERVAL_S:
+        _alive_at = now
+        event_channel.current().offer({"type": "alive"})
+
+
+def evaluated(step: int | None) -> None:
+    """An evaluator is done with the checkpoint of this step, where it can tell."""
+    event_channel.current().send({"type": "evaluated", "step": step})
+
+
+def failed_search(reason: str) -> None:
+    """The job has failed, whatever its exit code will be: no trial of a search succeeded."""
+    event_channel.current().send({"type": "verdict", "ok": False, "reason": reason})
 
 
 def setting_read(name: str) -> None:
@@ -78,12 +105,19 @@ def progress(
     `epoch` counts from 1; `batch_size` is the global batch, for examples per second.
     """
     values = dict(metrics or {})
-    meter.offer(Reading(step, epoch=epoch, metrics=lambda: values, batch_size=batch_size))
+    step_done(Reading(step, epoch=epoch, metrics=lambda: values, batch_size=batch_size))
+
+
+def step_done(reading: Reading) -> None:
+    """`progress` for one who has a `Reading`; to be called in the thread that trains."""
+    meter.offer(reading)
+    chaos.at_step(reading.step)
 
 
 def reached(step: int, *, metrics: Mapping[str, float]) -> None:
     """This task is at `step`: sent at once and without a speed, as for an evaluation."""
     event_channel.current().send({"type": "progress", "step": step, "metrics": dict(metrics)})
+    chaos.at_step(step)
 
 
 def finished() -> None:
@@ -107,6 +141,8 @@ class Reading:
     epoch: int | None = None
     metrics: Callable[[], Mapping[str, float]] = field(default=dict)
     batch_size: int | None = None
+    steps_per_execution: int = 1
+    """Steps that pass between two readings: the launcher must allow for a longer silence."""
 
 
 class ProgressMeter:
@@ -151,6 +187,8 @@ class ProgressMeter:
         if reading.epoch is not None:
             event["epoch"] = reading.epoch
         event["metrics"] = dict(reading.metrics())
+        if reading.steps_per_execution > 1:
+            event["steps_per_execution"] = reading.steps_per_execution
         if self._speed is not None:
             event["steps_per_second"] = round(self._speed, 4)
             if reading.batch_size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Callable
 
-from tfcluster_workers import import_hooks
+from tfcluster_workers import chaos, import_hooks
 
 
 def attach() -> import_hooks.PostImportFinder:
@@ -13,6 +13,9 @@ def attach() -> import_hooks.PostImportFinder:
     finder = import_hooks.install()
     for name, watch in _WATCHERS.items():
         finder.after_import(name, watch)
+    if chaos.awaits_saves():
+        for name, watch in _SAVES.items():
+            finder.after_import(name, watch)
     return finder
 
 
@@ -47,6 +50,24 @@ def _fit(module: ModuleType) -> None:
     keras_watch.watch_fit(module)
 
 
+def _checkpoints(module: ModuleType) -> None:
+    from tfcluster_workers import save_watch
+
+    save_watch.watch_checkpoints(module)
+
+
+def _graph_saver(module: ModuleType) -> None:
+    from tfcluster_workers import save_watch
+
+    save_watch.watch_graph_saver(module)
+
+
+def _models(module: ModuleType) -> None:
+    from tfcluster_workers import save_watch
+
+    save_watch.watch_models(module)
+
+
 _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": _collective_strategy,
     "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
@@ -58,4 +79,12 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "keras.src.engine.training": _fit,
     "tf_keras.src.engine.training": _fit,
     "keras.src.backend.tensorflow.trainer": _fit,
+}
+
+_SAVES: dict[str, Callable[[ModuleType], None]] = {
+    "tensorflow.python.checkpoint.checkpoint": _checkpoints,
+    "tensorflow.python.training.saver": _graph_saver,
+    "keras.src.engine.training": _models,
+    "tf_keras.src.engine.training": _models,
+    "keras.src.models.model": _models,
 }
