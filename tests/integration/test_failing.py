@@ -125,13 +125,24 @@ def test_one_plain_task_that_fails_does_not_stop_the_others(
 
 
 CHIEF = """
-import os, sys, time
+import os, pathlib, sys, time
 task = os.environ["TFCLUSTER_TASK"]
+root = pathlib.Path(os.environ["TFCLUSTER_TEST_ROOT"])
+worker_is_up, chief_leaves = root / "worker-is-up", root / "chief-leaves"
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.02)
+
 print("up", flush=True)
 if task == "chief:0":
+    wait_for(worker_is_up)
+    chief_leaves.touch()
     sys.exit(0)
 if task == "worker:0":
-    time.sleep(2)
+    worker_is_up.touch()
+    wait_for(chief_leaves)
+    time.sleep(1)
     print("late but well", flush=True)
     sys.exit(0)
 time.sleep(300)

@@ -43,6 +43,22 @@ for n in range(40):
     print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
     time.sleep(0.05)
 """
+HALF_WAY = (
+    STEPS
+    + """
+    while n == 20 and not os.path.exists("go"):
+        time.sleep(0.02)
+"""
+)
+"""Its second half comes once somebody has made a file called ``go``."""
+ON_AND_ON = """
+import itertools, os, time
+for n in itertools.count():
+    print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
+    if os.path.exists("go"):
+        break
+    time.sleep(0.05)
+"""
 
 
 def expected_log(task: str, lines: int) -> bytes:
@@ -235,7 +251,7 @@ def test_logs_of_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
 
 
 def test_a_reader_that_leaves_ends_logs_f(shell: CommandLine) -> None:
-    shell.script("steps.py", STEPS)
+    shell.script("steps.py", ON_AND_ON)
     run = shell.start("run", "-n", "2", "steps.py")
     wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
 
@@ -244,6 +260,7 @@ def test_a_reader_that_leaves_ends_logs_f(shell: CommandLine) -> None:
     assert (done.code, done.err) == (0, "")
     assert done.out.count(b"\n") == 1
     assert run.poll() is None, "the run goes on"
+    shell.script("go", "")
     run.communicate(timeout=30)
     assert run.returncode == 0
 
@@ -251,14 +268,19 @@ def test_a_reader_that_leaves_ends_logs_f(shell: CommandLine) -> None:
 def test_logs_f_follows_a_live_run_from_another_process_and_ends_with_it(
     shell: CommandLine,
 ) -> None:
-    shell.script("steps.py", STEPS)
+    shell.script("steps.py", HALF_WAY)
     run = shell.start("run", "-n", "2", "steps.py")
     wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
 
-    followed = shell.run("logs", "-f")
+    shown = shell.root / "followed"
+    with shown.open("wb") as stdout:
+        follower = shell.start("logs", "-f", stdout=stdout)
+    wait_for(lambda: shown.read_bytes().count(b"step 20\n") == 2, what="what was written already")
+    shell.script("go", "")
     out, err = run.communicate(timeout=30)
 
     assert run.returncode == 0, err
-    assert followed.code == 0
-    assert split_by_task(followed.out) == split_by_task(out)
-    assert followed.out.count(b"\n") == 80
+    assert follower.wait(30) == 0
+    followed = shown.read_bytes()
+    assert split_by_task(followed) == split_by_task(out)
+    assert followed.count(b"\n") == 80

@@ -185,10 +185,15 @@ def test_a_workdir_that_is_deleted_in_the_middle(line: CommandLine) -> None:
     line.script(
         "script.py",
         "import pathlib, shutil, os, time\n"
-        "time.sleep(1)\n"
+        f"here, up = os.getcwd(), pathlib.Path({str(line.root / 'up')!r})\n"
+        "if os.environ['TFCLUSTER_TASK'] == 'worker:1':\n"
+        "    up.touch()\n"
+        "while not up.exists():\n"
+        "    time.sleep(0.02)\n"
         "if os.environ['TFCLUSTER_TASK'] == 'worker:0':\n"
-        "    shutil.rmtree(os.getcwd())\n"
-        "time.sleep(0.5)\n"
+        "    shutil.rmtree(here)\n"
+        "while os.path.exists(here):\n"
+        "    time.sleep(0.02)\n"
         "print('still here')\n",
     )
 
@@ -386,13 +391,11 @@ def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> No
             seen.read(0.1)
         seen.type(b"\x13")
         seen.read(0.5)
-        shown, before = len(seen.seen), step()
-        while step() == before:
-            time.sleep(0.1)
-        time.sleep(30)
+        shown, since = len(seen.seen), time.monotonic()
+        wait_for(lambda: step() == most, timeout=80, what="training that goes on, to its end")
+        time.sleep(max(0.0, 30 - (time.monotonic() - since)))
         seen.read(0.2)
         assert len(seen.seen) - shown < 5000, "the terminal stands still"
-        assert step() == most, "training goes on, to its end"
         seen.type(b"\x11")
         assert seen.read_all() == 0
 
