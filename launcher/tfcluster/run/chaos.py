@@ -114,10 +114,9 @@ def order(faults: Iterable[Fault], text: str) -> tuple[str, dict[str, Any]] | No
         return None
     if fault.verb == KILL_AGENT:
         return fault.node, {"type": "die"}
-    # An end that was rehearsed is the task's own, not one by tfcluster: it is to be diagnosed.
+    # Unlike `stop`, `signal` leaves the end the task's own: a failure that is to be diagnosed.
     number = int(_SIGNALS[fault.verb])
-    tasks = [str(fault.task)]
-    return fault.node, {"type": "signal", "tasks": tasks, "signal": number, "rehearsed": True}
+    return fault.node, {"type": "signal", "tasks": [str(fault.task)], "signal": number}
 
 
 class _Reader:
