@@ -12,50 +12,89 @@ from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
     from tfcluster.run.ending import Outcome
+    from tfcluster.run.paths import RunPaths
     from tfcluster.run.planning import Planned
+    from tfcluster.run.resume import Resume
     from tfcluster.run.session import Session
+    from tfcluster.run.snapshot import RunSnapshot
     from tfcluster.ui.follow import RunView
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run is shown and what is left out of it."""
+    """How a run is shown, what is left out of it, and what it begins with."""
 
     as_json: bool = False
     collapse: bool = False
+    detach: bool = False
     gathers: bool = True
     prepares: bool = True
+    resume: Resume | None = None
 
 
 def launch(planned: Planned, options: Options) -> int:
-    """Run it in the foreground to its end; returns the command's exit code.
+    """Run it, in the foreground to its end; returns the command's exit code.
 
     Raises what stands in the way before the first task starts.
     """
-    from tfcluster.run.session import Session, signals_held_back
+    planned.require()
+    if options.detach:
+        from tfcluster.cli.detached import launch_detached
+
+        return launch_detached(planned, options)
+    return _launch_here(planned, options)
+
+
+def open_session(planned: Planned, options: Options) -> Session:
+    """The run's folder, and the coordinator that has not begun yet."""
+    from tfcluster.run.session import Session
+
+    return Session(
+        planned.plan,
+        planned.spec_to_keep(),
+        home_dir=home(),
+        spec_folder=planned.around.spec_dir,
+        resume=options.resume,
+    )
+
+
+def _launch_here(planned: Planned, options: Options) -> int:
+    from tfcluster.run.session import signals_held_back
     from tfcluster.ui.follow import RunView
 
-    plan, terminal = planned.require(), Terminal()
-    spec = planned.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    terminal = Terminal()
 
     def announce(ports: Mapping[str, int]) -> None:
-        from tfcluster.ui.panels import start_panel
-        from tfcluster.ui.render import render
-
-        view.say(render(start_panel(plan, session.paths, ports), terminal))
+        view.say(start_text(planned, session.paths, ports, options, terminal))
 
     with signals_held_back():
-        session = Session(plan, spec, home_dir=home())
+        session = open_session(planned, options)
         view = RunView(
             session.paths, terminal, json_lines=options.as_json, collapse=options.collapse
         )
         view.start()
         outcome = session.run(announce=announce, gathers=options.gathers, prepares=options.prepares)
-    _finish(view)
-    return _conclude(session, outcome, terminal)
+    finish(view)
+    state, paths = session.journal.state, session.paths
+    return conclude(state, paths, outcome, terminal, is_recorded=session.is_recorded)
 
 
-def _finish(view: RunView) -> None:
+def start_text(
+    planned: Planned,
+    paths: RunPaths,
+    ports: Mapping[str, int],
+    options: Options,
+    terminal: Terminal,
+) -> str:
+    """The start panel."""
+    from tfcluster.ui.panels import start_panel
+    from tfcluster.ui.render import render
+
+    resumes = (options.resume.source.run_id, options.resume.step) if options.resume else None
+    return render(start_panel(planned.plan, paths, ports, resumes=resumes), terminal)
+
+
+def finish(view: RunView) -> None:
     """Show what is left; Ctrl-C leaves the rest to ``tfcluster logs``."""
     try:
         while not view.finish(0.5):
@@ -64,35 +103,21 @@ def _finish(view: RunView) -> None:
         return
 
 
-def _conclude(session: Session, outcome: Outcome, terminal: Terminal) -> int:
-    from tfcluster.checkpoints.loading import load_hint
-    from tfcluster.checkpoints.store import open_for_reading
-    from tfcluster.run.registry import bytes_of
-    from tfcluster.ui.panels import closing_panel
-    from tfcluster.ui.render import show
+def conclude(
+    state: RunSnapshot,
+    paths: RunPaths,
+    outcome: Outcome,
+    terminal: Terminal,
+    *,
+    is_recorded: bool = True,
+) -> int:
+    """Show how the run ended; returns its exit code, or raises the error that it ended with."""
+    from tfcluster.cli.ends import show_end
 
-    state, paths = session.journal.state, session.paths
     if state.attempt or outcome.error is None:
-        held = open_for_reading(paths.checkpoints)
-        hint = load_hint(held[-1]) if held else ""
-        _show_root_cause(session, terminal)
-        size = bytes_of(home())
-        show(closing_panel(state, paths, load_hint=hint, home_bytes=size), terminal)
-    if not session.is_recorded:
+        show_end(state, paths, terminal)
+    if not is_recorded:
         terminal.say(f"warning: the disk is full, {paths.root} does not tell how the run ended")
     if isinstance(outcome.error, TfclusterError):
         raise outcome.error
     return outcome.exit_code
-
-
-def _show_root_cause(session: Session, terminal: Terminal) -> None:
-    from tfcluster.ui.panels import root_cause_panel
-    from tfcluster.ui.render import show
-    from tfcluster.ui.source import last_lines
-
-    state, paths = session.journal.state, session.paths
-    if state.diagnosis:
-        log = session.journal.task(state.diagnosis["root_cause"]["task"]).log
-        lines = last_lines(paths.root / log) if log else ()
-        if panel := root_cause_panel(state, paths, lines):
-            show(panel, terminal)

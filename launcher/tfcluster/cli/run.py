@@ -16,6 +16,8 @@ from tfcluster.errors import UsageError
 )
 @click.option("-n", "workers", type=click.IntRange(1), default=2, metavar="N", help="Workers (2).")
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
+@click.option("-d", "--detach", is_flag=True,
+              help="Return when all tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (the script's).")
@@ -26,6 +28,7 @@ from tfcluster.errors import UsageError
 def command(
     workers: int,
     module: str | None,
+    detach: bool,
     sets: tuple[str, ...],
     python: str | None,
     name: str | None,
@@ -47,7 +50,8 @@ def command(
         python=python,
         set_paths=[text.partition("=")[0] for text in sets],
     )
-    return launch(planned, Options(as_json=as_json, collapse=collapse, gathers=not no_gather))
+    how = Options(as_json=as_json, collapse=collapse, detach=detach, gathers=not no_gather)
+    return launch(planned, how)
 
 
 def spec_of(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tfcluster.cli.job_args import WithJobArgs, job_args
@@ -9,20 +11,26 @@ from tfcluster.cli.job_args import WithJobArgs, job_args
 
 @click.command("up", cls=WithJobArgs)
 @click.argument("spec", required=False)
+@click.option("-d", "--detach", is_flag=True,
+              help="Return when all tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
+@click.option("--resume", metavar="RUN[@STEP]",
+              help="Begin with what RUN has gathered; SPEC: RUN's own one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
 @click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 def command(
     spec: str | None,
+    detach: bool,
     sets: tuple[str, ...],
     backend: str | None,
     python: str | None,
     name: str | None,
+    resume: str | None,
     as_json: bool,
     collapse: bool,
     no_prepare: bool,
@@ -30,19 +38,34 @@ def command(
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json, - for stdin), show their lines, end with them.
 
+    With -d the run goes on in the background: `attach`, `logs -f`, `status`, `wait`, `down`.
+
     ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
     2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
     """
     from tfcluster.cli.launching import Options, launch
-    from tfcluster.run.planning import plan_file
+    from tfcluster.run.planning import plan_again, plan_file
+    from tfcluster.run.resume import find
 
     options = {}
     if name is not None:
         options["--name"] = ("name", name)
     if backend is not None:
         options["--backend"] = ("runtime.backend", backend)
-    planned = plan_file(spec, sets=sets, options=options, python=python, args=job_args())
+    begins_with = None if resume is None else find(resume)
+    more: dict[str, Any] = {
+        "sets": sets, "options": options, "python": python, "args": job_args()
+    }  # fmt: skip
+    if spec is None and begins_with is not None:
+        planned = plan_again(begins_with.source, **more)
+    else:
+        planned = plan_file(spec, **more)
     how = Options(
-        as_json=as_json, collapse=collapse, gathers=not no_gather, prepares=not no_prepare
+        as_json=as_json,
+        collapse=collapse,
+        detach=detach,
+        gathers=not no_gather,
+        prepares=not no_prepare,
+        resume=begins_with,
     )
     return launch(planned, how)

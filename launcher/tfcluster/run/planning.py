@@ -14,6 +14,8 @@ from tfcluster.plan import checks
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Plan
 from tfcluster.plan.surroundings import Surroundings
+from tfcluster.run import registry
+from tfcluster.run.paths import RunPaths
 from tfcluster.run.surroundings import gather
 
 if TYPE_CHECKING:
@@ -27,6 +29,23 @@ class Planned:
     spec: ClusterSpec
     plan: Plan
     around: Surroundings
+    args: tuple[str, ...] = ()
+    """Appended to ``job.args``."""
+    python: str | None = None
+    """``--python``."""
+
+    def spec_to_keep(self) -> dict[str, Any]:
+        """The spec with all that the command line said: planned again it gives the same."""
+        kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        if self.args:
+            kept["job"]["args"] = [*kept["job"].get("args", ()), *self.args]
+        interpreter = self.plan.nodes[0].interpreter
+        if self.python is not None and interpreter is not None:
+            runtime = kept.setdefault("runtime", {})
+            runtime["python"] = interpreter.path
+            for host in (runtime.get("hosts") or {}).values():
+                host.pop("python", None)
+        return kept
 
     def obstacles(self) -> tuple[SurroundingsError, ...]:
         """What would make this plan fail on this machine; a plan can be shown in spite of it."""
@@ -60,6 +79,31 @@ def plan_file(
     )
 
 
+def plan_again(
+    run: RunPaths,
+    *,
+    sets: Sequence[str] = (),
+    options: Mapping[str, tuple[str, Any]] | None = None,
+    python: str | None = None,
+    args: Sequence[str] = (),
+) -> Planned:
+    """Plan what an earlier run was, as it was started; see `plan_file`."""
+    from tfcluster.spec.load import load_file
+
+    loaded = load_file(run.spec, sets=sets, options=options)
+    state = registry.load(run)
+    spec_path = Path(state.spec) if state.spec else None
+    folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
+    return plan_spec(
+        loaded.spec,
+        spec_path=spec_path,
+        spec_dir=Path(folder) if folder else None,
+        set_paths=loaded.set_paths,
+        python=python,
+        args=args,
+    )
+
+
 def plan_spec(
     spec: ClusterSpec,
     *,
@@ -86,4 +130,4 @@ def plan_spec(
         args=args,
         set_paths=set_paths,
     )
-    return Planned(spec, plan, around)
+    return Planned(spec, plan, around, tuple(args), python)

@@ -24,10 +24,17 @@ _TASKS_LISTED = 16
 _PACKAGE_NAMES = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
 
 
-def start_panel(plan: Plan, paths: RunPaths, ports: Mapping[str, int] | None = None) -> Panel:
+def start_panel(
+    plan: Plan,
+    paths: RunPaths,
+    ports: Mapping[str, int] | None = None,
+    *,
+    resumes: tuple[str, int | None] | None = None,
+) -> Panel:
     """What is being started: which Python and why, tasks, open ports, notes, the run's folder.
 
-    `ports` maps task → held port, where the plan left it to be chosen.
+    `ports` maps task → held port, where the plan left it to be chosen; `resumes` is the run,
+    and its step, that this one begins with.
     """
     held = ports or {}
     pairs = [*_pythons(plan), ("workdir", _joined({n.workdir for n in plan.nodes}))]
@@ -36,9 +43,16 @@ def start_panel(plan: Plan, paths: RunPaths, ports: Mapping[str, int] | None = N
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
         pairs.append(("open ports", _open_ports(listening)))
     pairs.append(("folder", str(paths.root)))
+    if resumes is not None:
+        pairs.append(("resumes", resumed(*resumes)))
     parts: list[Part] = [Facts(tuple(pairs)), _task_grid(plan, held)]
     parts += [f"note: {note}" for note in plan.notes]
     return Panel(paths.run_id, tuple(parts))
+
+
+def resumed(run: str, step: int | None) -> str:
+    """``RUN at step 1,200``."""
+    return f"{run} at step {step:,}" if step is not None else run
 
 
 def closing_panel(

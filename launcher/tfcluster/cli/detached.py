@@ -1,0 +1,169 @@
+"""`up -d`, `run -d`: the coordinator in a process of its own, waited for until all tasks run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfcluster.cli.launching import Options, conclude, finish, open_session, start_text
+from tfcluster.errors import NodeLostError, TfclusterError
+from tfcluster.run import background, registry
+from tfcluster.run.background import Background, Tell
+from tfcluster.run.ending import Outcome
+from tfcluster.run.events import Event, Status
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.planning import Planned
+from tfcluster.run.session import Session, signals_held_back
+from tfcluster.ui.follow import RunView
+from tfcluster.ui.merge import LogFilter
+from tfcluster.ui.terminal import Terminal
+
+_NO_LINES = LogFilter(last_attempt=-1)
+
+
+def launch_detached(planned: Planned, options: Options) -> int:
+    """Returns when all tasks are started, or with the run if that ends before; stdout gets the
+    run's id. Ctrl-C until then stops the run; the end of the terminal never does."""
+    with signals_held_back():
+        run = background.start(lambda tell: _host(planned, options, tell))
+        watch = _Watch(planned, options, run)
+        with run.in_foreground():
+            watch.until_started()
+        if run.was_signalled:
+            with run.in_foreground():
+                watch.until_the_end()
+        elif watch.is_started:
+            # A Ctrl-C from now on comes too late: it would only hide that the run goes on.
+            return watch.hand_over()
+    return watch.conclude()
+
+
+class _Watch:
+    """What the command shows and learns while the run starts."""
+
+    def __init__(self, planned: Planned, options: Options, run: Background) -> None:
+        self._planned, self._options, self._run = planned, options, run
+        self._news = run.news()
+        self._terminal = Terminal()
+        self._view: RunView | None = None
+        self._paths: RunPaths | None = None
+        self.is_started = self._is_recorded = False
+        self._outcome: Outcome | None = None
+
+    def until_started(self) -> None:
+        for news in self._news:
+            self._hear(news)
+            if self.is_started:
+                break
+
+    def until_the_end(self) -> None:
+        """A signal had been passed on when it was started."""
+        for news in self._news:
+            self._hear(news)
+
+    def conclude(self) -> int:
+        """It is over."""
+        if self._view is not None:
+            finish(self._view)
+        self._run.close()
+        outcome = self._outcome
+        if outcome is None or self._paths is None:
+            raise NodeLostError(
+                f"the coordinator (pid {self._run.identity.pid}) went away before all tasks ran",
+                cure="what it had started ends by itself; start the run again",
+            )
+        if outcome.status is Status.SUCCEEDED:
+            return self.hand_over()
+        state = registry.load(self._paths)
+        if not self.is_started:
+            self._terminal.say(f"{self._paths.run_id} ended before all of its tasks were started")
+        return conclude(state, self._paths, outcome, self._terminal, is_recorded=self._is_recorded)
+
+    def hand_over(self) -> int:
+        """It is started, and goes on without this command."""
+        assert self._paths is not None
+        if self._view is not None:
+            finish(self._view)
+        run = self._paths.run_id
+        if self._options.as_json:
+            self._terminal.emit_json({"run": run, "folder": str(self._paths.root)})
+        else:
+            self._terminal.out(run)
+        short = run[-4:]
+        self._terminal.say(
+            f"it goes on in the background: `tfcluster attach {short}` shows it,"
+            f" `tfcluster down {short}` ends it"
+        )
+        return 0
+
+    def _hear(self, news: Mapping[str, Any]) -> None:
+        match news:
+            case {"folder": str(folder)}:
+                self._paths = RunPaths(Path(folder))
+                self._view = RunView(self._paths, self._terminal, wanted=_NO_LINES)
+                self._view.start()
+            case {"ports": dict(ports)} if self._view is not None and self._paths is not None:
+                self._view.say(
+                    start_text(self._planned, self._paths, ports, self._options, self._terminal)
+                )
+            case {"started": True}:
+                self.is_started = True
+            case {"refused": dict(error)}:
+                raise _error(error)
+            case {"ended": dict(ended)}:
+                met = _error(ended["error"]) if ended["error"] else None
+                self._outcome = Outcome(Status(ended["status"]), ended["exit_code"], met)
+                self._is_recorded = ended["is_recorded"]
+            case {"fault": str(trace)}:
+                raise TfclusterError(
+                    f"a fault in tfcluster:\n{trace.rstrip()}", cure="please report it"
+                )
+
+
+def _error(facts: Mapping[str, Any]) -> TfclusterError:
+    error = TfclusterError(facts["message"], cure=facts["cure"])
+    error.exit_code = facts["exit_code"]
+    return error
+
+
+def _outcome_facts(outcome: Outcome) -> dict[str, Any]:
+    error = _facts(outcome.error) if outcome.error else None
+    return {"status": str(outcome.status), "exit_code": outcome.exit_code, "error": error}
+
+
+def _facts(error: TfclusterError) -> dict[str, Any]:
+    return {"message": error.message, "cure": error.cure, "exit_code": error.exit_code}
+
+
+def _host(planned: Planned, options: Options, tell: Tell) -> None:
+    """In the new process: the whole run, as in the foreground."""
+    try:
+        session = open_session(planned, options)
+    except TfclusterError as error:
+        tell({"refused": _facts(error)})
+        return
+    with background.words_kept(session.paths.coordinator_log):
+        tell({"folder": str(session.paths.root)})
+        session.journal.heard = _Start(session, tell)
+        outcome = session.run(
+            announce=lambda ports: tell({"ports": dict(ports)}),
+            gathers=options.gathers,
+            prepares=options.prepares,
+        )
+        if outcome.error is not None:
+            Terminal().say(f"tfcluster: {outcome.error}")
+        tell({"ended": _outcome_facts(outcome) | {"is_recorded": session.is_recorded}})
+
+
+class _Start:
+    """Tells once that all tasks are started, when that can be read in the run's folder too."""
+
+    def __init__(self, session: Session, tell: Tell) -> None:
+        self._session, self._tell, self._is_told = session, tell, False
+
+    def __call__(self, event: Event) -> None:
+        if not self._is_told and self._session.journal.state.status is Status.RUNNING:
+            self._is_told = True
+            self._session.journal.save()
+            self._tell({"started": True})
