@@ -87,6 +87,7 @@ class Course:
         """The run has failed for good, because of `cause`."""
         self.diagnose(why=why.why)
         self.ending, self.stage = findings.outcome_of(cause, why), Stage.ENDING_RUN
+        self.again = None
         self.stop(self.gang.running(), "another task failed", now)
 
     def end_run(

@@ -27,6 +27,8 @@ class Exchange:
         self._backend_of = backend_of
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
+        self._has_lease: dict[str, bool] = {}
+        self._heard_at: dict[str, float] = {}
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._outbox: list[tuple[str, dict[str, Any]]] = []
         self._replies: dict[tuple[str, str], Message] = {}
@@ -54,10 +56,13 @@ class Exchange:
         link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
+        self._has_lease[node.name] = backend.capabilities.has_lease
+        self._heard_at[node.name] = asyncio.get_running_loop().time()
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
             async for message in link:
+                self._heard_at[node.name] = asyncio.get_running_loop().time()
                 self.put(partial(on_message, node.name, message))
             if self._links.get(node.name) is link:
                 self.put(lambda: on_closed(node.name, link.last_words()))
@@ -67,6 +72,16 @@ class Exchange:
     def holds_ports(self, node: str) -> bool:
         """Whether the node's agent keeps the ports of running tasks bound."""
         return self._holds_ports[node]
+
+    def fenced_until(self, node: str, *, lease_s: float, grace_s: float) -> float:
+        """When nothing of a lost node's tasks can live any more, on the loop's clock.
+
+        An agent with a lease ends them that long after it heard us last, which was not before we
+        heard it; one without ends them with its connection, and `close` waits for that.
+        """
+        if not self._has_lease.get(node):
+            return 0.0
+        return self._heard_at[node] + lease_s + grace_s
 
     async def drop(self, node: str) -> None:
         """Cut the connection to an agent that does not answer; a local one is ended."""

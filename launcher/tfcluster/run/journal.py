@@ -39,6 +39,11 @@ class Journal:
     def task(self, task: str) -> TaskSnapshot:
         return fold.task_of(self.state, task)
 
+    def wait_for(self, what: str) -> None:
+        """Have `status` say what the next start waits for."""
+        self.state.waits_for = what
+        self.touch()
+
     def touch(self, *, urgent: bool = True) -> None:
         """Have the state saved with the next `save`."""
         self._is_dirty = True

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run import launch
 from tfcluster.run.chaos import Fault
 from tfcluster.run.exchange import Exchange, Message
@@ -28,17 +28,25 @@ class Startup:
     """Told each task's port just before the start."""
     faults: Sequence[Fault] = ()
     """Rehearsed ones."""
+    prepares: bool = True
 
-    async def hold_ports(self) -> None:
-        for node in self.plan.nodes:
-            self.exchange.forget(node.name, "ports_held", "port_taken")
-            self.exchange.send(node.name, launch.hold_ports(self.plan, node.name))
-        for node in self.plan.nodes:
-            reply = await self._answer(node.name, "ports_held", "port_taken")
+    async def hold_ports(self, nodes: Iterable[NodePlan]) -> None:
+        """Those of the nodes' tasks, for as long as their agents live; again: others, if chosen."""
+        if self.plan.kind == "plain":
+            return
+        names = [node.name for node in nodes]
+        for name in names:
+            self.exchange.forget(name, "ports_held", "port_taken")
+            self.exchange.send(name, launch.hold_ports(self.plan, name))
+        for name in names:
+            reply = await self._answer(name, "ports_held", "port_taken")
             if reply["type"] == "port_taken":
                 raise launch.port_error(reply)
 
     async def prepare(self) -> None:
+        """Once per node, before anything of the gang is started; raises PrepareError."""
+        if not self.prepares:
+            return
         for node, command in self.plan.prepare.items():
             log = self.paths.prepare_log(node)
             order = launch.start_prepare(command, log, run_id=self.paths.run_id)

@@ -23,7 +23,7 @@ from tfcluster.run.failure import Failure, Kind
 from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S, Finding
 from tfcluster.run.gang import Member, by_node
 from tfcluster.run.patience import Patience
-from tfcluster.run.restart import GiveUp
+from tfcluster.run.restart import GiveUp, Restart
 from tfcluster.run.restarts import Restarts
 
 STACKS_S: Final = 1.0
@@ -156,6 +156,18 @@ class Supervisor:
             self._revive(member, now)
         self._react(now)
 
+    def gone(self, node: str, reason: str, now: float) -> None:
+        """A lost node does not come back, and nothing of its tasks can live any more."""
+        lost = [task for task in self.plan.tasks if task.node == node]
+        cause = Failure(
+            str(lost[0].id), None, None, node=node, observed=Kind.NODE_LOST, words=reason
+        )
+        if self.again is None:
+            self.gang.lose_node(node, reason)
+        else:
+            self._give_up(cause, GiveUp("its node does not come back", exhausted=True), now)
+        self._react(now)
+
     def gathered(self, step: int | None, now: float) -> None:
         """A checkpoint that the present attempt saved is at home."""
         self._advanced = True
@@ -228,23 +240,35 @@ class Supervisor:
             self._timers.put("stall", self._patience.stall_due)
 
     def _decide(self, now: float) -> None:
-        cause, members = self._course.cause(), None
+        cause = self._course.cause()
         progressed = any(member.has_trained for member in self.gang.core())
         verdict = self._restarts.decide(None, cause, advanced=self._advanced, progressed=progressed)
         if isinstance(verdict, GiveUp):
-            members = shrinking.without(self.plan, self._members, cause, verdict)
-            if members is None:
-                self._course.fail(cause, verdict, now)
-                return
-            verdict = self._restarts.without_counting()
-        self._course.diagnose()
-        number = self.gang.attempt + 1
-        wanted = members or self._members
-        self._course.again = Again(number, wanted, verdict.delay_s, fresh_ports=verdict.fresh_ports)
-        event = self._restarts.event(
-            None, cause, verdict, attempt=number, from_step=self._newest_step, members=members
+            self._give_up(cause, verdict, now)
+        else:
+            self._course.diagnose()
+            self._start_again(cause, verdict)
+
+    def _give_up(self, cause: Failure, why: GiveUp, now: float) -> None:
+        """Without the task that cannot be restarted, where the rest is enough; else it is over."""
+        members = shrinking.without(self.plan, self._members, cause, why)
+        if members is None:
+            self._course.fail(cause, why, now)
+        else:
+            self._course.diagnose(why=why.why)
+            self._members = members
+            self._start_again(cause, self._restarts.without_counting(), is_smaller=True)
+
+    def _start_again(self, cause: Failure, verdict: Restart, *, is_smaller: bool = False) -> None:
+        number, step, members = self.gang.attempt + 1, self._newest_step, self._members
+        again = Again(number, members, verdict.delay_s, fresh_ports=verdict.fresh_ports)
+        self._course.again = again
+        fewer = members if is_smaller else None
+        self.orders.record(
+            self._restarts.event(
+                None, cause, verdict, attempt=number, from_step=step, members=fewer
+            )
         )
-        self.orders.record(event)
 
     def _revive(self, member: Member, now: float) -> None:
         """Where a task that restarts alone has failed, have it started again."""

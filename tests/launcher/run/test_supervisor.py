@@ -436,6 +436,31 @@ def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:
     assert told.outcome() == (Status.FAILED, 1)
 
 
+def test_a_node_that_does_not_come_back_leaves_a_smaller_gang_or_ends_the_run() -> None:
+    plan = plan_of("worker:0", "worker:1", "worker:2")
+    spread = tuple(
+        replace(task, node="far" if task.id.index == 0 else "local") for task in plan.tasks
+    )
+    for least, expected in ((2, ["worker:1", "worker:2"]), (3, None)):
+        policy = Supervision(min_workers=least)
+        told = Story(replace(plan, tasks=spread, supervision=policy))
+        told.supervisor.node_lost("far", "no route", told.now)
+        told._take()
+        told.ended("worker:1", "worker:2").home(7)
+        told.supervisor.gone("far", "no route to host", told.now)
+        told._take()
+        again = told.supervisor.again
+        if expected is None:
+            assert again is None
+            assert told.outcome() == (Status.FAILED, 3)
+        else:
+            assert again is not None
+            assert [str(task) for task in again.members] == expected
+            told.begin(again.number)
+            told.exits("worker:1").exits("worker:2")
+            assert told.outcome() == (Status.SUCCEEDED, 0)
+
+
 def test_a_task_whose_start_crosses_the_stop_is_stopped_too() -> None:
     """The order to start was on its way when Ctrl-C came: its task must not be forgotten."""
     told = Story.__new__(Story)

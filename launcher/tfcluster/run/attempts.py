@@ -1,0 +1,108 @@
+"""Starts attempt after attempt as the supervisor wants them, on nodes that have an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.run.actions import Again, StartAlone
+from tfcluster.run.exchange import Exchange
+from tfcluster.run.harvest import Harvest
+from tfcluster.run.journal import Journal
+from tfcluster.run.loop import Loop
+from tfcluster.run.shrinking import chief_of
+from tfcluster.run.startup import Startup
+from tfcluster.run.supervisor import Supervisor
+
+
+@dataclass(slots=True)
+class Attempts:
+    """The tasks' starts. Every method raises Over when the run has its outcome."""
+
+    plan: Plan
+    supervisor: Supervisor
+    startup: Startup
+    exchange: Exchange
+    harvest: Harvest
+    journal: Journal
+    loop: Loop
+    connect: Callable[[NodePlan], Coroutine[Any, Any, None]]
+    """Reach a node's agent and listen to it; raises SurroundingsError."""
+    due_alone: list[StartAlone] = field(default_factory=list)
+    """Tasks to start while the others go on."""
+    _lost: set[str] = field(default_factory=set)
+    _gone: set[str] = field(default_factory=set)
+    """Lost nodes that did not come back."""
+
+    async def first(self) -> None:
+        """Agents, ports, prepare, attempt 1: raises SurroundingsError."""
+        for node in self.plan.nodes:
+            await self.connect(node)
+        await self.startup.hold_ports(self.plan.nodes)
+        await self.startup.prepare()
+        await self._start(1, tuple(task.id for task in self.plan.tasks))
+
+    async def keep_going(self) -> None:
+        """Start again what the supervisor wants, for ever."""
+        wants, alone = self.supervisor, self.due_alone
+        while True:
+            await self.loop.until(lambda: wants.again is not None or alone != [])
+            if (again := wants.again) is not None:
+                await self._start_again(again)
+            else:
+                await self._start_alone(alone.pop(0))
+
+    def lose(self, node: str, reason: str) -> None:
+        """Its agent is gone; told once."""
+        if node not in self._lost:
+            self._lost.add(node)
+            self.supervisor.node_lost(node, reason, self.loop.now())
+
+    async def _start(self, number: int, members: tuple[TaskId, ...]) -> None:
+        to_start = self.supervisor.begin(number, members)
+        self.due_alone.clear()
+        await self.loop.meanwhile(self.startup.start_tasks(number, members, only=to_start))
+
+    async def _start_again(self, again: Again) -> None:
+        await self.loop.pause(self.loop.now() + again.delay_s)
+        await self._reconnect()
+        if self.supervisor.again is not again:
+            return  # a node did not come back: another gang is to start
+        if again.fresh_ports:
+            there = [node for node in self.plan.nodes if node.name not in self._gone]
+            await self.startup.hold_ports(there)
+        self.harvest.heed(chief_of(again.members))
+        await self._start(again.number, again.members)
+
+    async def _start_alone(self, wanted: StartAlone) -> None:
+        await self._reconnect()
+        if self.plan.task(wanted.task).node not in self._gone:
+            members = tuple(member.id for member in self.supervisor.gang)
+            await self.loop.meanwhile(
+                self.startup.start_tasks(wanted.attempt, members, only=[wanted.task])
+            )
+
+    async def _reconnect(self) -> None:
+        """Lost nodes get a new agent; no task of before lives there when it answers."""
+        for node in [node for node in self.plan.nodes if node.name in self._lost - self._gone]:
+            self.journal.wait_for(f"the agent of {node.name}")
+            try:
+                await self.loop.meanwhile(self.connect(node))
+            except SurroundingsError as error:
+                await self._give_up(node.name, error)
+            else:
+                self._lost.discard(node.name)
+                await self.startup.hold_ports([node])
+
+    async def _give_up(self, node: str, error: SurroundingsError) -> None:
+        """A node does not come back: once nothing can live there, go on without it, or end."""
+        policy, now = self.plan.supervision, self.loop.now()
+        until = self.exchange.fenced_until(node, lease_s=policy.lease_s, grace_s=policy.grace_s)
+        if until > now:
+            self.journal.wait_for(f"the lease of {node}: its tasks may live {until - now:.0f} s")
+        await self.loop.pause(until)
+        self._gone.add(node)
+        self.supervisor.gone(node, error.message, self.loop.now())
