@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfcluster.cli.launching import Options, conclude, finish, open_session, start_text
+from tfcluster.cli.launching import (
+    Options,
+    conclude,
+    faults_of,
+    finish,
+    open_session,
+    start_text,
+)
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.run import background, registry
 from tfcluster.run.background import Background, Tell
@@ -150,6 +157,7 @@ def _host(planned: Planned, options: Options, tell: Tell) -> None:
             announce=lambda ports: tell({"ports": dict(ports)}),
             gathers=options.gathers,
             prepares=options.prepares,
+            faults=faults_of(planned, options),
         )
         if outcome.error is not None:
             Terminal().say(f"tfcluster: {outcome.error}")

@@ -11,6 +11,7 @@ from tfcluster.run.paths import home
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
+    from tfcluster.run.chaos import Fault
     from tfcluster.run.ending import Outcome
     from tfcluster.run.paths import RunPaths
     from tfcluster.run.planning import Planned
@@ -30,6 +31,8 @@ class Options:
     gathers: bool = True
     prepares: bool = True
     resume: Resume | None = None
+    chaos: tuple[str, ...] = ()
+    """Faults to rehearse, as they were typed."""
 
 
 def launch(planned: Planned, options: Options) -> int:
@@ -38,11 +41,19 @@ def launch(planned: Planned, options: Options) -> int:
     Raises what stands in the way before the first task starts.
     """
     planned.require()
+    faults_of(planned, options)
     if options.detach:
         from tfcluster.cli.detached import launch_detached
 
         return launch_detached(planned, options)
     return _launch_here(planned, options)
+
+
+def faults_of(planned: Planned, options: Options) -> tuple[Fault, ...]:
+    """The faults to rehearse; raises UsageError for what is none, or cannot be done."""
+    from tfcluster.run.chaos import parse
+
+    return parse(options.chaos, planned.plan)
 
 
 def open_session(planned: Planned, options: Options) -> Session:
@@ -73,7 +84,12 @@ def _launch_here(planned: Planned, options: Options) -> int:
             session.paths, terminal, json_lines=options.as_json, collapse=options.collapse
         )
         view.start()
-        outcome = session.run(announce=announce, gathers=options.gathers, prepares=options.prepares)
+        outcome = session.run(
+            announce=announce,
+            gathers=options.gathers,
+            prepares=options.prepares,
+            faults=faults_of(planned, options),
+        )
     finish(view)
     state, paths = session.journal.state, session.paths
     return conclude(state, paths, outcome, terminal, is_recorded=session.is_recorded)

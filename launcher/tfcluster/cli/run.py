@@ -21,6 +21,8 @@ from tfcluster.errors import UsageError
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (the script's).")
+@click.option("--chaos", multiple=True, metavar="FAULT",
+              help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
 @click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
@@ -32,6 +34,7 @@ def command(
     sets: tuple[str, ...],
     python: str | None,
     name: str | None,
+    chaos: tuple[str, ...],
     as_json: bool,
     collapse: bool,
     no_gather: bool,
@@ -50,7 +53,13 @@ def command(
         python=python,
         set_paths=[text.partition("=")[0] for text in sets],
     )
-    how = Options(as_json=as_json, collapse=collapse, detach=detach, gathers=not no_gather)
+    how = Options(
+        as_json=as_json,
+        collapse=collapse,
+        detach=detach,
+        gathers=not no_gather,
+        chaos=chaos,
+    )
     return launch(planned, how)
 
 

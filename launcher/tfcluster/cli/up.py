@@ -19,6 +19,8 @@ from tfcluster.cli.job_args import WithJobArgs, job_args
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]",
               help="Begin with what RUN has gathered; SPEC: RUN's own one.")  # fmt: skip
+@click.option("--chaos", multiple=True, metavar="FAULT",
+              help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
@@ -31,6 +33,7 @@ def command(
     python: str | None,
     name: str | None,
     resume: str | None,
+    chaos: tuple[str, ...],
     as_json: bool,
     collapse: bool,
     no_prepare: bool,
@@ -67,5 +70,6 @@ def command(
         gathers=not no_gather,
         prepares=not no_prepare,
         resume=begins_with,
+        chaos=chaos,
     )
     return launch(planned, how)
