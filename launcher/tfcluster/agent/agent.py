@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tfcluster.agent.guard import Recorder
+    from tfcluster.agent.outside import Outside
 
 GATHER_S = 0.004
 """Pause after small reads: the pipes fill meanwhile, and one wake-up moves many lines."""
@@ -27,14 +28,20 @@ SMALL_READ = 256 << 10
 class Agent:
     """Starts, watches, stops and reports the tasks of one run on this node."""
 
-    def __init__(self, config: dict[str, Any], recorder: Recorder, guard_alive: int) -> None:
-        """`config`: run_id, node, token, socket, ports_dir and lease_s (null: ends with the
-        connection)."""
+    def __init__(
+        self,
+        config: dict[str, Any],
+        recorder: Recorder,
+        guard_alive: int,
+        outside: Outside | None = None,
+    ) -> None:
+        """`config`: run_id, node, token, socket, ports_dir (null: all ports are this run's) and
+        lease_s (null: ends with the connection)."""
         self._is_over = False
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
-        self._crew = Crew(recorder, self._selector)
+        self._crew = Crew(recorder, self._selector, outside)
         self._line = self._crew.line = Line(
             config,
             recorder.pid,

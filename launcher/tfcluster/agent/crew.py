@@ -13,7 +13,7 @@ from tfcluster.agent import leftovers, protocol, stop
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.output import drain
 from tfcluster.agent.processes import kill_descendants
-from tfcluster.agent.task import MAX_EVENT, StartError, Task
+from tfcluster.agent.task import MAX_EVENT, StartError, Task, fork_and_exec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.line import Line
+    from tfcluster.agent.outside import Outside
 
 PROGRESS_BACKLOG = 1000
 """Unacknowledged messages above which progress (replaced by the next anyway) is dropped."""
@@ -36,9 +37,12 @@ class Crew:
 
     line: Line
 
-    def __init__(self, recorder: Recorder, selector: selectors.BaseSelector) -> None:
-        """Set `line` before the first task is started."""
-        self._recorder, self._selector = recorder, selector
+    def __init__(
+        self, recorder: Recorder, selector: selectors.BaseSelector, outside: Outside | None
+    ) -> None:
+        """Set `line` before the first task is started. `outside` starts attempt 0, `prepare`,
+        where the tasks' network is private."""
+        self._recorder, self._selector, self._outside = recorder, selector, outside
         self._tasks: dict[str, Task] = {}
         self._witness = Witness()
         self._ended: dict[str, frozenset[bytes]] = {}
@@ -50,6 +54,8 @@ class Crew:
 
     def start_all(self, specs: list[dict[str, Any]], attempt: int) -> None:
         """What earlier attempts of these tasks left running ends first."""
+        if attempt > 0 and self._outside is not None:
+            self._outside.close()
         self._end_leftovers([spec["task"] for spec in specs])
         forked = [self._fork(spec, attempt) for spec in specs]
         for task in filter(None, forked):
@@ -71,7 +77,8 @@ class Crew:
             self.line.say({"type": "start_failed", **named, "error": "it is still running"})
             return None
         try:
-            task = Task(spec, attempt)
+            outside = self._outside if attempt == 0 else None
+            task = Task(spec, attempt, fork_and_exec if outside is None else outside.fork)
         except OSError as error:
             self.line.say({"type": "start_failed", **named, "error": str(error)})
             return None

@@ -9,6 +9,14 @@ from __future__ import annotations
 import os
 
 READY = b"listening\n"
+REFUSED = b"refused "
+"""Then a line of JSON: message and cure."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfcluster.agent.outside import Outside
 
 
 def main() -> None:
@@ -22,14 +30,33 @@ def main() -> None:
     # Only now: what the guard does not need stays out of its memory.
     import json
 
+    config = json.loads(config_json)
+    outside = _enter_private_network() if config.get("network") == "private" else None
     from tfcluster.agent.agent import Agent
 
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    agent = Agent(json.loads(config_json), recorder, guard_alive)
+    agent = Agent(config, recorder, guard_alive, outside)
     os.write(ready, READY)
     os.close(ready)
     agent.run()
     os._exit(0)
+
+
+def _enter_private_network() -> Outside:
+    """What stays outside; where this system refuses, says so on stdout and ends."""
+    from tfcluster.agent.namespaces import PrivateNetworkRefused, enter_private_network
+    from tfcluster.agent.outside import Outside
+
+    outside = Outside()
+    try:
+        enter_private_network()
+    except PrivateNetworkRefused as refused:
+        import json
+
+        words: dict[str, Any] = {"message": refused.message, "cure": refused.cure}
+        os.write(1, REFUSED + json.dumps(words).encode() + b"\n")
+        os._exit(0)
+    return outside

@@ -41,8 +41,9 @@ class PortTaken(Exception):
 class PortHolder:
     """The ports of one run on this node."""
 
-    def __init__(self, folder: str, identity: dict[str, Any], recorder: Recorder) -> None:
-        """`folder`: this user's lock files; `identity`: pid, run_id and node put into ours."""
+    def __init__(self, folder: str | None, identity: dict[str, Any], recorder: Recorder) -> None:
+        """`folder`: this user's lock files; None: in a private network no other run has ports.
+        `identity`: pid, run_id and node put into ours."""
         self._folder, self._identity, self._recorder = folder, identity, recorder
         self._held: dict[str, _Held] = {}
 
@@ -86,9 +87,12 @@ class PortHolder:
         self._held[task] = (port, bound, lock)
 
     def _lock(self, port: int) -> int | None:
-        """The descriptor that holds the port's lock file; None: somebody else has it."""
+        """The descriptor that holds the port's lock file; -1: it needs none; None: somebody
+        else has it."""
+        if self._folder is None:
+            return -1
         make_private(self._folder)
-        path = self._path(port)
+        path = _lock_file(self._folder, port)
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
@@ -115,13 +119,16 @@ class PortHolder:
     def _give_back(self, held: _Held) -> None:
         port, sockets, lock = held
         _close(sockets)
-        with contextlib.suppress(OSError):
-            os.unlink(self._path(port))
-        self._recorder.drop_file(self._path(port))
-        os.close(lock)
+        if self._folder is not None:
+            path = _lock_file(self._folder, port)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            self._recorder.drop_file(path)
+            os.close(lock)
 
-    def _path(self, port: int) -> str:
-        return os.path.join(self._folder, f"{port}.json")
+
+def _lock_file(folder: str, port: int) -> str:
+    return os.path.join(folder, f"{port}.json")
 
 
 def _close(sockets: list[socket.socket]) -> None:
@@ -155,20 +162,26 @@ def _bind_exclusively(port: int) -> list[socket.socket]:
     return []
 
 
-def find_holder(port: int, folder: str) -> dict[str, Any]:
+def find_holder(port: int, folder: str | None) -> dict[str, Any]:
     """Who has the port: {pid, command, run_id}, each None where it cannot be known."""
-    path = os.path.join(folder, f"{port}.json")
-    with contextlib.suppress(OSError, ValueError), open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            record = json.load(file)
-            command = _command(record["pid"])
-            return {"pid": record["pid"], "command": command, "run_id": record["run_id"]}
+    record = _who_locks(_lock_file(folder, port)) if folder is not None else None
+    if record is not None:
+        command = _command(record["pid"])
+        return {"pid": record["pid"], "command": command, "run_id": record["run_id"]}
     pid = _pid_of_sockets(_inodes_on(port))
     if pid is None:
         return {"pid": None, "command": None, "run_id": None}
     return {"pid": pid, "command": _command(pid), "run_id": _run_id(pid)}
+
+
+def _who_locks(path: str) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            record: dict[str, Any] = json.load(file)
+            return record
+    return None
 
 
 def _inodes_on(port: int) -> set[str]:

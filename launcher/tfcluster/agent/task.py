@@ -14,7 +14,10 @@ from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, s
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
+
+    Fork = Callable[[dict[str, Any], int, int], tuple[int, int]]
 
 EVENTS_FD = "TFCLUSTER_EVENTS_FD"
 MAX_EVENT = 64 << 10
@@ -28,8 +31,9 @@ class StartError(Exception):
 class Task:
     """A started task. It has ended when its pid has; its pipe may stay open a little longer."""
 
-    def __init__(self, spec: dict[str, Any], attempt: int) -> None:
-        """Forks it: `spec` is one entry of a `start` message; `confirm` says how the exec went.
+    def __init__(self, spec: dict[str, Any], attempt: int, fork: Fork) -> None:
+        """Forks it, as `fork_and_exec` does: `spec` is one entry of a `start` message; `confirm`
+        says how the exec went.
 
         Raises OSError when there can be no new process.
         """
@@ -57,7 +61,7 @@ class Task:
         ours.setblocking(False)
         self.events = ours
         try:
-            self.pid, self._failure = _fork_and_exec(spec, write_end, theirs.fileno())
+            self.pid, self._failure = fork(spec, write_end, theirs.fileno())
         except BaseException:
             self.close()
             raise
@@ -134,25 +138,31 @@ def environment(spec: dict[str, Any]) -> dict[str, str]:
     return env
 
 
-def _fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
-    """Its pid, and a descriptor that yields why the exec failed, or nothing."""
-    env = environment(spec)
-    env[EVENTS_FD] = str(events)
-    argv, cwd = spec["argv"], spec.get("cwd") or "/"
-    cores = spec.get("cores")
+def fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
+    """Its pid, and a descriptor that yields why the exec failed, or nothing. Raises OSError."""
     agent = os.getpid()
     failed_read, failed_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        try:
-            _become(argv, env, cwd, cores, output, events, agent)
-        except BaseException as error:  # the child must never return into the agent
-            with contextlib.suppress(OSError):
-                os.write(failed_write, _describe(error, argv, cwd).encode(errors="replace"))
-        finally:
-            os._exit(127)
+        become_or_tell(spec, output, events, failed_write, agent)
     os.close(failed_write)
     return pid, failed_read
+
+
+def become_or_tell(
+    spec: dict[str, Any], output: int, events: int, failed: int, agent: int
+) -> NoReturn:
+    """In the child: become the task's program, or write to `failed` why that cannot be."""
+    argv, cwd = spec["argv"], spec.get("cwd") or "/"
+    try:
+        env = environment(spec)
+        env[EVENTS_FD] = str(events)
+        _become(argv, env, cwd, spec.get("cores"), output, events, agent)
+    except BaseException as error:  # the child must never return into the agent
+        with contextlib.suppress(OSError):
+            os.write(failed, _describe(error, argv, cwd).encode(errors="replace"))
+    finally:
+        os._exit(127)
 
 
 def _become(

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO
 
 from tfcluster.agent import protocol
-from tfcluster.agent.main import READY
+from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.backends.base import Capabilities
 from tfcluster.backends.link import AgentLink, Refused, Streams
-from tfcluster.errors import NodeLostError
+from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
@@ -39,14 +39,17 @@ class LocalBackend:
         self._runtime_dir, self._python = runtime_dir, python
 
     async def connect(self, node: NodePlan, *, run_id: str, token: str) -> AgentLink:
-        """Start this node's agent and greet it; raises NodeLostError."""
+        """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
+        where this machine refuses the private network it asks for."""
+        is_private = node.network == "private"
         path = socket_path(self._runtime_dir, run_id, node.name)
         config = {
             "run_id": run_id,
             "node": node.name,
             "token": token,
             "socket": str(path),
-            "ports_dir": str(self._runtime_dir / "ports"),
+            "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
+            "network": node.network,
             "lease_s": None,
         }
         process = await asyncio.to_thread(AgentProcess, self._python, config)
@@ -65,6 +68,14 @@ class LocalBackend:
         return link
 
 
+def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
+    """Why an agent that answered something else than `READY` did not start."""
+    if answer.startswith(REFUSED):
+        refusal = json.loads(answer.removeprefix(REFUSED))
+        return SurroundingsError(refusal["message"], cure=refusal["cure"])
+    return NodeLostError(f"the agent did not start: {last_words or 'it said nothing'}")
+
+
 def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
     """Where a run's agent on `node` listens; raises NodeLostError when the folder is too deep."""
     path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
@@ -80,7 +91,8 @@ class AgentProcess:
     """A started agent and its guard; the guard is our child, its end is the end of both."""
 
     def __init__(self, python: str, config: Mapping[str, object]) -> None:
-        """Returns when the agent listens; raises NodeLostError with its last words. Blocks."""
+        """Returns when the agent listens. Blocks. Raises NodeLostError with its last words, or
+        SurroundingsError with what this machine refuses."""
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `wait`)
         self._last_words = ""
         self._agent: tuple[int, int] | None = None
@@ -88,7 +100,8 @@ class AgentProcess:
         package_root = str(Path(__file__).parents[2])
         # -I -S: nothing of the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
-            [python, "-I", "-S", "-c", _START, package_root],
+            # The run's id is for `ps`, and for whoever cleans up after a lost run.
+            [python, "-I", "-S", "-c", _START, package_root, str(config["run_id"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -105,7 +118,7 @@ class AgentProcess:
             with stdin:
                 stdin.write(config)
             ready, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
-            answer = os.read(stdout.fileno(), 100) if ready else b""
+            answer = os.read(stdout.fileno(), 4096) if ready else b""
         except OSError:
             answer = b""
         finally:
@@ -115,7 +128,7 @@ class AgentProcess:
             self._process.wait()
             words = self.last_words()
             self._errors.close()
-            raise NodeLostError(f"the agent did not start: {words or 'it said nothing'}")
+            raise _start_error(answer, words)
 
     def note_agent(self, pid: int) -> None:
         """The agent has told its process id; what started here is the guard."""

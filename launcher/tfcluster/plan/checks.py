@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import command
 from tfcluster.plan.keras import has_keras_3
+from tfcluster.plan.placement import is_loopback
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.resources import shared_gpus
 from tfcluster.plan.surroundings import LOCAL, Surroundings
@@ -33,10 +34,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_keras_2(spec, node)
     yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
-    if spec.runtime.network == "private":
-        message = "runtime.network private is not in this version of tfcluster yet"
-        cure = "--set runtime.network=host, on a network you trust: the ports ask for no password"
-        yield SurroundingsError(message, cure=cure)
+    yield from _private_network(plan)
 
 
 def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
@@ -136,4 +134,19 @@ def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
         what = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
         message = f"{what} over several hosts needs storage that all of them share"
         cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
+        yield SurroundingsError(message, cure=cure)
+
+
+def _private_network(plan: Plan) -> Iterator[SurroundingsError]:
+    """Inside it there is this machine's loopback and nothing else (user_namespaces(7))."""
+    private = {node.name for node in plan.nodes if node.network == "private"}
+    far = [t for t in plan.tasks if t.node in private and not is_loopback(t.host)]
+    if far:
+        message = f"in a private network {far[0].host} ({far[0].id}) cannot be reached"
+        cure = "give numbers instead of addresses (--set cluster.worker=2), or localhost:0"
+        yield SurroundingsError(message, cure=f"{cure}; or --set runtime.network=host")
+    storage = plan.checkpoints.dir or ""
+    if private and "://" in storage and not storage.startswith("file://"):
+        message = f"from a private network checkpoints.dir {storage} cannot be reached"
+        cure = "gather checkpoints here (leave checkpoints.dir out), or --set runtime.network=host"
         yield SurroundingsError(message, cure=cure)

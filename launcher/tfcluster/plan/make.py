@@ -93,8 +93,13 @@ class _Making:
     def nodes(self) -> Iterator[NodePlan]:
         for name, its_seats in by_node(self.seats).items():
             python = self.around.interpreters.get(name)
-            backend = its_seats[0].backend
-            yield NodePlan(name, backend, None if self._is_command else python, self.workdir)
+            yield NodePlan(
+                name=name,
+                backend=its_seats[0].backend,
+                interpreter=None if self._is_command else python,
+                workdir=self.workdir,
+                network=self.spec.runtime.network,
+            )
 
     def tasks(self) -> Iterator[TaskPlan]:
         shares = dict(self._shares())

@@ -12,6 +12,7 @@ JOB_NAMES: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 """In the order in which tables and logs show them."""
 
 Kind = Literal["training", "tuner", "plain"]
+Network = Literal["host", "private"]
 
 _TASK = re.compile(r"(chief|worker|ps|evaluator)[:-](\d+)")
 
@@ -77,6 +78,8 @@ class NodePlan:
     interpreter: Interpreter | None
     """None for a `command` job, and where only the node itself can tell."""
     workdir: str
+    network: Network = "host"
+    """``private``: its tasks have a network of their own, with nothing in it but loopback."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tfcluster.ui.formats import (
     format_rate,
     plural,
 )
+from tfcluster.ui.ports import open_ports
 from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim
 
 HOME_IS_LARGE = 10_000_000_000
@@ -41,7 +42,7 @@ def start_panel(
     pairs.append(("strategy", _strategy(plan)))
     cluster = [task for task in plan.tasks if task.in_cluster and plan.kind != "plain"]
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
-        pairs.append(("open ports", _open_ports(listening)))
+        pairs.append(("open ports", open_ports(plan, listening)))
     pairs.append(("folder", str(paths.root)))
     if resumes is not None:
         pairs.append(("resumes", resumed(*resumes)))
@@ -229,17 +230,6 @@ def _python(interpreter: Interpreter) -> str:
 def _strategy(plan: Plan) -> str:
     settings = [f"{name} {value}" for name, value in plan.settings.items()]
     return ", ".join([plan.strategy, *settings])
-
-
-def _open_ports(ports: Sequence[int]) -> str:
-    known = sorted(port for port in ports if port)
-    if not known:
-        shown = f"{plural(len(ports), 'port')}, chosen at the start"
-    elif len(known) > _TASKS_LISTED:
-        shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
-    else:
-        shown = ", ".join(map(str, known))
-    return f"{shown}: TensorFlow listens on every address of this machine, without a password"
 
 
 def _task_grid(plan: Plan, held: Mapping[str, int]) -> Part:

@@ -129,13 +129,14 @@ def small_cgroup() -> Iterator[Path]:
     except OSError as error:
         pytest.skip(f"this user cannot make a cgroup with a limit: {error}")
     yield group
-    for pid in (group / "cgroup.procs").read_text().split():
-        (parent / "cgroup.procs").write_text(pid)
     wait_until(lambda: is_removed(group))
 
 
 def is_removed(group: Path) -> bool:
-    """A process that is just ending keeps its cgroup a moment longer."""
+    """The agent leaves it; a process that is just ending keeps it a moment longer."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(pid)
     with contextlib.suppress(OSError):
         group.rmdir()
     return not group.exists()

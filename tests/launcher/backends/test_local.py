@@ -123,16 +123,14 @@ def test_a_killed_agents_node_is_connected_again(folder: Path) -> None:
 def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as first:
-            order = {"type": "hold_ports"}
-            order["ports"] = [{"task": "worker:0", "host": "localhost", "port": 0}]
-            await first.send(order)
+            wanted = {"task": "worker:0", "host": "localhost", "port": 0}
+            await first.send({"type": "hold_ports", "ports": [wanted]})
             port = (await anext(aiter(first)))["ports"]["worker:0"]
             os.kill(first.welcome["guard_pid"], signal.SIGSTOP)
             await first.send({"type": "die"})
             assert [message async for message in first] == []
             async with connected(folder) as second:
-                order["ports"][0]["port"] = port
-                await second.send(order)
+                await second.send({"type": "hold_ports", "ports": [wanted | {"port": port}]})
                 assert (await anext(aiter(second)))["type"] == "ports_held"
                 os.kill(first.welcome["guard_pid"], signal.SIGCONT)
                 await first.close()

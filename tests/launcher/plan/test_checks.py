@@ -159,11 +159,27 @@ def test_parameter_servers_over_several_hosts_share_their_storage(
     assert any("checkpoints.dir" in o.cure for o in found) is stopped
 
 
-def test_a_private_network_is_refused_rather_than_left_open(
-    spec_of: SpecOf, machine: Surroundings
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, None),
+        ({"cluster": {"worker": ["localhost:0", "127.0.0.1:2222", "[::1]:2223"]}}, None),
+        ({"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.1:2223"]}}, "10.0.0.1 (worker:0)"),
+        ({"checkpoints": {"dir": "gs://bucket/run"}}, "gs://bucket/run cannot be reached"),
+        ({"checkpoints": {"dir": "file:///mnt/run"}}, None),
+    ],
+)
+def test_a_private_network_has_nothing_in_it_but_loopback(
+    spec_of: SpecOf, machine: Surroundings, changes: dict[str, Any], words: str | None
 ) -> None:
-    (found,) = obstacles(spec_of({"runtime": {"network": "private"}}), machine)
-    assert "runtime.network=host" in found.cure
+    machine = replace(machine, addresses=machine.addresses | {"10.0.0.1"})
+    spec = spec_of({"runtime": {"network": "private"}} | changes)
+    assert {node.network for node in make_plan(spec, machine).nodes} == {"private"}
+    found = obstacles(spec, machine)
+    assert len(found) == (words is not None)
+    for obstacle in found:
+        assert str(words) in obstacle.message
+        assert "runtime.network=host" in obstacle.cure
 
 
 def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: Surroundings) -> None:

@@ -1,0 +1,24 @@
+"""Who can reach the ports of a run: TensorFlow's gRPC servers ask nobody for a password."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfcluster.plan.plan import Plan
+from tfcluster.ui.formats import plural
+
+_MOST_LISTED = 16
+
+
+def open_ports(plan: Plan, ports: Sequence[int]) -> str:
+    """One line for the start panel; `ports` of the tasks that listen, 0: still to be chosen."""
+    known = sorted(port for port in ports if port)
+    if all(node.network == "private" for node in plan.nodes):
+        return "none: the network is private, only the tasks of this run are in it"
+    if not known:
+        shown = f"{plural(len(ports), 'port')}, chosen at the start"
+    elif len(known) > _MOST_LISTED:
+        shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
+    else:
+        shown = ", ".join(map(str, known))
+    return f"{shown}: TensorFlow listens on every address of this machine, without a password"
