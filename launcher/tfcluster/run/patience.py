@@ -59,8 +59,8 @@ class Patience:
             self.heard_at = max(self.heard_at, at)
 
     def start_due(self, gang: Iterable[Member]) -> float | None:
-        """When the start has failed; None while nobody waits, or once all have joined."""
-        if self.first_wait_at is None or all(member.has_joined for member in gang):
+        """When the start has failed; None while nobody waits."""
+        if self.first_wait_at is None or not any(member.waits_for_peers for member in gang):
             return None
         return self.first_wait_at + self.policy.start_deadline_s
 
