@@ -1,0 +1,190 @@
+"""`runtime.network: "private"`: TensorFlow's ports, which ask for no password, stay closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.forked import COMMAND
+
+from .commandline import CommandLine, Done
+from .live import Live
+
+ROOT = Path(__file__).parents[2]
+SOMEBODY = 12345
+"""A user id that owns nothing here."""
+
+SERVER = """
+import json, os, socket, sys, time
+cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
+mine = int(os.environ["TFCLUSTER_TASK"].partition(":")[2])
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("0.0.0.0", int(cluster[mine].rpartition(":")[2])))
+listener.listen()
+for address in cluster:
+    host, _, port = address.rpartition(":")
+    for _ in range(100):
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    else:
+        sys.exit(f"{address} does not answer")
+with open(f"written-by-{mine}", "w") as file:
+    file.write(os.readlink("/proc/self/ns/net"))
+os.write(1, b"all peers answer\\n")
+while not os.path.exists("finish"):
+    time.sleep(0.05)
+"""
+"""Listens where TensorFlow would, and reaches all its peers."""
+
+PREPARE = """
+import os
+with open("prepared", "w") as file:
+    file.write(os.readlink("/proc/self/ns/net"))
+"""
+
+
+def own_addresses() -> list[str]:
+    """By which this machine can be reached: loopback, and the way out where there is one."""
+    found = ["127.0.0.1"]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing; TEST-NET-1 (RFC 5737)
+            found.append(probe.getsockname()[0])
+        except OSError:
+            pass
+    return found
+
+
+def answers(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), 5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("network", ["private", "host"])
+def test_from_outside_a_private_network_no_task_answers(shell: CommandLine, network: str) -> None:
+    shell.script("server.py", SERVER)
+    shell.script("prepare.py", PREPARE)
+    job = {"script": "server.py", "prepare": {"script": "prepare.py"}}
+    shell.spec("spec.json", job, runtime={"network": network})
+    run = Live(shell, "up", "spec.json")
+    run.wait_for_line("all peers answer")
+    ports = [int(task["address"].rpartition(":")[2]) for task in run.state()["tasks"]]
+    heard = {answers(address, port) for address in own_addresses() for port in ports}
+    assert heard == {network == "host"}
+    assert ("none: the network is private" in run.said()) is (network == "private")
+    (shell.cwd / "finish").touch()
+    assert run.end() == 0, run.said()
+    ours = os.readlink("/proc/self/ns/net")
+    assert (shell.cwd / "prepared").read_text() == ours, "prepare needs the internet"
+    inside = {(shell.cwd / f"written-by-{i}").read_text() for i in range(2)}
+    assert len(inside) == 1
+    assert (inside == {ours}) is (network == "host")
+
+
+def test_two_private_runs_may_use_the_same_fixed_ports(shell: CommandLine) -> None:
+    shell.script("server.py", SERVER)
+    cluster = {"worker": ["localhost:2222", "localhost:2223"]}
+    spec = {"cluster": cluster, "job": {"script": "server.py"}, "runtime": {"network": "private"}}
+    (shell.cwd / "spec.json").write_text(json.dumps({"name": "s", **spec}))
+    runs = [Live(shell, "up", "spec.json", name=name) for name in "ab"]
+    for run in runs:
+        run.wait_for_line("all peers answer")
+    (shell.cwd / "finish").touch()
+    assert [run.end() for run in runs] == [0, 0]
+
+
+def as_somebody(shell: CommandLine, *args: str) -> Done:
+    """`tfcluster ARGS` as a user without any rights, in folders that are his."""
+    command = [COMMAND, *args]
+    if os.geteuid() == 0:
+        for path in (shell.root, *shell.root.rglob("*")):
+            os.chown(path, SOMEBODY, SOMEBODY)
+        drop = f"setpriv --reuid={SOMEBODY} --regid={SOMEBODY} --clear-groups --no-new-privs"
+        script = f"{open_up(shell.root)}\nexec {drop} {shlex.join(command)}"
+        command = ["unshare", "--mount", "sh", "-ec", script]
+    env = shell.env | {"HOME": str(shell.root), "XDG_CACHE_HOME": str(shell.root / "cache")}
+    process = subprocess.Popen(
+        command, env=env, cwd=shell.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    shell.started.append(process)
+    out, err = process.communicate(timeout=60)
+    return Done(process.returncode, out, err.decode())
+
+
+def open_up(folder: Path) -> str:
+    """Shell lines that let everybody reach Python and this checkout, in a mount namespace of
+    their own, where they lie in a closed folder such as /root: all else of it is covered."""
+    needed = {Path(path).resolve() for path in (sys.base_prefix, sys.prefix, ROOT)}
+    closed = {
+        ancestor: path
+        for path in needed
+        for ancestor in path.parents
+        if not ancestor.stat().st_mode & 0o001
+    }
+    lines = []
+    for ancestor, path in closed.items():
+        kept = folder / "kept"
+        lines += [f"mkdir {kept}", f"mount --bind {path} {kept}"]
+        lines += [f"mount -t tmpfs -o mode=755 none {ancestor}", f"mkdir -p {path}"]
+        lines += [f"mount --move {kept} {path}", f"rmdir {kept}"]
+    return "\n".join(lines)
+
+
+def test_an_ordinary_user_has_a_private_network_and_owns_what_is_written(
+    shell: CommandLine,
+) -> None:
+    shell.script("server.py", SERVER)
+    shell.script("prepare.py", PREPARE)
+    (shell.cwd / "finish").touch()
+    job = {"script": "server.py", "prepare": {"script": "prepare.py"}}
+    shell.spec("spec.json", job, runtime={"network": "private"})
+    done = as_somebody(shell, "up", "spec.json")
+    assert done.code == 0, done.err
+    assert "none: the network is private" in done.err
+    ours = os.readlink("/proc/self/ns/net")
+    assert (shell.cwd / "prepared").read_text() == ours
+    assert (shell.cwd / "written-by-0").read_text() not in ("", ours)
+    owner = os.geteuid() or SOMEBODY
+    written = [shell.cwd / "prepared", shell.cwd / "written-by-1", shell.last_run()]
+    assert {path.stat().st_uid for path in written} == {owner}
+
+
+def test_an_address_of_this_machine_is_refused_with_the_cure(shell: CommandLine) -> None:
+    shell.script("server.py", SERVER)
+    spec = {"cluster": {"worker": ["192.0.2.7:2222"]}, "job": {"script": "server.py"}}
+    spec |= {"runtime": {"network": "private", "backend": "local"}}
+    (shell.cwd / "spec.json").write_text(json.dumps(spec))
+    refused = shell.run("up", "spec.json")
+    assert refused.code == 3
+    assert "in a private network 192.0.2.7 (worker:0) cannot be reached" in refused.err
+    assert "cluster.worker=2" in refused.err
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_tensorflow_workers_train_in_a_private_network(shell: CommandLine) -> None:
+    shell.env |= {"TFDS_DATA_DIR": str(shell.root / "tfds"), "CUDA_VISIBLE_DEVICES": "-1"}
+    done = shell.run(
+        "up",
+        str(ROOT / "cluster_specs" / "localhost-2w.json"),
+        "--set=runtime.network=private",
+        *("--", "--epochs=1", "--examples=320"),
+        timeout=280,
+    )
+    assert done.code == 0, done.err[-4000:] + done.out.decode()[-4000:]
+    assert done.out.count(b"test accuracy") == 2
+    assert any(event["type"] == "checkpoint_gathered" for event in shell.events())
