@@ -1,8 +1,8 @@
 """Faults that a job does to itself at a phase of its life: what no signal from outside can hit.
 
-``FAULT="KIND TASK PHASE"`` (``sigkill worker:1 training``) names one; it happens in the first
-attempt only. The jobs of this folder call `at` when they reach a phase; without FAULT nothing ever
-happens. Standard library only, Python 3.9 and later: it runs inside the tasks.
+``FAULT="KIND TASK PHASE"`` (``sigkill worker:1 training``) names one of the first attempt; several
+are divided by ``;``, the n-th is for attempt n. The jobs of this folder call `at` when they reach a
+phase; without FAULT nothing ever happens. Standard library only: it runs inside the tasks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ def me() -> str:
 
 def at(phase: str) -> None:
     """Do what FAULT asks of this task in `phase`: ``before-join``, ``training``, ``saving``."""
-    if os.environ.get("TFCLUSTER_ATTEMPT", "1") != "1" or not os.environ.get("FAULT"):
+    faults = os.environ.get("FAULT", "").split(";")
+    attempt = int(os.environ.get("TFCLUSTER_ATTEMPT", "1"))
+    if attempt > len(faults) or not faults[attempt - 1]:
         return
-    kind, task, when = os.environ["FAULT"].split()
+    kind, task, when = faults[attempt - 1].split()
     if (task, when) == (me(), phase):
         print(f"fault {kind} at {time.time():.3f}", flush=True)
         KINDS[kind]()
@@ -68,15 +70,20 @@ def _never_start() -> None:
 def _lose_my_port() -> None:
     """To one that shares ports like us when it binds, and with nobody afterwards.
 
-    On another address than ours, or Linux would not look for a conflict (sk_reuseport_match).
+    Linux does not look for a conflict where the last bind to the port was just like ours
+    (sk_reuseport_match in net/ipv4/inet_connection_sock.c), so two other binds come before it.
     """
     config = json.loads(os.environ["TF_CONFIG"])
     job, _, index = me().partition(":")
+    port = int(config["cluster"][job][int(index)].rpartition(":")[2])
+    other = socket.socket(socket.AF_INET6)
+    other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     thief = socket.socket()
-    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    thief.bind(("127.0.0.1", int(config["cluster"][job][int(index)].rpartition(":")[2])))
+    for stranger, address in ((other, "::1"), (thief, "127.0.0.1")):
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        stranger.bind((address, port))
     thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
-    thieves.append(thief)
+    thieves.extend((other, thief))
 
 
 KINDS: dict[str, Callable[[], None]] = {

@@ -77,10 +77,14 @@ class Job:
     timeout_s: float = 60
 
 
+def copy_jobs(folder: Path) -> None:
+    for name in JOB_FILES:
+        shutil.copy(HERE / name, folder)
+
+
 def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
     """The run with the fault of `cell` in it, to its end."""
-    for name in JOB_FILES:
-        shutil.copy(HERE / name, shell.cwd)
+    copy_jobs(shell.cwd)
     spec = shell.spec(
         "faults.json",
         {"script": job.script, "args": list(job.args), "env": {"FAULT": cell.fault}},
@@ -94,6 +98,7 @@ def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
             f"{enter(group)} exec tfcluster up {' '.join(map(quoted, options))} {spec}",
             timeout=job.timeout_s,
         )
+    assert shell.runs(), done.err
     return Ended(done.code, done.err, shell.last_run(), shell.events(), shell.state())
 
 
@@ -127,6 +132,11 @@ def check_root_cause(ended: Ended, cell: Cell) -> None:
     assert (cause["task"], cause["kind"]) == (cell.task, cell.due.root_cause), ended.last_words()
     assert cell.task not in diagnoses[0].get("collateral", ())
     assert cause["task"] in ended.said
+    if cell.kind == "never-starts":
+        last_line = next(line for line in ended.log(cell.task, 1).splitlines() if "fault" in line)
+        assert last_line in ended.said
+        for log in ended.folder.glob("logs/attempt-1/*.log"):
+            assert "most recent call first" in log.read_text(errors="replace"), log
 
 
 def check_resumed(ended: Ended, step: int, tasks: Sequence[str]) -> None:

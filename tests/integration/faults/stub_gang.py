@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 
-SHORTEST_SILENCE_S = 4.0
+SHORTEST_SILENCE_S = 2.0
 """A busy machine may hold a healthy stub up for a while, however short the replay."""
 
 
@@ -72,7 +72,8 @@ class Gang:
         self._silence_s = silence_s
         self.peers: list[Peer] = []
         self._listener = socket.socket()
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):  # as gRPC does
+            self._listener.setsockopt(socket.SOL_SOCKET, option, 1)
         self._listener.bind(("0.0.0.0", int(self._hosts[me].rpartition(":")[2])))
         self._listener.listen()
 

@@ -36,7 +36,7 @@ def parse() -> argparse.Namespace:
     add("--steps", type=int, default=30)
     add("--save-every", type=int, default=5)
     add("--step-s", type=float, default=0.005)
-    add("--fault-step", type=int, default=12)
+    add("--fault-step", type=int, default=12, help="counted from where the attempt starts")
     add("--like", default="newest", help="whose recordings are replayed")
     add("--scale", type=float, default=0.05, help="of the recorded delays")
     return parser.parse_args()
@@ -148,11 +148,12 @@ def train(options: argparse.Namespace, gang: Gang) -> None:
     state = State()
     state.restore()
     print(f"starting at step {state.step}", flush=True)
+    fault_step = state.step + options.fault_step
     while state.step < options.steps:
         gang.barrier(f"step {state.step}")
         state.train()
         reporting.progress(state.step, metrics={"loss": 1 / state.step})
-        if state.step == options.fault_step:
+        if state.step == fault_step:
             inject.at("training")
         time.sleep(options.step_s)
         if state.step % options.save_every == 0:

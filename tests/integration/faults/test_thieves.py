@@ -1,0 +1,47 @@
+"""Runs whose ports are chosen never lose one to whoever binds free ports on the same machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tests.integration.commandline import CommandLine, Done
+
+from .scene import copy_jobs
+
+RUNS, AT_ONCE = 50, 2
+THIEF = Path(__file__).with_name("thief.py")
+
+
+@pytest.fixture
+def thief() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([sys.executable, THIEF], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_fifty_runs_two_at_a_time_beside_a_thief(
+    shell: CommandLine, thief: subprocess.Popen[str]
+) -> None:
+    copy_jobs(shell.cwd)
+    job = {"script": "stub_worker.py", "args": ["--steps=10", "--step-s=0.001"]}
+    spec = shell.spec("chosen.json", job, checkpoints={"gather": False})
+
+    def run(number: int) -> Done:
+        return shell.run("up", "--name", f"r{number}", str(spec), timeout=120)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        done = list(pool.map(run, range(RUNS)))
+
+    assert [one.code for one in done] == [0] * RUNS, next(o.err for o in done if o.code)
+    assert thief.poll() is None
+    thief.kill()
+    taken = int(thief.communicate()[0].split()[-1])
+    assert taken > 100 * RUNS, "the thief was too slow to prove anything"
