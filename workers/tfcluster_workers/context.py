@@ -77,6 +77,12 @@ def current(environ: Mapping[str, str] | None = None) -> Context:
     )
 
 
+def is_evaluator() -> bool:
+    """Whether this task only evaluates, also after a script has changed its own TF_CONFIG."""
+    task = os.environ.get("TFCLUSTER_TASK") or current().task
+    return task.startswith("evaluator")
+
+
 def setting(name: str, default: Any = None) -> Any:
     """What the spec says about `name`; reading it tells the launcher that it is used."""
     from tfcluster_workers import reporting

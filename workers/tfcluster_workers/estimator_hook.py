@@ -34,3 +34,10 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         reporting.finished()
         # A run may fetch the step before its own training step has counted it.
         reporting.reached(int(session.run(self._global_step)), metrics=self._metrics)
+
+
+class SignOfLife(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Says that an evaluation goes on; fetches nothing."""
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        reporting.alive()

@@ -14,6 +14,7 @@ from tfcluster_workers import reporting
 HERE = os.path.dirname(os.path.abspath(__file__))
 _PLUMBING = """
     boot.py chaos.py estimator_hook.py keras_watch.py reporting.py save_watch.py tensorflow_watch.py
+    tuner_watch.py
 """
 OUR_PLUMBING = frozenset(os.path.join(HERE, name) for name in _PLUMBING.split())
 

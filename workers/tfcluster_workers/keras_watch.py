@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import batch_size, chaos, reporting
+from tfcluster_workers import batch_size, chaos, context, reporting
 
 _fitting = threading.local()
 """The global batch size of the `fit` that this thread is in."""
@@ -50,6 +50,21 @@ def watch_fit(module: ModuleType) -> None:
             _fitting.batch_size = before
 
     owner.fit = fit_and_report
+    _watch_evaluate(owner)
+
+
+def _watch_evaluate(owner: Any) -> None:
+    """An evaluator's `evaluate`, SidecarEvaluator's too, ends with a report; `fit` has its own."""
+    evaluate = owner.evaluate
+
+    @functools.wraps(evaluate)
+    def evaluate_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = evaluate(self, *args, **kwargs)
+        if context.is_evaluator():
+            reporting.evaluated(_steps_done(self) or None)
+        return results
+
+    owner.evaluate = evaluate_and_report
 
 
 def _global_batch(

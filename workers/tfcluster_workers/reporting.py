@@ -8,6 +8,8 @@ They are also the places where `tfcluster up --chaos` strikes (chaos.py).
 
 from __future__ import annotations
 
+import atexit
+import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -60,6 +62,8 @@ def alive() -> None:
 def evaluated(step: int | None) -> None:
     """An evaluator is done with the checkpoint of this step, where it can tell."""
     event_channel.current().send({"type": "evaluated", "step": step})
+    if step is not None:
+        chaos.at_step(step)
 
 
 def failed_search(reason: str) -> None:
@@ -104,8 +108,15 @@ def progress(
 
     `epoch` counts from 1; `batch_size` is the global batch, for examples per second.
     """
+    _flush_at_exit()
     values = dict(metrics or {})
     step_done(Reading(step, epoch=epoch, metrics=lambda: values, batch_size=batch_size))
+
+
+@functools.cache
+def _flush_at_exit() -> None:
+    """A loop of one's own need not say when it is `finished`."""
+    atexit.register(finished)
 
 
 def step_done(reading: Reading) -> None:

@@ -1,4 +1,4 @@
-"""Sees a strategy join its cluster, a preemption handler and an Estimator's steps go by."""
+"""Sees strategies and servers join their cluster, preemption handlers, and an Estimator's steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import reporting
+from tfcluster_workers import chaos, context, reporting
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
     """MultiWorkerMirroredStrategy joins in its constructor, and waits there for its peers."""
-    extended = vars(module)["CollectiveAllReduceExtended"]
-    construct = extended.__init__
+    _watch_joining(vars(module)["CollectiveAllReduceExtended"])
+
+
+def watch_parameter_server_strategy(module: ModuleType) -> None:
+    """The chief's ParameterServerStrategy waits for every worker and ps in its constructor."""
+    _watch_joining(vars(module)["ParameterServerStrategyV2"])
+
+
+def _watch_joining(joiner: Any) -> None:
+    construct = joiner.__init__
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -20,7 +28,24 @@ def watch_collective_strategy(module: ModuleType) -> None:
         construct(self, *args, **kwargs)
         reporting.ready()
 
-    extended.__init__ = __init__
+    joiner.__init__ = __init__
+
+
+def watch_server(module: ModuleType) -> None:
+    """A ps, or a worker of a parameter-server job, serves from `join` on, and waits for nobody.
+
+    Its constructor says nothing: Estimator makes a server in workers that are yet to join, too.
+    """
+    server = vars(module)["Server"]
+    join = server.join
+
+    @functools.wraps(join)
+    def join_and_report(self: Any) -> Any:
+        chaos.at_join()
+        reporting.ready()
+        return join(self)
+
+    server.join = join_and_report
 
 
 def watch_preemption(module: ModuleType) -> None:
@@ -34,6 +59,22 @@ def watch_preemption(module: ModuleType) -> None:
         reporting.saves_on_sigterm()
 
     handler.__init__ = __init__
+    _watch_preemption_save(handler)
+
+
+def _watch_preemption_save(handler: Any) -> None:
+    save = handler._save_checkpoint
+
+    @functools.wraps(save)
+    def save_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        saved = save(self, *args, **kwargs)
+        if self._is_chief:  # the others' folder is removed at once
+            # A `save_fn` of the script's own may know of no manager.
+            path = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
+            reporting.saved(str(path or "checkpoint"), step=int(self.total_run_calls))
+        return saved
+
+    handler._save_checkpoint = save_and_report
 
 
 def watch_estimator(module: ModuleType) -> None:
@@ -49,3 +90,23 @@ def watch_estimator(module: ModuleType) -> None:
         return train(self, input_fn, watched, *args, **kw)
 
     estimator.train = train_and_report
+    _watch_evaluation(estimator)
+
+
+def _watch_evaluation(estimator: Any) -> None:
+    evaluate = estimator.evaluate
+
+    @functools.wraps(evaluate)
+    def evaluate_and_report(
+        self: Any, input_fn: Any, steps: Any = None, hooks: Any = None, *args: Any, **kw: Any
+    ) -> Any:
+        from tfcluster_workers import estimator_hook
+
+        watched = [*(hooks or []), estimator_hook.SignOfLife()]
+        results = evaluate(self, input_fn, steps, watched, *args, **kw)
+        if context.is_evaluator() and results:
+            step = results.get("global_step")
+            reporting.evaluated(None if step is None else int(step))
+        return results
+
+    estimator.evaluate = evaluate_and_report

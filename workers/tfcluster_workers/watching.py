@@ -26,6 +26,18 @@ def _collective_strategy(module: ModuleType) -> None:
     tensorflow_watch.watch_collective_strategy(module)
 
 
+def _parameter_server_strategy(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_parameter_server_strategy(module)
+
+
+def _server(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_server(module)
+
+
 def _preemption(module: ModuleType) -> None:
     from tfcluster_workers import tensorflow_watch
 
@@ -50,6 +62,12 @@ def _fit(module: ModuleType) -> None:
     keras_watch.watch_fit(module)
 
 
+def _search(module: ModuleType) -> None:
+    from tfcluster_workers import tuner_watch
+
+    tuner_watch.watch_search(module)
+
+
 def _checkpoints(module: ModuleType) -> None:
     from tfcluster_workers import save_watch
 
@@ -70,6 +88,8 @@ def _models(module: ModuleType) -> None:
 
 _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": _collective_strategy,
+    "tensorflow.python.distribute.parameter_server_strategy_v2": _parameter_server_strategy,
+    "tensorflow.python.training.server_lib": _server,
     "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
     "tensorflow_estimator.python.estimator.estimator": _estimator,
     # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
@@ -79,6 +99,8 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "keras.src.engine.training": _fit,
     "tf_keras.src.engine.training": _fit,
     "keras.src.backend.tensorflow.trainer": _fit,
+    "keras_tuner.src.engine.base_tuner": _search,
+    "keras_tuner.engine.base_tuner": _search,
 }
 
 _SAVES: dict[str, Callable[[ModuleType], None]] = {

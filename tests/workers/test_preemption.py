@@ -1,0 +1,84 @@
+"""A job that saves on SIGTERM says so, saves, says that too, and leaves with 42."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHONS = {
+    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
+    "tf215": os.environ.get(
+        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
+    ),
+}
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Finished(Protocol):
+    code: int
+    text: str
+    events: list[dict[str, Any]]
+
+
+JOB = """
+import os, sys, time
+import tensorflow as tf
+from tfcluster_workers import reporting
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    value = tf.Variable(0.0)
+    checkpoint = tf.train.Checkpoint(value=value)
+handler = tf.distribute.experimental.PreemptionCheckpointHandler(
+    strategy.cluster_resolver, checkpoint, os.environ["TFCLUSTER_CHECKPOINT_DIR"],
+    tf.distribute.experimental.TerminationConfig(
+        termination_watcher_fn=None, exit_fn=lambda: sys.exit(42), grace_period=0),
+)
+
+@tf.function
+def train():
+    strategy.run(lambda: value.assign_add(1.0))
+
+while handler.total_run_calls < 2000:
+    handler.run(train)
+    reporting.progress(int(handler.total_run_calls))
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_a_preempted_gang_saves_together_and_says_so(
+    gang: Callable[..., dict[str, Finished]], tmp_path: Path, tensorflow: str
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    told = {"fault": "term worker:1 at step 20", "do": "term", "place": "step", "number": 20}
+
+    def env(task: str) -> dict[str, str]:
+        faults = [told] if task == "worker:1" else []
+        return {
+            "TFCLUSTER_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
+            "TFCLUSTER_SETTINGS": json.dumps({"chaos": faults}),
+        }
+
+    ended = gang(
+        PYTHONS[tensorflow],
+        ["worker:0", "worker:1"],
+        ["script", str(tmp_path / "job.py")],
+        cwd=tmp_path,
+        env=env,
+    )
+    assert [task.code for task in ended.values()] == [42, 42], ended["worker:1"].text[-3000:]
+    for task in ended.values():
+        assert "saves_on_sigterm" in [event["type"] for event in task.events]
+    chief, other = (task.events for task in ended.values())
+    (injected,) = [event for event in other if event["type"] == "chaos"]
+    assert injected["step"] == 20
+    (saved,) = [event for event in chief if event["type"] == "saved"]
+    assert 20 <= saved["step"] <= 24
+    assert Path(saved["path"] + ".index").is_file()
