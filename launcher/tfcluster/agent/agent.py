@@ -37,7 +37,7 @@ class Agent:
     ) -> None:
         """`config`: run_id, node, token, socket, ports_dir (null: all ports are this run's) and
         lease_s (null: ends with the connection)."""
-        self._is_over = False
+        self._is_over = self._is_shut_down = False
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
@@ -61,7 +61,8 @@ class Agent:
             while not (self._is_over or self._line.is_over):
                 self._turn()
         finally:
-            self._crew.end_all()
+            if not self._is_shut_down:
+                self._crew.end_all()
             self._ports.release()
             self._line.close()
 
@@ -123,7 +124,7 @@ class Agent:
     def _shut_down(self) -> None:
         self._crew.end_all()
         self._line.say({"type": "bye"})
-        self._is_over = True
+        self._is_over = self._is_shut_down = True
 
 
 def _signals_as_bytes() -> int:

@@ -121,15 +121,17 @@ class Crew:
 
     def deadline(self) -> float | None:
         """When `on_time` must be called next."""
-        at = [
-            task.drain_until if task.usage is not None else task.kill_at
-            for task in self._tasks.values()
-        ]
+        at: list[float | None] = []
+        for task in self._tasks.values():
+            ended = task.usage is not None
+            at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
         return min((when for when in at if when is not None), default=None)
 
     def on_time(self, now: float) -> None:
         for task in list(self._tasks.values()):
             stop.climb(task, now)
+            if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
+                self._tell_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
                 self._finish(task)
 
@@ -252,19 +254,30 @@ class Crew:
         self.line.say(task.exited_message())
 
     def end_all(self) -> None:
-        """SIGKILL every group and every descendant outside of them, reap, report."""
+        """SIGKILL every group and every descendant outside of them, reap, report.
+
+        Whoever does not end within seconds is in uninterruptible sleep, and is left to the kernel.
+        """
+        now = time.monotonic()
         for task in self._tasks.values():
-            task.stopping = True
-            task.signal_group(signal.SIGKILL)
-        deadline = time.monotonic() + _END_S
+            stop.kill(task, now)
+        deadline = now + _END_S
         while any(task.usage is None for task in self._tasks.values()):
             self.reap()
             if time.monotonic() > deadline:
                 break
             time.sleep(0.002)
         kill_descendants(_END_S)
-        for task in [t for t in self._tasks.values() if t.usage is not None]:
-            self._finish(task)
+        for task in list(self._tasks.values()):
+            if task.usage is not None:
+                self._finish(task)
+            elif not task.is_unkillable:
+                self._tell_unkillable(task)
+
+    def _tell_unkillable(self, task: Task) -> None:
+        task.is_unkillable, task.unkillable_at = True, None
+        named = {"task": task.name, "attempt": task.attempt}
+        self.line.say({"type": "unkillable", **named, "pids": [task.pid]})
 
     def _unwatch(self, fileobj: Any) -> None:
         with contextlib.suppress(KeyError, ValueError):

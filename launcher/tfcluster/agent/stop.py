@@ -11,6 +11,8 @@ import time
 
 from tfcluster.agent.task import Task
 
+UNKILLABLE_S = 2.0
+"""A killed task that lives so long is told of as one that cannot be killed."""
 DRAIN_S = 0.5
 """How long after its end a task's pipe is waited for: a grandchild may hold it."""
 
@@ -29,8 +31,17 @@ def ask_to_end(task: Task, grace_s: float) -> None:
 def climb(task: Task, now: float) -> None:
     """Second rung, once the grace is over; nothing for a task nobody asked to end."""
     if task.usage is None and task.kill_at is not None and now >= task.kill_at:
-        task.kill_at = None
-        task.signal_group(signal.SIGKILL)
+        kill(task, now)
+
+
+def kill(task: Task, now: float) -> None:
+    """SIGKILL to the group, which a stopped process obeys as well. One in uninterruptible sleep
+    (a dead NFS server, a GPU driver) does not until it wakes: it is told of, not waited for."""
+    task.stopping = True
+    task.kill_at = None
+    task.signal_group(signal.SIGKILL)
+    if not task.is_unkillable:
+        task.unkillable_at = now + UNKILLABLE_S
 
 
 def clear_group(task: Task) -> None:

@@ -49,6 +49,9 @@ class Task:
         self.oom: str | None = None
         """Evidence that the kernel killed it for its memory."""
         self.kill_at: float | None = None
+        self.unkillable_at: float | None = None
+        """When it is to be told of as one that SIGKILL does not end."""
+        self.is_unkillable = False
         self.usage: tuple[int, int] | None = None
         """Wait status and peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
