@@ -1,4 +1,4 @@
-"""`tfcluster down`: stop a run from any terminal."""
+"""`tfcluster down`: stop a run from any terminal, or clean up after one that is lost."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import click
 
 from tfcluster.errors import NodeLostError
 from tfcluster.run import control, registry
-from tfcluster.run.events import Status
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
 LISTENS_WITHIN_S = 2.0
@@ -23,10 +23,14 @@ LISTENS_WITHIN_S = 2.0
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs stopped.")
 def command(run: str | None, now: bool, everything: bool, as_json: bool) -> None:
-    """Stop RUN (default: the only live one) and wait until it has ended."""
+    """Stop RUN (default: the only live one) and wait until it has ended.
+
+    Of a lost run, whose coordinator was killed, it ends and removes what is left on this host.
+    """
     terminal = Terminal()
     if everything:
-        doomed = [paths for paths, state in registry.runs() if not state.status.is_final]
+        known = registry.runs()
+        doomed = [paths for paths, state in known if registry.is_open(state)]
     else:
         doomed = [registry.resolve(run, live_only=True)]
     for paths in doomed:
@@ -42,10 +46,16 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
     while not (state := registry.load(paths)).status.is_final:
         why = "tfcluster down --now" if now else "tfcluster down"
         try:
-            control.ask(paths.control_socket, {"op": "stop", "why": why, "now": now})
+            socket = registry.control_socket(paths, state)
+            control.ask(socket, {"op": "stop", "why": why, "now": now})
             terminal.say(f"stopping {state.run}")
             return
         except (OSError, ValueError) as error:
+            if registry.is_elsewhere(state):
+                raise NodeLostError(
+                    f"{state.run} is coordinated on {state.host}",
+                    cure=f"type there: tfcluster down {state.run}",
+                ) from error
             if time.monotonic() > until:
                 raise NodeLostError(
                     f"the coordinator of {state.run} (pid {state.pid}) does not answer: {error}",
@@ -57,6 +67,27 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
 def _await_end(paths: RunPaths, terminal: Terminal) -> RunSnapshot:
     while not (state := registry.load(paths)).status.is_final:
         time.sleep(0.05)
-    lost = " (its coordinator is gone)" if state.status is Status.LOST else ""
-    terminal.say(f"{state.run} is {state.status}{lost}")
+    if registry.is_open(state):
+        terminal.say(f"{state.run} is lost: its coordinator is gone")
+        _clean_up(paths, terminal)
+    else:
+        terminal.say(f"{state.run} is {state.status}")
     return state
+
+
+def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
+    from tfcluster.run.lost import clean_up  # psutil: only where it is needed
+
+    found = clean_up(paths)
+    if found.processes:
+        count = plural(len(found.processes), "process", "processes")
+        terminal.say(f"ended {count} it had left: {', '.join(map(str, found.processes))}")
+    if found.files:
+        terminal.say(f"removed {', '.join(map(str, found.files))}")
+    if not found.processes and not found.files:
+        terminal.say("nothing of it was left on this host")
+    if found.survivors:
+        names = ", ".join(map(str, found.survivors))
+        raise NodeLostError(
+            f"killed, and still there: {names}", cure="the kernel holds on to them: look at dmesg"
+        )

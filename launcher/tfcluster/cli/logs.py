@@ -14,7 +14,9 @@ from tfcluster.plan.plan import TaskId
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui.follow import RunView, dress_for
+from tfcluster.ui.log_files import newest_attempts
 from tfcluster.ui.merge import LogFilter, MergedLogs
+from tfcluster.ui.source import end_of_lines
 from tfcluster.ui.terminal import Terminal
 
 SEPARATOR = " │ "
@@ -43,21 +45,28 @@ def command(
     as_json: bool,
 ) -> None:
     """Show or follow the output of RUN's tasks (default: of the latest run)."""
-    paths = registry.resolve(run)
+    terminal, paths = Terminal(), registry.resolve(run)
     wanted = LogFilter(
         tasks=_labels(paths, tasks),
         grep=_pattern(grep),
-        first_attempt=_first_attempt(paths, attempt, tasks),
+        first_attempt=attempt or 0,
+        first_of={} if attempt else _newest(paths, tasks, terminal),
         last_attempt=attempt,
         tail=tail,
     )
-    terminal = Terminal()
     if as_json:
         if collapse:
             raise UsageError("--collapse merges lines, --json tells each", cure="leave one out")
         _emit(MergedLogs(paths, wanted), terminal, is_over=lambda: not follow or _is_over(paths))
     elif follow:
-        view = RunView(paths, terminal, wanted=wanted, collapse=collapse, talks=False)
+        view = RunView(
+            paths,
+            terminal,
+            wanted=wanted,
+            collapse=collapse,
+            talks=False,
+            events_offset=end_of_lines(paths.events),
+        )
         view.run(is_over=lambda: _is_over(paths))
     else:
         merged = MergedLogs(paths, wanted, dress_for(terminal, terminal.stdout, collapse))
@@ -121,12 +130,23 @@ def _pattern(regex: str | None) -> re.Pattern[bytes] | None:
         ) from error
 
 
-def _first_attempt(paths: RunPaths, chosen: int | None, tasks: tuple[str, ...]) -> int:
-    """The one asked for, else the latest; the prepare step (0) belongs to the first."""
-    if chosen is not None:
-        return chosen
-    latest = registry.load(paths).attempt
-    return 0 if latest <= 1 or any(task.startswith("prepare") for task in tasks) else latest
+def _newest(paths: RunPaths, tasks: tuple[str, ...], terminal: Terminal) -> dict[str, int]:
+    """Each task's newest attempt, said where there are several; prepare belongs to the first."""
+    newest = newest_attempts(paths.logs)
+    shown = {label: at for label, at in newest.items() if at and (not tasks or label in tasks)}
+    if max(shown.values(), default=1) > 1:
+        numbers = sorted(set(shown.values()))
+        which = (
+            f"attempt {numbers[0]}"
+            if len(numbers) == 1
+            else (
+                "the newest attempt of each: "
+                + ", ".join(f"{at} of {label}" for label, at in shown.items())
+            )
+        )
+        terminal.say(f"{paths.run_id}: {which}; --attempt N shows another")
+        newest |= {label: 1 for label in newest if label.startswith("prepare") and not tasks}
+    return newest
 
 
 def _is_over(paths: RunPaths) -> bool:

@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "ps": "List live runs (-a: all).",
         "status": "Show one run: its tasks, progress, diagnosis.",
         "logs": "Show or follow the tasks' output.",
+        "attach": "Watch a run from another terminal.",
         "checkpoints": "List or copy what was gathered.",
     },
     "End": {

@@ -7,6 +7,7 @@ import time
 import click
 
 from tfcluster.run import registry
+from tfcluster.run.events import Status
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
 from tfcluster.ui.terminal import Terminal
@@ -27,3 +28,6 @@ def command(all_runs: bool, as_json: bool) -> None:
     else:
         over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{over}")
+    for run in known:
+        if run.status is Status.LOST and registry.is_open(run):
+            terminal.say(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,24 @@ def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
     return ProcessIdentity(
         host=snapshot.host, boot_id=snapshot.boot_id, pid=snapshot.pid, start=snapshot.pid_start
     )
+
+
+def is_open(snapshot: RunSnapshot) -> bool:
+    """Whether there is something to end: the run lives, or nobody has cleaned up after its loss."""
+    if snapshot.status is Status.LOST:
+        return snapshot.ended_at is None
+    return not snapshot.status.is_final
+
+
+def is_elsewhere(snapshot: RunSnapshot) -> bool:
+    """Whether it is coordinated on another host that shares this home."""
+    return snapshot.host != socket.gethostname()
+
+
+def control_socket(paths: RunPaths, snapshot: RunSnapshot) -> Path:
+    """Where its coordinator listens, also where this shell's runtime folder is another."""
+    folder = snapshot.runtime_dir
+    return Path(folder) / paths.control_socket.name if folder else paths.control_socket
 
 
 def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
@@ -124,6 +143,12 @@ def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
     if len(live) == 1:
         return live[0][0]
     if not live:
-        raise UnknownRunError("no run is live", cure="`tfcluster ps -a` lists all runs")
+        lost = [snapshot.run for _, snapshot in known if is_open(snapshot)]
+        raise UnknownRunError(
+            "no run is live",
+            cure=f"after a lost run cleans up: `tfcluster down {lost[-1]}`"
+            if lost
+            else "`tfcluster ps -a` lists all runs",
+        )
     rows = "\n".join(f"  {snapshot.run}  {snapshot.status}" for _, snapshot in live)
     raise UnknownRunError(f"{len(live)} runs are live:\n{rows}", cure="name one of them")

@@ -28,6 +28,8 @@ FASTEST_POLL_S, SLOWEST_POLL_S = 0.02, 0.2
 SKIP_ABOVE = 64 * 1024 * 1024
 """Bytes a terminal may be behind before it goes on with the newest; a pipe gets everything."""
 CLOSED_NOTE = "training goes on, `tfcluster logs -f` shows the lines"
+ALWAYS_TOLD = frozenset({"restarting"})
+"""Without it nobody would understand the lines that follow."""
 _STATUS_INTERVAL_S = 0.25
 _ROUNDS_BEFORE_TALK = 64
 
@@ -152,10 +154,11 @@ class RunView:
                 self.logs.end_task(prepare_label(node), 0)
 
     def _tell(self, events: list[dict[str, Any]]) -> None:
-        if not self._talks or self._json_lines:
+        if self._json_lines:
             return
         for event in events:
-            if told := format_event(event):
+            is_told = self._talks or event.get("type") in ALWAYS_TOLD
+            if is_told and (told := format_event(event)):
                 self._terminal.say(self._terminal.paint(told.text, *told.styles))
 
     def _say_queued(self) -> bool:

@@ -52,8 +52,8 @@ def format_exit(exit_code: int | None, signal_number: int | None) -> str:
     return "" if exit_code is None else f"exit {exit_code}"
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def plural(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
 def cut_to_columns(text: str, columns: int) -> str:

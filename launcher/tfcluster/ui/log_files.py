@@ -23,6 +23,14 @@ def log_folders(logs: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
+def newest_attempts(logs: Path) -> dict[str, int]:
+    """Label → the newest attempt that it has a log of; tasks restart together or alone."""
+    newest: dict[str, int] = {}
+    for attempt, folder in log_folders(logs):
+        newest |= {label_of(path): attempt for path in folder.glob("*.log")}
+    return newest
+
+
 def changed_ns(folder: Path) -> int:
     """Time stamp of a folder, which changes when a file comes."""
     try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfcluster.run.paths import RunPaths
@@ -38,6 +38,8 @@ class LogFilter:
     grep: re.Pattern[bytes] | None = None
     first_attempt: int = 0
     """The prepare step counts as attempt 0."""
+    first_of: Mapping[str, int] = field(default_factory=dict)
+    """Label → the same for one task, where that is later."""
     last_attempt: int | None = None
     tail: int | None = None
     """Of files that exist at the beginning only the last lines (that match)."""
@@ -45,7 +47,7 @@ class LogFilter:
     def wants(self, label: str, attempt: int) -> bool:
         if self.last_attempt is not None and attempt > self.last_attempt:
             return False
-        if attempt < self.first_attempt:
+        if attempt < max(self.first_attempt, self.first_of.get(label, 0)):
             return False
         return not self.tasks or label in self.tasks
 

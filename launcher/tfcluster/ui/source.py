@@ -152,6 +152,14 @@ class LogSource:
         return self._fd
 
 
+def end_of_lines(path: Path) -> int:
+    """Where the last whole line of a file ends; 0 where there is none."""
+    try:
+        return path.read_bytes().rfind(b"\n") + 1
+    except OSError:
+        return 0
+
+
 def tail_offset(path: Path, lines: int, pattern: re.Pattern[bytes] | None = None) -> int:
     """Where the last `lines` lines (those with `pattern`, if given) of a file begin."""
     size = path.stat().st_size if path.exists() else 0

@@ -1,0 +1,65 @@
+"""`tfcluster attach`: the live view of a run from any terminal; leaving it changes nothing."""
+
+from __future__ import annotations
+
+import click
+
+from tfcluster.cli.ends import show_end
+from tfcluster.errors import RunFolderError
+from tfcluster.run import registry
+from tfcluster.run.paths import RunPaths
+from tfcluster.ui.follow import RunView
+from tfcluster.ui.log_files import newest_attempts
+from tfcluster.ui.merge import LogFilter
+from tfcluster.ui.source import end_of_lines
+from tfcluster.ui.story import attached
+from tfcluster.ui.terminal import Terminal
+
+_LINES_BEFORE = 10
+
+
+@click.command("attach")
+@click.argument("run", required=False)
+@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
+def command(run: str | None, collapse: bool, as_json: bool) -> None:
+    """Watch RUN (default: the only live one) to its end; Ctrl-C leaves, and the run goes on.
+
+    Begins with the last lines of each task. The exit code is 0 however the run ends: `wait` has
+    the run's own.
+    """
+    terminal = Terminal()
+    paths = registry.resolve(run, live_only=True)
+    state = registry.load(paths)
+    if state.status.is_final and not as_json:
+        terminal.say(f"{state.run} is over")
+        show_end(state, paths, terminal)
+        return
+    if not as_json:
+        terminal.say(attached(state))
+    view = RunView(
+        paths,
+        terminal,
+        json_lines=as_json,
+        wanted=LogFilter(first_of=newest_attempts(paths.logs), tail=_LINES_BEFORE),
+        collapse=collapse,
+        events_offset=0 if as_json else end_of_lines(paths.events),
+    )
+    try:
+        view.run(is_over=lambda: _is_over(paths))
+    except KeyboardInterrupt:
+        terminal.clear_status()
+        terminal.say(
+            f"left; {state.run} goes on: `tfcluster attach {state.run[-4:]}` comes back,"
+            f" `tfcluster down {state.run[-4:]}` ends it"
+        )
+        return
+    if not as_json and paths.root.exists():
+        show_end(registry.load(paths), paths, terminal)
+
+
+def _is_over(paths: RunPaths) -> bool:
+    try:
+        return registry.load(paths).status.is_final
+    except RunFolderError:
+        return True
