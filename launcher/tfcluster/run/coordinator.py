@@ -105,7 +105,7 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
-            self._supervisor.begin_run(self._now())
+            self._supervisor.begin_run(self._now(), from_step=self._harvest.newest_step)
             self._background = background
             gathering: asyncio.Task[None] | None = None
             error: SurroundingsError | None = None

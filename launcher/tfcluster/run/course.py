@@ -90,6 +90,11 @@ class Course:
         self.again = None
         self.stop(self.gang.running(), "another task failed", now)
 
+    def fail_unbegun(self, cause: Failure) -> None:
+        """As `fail`, but no task has run that could be diagnosed or stopped."""
+        self.ending = findings.outcome_of(cause, GiveUp("the run had not begun"))
+        self.stage = Stage.ENDING_RUN
+
     def end_run(
         self, why: str, outcome: Outcome, now: float, *, grace_s: float | None = FAILURE_GRACE_S
     ) -> None:

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.checkpoints import outputs
+from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
+from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.restore import PutBack, put_back, step_of
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.plan.plan import Plan, TaskId
@@ -31,6 +33,7 @@ class Harvest:
         self._workdir = Path(plan.nodes[0].workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
         self._comes_home = plan.checkpoints.dir is None
+        self._shared_step: int | None = None
         self._gathers = wanted and plan.checkpoints.gather and self._comes_home
         self._chief = plan.chief
         self._gatherer = self._gatherer_of(plan.chief)
@@ -49,13 +52,11 @@ class Harvest:
 
     @property
     def newest_step(self) -> int | None:
-        """The step an attempt would start from now; None where it would start from nothing."""
-        return step_of(self._store.state())
+        """The step an attempt would start from now; None where it would start from nothing.
 
-    @property
-    def has_state(self) -> bool:
-        """Whether an attempt would start from something, be its step known or not."""
-        return bool(self._store.state())
+        In shared storage it is looked up by `bring_home`.
+        """
+        return step_of(self._store.state()) if self._comes_home else self._shared_step
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
         """Make their directories hold the newest complete state; empty on a fresh start."""
@@ -70,6 +71,7 @@ class Harvest:
         """What the chief of an attempt that has ended saved last, also where nothing is gathered:
         the next attempt starts from it."""
         if not self._comes_home:
+            self._shared_step = await asyncio.to_thread(_newest_step_in, self._plan.checkpoints.dir)
             return []
         found = await asyncio.to_thread(self._gatherer.final_look)
         notes = [ev.Warned(message=note) for note in self._gatherer.take_notes()]
@@ -149,3 +151,12 @@ class Harvest:
     def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
         path = str(gathered.path.relative_to(self._paths.root))
         return ev.CheckpointGathered(path=path, step=gathered.step, kind=str(gathered.kind))
+
+
+def _newest_step_in(shared: str | None) -> int | None:
+    """The step of the newest whole checkpoint in storage that all tasks share, if it is a mount."""
+    if shared is None or not Path(shared).is_dir():
+        return None
+    found = find(scan(Path(shared)), None)
+    newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
+    return newest.step if newest is not None else None

@@ -18,16 +18,38 @@ class Restarts:
     def __init__(self, policy: Supervision, jitter: Callable[[], float]) -> None:
         self._policy, self._jitter = policy, jitter
         self._past: dict[TaskId | None, Past] = defaultdict(Past)
+        self._from_step: int | None = None
+        self._advanced = False
+        self.newest_step: int | None = None
+        """Of what is at home: an attempt would start from it."""
+
+    def begin(self) -> None:
+        """An attempt of the gang begins, from what is at home."""
+        self._from_step, self._advanced = self.newest_step, False
+
+    def note_saved(self) -> None:
+        """The chief of this attempt says that it saved."""
+        self._advanced = True
+
+    def note_gathered(self, step: int | None) -> None:
+        """What this attempt saved is at home."""
+        self._advanced = True
+        self.newest_step = step if step is not None else self.newest_step
+
+    def note_home(self, step: int | None) -> None:
+        """All is at home that the attempt saved; `step` is the newest there."""
+        self._advanced |= step is not None and step != self._from_step
+        self.newest_step = step
 
     def decide(
-        self, unit: TaskId | None, failure: Failure, *, advanced: bool, progressed: bool
+        self, unit: TaskId | None, failure: Failure, *, progressed: bool
     ) -> Restart | GiveUp:
         """See `restart.decide`; a restart is entered in the books."""
         verdict = restart.decide(
             failure,
             self._past[unit],
             self._policy,
-            advanced=advanced,
+            advanced=self._advanced,
             progressed=progressed,
             jitter=self._jitter(),
         )
@@ -46,7 +68,6 @@ class Restarts:
         verdict: Restart,
         *,
         attempt: int,
-        from_step: int | None,
         members: tuple[TaskId, ...] | None = None,
     ) -> ev.Restarting:
         """`members` where the gang has become smaller."""
@@ -55,7 +76,7 @@ class Restarts:
             reason=f"{failure.task}: {failure.reason}",
             attempt=attempt,
             of=restart.attempts_in_all(verdict.past, self._policy),
-            from_step=from_step,
+            from_step=self.newest_step,
             delay_s=round(verdict.delay_s, 3),
             members=tuple(map(str, members)) if members is not None else None,
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
@@ -20,14 +20,11 @@ from tfcluster.run.course import Course, Stage
 from tfcluster.run.ending import Next, Outcome, Stop, judge
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind
-from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S, Finding
+from tfcluster.run.findings import CAUSE_WAIT_S
 from tfcluster.run.gang import Member, by_node
-from tfcluster.run.patience import Patience
 from tfcluster.run.restart import GiveUp, Restart
 from tfcluster.run.restarts import Restarts
-
-STACKS_S: Final = 1.0
-"""How long tasks get to write their stacks before they are ended."""
+from tfcluster.run.watch import Watch
 
 
 class Supervisor:
@@ -45,16 +42,13 @@ class Supervisor:
         self.plan, self.policy = plan, plan.supervision
         self._course = course = Course(plan)
         self.gang, self.orders = course.gang, course.orders
-        self._timers, self._patience = course.timers, Patience(self.policy)
+        self._timers, self._watch = course.timers, Watch(plan, course, last_output, last_line)
         self._restarts = Restarts(self.policy, jitter)
-        self._last_output, self._last_line = last_output, last_line
         self._forms_gang = plan.kind != "plain"
         self._members: tuple[TaskId, ...] = tuple(task.id for task in plan.tasks)
         self.chief = plan.chief
         """Whose exit and whose checkpoints count; another one in a smaller gang."""
         self._verdict = Next.GO_ON
-        self._advanced = False
-        self._newest_step: int | None = None
 
     @property
     def again(self) -> Again | None:
@@ -73,8 +67,9 @@ class Supervisor:
 
     # -- inputs -----------------------------------------------------------------------------
 
-    def begin_run(self, now: float) -> None:
-        """The run's clock starts."""
+    def begin_run(self, now: float, *, from_step: int | None = None) -> None:
+        """The run's clock starts; `from_step` is what it resumes from."""
+        self._restarts.newest_step = from_step
         if self.policy.run_deadline_s is not None:
             self._timers.set("run", now + self.policy.run_deadline_s)
 
@@ -82,8 +77,10 @@ class Supervisor:
         """Attempt `number` begins; returns the tasks to start: not an evaluator that runs on."""
         to_start = self.gang.enlist(members, number)
         self._members, self.chief = members, shrinking.chief_of(members)
-        self._patience, self._verdict, self._advanced = Patience(self.policy), Next.GO_ON, False
+        self._verdict = Next.GO_ON
+        self._restarts.begin()
         self._course.begin()
+        self._watch.begin()
         return to_start
 
     def started(self, task: str, attempt: int, now: float) -> None:
@@ -120,24 +117,21 @@ class Supervisor:
         """What a task says of itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
-            self._advanced |= member.saved and member.id == self.chief
-            if member.id.job != "evaluator":
-                self._patience.note(report, now)
+            if member.saved and member.id == self.chief:
+                self._restarts.note_saved()
+            self._watch.note(member, report, now)
             self._react(now)
 
     def froze(self, task: str, attempt: int, signal: int, now: float) -> None:
         """A signal has stopped the task's process."""
-        member = self.gang.get(task, attempt)
-        if member is not None and member.is_running and self._forms_gang:
-            member.frozen_by = signal
-            self._timers.set(f"frozen {member.id}", now + FROZEN_S)
+        if (member := self.gang.get(task, attempt)) is not None and member.is_running:
+            self._watch.froze(member, signal, now)
             self._react(now)
 
     def thawed(self, task: str, attempt: int) -> None:
         """It goes on."""
         if (member := self.gang.get(task, attempt)) is not None:
-            member.frozen_by = None
-            self._timers.clear(f"frozen {member.id}")
+            self._watch.thawed(member)
 
     def node_lost(self, node: str, reason: str, now: float) -> None:
         """No word of the tasks of `node` will come; they are ended by its guard."""
@@ -147,9 +141,7 @@ class Supervisor:
         lost = [member for member in self.gang if member.node == node and not member.is_over]
         self.gang.lose_node(node, reason)
         if self._course.stage is Stage.STARTING:
-            cause = Failure(node, None, None, node=node, observed=Kind.NODE_LOST, words=reason)
-            self._course.ending = findings.outcome_of(cause, GiveUp("the run had not begun"))
-            self._course.stage = Stage.ENDING_RUN
+            self._course.fail_unbegun(_loss_of(node, node, reason))
         elif any(member.id.job != "evaluator" for member in lost) and self._forms_gang:
             self._course.end_gang("a node is lost", now)
         for member in lost:
@@ -158,26 +150,23 @@ class Supervisor:
 
     def gone(self, node: str, reason: str, now: float) -> None:
         """A lost node does not come back, and nothing of its tasks can live any more."""
-        lost = [task for task in self.plan.tasks if task.node == node]
-        cause = Failure(
-            str(lost[0].id), None, None, node=node, observed=Kind.NODE_LOST, words=reason
-        )
         if self.again is None:
             self.gang.lose_node(node, reason)
         else:
+            first = next(str(task.id) for task in self.plan.tasks if task.node == node)
+            cause = _loss_of(node, first, reason)
             self._give_up(cause, GiveUp("its node does not come back", exhausted=True), now)
         self._react(now)
 
     def gathered(self, step: int | None, now: float) -> None:
         """A checkpoint that the present attempt saved is at home."""
-        self._advanced = True
-        self._newest_step = step if step is not None else self._newest_step
+        self._restarts.note_gathered(step)
         self._react(now)
 
     def home(self, step: int | None, now: float) -> None:
         """What the chief saved is at home, its newest step is `step`: decide."""
         if self._course.stage is Stage.HOMING:
-            self._newest_step = step
+            self._restarts.note_home(step)
             self._decide(now)
             self._react(now)
 
@@ -204,7 +193,7 @@ class Supervisor:
         if self.outcome is None and self.again is None:
             if self._course.is_training:
                 self._follow(self._judge(), now)
-                self._set_deadlines()
+                self._watch.set_deadlines()
             self._course.go_on(self._judge())
 
     def _judge(self) -> Next:
@@ -218,7 +207,7 @@ class Supervisor:
             case Next.FAIL:
                 self._course.end_gang("another task failed", now)
             case Next.AWAIT_CAUSE if frozen := [m for m in self.gang.running() if m.frozen_by]:
-                self._act_on(findings.frozen(frozen[0]), now)
+                self._watch.act_on(findings.frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
                 self._timers.set_once("cause", now + CAUSE_WAIT_S)
             case Next.DESERTED:
@@ -226,7 +215,7 @@ class Supervisor:
             case Next.FINISH:
                 self._course.call_off_restarts()
                 self._course.stop(self.gang.serving(), "the chief has finished", now)
-                satisfied = self.gang.satisfied(self._newest_step)
+                satisfied = self.gang.satisfied(self._restarts.newest_step)
                 self._course.stop(satisfied, "it has evaluated the last", now)
                 self._timers.set_once("late", now + self.policy.finish_grace_s)
             case Next.FAILED if self.gang.failures and self._forms_gang:
@@ -234,15 +223,10 @@ class Supervisor:
             case Next.SUCCEED | Next.FAILED:
                 self._course.conclude(verdict)
 
-    def _set_deadlines(self) -> None:
-        if self._course.is_training and self._forms_gang and "stacks" not in self._timers:
-            self._timers.put("start", self._patience.start_due(self.gang.core()))
-            self._timers.put("stall", self._patience.stall_due)
-
     def _decide(self, now: float) -> None:
         cause = self._course.cause()
         progressed = any(member.has_trained for member in self.gang.core())
-        verdict = self._restarts.decide(None, cause, advanced=self._advanced, progressed=progressed)
+        verdict = self._restarts.decide(None, cause, progressed=progressed)
         if isinstance(verdict, GiveUp):
             self._give_up(cause, verdict, now)
         else:
@@ -260,14 +244,12 @@ class Supervisor:
             self._start_again(cause, self._restarts.without_counting(), is_smaller=True)
 
     def _start_again(self, cause: Failure, verdict: Restart, *, is_smaller: bool = False) -> None:
-        number, step, members = self.gang.attempt + 1, self._newest_step, self._members
+        number, members = self.gang.attempt + 1, self._members
         again = Again(number, members, verdict.delay_s, fresh_ports=verdict.fresh_ports)
         self._course.again = again
         fewer = members if is_smaller else None
         self.orders.record(
-            self._restarts.event(
-                None, cause, verdict, attempt=number, from_step=step, members=fewer
-            )
+            self._restarts.event(None, cause, verdict, attempt=number, members=fewer)
         )
 
     def _revive(self, member: Member, now: float) -> None:
@@ -276,47 +258,26 @@ class Supervisor:
         if not member.alone or failure is None or is_over or not self._course.is_training:
             return
         unit = member.id
-        verdict = self._restarts.decide(
-            unit, failure, advanced=self._advanced, progressed=member.has_trained
-        )
+        verdict = self._restarts.decide(unit, failure, progressed=member.has_trained)
         if isinstance(verdict, GiveUp):
-            words = f"{unit} is not started again: {verdict.why}"
-            self.orders.record(ev.Warned(message=words))
+            self.orders.record(ev.Warned(message=f"{unit} is not started again: {verdict.why}"))
             return
         member.is_due_again = True
         self._timers.set(f"again {unit}", now + verdict.delay_s)
-        attempt, step = member.attempt + 1, self._newest_step
-        self.orders.record(
-            self._restarts.event(unit, failure, verdict, attempt=attempt, from_step=step)
-        )
+        attempt = member.attempt + 1
+        self.orders.record(self._restarts.event(unit, failure, verdict, attempt=attempt))
 
     # -- what is due ------------------------------------------------------------------------
 
     def _due(self, name: str, member: Member | None, now: float) -> None:
-        core = self.gang.core()
         match name:
-            case "cause":
-                self._act_on(findings.outlived(core), now)
-            case "frozen" if (
-                member is not None and member.is_running and not self._course.is_ending
-            ):
-                self._act_on(findings.frozen(member), now)
-            case "start":
-                limit = self.policy.start_deadline_s
-                self._act_on(findings.missing(core, limit, self._last_line, now), now)
-            case "stall":
-                self._due_stall(now)
             case "late" if self._verdict is Next.DESERTED:
-                self._act_on(findings.deserted(core), now)
+                self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
                 self._due_late(now)
             case "again" if member is not None and self._course.is_training:
                 again = self.gang.renew(member)
                 self.orders.add(StartAlone(again.id, again.attempt))
-            case "stacks" if self._course.ending is not None:
-                self._course.end_run("a deadline has passed", self._course.ending, now)
-            case "stacks":
-                self._course.end_gang("nothing was heard of it", now)
             case "run" if self._course.ending is None:
                 outcome = findings.too_long(self.policy.run_deadline_s or 0.0)
                 self._course.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
@@ -324,19 +285,8 @@ class Supervisor:
                 for node in by_node(self.gang.running(), lambda member: member.is_stopping):
                     self.orders.add(DropNode(node))
                     self.node_lost(node, "its agent does not answer", now)
-
-    def _due_stall(self, now: float) -> None:
-        self._patience.note_output(self._last_output())
-        due, since = self._patience.stall_due, self._patience.heard_at
-        if due is None or since is None or due > now:
-            return
-        limit = self.policy.stall_deadline_s
-        self.orders.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
-        if limit is None:
-            self._patience.noticed = True
-            self.orders.dump_stacks(self.gang.running())
-        else:
-            self._act_on(findings.stalled(self.gang.core(), now - since), now)
+            case _:
+                self._watch.due(name, member, now)
 
     def _due_late(self, now: float) -> None:
         late = ", ".join(str(member.id) for member in self.gang.running())
@@ -344,19 +294,6 @@ class Supervisor:
         self._course.stage = Stage.ENDING_RUN
         self._course.stop(self.gang.running(), "the others have ended", now)
 
-    def _act_on(self, found: Finding, now: float) -> None:
-        """Blame, have stacks written where they tell something, and end what is to end."""
-        for member, words in found.blamed:
-            self.gang.blame(member, found.kind, words)
-        self._course.ending = found.outcome
-        if found.wants_stacks:
-            self.orders.dump_stacks(self.gang.running())
-            self._timers.clear("start", "stall")
-            self._timers.set("stacks", now + STACKS_S)
-        elif found.outcome is not None:
-            self._course.end_run(found.why_end, found.outcome, now)
-        else:
-            frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
-            self._course.stop(frozen, found.why_end, now, grace_s=0.0)
-            if any(not member.alone for member, _ in found.blamed):
-                self._course.end_gang(found.why_end, now)
+
+def _loss_of(node: str, task: str, reason: str) -> Failure:
+    return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, words=reason)

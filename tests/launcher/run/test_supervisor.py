@@ -15,7 +15,8 @@ from tfcluster.run.course import AGENT_SLACK_S, FAILURE_GRACE_S
 from tfcluster.run.ending import Stop
 from tfcluster.run.events import Event, Status
 from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S
-from tfcluster.run.supervisor import STACKS_S, Supervisor
+from tfcluster.run.supervisor import Supervisor
+from tfcluster.run.watch import STACKS_S
 
 from .conftest import plan_of
 

@@ -1,0 +1,106 @@
+"""Sees what never ends by itself: who does not come, does not move, outlives the others (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tfcluster.plan.plan import Plan
+from tfcluster.run import events as ev
+from tfcluster.run import findings
+from tfcluster.run.course import Course
+from tfcluster.run.findings import FROZEN_S, Finding
+from tfcluster.run.gang import Member
+from tfcluster.run.patience import Patience
+
+STACKS_S: Final = 1.0
+"""How long tasks get to write their stacks before they are ended."""
+
+
+class Watch:
+    """Over one attempt after another; `plain` tasks wait for nobody and are left alone."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        course: Course,
+        last_output: Callable[[], float],
+        last_line: Callable[[Member], str],
+    ) -> None:
+        self._policy, self._course, self._gang = plan.supervision, course, course.gang
+        self._orders, self._timers = course.orders, course.timers
+        self._last_output, self._last_line = last_output, last_line
+        self._forms_gang = plan.kind != "plain"
+        self._patience = Patience(self._policy)
+
+    def begin(self) -> None:
+        """An attempt begins."""
+        self._patience = Patience(self._policy)
+
+    def note(self, member: Member, report: Mapping[str, Any], now: float) -> None:
+        """A sign of life; an evaluator's tells nothing of the gang."""
+        if member.id.job != "evaluator":
+            self._patience.note(report, now)
+
+    def froze(self, member: Member, signal: int, now: float) -> None:
+        if self._forms_gang:
+            member.frozen_by = signal
+            self._timers.set(f"frozen {member.id}", now + FROZEN_S)
+
+    def thawed(self, member: Member) -> None:
+        member.frozen_by = None
+        self._timers.clear(f"frozen {member.id}")
+
+    def set_deadlines(self) -> None:
+        """To be called after anything that may move them."""
+        if self._course.is_training and self._forms_gang and "stacks" not in self._timers:
+            self._timers.put("start", self._patience.start_due(self._gang.core()))
+            self._timers.put("stall", self._patience.stall_due)
+
+    def due(self, name: str, member: Member | None, now: float) -> None:
+        """The moment called `name` has come."""
+        core = self._gang.core()
+        match name:
+            case "cause":
+                self.act_on(findings.outlived(core), now)
+            case "frozen" if member is not None and member.is_running and self._course.is_training:
+                self.act_on(findings.frozen(member), now)
+            case "start":
+                limit = self._policy.start_deadline_s
+                self.act_on(findings.missing(core, limit, self._last_line, now), now)
+            case "stall":
+                self._due_stall(now)
+            case "stacks" if self._course.ending is not None:
+                self._course.end_run("a deadline has passed", self._course.ending, now)
+            case "stacks":
+                self._course.end_gang("nothing was heard of it", now)
+
+    def _due_stall(self, now: float) -> None:
+        self._patience.note_output(self._last_output())
+        due, since = self._patience.stall_due, self._patience.heard_at
+        if due is None or since is None or due > now:
+            return
+        limit = self._policy.stall_deadline_s
+        self._orders.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
+        if limit is None:
+            self._patience.noticed = True
+            self._orders.dump_stacks(self._gang.running())
+        else:
+            self.act_on(findings.stalled(self._gang.core(), now - since), now)
+
+    def act_on(self, found: Finding, now: float) -> None:
+        """Blame, have stacks written where they tell something, and end what is to end."""
+        for member, words in found.blamed:
+            self._gang.blame(member, found.kind, words)
+        self._course.ending = found.outcome
+        if found.wants_stacks:
+            self._orders.dump_stacks(self._gang.running())
+            self._timers.clear("start", "stall")
+            self._timers.set("stacks", now + STACKS_S)
+        elif found.outcome is not None:
+            self._course.end_run(found.why_end, found.outcome, now)
+        else:
+            frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
+            self._course.stop(frozen, found.why_end, now, grace_s=0.0)
+            if any(not member.alone for member, _ in found.blamed):
+                self._course.end_gang(found.why_end, now)
