@@ -42,7 +42,6 @@ class Kind(StrEnum):
 PREEMPTED = 42
 """tensorflow/python/distribute/failure_handling: PreemptionCheckpointHandler's exit code."""
 TERMINATED = 128 + signal.SIGTERM
-_ABORTED = 128 + signal.SIGABRT
 _SHELL_SIGNALS = frozenset(
     {
         *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGILL, signal.SIGTRAP),
@@ -52,6 +51,8 @@ _SHELL_SIGNALS = frozenset(
 )
 """A shell or a container engine says 128 + n for a child that signal n has killed. SIGTERM is not
 among them: 143 is also how a program leaves that was asked to and obeyed."""
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
+"""What a task said before such a signal is not what ended it."""
 _OBSERVED_WORDS = {
     Kind.NODE_LOST: "its node is lost",
     Kind.FROZEN: "stopped by a signal",
@@ -91,7 +92,7 @@ class Failure:
             return self.observed
         if self.killed_by is not None:
             return self._kind_of_kill()
-        if self.exit_code == PREEMPTED or (self.exit_code == TERMINATED and self.saved):
+        if self._left_after_saving:
             return Kind.PREEMPTED
         if self.is_collateral:
             return Kind.COLLATERAL
@@ -105,6 +106,10 @@ class Failure:
         return Kind.COLLATERAL if self.is_collateral else Kind.SIGNAL
 
     @property
+    def _left_after_saving(self) -> bool:
+        return self.exit_code == PREEMPTED or (self.exit_code == TERMINATED and self.saved)
+
+    @property
     def killed_by(self) -> int | None:
         """The signal that ended it, also where a shell in between made an exit code of it."""
         if self.signal is not None or self.exit_code is None or self.error is not None:
@@ -114,12 +119,14 @@ class Failure:
     @property
     def is_collateral(self) -> bool:
         """Whether its own words say that it only follows another task's end."""
-        if self.observed is not None or self.killed_by not in (None, signal.SIGABRT):
+        if self.observed is not None or self._left_after_saving:
+            return False
+        if self.killed_by not in (None, signal.SIGABRT):
             return False
         if self._known is not None and self._known.is_own:
             return False
-        if self.error is not None:
-            return last_words.blames_a_peer(self.error)
+        if (raised := self.exception) is not None:
+            return last_words.blames_a_peer(raised, self._traceback)
         return last_words.tells_of_a_lost_peer(self.last_lines)
 
     @property
@@ -165,13 +172,22 @@ class Failure:
         return None if known is None else known.docs
 
     @property
+    def _traceback(self) -> str:
+        if self.error is not None:
+            return str(self.error.get("traceback", ""))
+        return self.last_lines
+
+    @property
     def _known(self) -> hints.Known | None:
         """The known message it ended with."""
-        if self.error is not None:
-            said = f"{self.error.get('exception')}: {self.error.get('message')}"
-        else:
-            said = last_words.end_of(self.last_lines)
-        return hints.find(said, log=self.last_lines)
+        if self.observed is not None:
+            return hints.find(self.words, log=self.last_lines)
+        if self.killed_by in _FROM_OUTSIDE or self._left_after_saving:
+            return None
+        if (raised := self.exception) is not None:
+            said = f"{raised.exception}: {raised.message}"
+            return hints.find(said, traceback=self._traceback)
+        return hints.find(last_words.tail(self.last_lines), log=self.last_lines)
 
     @property
     def _usual(self) -> hints.Known | None:
@@ -179,6 +195,8 @@ class Failure:
         kind = self.kind
         if kind is Kind.SIGNAL and self.killed_by is not None:
             return hints.of_circumstance(signal_name(self.killed_by))
+        if kind is Kind.EXIT_CODE:
+            return hints.of_circumstance(f"exit code {self.exit_code}")
         return hints.of_circumstance(kind)
 
 

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _PEER_IS_LOST = re.compile(
     r"Collective ops is aborted by"
-    r"|heartbeat timeout|stopped sending heartbeats"
-    r"|set to ERROR in coordination service"
-    r"|Coordination agent is set to ERROR"
-    r"|cluster check alive failed"
-    r"|Restart your program to reset"
-    r"|Socket closed|Connection reset by peer|GOAWAY received"
+    r"|heartbeat timeout|stopped sending heartbeats|CoordinationService/Heartbeat"
+    r"|set to ERROR in coordination service|Coordination agent is set to ERROR"
+    r"|cluster check alive failed|Restart your program to reset"
+    r"|Clean shutdown is not currently implemented"
+    r"|Terminating process because the \w+ (?:distributed service )?detected"
 )
+"""tensorflow/core/common_runtime/base_collective_executor.cc, coordination_service.cc (also in
+tsl and xla), coordination_service_agent.cc, grpc_server_lib.cc."""
+_CONNECTION_BROKE = re.compile(
+    r"Socket closed|Connection reset by peer|GOAWAY received|failed to connect to all addresses"
+)
+_OF_THE_RUNTIME = re.compile(r"grpc_message|StartAbort|UNAVAILABLE:|Additional GRPC error")
 _RUNTIME_ERROR = re.compile(
     r"(?:.*\.)?(?:(?:Unavailable|Aborted|Internal|Cancelled|DeadlineExceeded|Unknown"
-    r"|FailedPrecondition|InvalidArgument|OutOfRange|NotFound)Error|_InactiveRpcError"
-    r"|_MultiThreadedRendezvous)"
+    r"|FailedPrecondition|InvalidArgument|OutOfRange|NotFound)Error"
+    r"|_InactiveRpcError|_MultiThreadedRendezvous)"
 )
 """TensorFlow's and gRPC's own exceptions; a user's ValueError may quote anything."""
+_ROOT_ERRORS = re.compile(r"^\d+ root error\(s\) found\.$", re.MULTILINE)
+_ROOT_ERROR = re.compile(r"^\s*\(\d+\)\s", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last)"
-_HEAD = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_HEAD = re.compile(r"^((?=[^:]*[a-z])[A-Za-z_][\w.]*)(?:: (.*))?$")
+"""``ValueError: no``; unlike ``WARNING: …`` and ``RPC: …``, which TensorFlow writes among them."""
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)')
+_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError)(?:: |$)")
+_CHAIN = re.compile(
+    r"^(?:The above exception was the direct cause|During handling of the above exception).*$",
+    re.MULTILINE,
+)
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
 _TAIL = 25
 """Lines at the end of a log that may tell why its task ended."""
+_AFTER = 200
+"""Lines that a message (a graph's stack) may take after the exception's name; what is further from
+the end of the log was caught and did not end the task."""
 _WIDTH = 400
 
 
@@ -58,40 +74,74 @@ def reported(error: Mapping[str, Any]) -> Raised:
 
 
 def read(log: str) -> Raised | None:
-    """The exception whose traceback a log ends with; None where there is none."""
+    """The exception that a Python which ended with 1 wrote last; None where there is none."""
     lines = _last_traceback(log)
     at = next((n for n, line in enumerate(lines) if n and _HEAD.match(line)), None)
-    if at is None or (head := _HEAD.match(lines[at])) is None:
+    if at is None or (head := _HEAD.match(lines[at])) is None or len(lines) - at > _AFTER:
         return None
     frames = [(m[1], int(m[2])) for line in lines[:at] if (m := _FRAME.match(line))]
     own = [frame for frame in frames if not _FOREIGN.search(frame[0])] or frames
-    file, line = own[-1] if own else (None, None)
+    # A SyntaxError's last frame is the place where Python stopped reading.
+    chosen = frames if _SYNTAX.match(lines[at]) else own
+    file, line = chosen[-1] if chosen else (None, None)
     message = "\n".join([head[2] or "", *lines[at + 1 :]]).strip()
     return Raised(head[1], message, file, line)
 
 
 def _last_traceback(log: str) -> list[str]:
     start = log.rfind(_TRACEBACK)
-    return log[start:].splitlines() if start >= 0 else []
+    if start >= 0:
+        return log[start:].splitlines()
+    lines = log.splitlines()[-_TAIL:]  # a script that cannot be read has no traceback's first line
+    place = next((n for n, line in enumerate(lines) if _FRAME.match(line)), None)
+    is_syntax = any(_SYNTAX.match(line) for line in lines)
+    return ["", *lines[place:]] if is_syntax and place is not None else []
 
 
-def end_of(log: str) -> str:
-    """The exception a log ends with, else its last lines."""
-    raised = read(log)
-    if raised is not None:
-        return f"{raised.exception}: {raised.message}"
+def tail(log: str) -> str:
     return "\n".join(log.splitlines()[-_TAIL:])
 
 
-def blames_a_peer(error: Mapping[str, Any]) -> bool:
-    """Whether a reported exception is TensorFlow's way to say that another task is gone."""
-    raised = reported(error)
-    return bool(_RUNTIME_ERROR.fullmatch(raised.exception) and _PEER_IS_LOST.search(raised.message))
+def blames_a_peer(raised: Raised, traceback: str = "") -> bool:
+    """Whether an exception is TensorFlow's way to say that another task is gone.
+
+    Also when the user's code answers such a one with its own, which `traceback` then shows.
+    """
+    return any(
+        _RUNTIME_ERROR.fullmatch(one.exception) is not None
+        and all(_tells_of_a_broken_peer(part) for part in _root_errors(one.message))
+        for one in [raised, *_answered(traceback)]
+    )
+
+
+def _answered(traceback: str) -> Iterator[Raised]:
+    """The exceptions that the last one of a text was raised in answer to, newest first."""
+    *earlier, last = _CHAIN.split(traceback)
+    while earlier and last.count(_TRACEBACK) == 1:
+        last = earlier.pop()
+        if (raised := read(last)) is not None:
+            yield raised
+
+
+def _root_errors(message: str) -> list[str]:
+    """The parts of a message that lists several causes; itself where it has one."""
+    if not _ROOT_ERRORS.search(message):
+        return [message]
+    return _ROOT_ERROR.split(message)[1:] or [message]
+
+
+def _tells_of_a_broken_peer(said: str) -> bool:
+    return bool(_PEER_IS_LOST.search(said) or _CONNECTION_BROKE.search(said))
 
 
 def tells_of_a_lost_peer(log: str) -> bool:
-    """Whether a log ends with such words."""
-    return bool(_PEER_IS_LOST.search(end_of(log)))
+    """Whether the last lines of a log without an exception say that another task is gone."""
+    last = tail(log)
+    broke = any(
+        _CONNECTION_BROKE.search(line) and _OF_THE_RUNTIME.search(line)
+        for line in last.splitlines()
+    )
+    return broke or bool(_PEER_IS_LOST.search(last))
 
 
 def brief(text: str, *, lines: int = 8) -> str:

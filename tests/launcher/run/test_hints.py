@@ -1,0 +1,312 @@
+"""Known messages, each as TensorFlow, Keras or Python writes it, with its cure and its section."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.run import hints
+from tfcluster.run.failure import Failure, Kind
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/failures.md").read_text()
+ROWS = [*hints.MESSAGES, *hints.CIRCUMSTANCES.values()]
+RUNTIME = "tensorflow.python.framework.errors_impl"
+GRAPH = (
+    "Graph execution error:\n\nDetected at node IteratorGetNext defined at"
+    " (most recent call last):\n"
+    '  File "/job/main.py", line 40, in <module>\n\n'
+)
+
+MESSAGES = [
+    (
+        "configured-at-startup",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "Collective ops must be configured at program startup",
+    ),
+    ("port-taken", Kind.PORT_TAKEN, f"{RUNTIME}.UnknownError", "Could not start gRPC server"),
+    (
+        "port-taken",
+        Kind.PORT_TAKEN,
+        "RuntimeError",
+        "Failed to bind to address 127.0.0.1:8000; set GRPC_VERBOSITY=debug environment variable",
+    ),
+    ("own-port-taken", Kind.PORT_TAKEN, "OSError", "[Errno 98] Address already in use"),
+    (
+        "keras-3",
+        Kind.PERMANENT,
+        "ValueError",
+        "Invalid reduction dimension 0 for input with 0 dimensions. for '{{node Mean}}'",
+    ),
+    (
+        "keras-3",
+        Kind.PERMANENT,
+        "ValueError",
+        "Attempt to convert a value (PerReplica:{\n  0: <tf.Tensor>\n}) with an unsupported type",
+    ),
+    (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tensorflow' has no attribute 'estimator'",
+    ),
+    (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "ImportError",
+        "cannot import name 'estimator_training' from 'tensorflow.python.distribute'",
+    ),
+    (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'tensorflow_estimator'",
+    ),
+    (
+        "estimator-eager",
+        Kind.PERMANENT,
+        "TypeError",
+        "cannot pickle '_thread.lock' object",
+    ),
+    (
+        "file-shard",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        "Could not apply FILE based sharding: the dataset only has 1 file(s), which is not enough"
+        " for the required 2 shards/workers.If you are using datasets with distribution strategy",
+    ),
+    (
+        "file-shard",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        "There aren't enough elements in this dataset for each shard to have at least one element",
+    ),
+    (
+        "tf-keras-missing",
+        Kind.PERMANENT,
+        "ImportError",
+        "Keras cannot be imported. Your environment has TF_USE_LEGACY_KERAS set to True, but you"
+        " do not have the tf_keras package installed.",
+    ),
+    (
+        "tensorboard-missing",
+        Kind.PERMANENT,
+        "tensorflow.python.summary.tb_summary.TBNotInstalledError",
+        "TensorBoard is not installed, missing implementation for `tf.summary.image`",
+    ),
+    (
+        "versions",
+        Kind.PERMANENT,
+        "ImportError",
+        "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by x.so)",
+    ),
+    (
+        "versions",
+        Kind.PERMANENT,
+        "TypeError",
+        "Descriptors cannot be created directly.\nIf this call came from a _pb2.py file",
+    ),
+    ("import-error", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'wandb'"),
+    ("import-error", Kind.PERMANENT, "ImportError", "cannot import name 'x' from 'y'"),
+    ("syntax-error", Kind.PERMANENT, "SyntaxError", "invalid syntax (main.py, line 3)"),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        "ValueError",
+        "Disallowed task type found in cluster spec. Allowed types are ('chief', 'worker')",
+    ),
+    ("tf-config", Kind.PERMANENT, "KeyError", "'evaluator'"),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        'Could not interpret "10.0.0.1" as a host-port pair.',
+    ),
+    (
+        "kerastuner",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "KERASTUNER_ORACLE_IP environment variable was set, but KERASTUNER_TUNER_ID was not",
+    ),
+    (
+        "hosts-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        "Collective ops is aborted by: Device /job:worker/replica:0/task:1/device:GPU:0 is joining"
+        " a group with size 8, but that group has size 4 (group_key=1)",
+    ),
+    (
+        "hosts-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        "Collective ops is aborted by: Shape mismatch in the collective instance 100",
+    ),
+    (
+        "uneven-batches",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.OutOfRangeError",
+        f"{GRAPH}End of sequence\n\t [[{{{{node IteratorGetNext}}}}]]",
+    ),
+    (
+        "uneven-batches",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.OutOfRangeError",
+        "Collective ops is aborted by: [_Derived_]End of sequence",
+    ),
+    (
+        "gpu-memory",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.ResourceExhaustedError",
+        f"{GRAPH}OOM when allocating tensor with shape[8192,8192] and type float on /device:GPU:0",
+    ),
+    ("memory", Kind.EXCEPTION, "MemoryError", ""),
+    (
+        "memory",
+        Kind.EXCEPTION,
+        "numpy.core._exceptions._ArrayMemoryError",
+        "Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
+    ),
+    (
+        "download-race",
+        Kind.EXCEPTION,
+        "tensorflow_datasets.core.download.download_manager.NonMatchingChecksumError",
+        "Artifact https://example.org/x.tar, downloaded to /data/x, has wrong checksum",
+    ),
+    (
+        "download-race",
+        Kind.EXCEPTION,
+        "ValueError",
+        "Incomplete or corrupted file detected. The sha256 file hash does not match",
+    ),
+    (
+        "name-lookup",
+        Kind.EXCEPTION,
+        "Exception",
+        "URL fetch failure on https://example.org/mnist.npz: None -- [Errno -3] Temporary failure"
+        " in name resolution",
+    ),
+    (
+        "name-lookup",
+        Kind.EXCEPTION,
+        "socket.gaierror",
+        "[Errno -2] Name or service not known",
+    ),
+    ("disk-full", Kind.EXCEPTION, "OSError", "[Errno 28] No space left on device: '/job/ckpt'"),
+    (
+        "incarnation",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.AbortedError",
+        "/job:worker/replica:0/task:1 unexpectedly tried to connect with a different incarnation."
+        " It has likely restarted.\nThe error could be from a previous operation. Restart your"
+        " program to reset.",
+    ),
+    (
+        "nccl",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.InternalError",
+        "NCCL: unhandled system error. Set NCCL_DEBUG=WARN for detail.",
+    ),
+    (
+        "heartbeat",
+        Kind.COLLATERAL,
+        f"{RUNTIME}.UnavailableError",
+        "Collective ops is aborted by: Error reported from /job:worker/task:1: Task"
+        " /job:worker/replica:0/task:1 heartbeat timeout.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("anchor", "kind", "exception", "message"), MESSAGES)
+def test_a_message_is_known_from_the_report_and_from_the_log(
+    anchor: str, kind: Kind, exception: str, message: str
+) -> None:
+    error: dict[str, Any] = {"exception": exception, "message": message}
+    reported = Failure("worker:0", 1, None, error=error)
+    place = '  File "/job/main.py", line 40, in <module>\n    main()\n'
+    log = f"epoch 1\nTraceback (most recent call last):\n{place}{exception}: {message}\n"
+    logged = Failure("worker:0", 1, None, last_lines=log)
+    for failure in (reported, logged):
+        assert failure.kind is kind
+        assert failure.docs == f"docs/failures.md#{anchor}"
+        assert failure.hint
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "number", "log", "anchor"),
+    [
+        (2, None, "python: can't open file '/job/x.py': [Errno 2] No such file", "script-missing"),
+        (1, None, '  File "/job/x.py", line 3\n    if\n      ^\nSyntaxError: no', "syntax-error"),
+        (1, None, "E chttp2: 'https' scheme not supported in proxy URI 'https://p'", "proxy"),
+        (
+            None,
+            6,
+            "F grpc_server_lib.cc:103] Non-OK-status: Stop() status: UNIMPLEMENTED: Clean shutdown"
+            " is not currently implemented\nFatal Python error: Aborted",
+            "peer-never-came",
+        ),
+        (1, None, "CUDA_ERROR_OUT_OF_MEMORY: out of memory", "gpu-memory"),
+        (None, 6, "terminate called after throwing an instance of 'std::bad_alloc'", "memory"),
+    ],
+)
+def test_a_task_without_an_exception_is_known_by_its_last_lines(
+    exit_code: int | None, number: int | None, log: str, anchor: str
+) -> None:
+    failure = Failure("worker:0", exit_code, number, last_lines=log)
+    assert failure.docs == f"docs/failures.md#{anchor}"
+
+
+def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/site-packages/tensorflow/python/distribute/cluster_resolver/'
+        'tfconfig_cluster_resolver.py", line 48, in _load_tf_config\n'
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n"
+    )
+    error = {"exception": "json.decoder.JSONDecodeError", "message": "Expecting value: line 1"}
+    failure = Failure("worker:0", 1, None, error=error | {"traceback": traceback})
+    assert failure.docs == "docs/failures.md#tf-config"
+    assert failure.kind is Kind.PERMANENT
+    elsewhere = Failure("worker:0", 1, None, error=error | {"traceback": "json/decoder.py"})
+    assert elsewhere.kind is Kind.EXCEPTION
+
+
+BENIGN = [
+    "W local_rendezvous.cc:404] Local rendezvous is aborting with status: OUT_OF_RANGE: End of"
+    " sequence",
+    "E cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: UNKNOWN ERROR (303)",
+    "wandb not available (ImportError: No module named 'wandb'), going on without",
+]
+
+
+@pytest.mark.parametrize("line", BENIGN)
+def test_what_healthy_tasks_say_is_no_failure(line: str) -> None:
+    failure = Failure("worker:0", 3, None, last_lines=f"{line}\n" * 3)
+    assert failure.hint is None
+    assert failure.kind is Kind.EXIT_CODE
+
+
+def test_every_row_has_its_section_and_every_section_its_row() -> None:
+    anchors = re.findall(r'^<a id="([\w-]+)"></a>$', PAGE, re.MULTILINE)
+    assert len(anchors) == len(set(anchors))
+    assert set(anchors) == {row.anchor for row in ROWS}
+    assert set(re.findall(r"\(#([\w-]+)\)", PAGE)) == set(anchors)
+
+
+def test_sections_say_which_failures_are_permanent() -> None:
+    section = re.compile(r'^<a id="([\w-]+)"></a>\n### (.*)$', re.MULTILINE)
+    said = {anchor for anchor, title in section.findall(PAGE) if title.endswith("(permanent)")}
+    rows = {row.anchor for row in ROWS if row.kind == hints.PERMANENT}
+    assert said == rows | {"start-failed"}
+
+
+def test_every_message_row_is_tried_here() -> None:
+    tried = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
+    assert {row.anchor for row in hints.MESSAGES} == tried
+
+
+def test_the_page_is_linked_from_the_readme() -> None:
+    assert "](docs/failures.md)" in (ROOT / "README.md").read_text()
