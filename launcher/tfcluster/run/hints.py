@@ -137,7 +137,7 @@ MESSAGES: tuple[Known, ...] = (
     ),
     Known(
         "tf-config",
-        "the cluster in TF_CONFIG is not what TensorFlow expects: `tfcluster env` shows it",
+        "TF_CONFIG is not as TensorFlow expects it: `tfcluster env` shows it",
         r"Disallowed task type found in cluster spec|not found in cluster_spec"
         r"|There must be at most one '\w+' job|exceeds the maximum id of"
         r"|must have one \"chief\" node|^KeyError: 'evaluator'"
@@ -168,16 +168,17 @@ MESSAGES: tuple[Known, ...] = (
         is_own=True,
     ),
     Known(
+        "memory",
+        "this machine's memory is full: fewer tasks on it, smaller batches, a smaller shuffle"
+        " buffer, no cache() in memory",
+        r"^(?:\S+\.)?_?(?:Array)?MemoryError\b|std::bad_alloc|Cannot allocate memory"
+        r"|OOM when allocating tensor.*device:CPU",
+    ),
+    Known(
         "gpu-memory",
         "the GPU's memory is full: smaller batches, one task per GPU, or"
         " TF_FORCE_GPU_ALLOW_GROWTH=true where tasks share one",
         r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|OOM when allocating tensor",
-    ),
-    Known(
-        "memory",
-        "this machine's memory is full: fewer tasks on it, smaller batches, a smaller shuffle"
-        " buffer, no cache() in memory",
-        r"^(?:\S+\.)?_?(?:Array)?MemoryError\b|std::bad_alloc|Cannot allocate memory",
     ),
     Known(
         "download-race",  # datasets 1302
@@ -264,9 +265,7 @@ CIRCUMSTANCES: Mapping[str, Known] = {
     "node_lost": Known(
         "node-lost", "its host or its agent is gone: look whether the machine is up and has memory"
     ),
-    "frozen": Known(
-        "frozen", "something stopped the process (SIGSTOP, Ctrl-Z, a debugger); SIGCONT resumes it"
-    ),
+    "frozen": Known("frozen", "something stopped the process: SIGSTOP, Ctrl-Z, a debugger"),
     "late": Known("late", "the end of its log says what it did last, and where its threads stood"),
     "stalled": Known(
         "stalled",

@@ -39,6 +39,11 @@ _CHAIN = re.compile(
     re.MULTILINE,
 )
 _FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
+_GRAPH = re.compile(
+    r"Graph execution error:\s+(?:Detected at node .*\n(?:[ \t]+\S.*\n|[ \t]*\n)*)+(?=\S)"
+)
+"""tensorflow/python/eager/execute.py and framework/error_interpolation.py."""
+_NODE = re.compile(r"\{\{function_node \S+\}\} ?| ?\[Op:__inference_\w+\]")
 _TAIL = 25
 """Lines at the end of a log that may tell why its task ended."""
 _AFTER = 200
@@ -145,7 +150,11 @@ def tells_of_a_lost_peer(log: str) -> bool:
 
 
 def brief(text: str, *, lines: int = 8) -> str:
-    """A tensor's values may be part of a message; its first and last lines say what is wrong."""
+    """`text` without what TensorFlow adds: where a graph was made, the names of its functions.
+
+    A tensor's values may be part of a message; its first and last lines say what is wrong.
+    """
+    text = _NODE.sub("", _GRAPH.sub("", text))
     found = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in text.splitlines()]
     if len(found) > lines:
         found = [*found[:2], f"… {len(found) - 4} lines …", *found[-2:]]

@@ -101,6 +101,21 @@ def test_a_message_that_holds_a_tensor_is_shown_by_its_ends() -> None:
     assert shown[-1] == "}) (main.py:12)"
 
 
+def test_of_a_graphs_error_the_cause_is_shown_and_not_where_the_graph_was_made() -> None:
+    """As TensorFlow 2.15 and 2.21 write it."""
+    stack = "".join(f'  File "/env/keras/training.py", line {n}, in step\n\n' for n in range(30))
+    message = (
+        "Graph execution error:\n\nDetected at node loss/Xent defined at (most recent call last):\n"
+        f"{stack}"
+        "Received a label value of 11 which is outside the valid range of [0, 2).\n"
+        "\t [[{{node loss/Xent}}]] [Op:__inference_train_function_373]"
+    )
+    assert fails(f"{RUNTIME}.InvalidArgumentError", message).reason == (
+        "InvalidArgumentError: Received a label value of 11 which is outside the valid range of"
+        " [0, 2).\n\t [[{{node loss/Xent}}]] (main.py:12)"
+    )
+
+
 def test_an_endless_line_is_cut() -> None:
     assert len(fails("ValueError", "x" * 5000).reason) < 500
 

@@ -167,6 +167,13 @@ MESSAGES = [
     (
         "memory",
         Kind.EXCEPTION,
+        f"{RUNTIME}.ResourceExhaustedError",
+        "OOM when allocating tensor with shape[9,9] and type float on /job:worker/replica:0/task:0"
+        "/device:CPU:0 by allocator cpu",
+    ),
+    (
+        "memory",
+        Kind.EXCEPTION,
         "numpy.core._exceptions._ArrayMemoryError",
         "Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
     ),
