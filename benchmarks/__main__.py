@@ -7,13 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import idle, log_throughput, overhead
+from benchmarks import idle, log_throughput, overhead, supervision
 from benchmarks.harness import Metric, measure, table, write_csv
 
 METRICS: dict[str, Metric] = {
     "log-throughput": log_throughput.METRIC,
     "start-overhead": overhead.START,
     "exit-overhead": overhead.EXIT,
+    "stop-after-failure": supervision.STOP,
+    "restart": supervision.RESTART,
     "idle-memory": idle.MEMORY,
     "idle-cpu": idle.CPU,
 }

@@ -1,6 +1,6 @@
 """TensorFlow alone, as a shell with a hand-set TF_CONFIG starts it: what it does when a peer fails.
 
-    .venv/bin/python tests/integration/faults/bare.py            # write recordings.json anew
+    .venv/bin/python -m tests.integration.faults.bare            # write recordings.json anew
 
 `recordings.json` keeps what was seen; stub workers replay it and a test compares it with real
 TensorFlow.
@@ -17,11 +17,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tests.integration.faults.seen import Seen, seen
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -33,31 +36,6 @@ SILENCE_S = 65.0
 SWALLOW_S = 5.0
 """How long one is watched that was told to end."""
 HANG_S = 120.0
-_CLOCK = re.compile(r"^(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d[.\d]*: |^[IWEF]\d{4} [\d:.]+ +\d+ ")
-_JOBS_OWN = re.compile(r"starting at step|saved step|fault |trained:")
-_VOLATILE = (
-    (re.compile(r"(?<=caught at )\S+"), "TIME"),
-    (re.compile(r"/[^\s\"':]*/(?:site-packages|faults|lib/python3\.\d+)/"), "…/"),
-    (re.compile(r"127\.0\.0\.1:\d+|\[::\]:\d+"), "127.0.0.1:PORT"),
-    (re.compile(r"[Ii]ncarnation:? \(?\d+\)?"), "incarnation N"),
-    (re.compile(r"\d{10}\.\d+|\b\d{15,}\b|(?<=__inference_train_function_)\d+"), "N"),
-    (re.compile(r"0x[0-9a-f]+"), "0xN"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """How one task behaved in one situation."""
-
-    exit_code: int | None
-    """None: it went on, or a signal ended it."""
-    signal: int | None
-    delay_s: float | None
-    """From the fault to its end; None where it went on."""
-    exception: str | None
-    message: str
-    last_lines: tuple[str, ...]
-    """TensorFlow's own, before the traceback if there is one."""
 
 
 @dataclass(slots=True)
@@ -70,6 +48,10 @@ class Process:
 
     def text(self) -> str:
         return self.log.read_text(errors="replace")
+
+    def seen(self, since: float) -> Seen:
+        delay_s = None if self.ended_at is None else round(self.ended_at - since, 1)
+        return seen(self.popen.returncode, self.text(), delay_s)
 
     def fault_at(self) -> float | None:
         found = re.search(r"^fault \S+ at ([\d.]+)$", self.text(), re.M)
@@ -166,8 +148,8 @@ def peer_fails(tensorflow: str, fault: str) -> dict[str, Seen]:
         began = gang.processes[culprit].fault_at()
         assert began is not None, gang.processes[culprit].text()[-3000:]
         return {
-            "culprit": seen(gang.processes[culprit], began),
-            "survivor": seen(gang.processes[survivor], began),
+            "culprit": gang.processes[culprit].seen(began),
+            "survivor": gang.processes[survivor].seen(began),
         }
 
 
@@ -182,11 +164,11 @@ def peer_never_starts(tensorflow: str) -> dict[str, Seen]:
         time.sleep(SILENCE_S)
         for task, gang in gangs.items():
             waiting = gang.processes[task]
-            found[f"waiting {task}"] = seen(waiting, began)
+            found[f"waiting {task}"] = waiting.seen(began)
             waiting.popen.send_signal(signal.SIGTERM)
         time.sleep(SWALLOW_S)
         for task, gang in gangs.items():
-            found[f"terminated {task}"] = seen(gang.processes[task], began)
+            found[f"terminated {task}"] = gang.processes[task].seen(began)
     return found
 
 
@@ -197,7 +179,7 @@ def port_is_taken(tensorflow: str) -> dict[str, Seen]:
         began = time.time()
         victim = gang.start("worker:1")
         gang.wait("worker:1")
-        return {"victim": seen(victim, began)}
+        return {"victim": victim.seen(began)}
 
 
 def import_fails(tensorflow: str) -> dict[str, Seen]:
@@ -206,7 +188,7 @@ def import_fails(tensorflow: str) -> dict[str, Seen]:
         gang.wait("worker:1")
         began = culprit.fault_at()
         assert began is not None
-        return {"culprit": seen(culprit, began)}
+        return {"culprit": culprit.seen(began)}
 
 
 GANG_FAULTS = tuple(
@@ -214,75 +196,31 @@ GANG_FAULTS = tuple(
     for kind in ("sigkill", "sigstop", "sigterm", "exception", "exit-3")
     for task in TASKS
 )
+SITUATIONS: dict[str, Callable[[str], dict[str, Seen]]] = {
+    **{fault: partial(peer_fails, fault=fault) for fault in GANG_FAULTS},
+    "never-starts": peer_never_starts,
+    "port-thief": port_is_taken,
+    "import-error": import_fails,
+}
 
 
-def record(tensorflow: str) -> dict[str, dict[str, Seen]]:
-    """Every situation once."""
-    found: dict[str, dict[str, Seen]] = {}
-    for fault in GANG_FAULTS:
-        found[fault] = peer_fails(tensorflow, fault)
-    found["never-starts"] = peer_never_starts(tensorflow)
-    found["port-thief"] = port_is_taken(tensorflow)
-    found["import-error"] = import_fails(tensorflow)
-    return found
+# -- the file -----------------------------------------------------------------------------------
 
 
-# -- what was seen -------------------------------------------------------------------------------
-
-
-def seen(process: Process, began: float) -> Seen:
-    code = process.popen.returncode
-    before, traceback = split_at_traceback(process.text())
-    exception, message = last_exception(traceback)
-    return Seen(
-        exit_code=code if code is not None and code >= 0 else None,
-        signal=-code if code is not None and code < 0 else None,
-        delay_s=None if process.ended_at is None else round(process.ended_at - began, 1),
-        exception=exception,
-        message=message,
-        last_lines=last_lines(before),
-    )
-
-
-def scrub(line: str) -> str:
-    """Without what differs from run to run."""
-    line = _CLOCK.sub("", line)
-    for pattern, word in _VOLATILE:
-        line = pattern.sub(word, line)
-    return line[:300]
-
-
-def last_lines(text: str, most: int = 5) -> tuple[str, ...]:
-    lines = [scrub(line) for line in text.splitlines() if line.strip()]
-    return tuple(line for line in lines if not _JOBS_OWN.match(line))[-most:]
-
-
-def split_at_traceback(text: str) -> tuple[str, str]:
-    before, mark, last = text.rpartition("Traceback (most recent call last)")
-    return (before, last) if mark else (text, "")
-
-
-def last_exception(traceback: str) -> tuple[str | None, str]:
-    """Type and message, of which only the first and the last lines."""
-    found = re.search(r"^([A-Za-z_][\w.]*): (.*)\Z", traceback, re.M | re.S)
-    if found is None:
-        return None, ""
-    lines = [scrub(line) for line in found[2].splitlines() if line.strip()]
-    kept = lines if len(lines) <= 8 else [*lines[:2], "…", *lines[-5:]]
-    return found[1], "\n".join(kept)
-
-
-def to_json(recordings: Mapping[str, Mapping[str, Mapping[str, Seen]]]) -> dict[str, Any]:
+def record(tensorflow: str) -> dict[str, Any]:
+    """Every situation once, one after the other: the delays are those of a quiet machine."""
+    found = {name: play(tensorflow) for name, play in SITUATIONS.items()}
     return {
-        tensorflow: {
-            situation: {role: asdict(one) for role, one in roles.items()}
-            for situation, roles in found.items()
-        }
-        for tensorflow, found in recordings.items()
+        "tensorflow": version(PYTHONS[tensorflow]),
+        "recorded": time.strftime("%Y-%m-%d"),
+        "situations": {
+            name: {role: asdict(one) for role, one in roles.items()}
+            for name, roles in found.items()
+        },
     }
 
 
-def versions(python: Path) -> str:
+def version(python: Path) -> str:
     code = "import tensorflow as tf; print(tf.__version__)"
     env = clean_environment() | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run([python, "-c", code], env=env, capture_output=True, text=True, check=True)
@@ -292,9 +230,7 @@ def versions(python: Path) -> str:
 def main(names: Sequence[str]) -> None:
     known = json.loads(RECORDINGS.read_text()) if RECORDINGS.exists() else {}
     for name in names or PYTHONS:
-        found = to_json({name: record(name)})[name]
-        about = {"tensorflow": versions(PYTHONS[name]), "recorded": time.strftime("%Y-%m-%d")}
-        known[name] = about | {"situations": found}
+        known[name] = record(name)
         RECORDINGS.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
 
 

@@ -25,8 +25,17 @@ EMPTY = {
     "port-thief": "once joined, the port is TensorFlow's own socket until the task ends",
 }
 """Kinds that exist in the first phase only, and why."""
-FAULT_STEP, SAVE_EVERY = 12, 5
+FAULT_STEP = 12
 _CHAOS = {"sigkill": "kill", "sigstop": "stop", "sigterm": "term", "exit-3": "exit 3"}
+_DIAGNOSED = {
+    "sigkill": "signal",
+    "sigstop": "frozen",
+    "sigterm": "signal",
+    "exception": "exception",
+    "exit-3": "exit_code",
+    "out-of-memory": "out_of_memory",
+    "port-thief": "port_taken",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +46,8 @@ class Due:
     """`kind` of the first diagnosis; None where nothing may be diagnosed."""
     attempts: int = 1
     code: int = 0
-    from_step: int = 0
-    """Where each task of the last attempt starts."""
+    from_steps: tuple[int, ...] = (0,)
+    """Where all tasks of the last attempt start: at one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +79,21 @@ class Cell:
 
     @property
     def due(self) -> Due:
-        """By the contract's `supervision`; the fault comes after the first save, save 2 is cut."""
-        last = {"before-join": 0, "training": 10, "saving": 5}[self.phase]
-        again = {"attempts": 2, "from_step": last}
-        match self.kind:
-            case "sigkill":
-                return Due("signal", **again)
-            case "sigstop":
-                return Due("frozen", **again)
-            case "sigterm":
-                # MultiWorkerMirroredStrategy swallows it once it has joined.
-                return Due("signal", **again) if self.phase == "before-join" else Due(None)
-            case "out-of-memory":
-                return Due("out_of_memory", **again)
-            case "port-thief":
-                return Due("port_taken", **again)
-            case "import-error":
-                return Due("permanent", code=1)
-            case "never-starts":
-                return Due("late", code=4)
-        name = {"exception": "exception", "exit-3": "exit_code"}[self.kind]
+        """By the contract's `supervision`; the job saves after steps 5 and 10 and fails then."""
+        steps: tuple[int, ...]
+        steps = {"before-join": (0,), "training": (10,), "saving": (5,)}[self.phase]
+        if (self.role, self.phase) == ("other", "saving"):
+            steps = (5, 10)  # the chief may be through with the save in which the other dies
+        if self.kind == "sigterm" and self.phase != "before-join":
+            return Due(None)  # MultiWorkerMirroredStrategy swallows it
+        if self.kind == "import-error":
+            return Due("permanent", code=1)
+        if self.kind == "never-starts":
+            return Due("late", code=4)
         # An error of the script's own is tried again only if the job has saved since its start.
-        return Due(name, code=1) if self.phase == "before-join" else Due(name, **again)
+        if self.kind in {"exception", "exit-3"} and self.phase == "before-join":
+            return Due(_DIAGNOSED[self.kind], code=1)
+        return Due(_DIAGNOSED[self.kind], 2, from_steps=steps)
 
 
 def exists(cell: Cell) -> bool:

@@ -71,7 +71,7 @@ class Recorded:
             sys.exit(seen["exit_code"])
         module, _, name = seen["exception"].rpartition(".")
         kind = type(name, (Exception,), {"__module__": module or "builtins"})
-        raise kind(seen["message"])
+        raise kind(seen["message"]) from None
 
     def swallow_sigterm(self) -> None:
         """MultiWorkerMirroredStrategy takes the signal over before it waits for its peers."""

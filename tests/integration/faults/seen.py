@@ -1,0 +1,74 @@
+"""What a task of TensorFlow left: its end, its exception, its last lines, without what varies."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_CLOCK = re.compile(r"^(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d[.\d]*: |^[IWEF]\d{4} [\d:.]+ +\d+ ")
+_JOBS_OWN = re.compile(r"starting at step|saved step|fault |trained:")
+_VOLATILE = (
+    (re.compile(r"(?<=caught at )\S+"), "TIME"),
+    (re.compile(r"/[^\s\"':]*/(?:site-packages|faults|lib/python3\.\d+)/"), "…/"),
+    (re.compile(r"127\.0\.0\.1:\d+|\[::\]:\d+"), "127.0.0.1:PORT"),
+    (re.compile(r"[Ii]ncarnation:? \(?\d+\)?"), "incarnation N"),
+    (re.compile(r"\d{10}\.\d+|\b\d{15,}\b|(?<=__inference_train_function_)\d+"), "N"),
+    (re.compile(r"0x[0-9a-f]+"), "0xN"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How one task behaved in one situation."""
+
+    exit_code: int | None
+    """None: it went on, or a signal ended it."""
+    signal: int | None
+    delay_s: float | None
+    """From the fault to its end; None where it went on."""
+    exception: str | None
+    message: str
+    last_lines: tuple[str, ...]
+    """TensorFlow's own, before the traceback if there is one."""
+
+
+def seen(code: int | None, text: str, delay_s: float | None) -> Seen:
+    """From an exit status as Popen has it and all that was written."""
+    before, traceback = split_at_traceback(text)
+    exception, message = last_exception(traceback)
+    return Seen(
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=-code if code is not None and code < 0 else None,
+        delay_s=delay_s,
+        exception=exception,
+        message=message,
+        last_lines=last_lines(before),
+    )
+
+
+def scrub(line: str) -> str:
+    """Without what differs from run to run."""
+    line = _CLOCK.sub("", line)
+    for pattern, word in _VOLATILE:
+        line = pattern.sub(word, line)
+    return line[:300]
+
+
+def last_lines(text: str, most: int = 5) -> tuple[str, ...]:
+    lines = [scrub(line) for line in text.splitlines() if line.strip()]
+    return tuple(line for line in lines if not _JOBS_OWN.match(line))[-most:]
+
+
+def split_at_traceback(text: str) -> tuple[str, str]:
+    before, mark, last = text.rpartition("Traceback (most recent call last)")
+    return (before, last) if mark else (text, "")
+
+
+def last_exception(traceback: str) -> tuple[str | None, str]:
+    """Type and message, of which only the first and the last lines."""
+    found = re.search(r"^([A-Za-z_][\w.]*): (.*)\Z", traceback, re.M | re.S)
+    if found is None:
+        return None, ""
+    lines = [scrub(line) for line in found[2].splitlines() if line.strip()]
+    kept = lines if len(lines) <= 8 else [*lines[:2], "…", *lines[-5:]]
+    return found[1], "\n".join(kept)

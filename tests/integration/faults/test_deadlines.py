@@ -1,0 +1,50 @@
+"""Who is slow for a good reason is left alone: downloads, silent loops, scripts without TensorFlow.
+
+That a peer which never comes is named after `start_deadline_s` is part of the table of faults.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.integration.commandline import CommandLine
+
+from .bare import PYTHONS
+
+HERE = Path(__file__).parent
+DEADLINE_S = 6
+"""Of the start and of a stall; the jobs stand still for longer."""
+SILENCE_S = 9
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("tensorflow", PYTHONS)
+def test_a_long_download_and_a_loop_that_says_nothing_trip_no_deadline(
+    shell: CommandLine, tensorflow: str
+) -> None:
+    job = {"script": str(HERE / "slow_start.py"), "args": [str(SILENCE_S)]}
+    deadlines = {"start_deadline_s": DEADLINE_S, "stall_deadline_s": DEADLINE_S}
+    spec = shell.spec("slow.json", job, supervision=deadlines)
+
+    done = shell.run("up", f"--python={PYTHONS[tensorflow]}", str(spec), timeout=200)
+
+    assert done.code == 0, done.err[-3000:] + done.out.decode()[-3000:]
+    assert shell.log("worker:1").decode().count("ended with 2") == 1
+    assert not [event for event in shell.events() if event["type"] in {"stalled", "restarting"}]
+
+
+@pytest.mark.parametrize("kind", ["training", "plain"])
+def test_a_script_without_tensorflow_has_no_start_deadline(shell: CommandLine, kind: str) -> None:
+    shell.script("plain.py", "import time; time.sleep(2.5); print('done')")
+    job = {"script": "plain.py", "kind": kind}
+    deadlines = {"start_deadline_s": 0.5, "stall_deadline_s": 0.5}
+    spec = shell.spec("plain.json", job, supervision=deadlines)
+
+    done = shell.run("up", str(spec))
+
+    assert done.code == 0, done.err
+    assert shell.log("worker:0") == b"done\n"
+    assert not [event for event in shell.events() if event["type"] == "stalled"]
