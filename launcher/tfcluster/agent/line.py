@@ -125,21 +125,19 @@ class Line:
         self._flush(connection)
 
     def _on_frames(self, connection: Connection, frames: list[tuple[bytes, bytes]]) -> None:
-        numbered = False
         for kind, payload in frames:
             if kind == protocol.CONTROL:
                 message = protocol.read_control(payload)
                 if message.get("type") == "hello":
                     self._hello(connection, message)
                 elif connection.welcomed and self._session.is_new(message):
-                    numbered = True
+                    # First: some orders take seconds, and silence would look like a hung agent.
+                    self.queue(self._session.acknowledgement())
                     self._obey(message)
             elif kind == protocol.ACK and connection.welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
             if connection.welcomed:
                 self._last_heard = time.monotonic()
-        if numbered:
-            self.queue(self._session.acknowledgement())
 
     def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
         wrong = self._what_is_wrong(hello)

@@ -146,6 +146,15 @@ class Session:
         """How many messages wait for an acknowledgement."""
         return len(self._unacknowledged)
 
+    @property
+    def last_sent(self) -> int:
+        """The number of the newest message."""
+        return self._last_sent
+
+    def waits_for(self, number: int) -> bool:
+        """Whether the message with this number is not acknowledged yet."""
+        return bool(self._unacknowledged) and self._unacknowledged[0][0] <= number
+
     def number(self, message: dict[str, Any]) -> bytes:
         """The frame to send; kept until acknowledged."""
         self._last_sent += 1

@@ -11,8 +11,8 @@ import time
 
 from tfcluster.agent.task import Task
 
-UNKILLABLE_S = 2.0
-"""A killed task that lives so long is told of as one that cannot be killed."""
+UNKILLABLE_S = 5.0
+"""A killed task that lives so long is told of; to give back much memory or a GPU takes seconds."""
 DRAIN_S = 0.5
 """How long after its end a task's pipe is waited for: a grandchild may hold it."""
 

@@ -36,6 +36,13 @@ HELLO_TIMEOUT_S = 10.0
 PING_S = 2.0
 REDIAL_S = 0.5
 READ_BYTES = 1 << 18
+ANSWER_S = 3.0
+"""A local agent that has not acknowledged a stop by then stands still (SIGSTOP, a dead disk)."""
+SECOND_LOOK_S = 0.5
+"""It may be we who stood still: its answer is read before it is judged."""
+CLOSE_S = 4.0
+"""How long the end of a local agent is waited for: longer than it waits for its tasks'."""
+_ENDING = ("stop", "shutdown")
 
 
 class Refused(Exception):
@@ -53,11 +60,12 @@ class AgentLink:
         lease_s: float | None = None,
         ended: Callable[[], Awaitable[None]] | None = None,
         last_words: Callable[[], str] = str,
+        kill: Callable[[], None] | None = None,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
-        dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone."""
-        self.last_words = last_words
-        """What the agent wrote to its stderr: empty unless it has a fault."""
+        dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone.
+        `kill`: called when the agent does not acknowledge a stop within seconds."""
+        self._last_words, self._kill, self._was_killed = last_words, kill, False
         self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -75,12 +83,25 @@ class AgentLink:
         if self._lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
 
+    def last_words(self) -> str:
+        """Why the agent went, where that is known: killed by us, or what it wrote to stderr."""
+        standing = "(it did not obey a stop, so it was killed; its guard ends its tasks)"
+        return self._last_words() or (standing if self._was_killed else "")
+
     async def send(self, message: Mapping[str, Any]) -> None:
         """Number, keep and send; raises ConnectionError when the link is lost for good."""
         encoded = self._session.number(dict(message))
         if self._writer is None and (self._lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
+        if self._kill is not None and message["type"] in _ENDING:
+            number, loop = self._session.last_sent, asyncio.get_running_loop()
+            loop.call_later(ANSWER_S, loop.call_later, SECOND_LOOK_S, self._judge, number)
         await self._write(encoded)
+
+    def _judge(self, number: int) -> None:
+        if self._kill is not None and self._writer is not None and self._session.waits_for(number):
+            self._was_killed = True
+            self._kill()
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         while (message := await self._messages.get()) is not None:
@@ -95,7 +116,8 @@ class AgentLink:
                 self._writer.write_eof()
         if self._tasks:
             # The agent reports its last exits before it closes its own end.
-            await asyncio.wait(self._tasks[:1], timeout=HELLO_TIMEOUT_S)
+            patience = CLOSE_S if self._lease_s is None else HELLO_TIMEOUT_S
+            await asyncio.wait(self._tasks[:1], timeout=patience)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -187,7 +209,10 @@ class AgentLink:
             return  # kept by the session, sent on resuming
         try:
             self._writer.write(frame)
-            await self._writer.drain()
+            if self._lease_s is not None:
+                await self._writer.drain()
+            # Few and small orders go to a local agent, and one that stands still must not make
+            # the coordinator stand still with it.
         except (OSError, RuntimeError) as error:
             if self._lease_s is None:
                 raise ConnectionError("the agent is gone") from error
@@ -213,7 +238,8 @@ class AgentLink:
     async def _hang_up(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            # Closing would first wait until an agent that may stand still has read the rest.
+            writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 

@@ -25,7 +25,8 @@ from tfcluster.plan.plan import NodePlan
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
 _START_TIMEOUT_S = 20.0
-_END_TIMEOUT_S = 10.0
+_AGENT_END_S, _GUARD_END_S = 1.0, 10.0
+"""The agent's is over when its link is closed; its guard may still be ending what it left."""
 _SOCKET_PATH_LIMIT = 103
 """Bytes; macOS has 104 with the terminator, Linux 108."""
 
@@ -58,7 +59,13 @@ class LocalBackend:
             return await asyncio.open_unix_connection(str(path))
 
         hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": False}
-        link = AgentLink(dial, hello, ended=process.wait, last_words=process.last_words)
+        link = AgentLink(
+            dial,
+            hello,
+            ended=process.wait,
+            last_words=process.last_words,
+            kill=process.kill_agent,
+        )
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
@@ -145,20 +152,24 @@ class AgentProcess:
         """Reap agent and guard. An agent that does not end (it may be stopped) is killed first:
         its guard then ends what it left. A guard that does not end either is killed last."""
         try:
-            if await self._has_ended():
+            if await self._has_ended(_AGENT_END_S):
                 return
-            if self._agent is not None:
-                signal_group(*self._agent, signal.SIGKILL)
-            if self._agent is None or not await self._has_ended():
+            self.kill_agent()
+            if self._agent is None or not await self._has_ended(_GUARD_END_S):
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
         finally:
             self._last_words = self.last_words()
             self._errors.close()
 
-    async def _has_ended(self) -> bool:
+    def kill_agent(self) -> None:
+        """SIGKILL to the agent, unless it has gone; its guard then ends what it had started."""
+        if self._agent is not None:
+            signal_group(*self._agent, signal.SIGKILL)
+
+    async def _has_ended(self, patience_s: float) -> bool:
         try:
-            await asyncio.to_thread(self._process.wait, _END_TIMEOUT_S)
+            await asyncio.to_thread(self._process.wait, patience_s)
         except subprocess.TimeoutExpired:
             return False
         return True

@@ -7,21 +7,22 @@ import os
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from tfcluster import backends
 from tfcluster.backends import link as link_module
-from tfcluster.backends import local
 from tfcluster.backends.link import AgentLink
 from tfcluster.backends.local import LocalBackend, socket_path
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
 
+_T = TypeVar("_T")
 NODE = NodePlan("local", "local", None, "/")
 
 
@@ -47,12 +48,12 @@ def entry(folder: Path, *argv: str) -> dict[str, Any]:
     return {"task": "worker:0", "argv": list(argv), "cwd": "/", "log": str(folder / "0.log")}
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    async def limited() -> None:
+def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
+    async def limited() -> _T:
         async with asyncio.timeout(60):
-            await scenario()
+            return await scenario()
 
-    asyncio.run(limited())
+    return asyncio.run(limited())
 
 
 def test_a_task_from_start_to_exit(folder: Path) -> None:
@@ -140,20 +141,60 @@ def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: 
     run(scenario)
 
 
-def test_an_agent_that_stands_still_is_killed_and_the_guard_ends_its_tasks(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.2)
-    monkeypatch.setattr(local, "_END_TIMEOUT_S", 1.0)
+def assert_gone(*pids: int) -> None:
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
-    async def scenario() -> None:
+
+@pytest.mark.parametrize("orders", [0, 5000], ids=["at rest", "with a full socket"])
+def test_an_agent_that_stands_still_is_killed_and_the_guard_ends_its_tasks(
+    folder: Path, orders: int
+) -> None:
+    async def scenario() -> float:
         async with connected(folder) as link:
             await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
             task = await anext(aiter(link))
             os.kill(link.welcome["pid"], signal.SIGSTOP)
-        for pid in (task["pid"], link.welcome["pid"], link.welcome["guard_pid"]):
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
+            for _ in range(orders):
+                await link.send({"type": "nonsense", "much": "x" * 100})
+            since = time.monotonic()
+        assert_gone(task["pid"], link.welcome["pid"], link.welcome["guard_pid"])
+        return time.monotonic() - since
+
+    assert run(scenario) < link_module.CLOSE_S + 4
+
+
+def test_an_agent_that_does_not_obey_a_stop_is_killed_and_the_link_says_so(folder: Path) -> None:
+    async def scenario() -> float:
+        async with connected(folder) as link:
+            await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
+            task = await anext(aiter(link))
+            os.kill(link.welcome["pid"], signal.SIGSTOP)
+            since = time.monotonic()
+            await link.send({"type": "stop", "tasks": ["worker:0"], "grace_s": 60, "why": ""})
+            assert [message async for message in link] == []
+            assert "did not obey a stop" in link.last_words()
+        assert_gone(task["pid"], link.welcome["pid"], link.welcome["guard_pid"])
+        return time.monotonic() - since
+
+    assert run(scenario) < link_module.ANSWER_S + 4
+
+
+def test_an_agent_that_obeys_is_left_alone_however_long_the_grace(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "ANSWER_S", 0.3)
+
+    async def scenario() -> None:
+        async with connected(folder) as link:
+            slow = entry(folder, "sh", "-c", "trap 'sleep 2; exit 7' TERM; while :; do :; done")
+            await link.send({"type": "start", "attempt": 1, "tasks": [slow]})
+            messages = aiter(link)
+            await anext(messages)
+            await asyncio.sleep(0.5)
+            await link.send({"type": "stop", "tasks": ["worker:0"], "grace_s": 60, "why": ""})
+            assert (await anext(messages))["exit_code"] == 7
 
     run(scenario)
 
