@@ -71,7 +71,7 @@ def awaits_saves() -> bool:
 
 def at_step(step: int) -> None:
     """`step` steps are done: to be called with every one, in the thread that does them."""
-    if not _steps:
+    if not _steps and not _others:
         return
     global _step
     _step = step

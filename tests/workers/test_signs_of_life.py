@@ -1,0 +1,117 @@
+"""What a task says beside its training steps, under real TensorFlow and each Keras."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHONS = {
+    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
+    "tf215": os.environ.get(
+        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
+    ),
+}
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Ended(Protocol):
+    code: int
+    out: str
+    err: str
+    events: list[dict[str, Any]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]: ...
+
+
+class Boot(Protocol):
+    def __call__(self, *argv: str, python: str = ..., env: dict[str, str] = ...) -> Ended: ...
+
+
+KERAS = """
+import io, os, signal, sys
+import numpy as np
+import tensorflow as tf
+from tfcluster_workers import reporting
+
+keras = tf.keras
+model = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse", steps_per_execution=5)
+x, y = np.ones((200, 3), "float32"), np.ones((200, 1), "float32")
+
+model.fit(x, y, batch_size=10, epochs=2, verbose=0, validation_data=(x, y))
+model.save_weights("weights" + os.environ["SUFFIX"])
+print("trained")
+
+def evaluated_by(task):
+    os.environ["TFCLUSTER_TASK"] = task
+    reporting._alive_at = float("-inf")
+    model.evaluate(x, y, batch_size=50, verbose=0)
+
+evaluated_by("worker:0")
+reporting._alive_at = float("-inf")
+model.predict(x, verbose=0)
+evaluated_by("evaluator:0")
+sys.stderr = io.StringIO()
+
+def in_cpp(seconds):
+    tf.py_function(lambda: os.kill(os.getpid(), signal.SIGUSR1), [], [])
+
+in_cpp(1)
+"""
+EACH = [("tf215", ".tf", ""), ("newest", ".tf", "1"), ("newest", ".weights.h5", "")]
+
+
+@pytest.mark.parametrize(("tensorflow", "suffix", "legacy"), EACH, ids=["2.15", "tf_keras", "3"])
+def test_a_keras_job_shows_life_outside_training_and_how_far_apart_its_steps_are(
+    boot: Boot, tmp_path: Path, tensorflow: str, suffix: str, legacy: str
+) -> None:
+    (tmp_path / "job.py").write_text(KERAS)
+    faults = [
+        {"fault": "step", "do": "report", "place": "step", "number": 7},
+        {"fault": "save", "do": "report", "place": "save", "number": 1},
+    ]
+    env = {"SUFFIX": suffix, "TFCLUSTER_SETTINGS": json.dumps({"chaos": faults})}
+    if legacy:
+        env["TF_USE_LEGACY_KERAS"] = legacy
+    python = PYTHONS[tensorflow]
+    ended = boot("script", str(tmp_path / "job.py"), python=python, env=env)
+    assert ended.code == 0, ended.err[-3000:]
+    progress = ended.of("progress")
+    assert {event["steps_per_execution"] for event in progress} == {5}
+    assert progress[-1]["step"] == 40
+    assert len(ended.of("alive")) >= 3, "the validation, evaluate, predict"
+    assert ended.of("evaluated") == [{"type": "evaluated", "step": 40}], "the evaluator's alone"
+    assert [(e["fault"], e["step"]) for e in ended.of("chaos")] == [("step", 10), ("save", 40)]
+    assert "in in_cpp" in ended.err, "the stacks go to the log, whatever sys.stderr is"
+
+
+SAVES = """
+import os
+import tensorflow as tf
+checkpoint = tf.train.Checkpoint(values=[tf.Variable(tf.random.normal([2000, 2000]))])
+manager = tf.train.CheckpointManager(checkpoint, "ckpt", max_to_keep=5)
+for number in (1, 2, 3):
+    manager.save()
+    print("saved", number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_a_fault_at_a_save_leaves_half_a_checkpoint(
+    boot: Boot, tmp_path: Path, tensorflow: str
+) -> None:
+    (tmp_path / "job.py").write_text(SAVES)
+    fault = {"fault": "kill worker:0 at save 2", "do": "kill", "place": "save", "number": 2}
+    env = {"TFCLUSTER_SETTINGS": json.dumps({"chaos": [fault]})}
+    ended = boot("script", str(tmp_path / "job.py"), python=PYTHONS[tensorflow], env=env)
+    assert (ended.code, ended.out) == (-9, "saved 1\n"), ended.err[-2000:]
+    assert ended.of("chaos") == [{"type": "chaos", "fault": "kill worker:0 at save 2"}]
+    left = {path.name for path in (tmp_path / "ckpt").iterdir()}
+    assert "ckpt-1.index" in left
+    assert any(name.startswith("ckpt-2") for name in left), "it had begun"
+    assert "ckpt-2.index" not in left, "and was not done"
