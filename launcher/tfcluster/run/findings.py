@@ -72,7 +72,8 @@ def missing(
         "a longer wait: --set supervision.start_deadline_s=SECONDS",
     )
     outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
-    return Finding(Kind.LATE, named, "the gang did not form", wants_stacks=True, outcome=outcome)
+    why = f"the tasks did not find each other within {deadline_s:g} s"
+    return Finding(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
 
 
 def _not_there(member: Member, last_line: str, now: float) -> str:
@@ -92,12 +93,20 @@ def _not_there(member: Member, last_line: str, now: float) -> str:
 
 
 def stalled(core: Sequence[Member], silent_s: float) -> Finding:
-    """Nothing is heard of anybody: named is the task that is furthest behind."""
+    """Nothing is heard of anybody: named is one that is stopped, else who is furthest behind."""
     running = [member for member in core if member.is_running]
+    if stopped := [member for member in running if member.frozen_by is not None]:
+        words = f"stopped by {signal_name(stopped[0].frozen_by or 0)}, and all wait for it"
+        return Finding(Kind.FROZEN, [(stopped[0], words)], words, wants_stacks=True)
     last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     words = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
-    return Finding(Kind.STALLED, [(last, words)], "nothing was heard of it", wants_stacks=True)
+    return Finding(
+        Kind.STALLED,
+        [(last, words)],
+        f"nothing was heard of any task for {silent_s:.0f} s",
+        wants_stacks=True,
+    )
 
 
 def too_long(deadline_s: float) -> Outcome:

@@ -32,6 +32,7 @@ class Watch:
         self._last_output, self._last_line = last_output, last_line
         self._forms_gang = plan.kind != "plain"
         self._patience = Patience(self._policy)
+        self._why_end = ""
 
     def begin(self) -> None:
         """An attempt begins."""
@@ -71,9 +72,9 @@ class Watch:
             case "stall":
                 self._due_stall(now)
             case "stacks" if self._course.ending is not None:
-                self._course.end_run("a deadline has passed", self._course.ending, now)
+                self._course.end_run(self._why_end, self._course.ending, now)
             case "stacks":
-                self._course.end_gang("nothing was heard of it", now)
+                self._course.end_gang(self._why_end, now)
 
     def _due_stall(self, now: float) -> None:
         self._patience.note_output(self._last_output())
@@ -97,6 +98,7 @@ class Watch:
             self._orders.dump_stacks(self._gang.running())
             self._timers.clear("start", "stall")
             self._timers.set("stacks", now + STACKS_S)
+            self._why_end = found.why_end
         elif found.outcome is not None:
             self._course.end_run(found.why_end, found.outcome, now)
         else:

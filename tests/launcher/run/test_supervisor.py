@@ -260,6 +260,13 @@ def test_a_stall_leads_to_stacks_and_a_restart_and_at_last_to_a_deadline_error()
     assert told.outcome() == (Status.TIMED_OUT, 4)
 
 
+def test_a_stall_is_the_fault_of_a_task_that_is_stopped() -> None:
+    told = story(stall_deadline_s=5).says("worker:0", "progress", step=7)
+    told.supervisor.froze("worker:1", 1, signal.SIGSTOP, told.now)
+    told.after(5 + STACKS_S).ended("worker:0", "worker:1").home(None)
+    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "frozen")
+
+
 def test_without_a_stall_deadline_silence_is_told_once_and_nothing_ends() -> None:
     told = story().says("worker:0", "progress", step=1).after(3000)
     assert [type(event) for event in told.events].count(ev.Stalled) == 1
