@@ -10,6 +10,7 @@ from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.panels import closing_panel, root_cause_panel
 from tfcluster.ui.render import show
 from tfcluster.ui.source import last_lines
+from tfcluster.ui.story import log_of_cause
 from tfcluster.ui.terminal import Terminal
 
 
@@ -23,10 +24,7 @@ def show_end(state: RunSnapshot, paths: RunPaths, terminal: Terminal) -> None:
 
 
 def _show_root_cause(state: RunSnapshot, paths: RunPaths, terminal: Terminal) -> None:
-    if not state.diagnosis:
-        return
-    task = state.diagnosis["root_cause"].get("task")
-    log = next((found.log for found in state.tasks if found.task == task), None)
+    log = log_of_cause(state)
     lines = last_lines(paths.root / log) if log else ()
     if panel := root_cause_panel(state, paths, lines):
         show(panel, terminal)

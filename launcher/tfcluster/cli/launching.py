@@ -103,8 +103,8 @@ def start_text(
     terminal: Terminal,
 ) -> str:
     """The start panel."""
-    from tfcluster.ui.panels import start_panel
     from tfcluster.ui.render import render
+    from tfcluster.ui.start import start_panel
 
     resumes = (options.resume.source.run_id, options.resume.step) if options.resume else None
     return render(start_panel(planned.plan, paths, ports, resumes=resumes), terminal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from socket import gethostname
 
 import click
 
@@ -24,7 +25,7 @@ def command(all_runs: bool, as_json: bool) -> None:
     if as_json:
         terminal.emit_json([run.to_json() for run in shown])
     elif shown:
-        terminal.out(stdout_grid(runs_grid(shown, now=time.time()), terminal))
+        terminal.out(stdout_grid(runs_grid(shown, now=time.time(), here=gethostname()), terminal))
     else:
         over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{over}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from socket import gethostname
 
 import click
 
@@ -23,4 +24,8 @@ def command(run: str | None, as_json: bool) -> None:
     if as_json:
         terminal.emit_json(snapshot.to_json() | {"folder": str(paths.root)})
     else:
-        terminal.out(stdout_text(status_panel(snapshot, paths, now=time.time()), terminal))
+        terminal.out(
+            stdout_text(
+                status_panel(snapshot, paths, now=time.time(), here=gethostname()), terminal
+            )
+        )

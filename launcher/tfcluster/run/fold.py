@@ -107,7 +107,7 @@ def _forget_the_last_attempt(task: TaskSnapshot) -> None:
 def _restarting(state: RunSnapshot, event: ev.Restarting, now: float, paths: RunPaths) -> None:
     state.restarts.append(event.to_json() | {"time": now})
     if event.delay_s:
-        state.waits_for = f"a pause of {event.delay_s:g} s before attempt {event.attempt}"
+        state.waits_for = f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
     if event.task is not None:
         _move_task(task_of(state, event.task), event.type)
         return

@@ -32,7 +32,7 @@ def find(text: str) -> Resume:
     """What ``RUN[@STEP]`` means; UnknownRunError or UsageError (exit 2) where that is nothing."""
     run, at, number = text.rpartition("@")
     is_step = bool(at) and number.isdecimal()
-    source = registry.resolve(run if is_step else text)
+    source = registry.resolve((run if is_step else text) or None)
     held = open_for_reading(source.checkpoints)
     if not held:
         raise UsageError(

@@ -16,6 +16,7 @@ from typing import Any
 
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.log_files import prepare_label
 from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
 from tfcluster.ui.source import LogSource
@@ -63,6 +64,7 @@ class RunView:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._status, self._status_drawn_at = "", 0.0
+        self._cure = ""
 
     def start(self) -> None:
         """Show from now on, in a daemon thread beside the coordinator's loop."""
@@ -160,6 +162,18 @@ class RunView:
             is_told = self._talks or event.get("type") in ALWAYS_TOLD
             if is_told and (told := format_event(event)):
                 self._terminal.say(self._terminal.paint(told.text, *told.styles))
+            self._tell_cure(event)
+
+    def _tell_cure(self, event: dict[str, Any]) -> None:
+        """Below a restart; at the end of a failed run its own panel says it."""
+        match event:
+            case {"type": "diagnosis", "root_cause": {"hint": str(hint)}}:
+                self._cure = hint
+            case {"type": "diagnosis"}:
+                self._cure = ""
+            case {"type": "restarting"} if self._cure:
+                cure = harmless_text(f"  → {self._cure}")
+                self._terminal.say(self._terminal.paint(cure, "dim"))
 
     def _say_queued(self) -> bool:
         said = False

@@ -28,6 +28,11 @@ def format_status_line(
         parts.append(f"{left} left, Ctrl-C again kills at once")
     if snapshot.attempt > 1:
         parts.append(f"attempt {snapshot.attempt}")
+    if snapshot.waits_for:
+        parts.append(f"waits for {snapshot.waits_for}")
+    parts += [f"{task.task} stopped" for task in snapshot.tasks if task.frozen_by is not None]
+    if snapshot.status is Status.RESTARTING:
+        return cut_to_columns(harmless_text(" · ".join(parts)), width)
     steps = [task.step for task in snapshot.tasks if task.step is not None]
     if steps:
         parts += [f"step {max(steps):,}", *_rates(snapshot.tasks), *_metrics(snapshot.tasks)]

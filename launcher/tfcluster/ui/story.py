@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.events import Status
+from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.ui.formats import format_duration, plural
+
+_RESTARTS_LISTED = 10
+_UNDER_A_FAILURE = (Status.RESTARTING, Status.FAILED, Status.TIMED_OUT, Status.LOST)
 
 
 def attached(snapshot: RunSnapshot) -> str:
@@ -43,28 +48,89 @@ def restart(event: Mapping[str, Any]) -> str:
     return text
 
 
+def resumed(run: str, step: int | None) -> str:
+    """``RUN at step 1,200``."""
+    return run if step is None else f"{run} at step {step:,}"
+
+
+def facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
+    """What is out of the ordinary: where it began, restarts, rehearsed faults."""
+    pairs = []
+    if snapshot.resumed_from is not None:
+        pairs.append(("resumed", resumed(**snapshot.resumed_from)))
+    if snapshot.attempt > 1:
+        most = [event["of"] for event in snapshot.restarts if not event.get("task")]
+        pairs.append(
+            ("attempt", f"{snapshot.attempt} of {most[-1]}" if most else str(snapshot.attempt))
+        )
+    if snapshot.restarts:
+        pairs.append(("restarts", _restarts(snapshot.restarts)))
+    if snapshot.chaos:
+        pairs.append(("rehearsed", "\n".join(map(_chaos, snapshot.chaos))))
+    return tuple(pairs)
+
+
+def root_cause(snapshot: RunSnapshot) -> Mapping[str, Any] | None:
+    """Why the run failed, or begins again; None where what once failed was overcome."""
+    if snapshot.status not in _UNDER_A_FAILURE or snapshot.diagnosis is None:
+        return None
+    found: Mapping[str, Any] | None = snapshot.diagnosis.get("root_cause")
+    return found
+
+
+def collateral(snapshot: RunSnapshot) -> Sequence[str]:
+    """Tasks that failed because of the root cause."""
+    found: Sequence[str] = (snapshot.diagnosis or {}).get("collateral") or ()
+    return found if root_cause(snapshot) else ()
+
+
+def blame(snapshot: RunSnapshot, task: TaskSnapshot) -> str:
+    """Whether a task's end was the cause of the others', or one of those."""
+    found = root_cause(snapshot)
+    if found is None or task.state != "failed" or task.ended_by == "tfcluster":
+        return ""
+    if found.get("task") == task.task and found.get("attempt", task.attempt) == task.attempt:
+        return " (cause)"
+    return " (collateral)" if task.task in collateral(snapshot) else ""
+
+
+def log_of_cause(snapshot: RunSnapshot) -> str | None:
+    """The log of the attempt that failed, relative to the run's folder."""
+    found = root_cause(snapshot) or {}
+    log = next((task.log for task in snapshot.tasks if task.task == found.get("task")), None)
+    if log is None or "attempt" not in found:
+        return log
+    return re.sub(r"attempt-\d+", f"attempt-{found['attempt']}", log, count=1)
+
+
 def cause(snapshot: RunSnapshot) -> list[str]:
     """The diagnosis as paragraphs; empty without one."""
-    diagnosis = snapshot.diagnosis or {}
-    found = diagnosis.get("root_cause")
+    found = root_cause(snapshot)
     if not found:
         return []
-    lines = [f"root cause: {found.get('task')}: {found.get('reason', '')}"]
-    lines += cures(found)
-    if collateral := diagnosis.get("collateral"):
-        lines.append(f"{', '.join(collateral)} failed because of it.")
+    lines = [f"root cause: {found.get('task')}: {found.get('reason', '')}", *cures(found)]
+    if others := collateral(snapshot):
+        lines.append(f"{', '.join(others)} failed because of it.")
     return lines
+
+
+def wants_cleaning(snapshot: RunSnapshot) -> bool:
+    """Whether its coordinator went away and nobody has cleaned up since."""
+    return snapshot.status is Status.LOST and snapshot.ended_at is None
 
 
 def cures(root_cause: Mapping[str, Any]) -> list[str]:
     """What helps, and where it is explained."""
-    lines = [f"→ {root_cause['hint']}"] if root_cause.get("hint") else []
-    return lines + ([f"  {root_cause['docs']}"] if root_cause.get("docs") else [])
+    where = f" ({root_cause['docs']})" if root_cause.get("docs") else ""
+    return [f"→ {root_cause['hint']}{where}"] if root_cause.get("hint") else []
 
 
-def restarts(events: Sequence[Mapping[str, Any]]) -> str:
-    """All of them, one a line, with their reasons."""
-    return "\n".join(f"{_which(event)}: {_reason(event)}" for event in events)
+def _restarts(events: Sequence[Mapping[str, Any]]) -> str:
+    """One a line, with their reasons; of very many the last."""
+    before = len(events) - _RESTARTS_LISTED
+    more = [f"… {plural(before, 'restart')} before"] if before > 0 else []
+    shown = (f"{_which(event)}: {_reason(event)}" for event in events[-_RESTARTS_LISTED:])
+    return "\n".join([*more, *shown])
 
 
 def _which(event: Mapping[str, Any]) -> str:
@@ -78,7 +144,7 @@ def _reason(event: Mapping[str, Any]) -> str:
     return str(event.get("reason", "")).partition("\n")[0]
 
 
-def chaos(record: Mapping[str, Any]) -> str:
+def _chaos(record: Mapping[str, Any]) -> str:
     """``kill worker:1 at step 50: detected after 0.1 s, resumed after 2.3 s at step 41``."""
     detected, resumed = record.get("detected_after_s"), record.get("resumed_after_s")
     seen = "never detected" if detected is None else f"detected after {format_duration(detected)}"

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.ui.formats import format_bytes, format_duration, format_exit
+from tfcluster.ui import story
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
 from tfcluster.ui.lines import harmless_text
 
 
@@ -85,13 +86,41 @@ def _warned(event: Mapping[str, Any]) -> Told | None:
 
 
 def _restarting(event: Mapping[str, Any]) -> Told:
-    step = event.get("from_step")
-    start = f"from step {step:,}" if step is not None else "from the beginning"
-    return Told(f"attempt {event['attempt']}, {start}: {event['reason']}", ("yellow", "bold"))
+    reason = str(event["reason"]).partition("\n")[0]
+    return Told(f"{story.restart(event)}: {reason}", ("yellow", "bold"))
+
+
+def _diagnosis(event: Mapping[str, Any]) -> Told | None:
+    """What the lines about a restart, or the panel of the end, do not say."""
+    task = event["root_cause"]["task"]
+    if not (collateral := event.get("collateral")):
+        return None
+    return Told(f"{', '.join(collateral)} failed because of {task}", ("dim",))
 
 
 def _stalled(event: Mapping[str, Any]) -> Told:
-    return Told(f"{event.get('task') or 'the run'} makes no progress", ("yellow",))
+    text = f"nothing was heard of any task for {format_duration(event['silent_s'])}"
+    if event.get("deadline_s") is None:
+        return Told(f"{text}: their stacks are in the logs, training goes on", ("yellow",))
+    limit = format_duration(event["deadline_s"])
+    return Told(f"{text} (stall_deadline_s is {limit}): their stacks are in the logs", ("yellow",))
+
+
+def _task_frozen(event: Mapping[str, Any]) -> Told:
+    name = signal_name(event["signal"])
+    return Told(f"{event['task']} was stopped by {name}: it neither runs nor ends", ("yellow",))
+
+
+def _task_thawed(event: Mapping[str, Any]) -> Told:
+    return Told(f"{event['task']} runs again", ("dim",))
+
+
+def _node_reconnected(event: Mapping[str, Any]) -> Told:
+    return Told(f"node {event['node']} is back, with a new agent", ("dim",))
+
+
+def _chaos_injected(event: Mapping[str, Any]) -> Told:
+    return Told(f"rehearsed fault: {event['fault']}", ("magenta",))
 
 
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
@@ -105,5 +134,10 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "node_lost": _node_lost,
     "warned": _warned,
     "restarting": _restarting,
+    "diagnosis": _diagnosis,
     "stalled": _stalled,
+    "task_frozen": _task_frozen,
+    "task_thawed": _task_thawed,
+    "node_reconnected": _node_reconnected,
+    "chaos_injected": _chaos_injected,
 }

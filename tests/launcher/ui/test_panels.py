@@ -32,10 +32,10 @@ from tfcluster.ui.panels import (
     closing_panel,
     root_cause_panel,
     runs_grid,
-    start_panel,
     status_panel,
 )
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
+from tfcluster.ui.start import start_panel
 from tfcluster.ui.terminal import Terminal
 
 OpenScreen = Callable[..., tuple[int, TextIO]]

@@ -1,0 +1,96 @@
+"""The start panel: what is being started, and what a user should know of it before; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tfcluster.plan.plan import Interpreter, Plan
+from tfcluster.run.paths import RunPaths
+from tfcluster.ui.ports import open_ports
+from tfcluster.ui.render import Facts, Grid, Panel, Part
+from tfcluster.ui.story import resumed
+
+_TASKS_LISTED = 16
+_PACKAGE_NAMES = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
+
+
+def start_panel(
+    plan: Plan,
+    paths: RunPaths,
+    ports: Mapping[str, int] | None = None,
+    *,
+    resumes: tuple[str, int | None] | None = None,
+) -> Panel:
+    """What is being started: which Python and why, tasks, open ports, notes, the run's folder.
+
+    `ports` maps task → held port, where the plan left it to be chosen; `resumes` is the run,
+    and its step, that this one begins with.
+    """
+    held = ports or {}
+    pairs = [*_pythons(plan), ("workdir", _joined({n.workdir for n in plan.nodes}))]
+    pairs.append(("strategy", _strategy(plan)))
+    cluster = [task for task in plan.tasks if task.in_cluster and plan.kind != "plain"]
+    if listening := [held.get(str(task.id), task.port) for task in cluster]:
+        pairs.append(("open ports", open_ports(plan, listening)))
+    pairs.append(("folder", str(paths.root)))
+    if resumes is not None:
+        pairs.append(("resumes", resumed(*resumes)))
+    parts: list[Part] = [Facts(tuple(pairs)), _task_grid(plan, held)]
+    parts += [f"note: {note}" for note in plan.notes]
+    return Panel(paths.run_id, tuple(parts))
+
+
+def _pythons(plan: Plan) -> list[tuple[str, str]]:
+    several = len({node.interpreter.path for node in plan.nodes if node.interpreter}) > 1
+    pairs = []
+    for node in plan.nodes:
+        if node.interpreter is not None:
+            name = f"python on {node.name}" if several else "python"
+            pairs.append((name, _python(node.interpreter)))
+    return pairs if several else pairs[:1]
+
+
+def _python(interpreter: Interpreter) -> str:
+    versions = [f"Python {interpreter.version}"] if interpreter.version else []
+    versions += [
+        f"{shown} {interpreter.packages[name]}"
+        for name, shown in _PACKAGE_NAMES.items()
+        if name in interpreter.packages
+    ]
+    text = f"{interpreter.path} ({interpreter.why})"
+    return f"{text}\n{', '.join(versions)}" if versions else text
+
+
+def _strategy(plan: Plan) -> str:
+    settings = [f"{name} {value}" for name, value in plan.settings.items()]
+    return ", ".join([plan.strategy, *settings])
+
+
+def _task_grid(plan: Plan, held: Mapping[str, int]) -> Part:
+    if len(plan.tasks) > _TASKS_LISTED:
+        rows = [
+            (node.name, str(sum(task.node == node.name for task in plan.tasks)))
+            for node in plan.nodes
+        ]
+        return Grid(("node", "tasks"), tuple(rows), frozenset({"tasks"}))
+    return Grid(
+        ("task", "node", "address", "cores", "gpus"),
+        tuple(
+            (
+                str(task.id),
+                task.node,
+                f"{task.host}:{held.get(str(task.id), task.port) or '?'}",
+                _numbers(task.cores),
+                _numbers(task.gpus),
+            )
+            for task in plan.tasks
+        ),
+    ).without_empty_columns()
+
+
+def _numbers(values: Sequence[int] | None) -> str:
+    return "" if values is None else ",".join(map(str, values)) or "none"
+
+
+def _joined(values: set[str]) -> str:
+    return ", ".join(sorted(values))
