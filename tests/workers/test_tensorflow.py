@@ -189,6 +189,9 @@ def test_the_estimator_trains_and_its_evaluator_ends_by_itself(
     assert [task.code for task in ended.values()] == [0, 0, 0], ended["evaluator:0"].text[-4000:]
     assert "evaluated step 80" in ended["evaluator:0"].text
     assert ended["evaluator:0"].accuracy > 0.7
+    of_evaluator = ended["evaluator:0"].events
+    assert {"type": "evaluated", "step": 80} in of_evaluator
+    assert {"type": "alive"} in of_evaluator
     assert any(event["type"] == "progress" for event in ended["worker:1"].events)
 
 

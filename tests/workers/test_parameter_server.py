@@ -1,0 +1,71 @@
+"""A parameter-server job's chief joins, its servers are ready when they serve."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from .conftest import tf_configs
+
+REPOSITORY = Path(__file__).parents[2]
+PYTHONS = {
+    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
+    "tf215": os.environ.get(
+        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
+    ),
+}
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Ended(Protocol):
+    code: int
+    err: str
+    events: list[dict[str, Any]]
+
+
+class Task(Protocol):
+    events: list[dict[str, Any]]
+
+    def end(self) -> Ended: ...
+
+
+class Start(Protocol):
+    def __call__(self, *argv: str, python: str, env: dict[str, str]) -> Task: ...
+
+
+JOB = """
+import os
+import tensorflow as tf
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+if resolver.task_type in ("worker", "ps"):
+    tf.distribute.Server(
+        resolver.cluster_spec(), job_name=resolver.task_type, task_index=resolver.task_id,
+        protocol="grpc",
+    ).join()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_the_chief_waits_and_the_servers_serve(
+    start: Start, tmp_path: Path, tensorflow: str
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    configs = tf_configs(["chief:0", "worker:0", "ps:0"])
+    gang = {
+        task: start("script", str(tmp_path / "job.py"), python=PYTHONS[tensorflow], env=config)
+        for task, config in configs.items()
+    }
+    chief = gang["chief:0"].end()
+    assert chief.code == 0, chief.err[-2000:]
+    assert [event["type"] for event in chief.events] == ["waiting_for_peers", "ready"]
+    for server in ("worker:0", "ps:0"):
+        deadline = time.monotonic() + 20
+        while not gang[server].events and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert gang[server].events == [{"type": "ready"}]
