@@ -85,10 +85,13 @@ class Live:
         """Until each of `tasks` has written `text`."""
         for task in tasks or ("worker:0", "worker:1"):
             wait_for(
-                lambda task=task: text in self.log(task) or self.process.poll() is not None,  # type: ignore[misc]
+                lambda task=task: text in self.log(task) or self.is_over(),  # type: ignore[misc]
                 what=f"{text!r} of {task}; {self.said()}",
             )
             assert text in self.log(task), self.said()
+
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
 
     def end(self, timeout: float = 30) -> int:
         """Its exit code, once it has ended."""
@@ -166,3 +169,28 @@ def the_status(shell: CommandLine, run: str) -> dict[str, Any]:
     assert done.code == 0, done.err
     status: dict[str, Any] = json.loads(done.out)
     return status
+
+
+class InBackground(Live):
+    """`tfcluster up -d` or `run -d`, once it has returned; its run goes on."""
+
+    def __init__(
+        self, shell: CommandLine, command: str, *args: str, name: str = "r", **options: Any
+    ) -> None:
+        super().__init__(shell, command, "-d", *args, name=name, **options)
+        assert self.process.wait(30) == 0, self.said()
+        self.id = self.out.read_text().strip()
+
+    @property
+    def folder(self) -> Path:
+        return self.shell.home / "runs" / self.id
+
+    def is_over(self) -> bool:
+        return self.state()["status"] not in ("starting", "running", "restarting", "stopping")
+
+    def coordinator(self) -> int:
+        return int(self.state()["pid"])
+
+    def down(self) -> None:
+        done = self.shell.run("down", self.id)
+        assert done.code == 0, done.err

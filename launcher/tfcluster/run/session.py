@@ -115,8 +115,11 @@ class Session:
         return told
 
     def _note_fault(self, fault: Exception) -> Outcome:
+        first: BaseException = fault
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
         error = TfclusterError(
-            f"a fault in tfcluster: {type(fault).__name__}: {fault}",
+            f"a fault in tfcluster: {type(first).__name__}: {first}",
             cure=f"please report it with {self.paths.fault}",
         )
         with contextlib.suppress(OSError):
