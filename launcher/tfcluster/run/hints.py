@@ -60,7 +60,6 @@ MESSAGES: tuple[Known, ...] = (
         "a port that the script itself opens is in use: a dashboard or metrics server that every"
         " task of a host starts needs another port in each",
         r"\[Errno (?:98|48)\]|[Aa]ddress already in use|EADDRINUSE",
-        kind=PORT_TAKEN,
     ),
     Known(
         "keras-3",  # 72388, keras 20585, ray 47464

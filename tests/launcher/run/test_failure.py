@@ -71,7 +71,7 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (fails("KeyError", ""), Kind.EXCEPTION, "KeyError (main.py:12)"),
         (fails("ImportError", "no", file=None), Kind.PERMANENT, "ImportError: no"),
         (fails(f"{RUNTIME}.UnknownError", "Could not start gRPC server"), Kind.PORT_TAKEN, None),
-        (fails("OSError", "[Errno 98] Address already in use"), Kind.PORT_TAKEN, None),
+        (fails("OSError", "[Errno 98] Address already in use"), Kind.EXCEPTION, None),
         (fails(f"{RUNTIME}.InternalError", ABORTED), Kind.COLLATERAL, None),
         (ended(None, None, observed=Kind.LATE, words="it hung"), Kind.LATE, "it hung"),
         (ended(None, None, observed=Kind.FROZEN), Kind.FROZEN, "stopped by a signal"),

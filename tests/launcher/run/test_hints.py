@@ -35,7 +35,7 @@ MESSAGES = [
         "RuntimeError",
         "Failed to bind to address 127.0.0.1:8000; set GRPC_VERBOSITY=debug environment variable",
     ),
-    ("own-port-taken", Kind.PORT_TAKEN, "OSError", "[Errno 98] Address already in use"),
+    ("own-port-taken", Kind.EXCEPTION, "OSError", "[Errno 98] Address already in use"),
     (
         "keras-3",
         Kind.PERMANENT,
