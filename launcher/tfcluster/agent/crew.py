@@ -138,9 +138,10 @@ class Crew:
     # -- output
 
     def resume_logs(self, offsets: dict[str, int]) -> None:
-        """A coordinator is back and has each log up to its offset."""
+        """A coordinator is back and has each log up to its offset; of one it does not name,
+        nothing: what was sent last may have been lost with the connection."""
         for task in self._tasks.values():
-            task.streamed = offsets.get(task.stream_name, task.streamed)
+            task.streamed = offsets.get(task.stream_name, task.log_begin)
 
     def stream_logs(self) -> None:
         if self.line.wants_logs:

@@ -57,8 +57,8 @@ class Task:
         self.drain_until = 0.0
         self.loss_report = LossReport()
         self.log = Log(spec["log"])
-        self.streamed = self.log.size
-        """Offset up to which the log was sent to the coordinator."""
+        self.log_begin = self.streamed = self.log.size
+        """Offset up to which the log was sent to the coordinator; at first, where it begins."""
         self.pipe, write_end = open_pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
         ours.setblocking(False)

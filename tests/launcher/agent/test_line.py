@@ -134,6 +134,18 @@ def test_logs_are_streamed_by_offset_and_go_on_after_a_reconnect(
     rig.peer.take("bye")
 
 
+def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
+    new_rig: Callable[..., Rig],
+) -> None:
+    rig = new_rig(lease_s=30)
+    rig.reconnect(stream_logs=True)
+    rig.start("sh", "-c", "echo one; sleep 60")
+    wait_until(lambda: rig.log().read_text() == "one\n")
+    time.sleep(0.3)  # by now they are in the socket, which nobody reads before it is closed
+    rig.reconnect(stream_logs=True)
+    wait_until(lambda: rig.peer.read() and bytes(rig.peer.logs.get("worker:0/1", b"")) == b"one\n")
+
+
 def test_when_the_lease_is_over_everything_ends(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=1.0)
     pid = rig.start("sleep", "60")["pid"]
