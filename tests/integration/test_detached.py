@@ -21,7 +21,7 @@ time.sleep(300)
 """
 FAULT = """
 from tfcluster.run.startup import Startup
-async def fail(self):
+async def fail(*_, **__):
     raise RuntimeError("boom")
 Startup.hold_ports = fail
 """

@@ -1,0 +1,132 @@
+"""`attach` and `logs -f`: a second terminal looks on, over restarts, and changes nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from .commandline import CommandLine, screen, wait_for
+from .live import FAMILY, Family, InBackground
+
+RESTARTS = """
+import os, time
+attempt = int(os.environ["TFCLUSTER_ATTEMPT"])
+print(f"attempt {attempt} begins", flush=True)
+while not os.path.exists(f"end-{attempt}"):
+    time.sleep(0.02)
+print(f"attempt {attempt} ends", flush=True)
+if attempt == 1 and os.environ["TFCLUSTER_TASK"] == "worker:1":
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def restarting(shell: CommandLine) -> InBackground:
+    """A run whose first attempt is under way; it fails once ``end-1`` is there."""
+    shell.script("task.py", RESTARTS)
+    spec = shell.spec("s.json", {"script": "task.py"}, supervision={"backoff_s": 0})
+    run = InBackground(shell, "up", spec.name)
+    run.wait_for_line("attempt 1 begins")
+    return run
+
+
+def test_attach_shows_restarts_and_ends_with_the_summary_and_0(
+    shell: CommandLine, restarting: InBackground
+) -> None:
+    err = (shell.root / "attach.err").open("wb")
+    attached = shell.start("attach", stderr=err)
+    wait_for(lambda: "Ctrl-C leaves it running" in (shell.root / "attach.err").read_text())
+
+    shell.script("end-1", "")
+    restarting.wait_for_line("attempt 1 ends", "worker:1")
+    shell.script("end-2", "")
+    out = attached.communicate(timeout=30)[0].decode()
+    err.close()
+    said = (shell.root / "attach.err").read_text()
+
+    assert attached.returncode == 0
+    assert "worker:0 │ attempt 1 begins" in out, "the last lines of before"
+    assert out.index("worker:1 │ attempt 1 ends") < out.index("worker:1 │ attempt 2 begins")
+    assert "attempt 2 of 4, from the beginning: no checkpoint in" in said
+    assert "worker:1: killed by SIGKILL" in said
+    assert f"{restarting.id} succeeded after" in said
+    assert "restarts" in said
+    assert shell.run("wait", restarting.id).code == 0
+
+
+def test_logs_follow_over_attempts_to_the_end(shell: CommandLine, restarting: InBackground) -> None:
+    following = shell.start("logs", "-f", "--task", "worker:1")
+    shell.script("end-1", "")
+    restarting.wait_for_line("attempt 1 ends", "worker:1")
+    shell.script("end-2", "")
+    out, err = following.communicate(timeout=30)
+
+    assert following.returncode == 0
+    lines = [line.partition(" │ ")[2] for line in out.decode().splitlines()]
+    assert lines == [f"attempt {n} {what}" for n in (1, 2) for what in ("begins", "ends")]
+    assert "attempt 2 of 4" in err.decode()
+
+    newest = shell.run("logs")
+    assert b"attempt 1" not in newest.out
+    assert newest.out.count(b"attempt 2 ends") == 2
+    assert f"{restarting.id}: attempt 2; --attempt N shows another" in newest.err
+    assert shell.run("logs", "--attempt", "1").out.count(b"attempt 1 begins") == 2
+
+
+def test_ctrl_c_only_leaves(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    run = InBackground(shell, "run", "-n", "2", "family.py")
+    family = Family(run)
+    with screen(shell, "attach", columns=60) as shown:
+        wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
+        shown.type(b"\x03")
+        assert shown.read_all() == 0
+    said = shown.seen.decode(errors="replace")
+
+    assert f"left; {run.id} goes on" in said
+    assert f"tfcluster down {run.id[-4:]}" in said
+    assert "Traceback" not in said
+    assert len(family.living()) == 6
+    run.down()
+
+
+def test_closing_the_window_of_attach_changes_nothing(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    run = InBackground(shell, "run", "-n", "2", "family.py")
+    family = Family(run)
+    with screen(shell, "attach") as shown:
+        wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
+
+    assert shown.process.wait(10) == -signal.SIGHUP
+    assert len(family.living()) == 6
+    run.down()
+
+
+def test_json_is_the_lines_of_the_event_file(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    run = InBackground(shell, "run", "-n", "2", "family.py")
+    attached = shell.start("attach", "--json")
+    Family(run)
+    shell.script("finish", "")
+    out, err = attached.communicate(timeout=30)
+
+    assert attached.returncode == 0
+    assert [json.loads(line)["type"] for line in out.splitlines()][-1] == "run_finished"
+    assert out == (run.folder / "events.jsonl").read_bytes()
+    assert b"worker:0 " in err
+
+
+def test_a_run_that_is_over_is_said_to_be(shell: CommandLine) -> None:
+    shell.script("task.py", "raise SystemExit(3)")
+    assert shell.run("run", "-n", "1", "--name", "r", "task.py").code == 1
+
+    done = shell.run("attach", "r")
+
+    assert done.code == 0
+    assert "is over" in done.err
+    assert "root cause: worker:0, exit 3" in done.err
+    assert "failed after" in done.err
+    assert done.out == b""
+    assert shell.run("attach").code == 2, "no run is live"

@@ -1,0 +1,202 @@
+"""A run whose coordinator is gone: every command says so, and `down` ends what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .commandline import CommandLine, wait_for
+from .live import FAMILY, Family, InBackground, is_alive, the_status
+
+ESCAPES = """
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
+                         start_new_session=True, cwd="/")
+print("escaped", child.pid, flush=True)
+import time
+time.sleep(300)
+"""
+
+
+def lose(run: InBackground, *, stopped: bool) -> None:
+    """Kill the coordinator; `stopped`: agent and guard were stopped, and could do nothing."""
+    pids = run.agents()
+    if stopped:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+    os.kill(run.coordinator(), signal.SIGKILL)
+    wait_for(lambda: not is_alive(run.coordinator()))
+    if not stopped:
+        wait_for(lambda: not any(map(is_alive, pids)))
+
+
+@pytest.fixture
+def run(shell: CommandLine) -> InBackground:
+    shell.script("family.py", FAMILY)
+    return InBackground(shell, "run", "-n", "2", "family.py")
+
+
+def test_down_ends_what_still_lives_and_writes_the_end_down(
+    shell: CommandLine, run: InBackground
+) -> None:
+    family = Family(run)
+    agents = run.agents()
+    lose(run, stopped=True)
+    assert len(family.living()) == 6
+    assert the_status(shell, run.id)["status"] == "lost"
+    listed = shell.run("ps")
+    assert f"tfcluster down {run.id[-4:]}" in listed.err
+    assert f"tfcluster down {run.id}" in shell.run("status", run.id).out.decode()
+
+    done = shell.run("down", run.id)
+
+    assert done.code == 0, done.err
+    assert f"{run.id} is lost: its coordinator is gone" in done.err
+    assert "worker:1 (pid " in done.err
+    assert f"agent (pid {agents[0]})" in done.err
+    family.assert_gone(0.5)
+    assert not any(map(is_alive, agents))
+    assert f"{run.id}"[-40:] in done.err, "the sockets that were removed"
+    state = run.state()
+    assert state["status"] == "lost"
+    assert state["started_at"] < state["ended_at"] <= time.time()
+    assert {task["state"] for task in state["tasks"]} == {"lost"}
+    assert "cleans up" not in shell.run("ps").err
+    again = shell.run("down", run.id)
+    assert (again.code, again.err) == (0, f"{run.id} is lost\n")
+
+
+def test_where_agent_and_guard_did_their_work_only_a_socket_is_left(
+    shell: CommandLine, run: InBackground
+) -> None:
+    family = Family(run)
+    lose(run, stopped=False)
+    family.assert_gone(2.0)
+
+    done = shell.run("down", run.id)
+
+    assert done.code == 0
+    assert "ended" not in done.err
+    assert f"removed {shell.root}/run/tfcluster/{run.id[-40:]}.ctl" in done.err
+
+
+def test_nothing_left_is_said_too(shell: CommandLine, run: InBackground) -> None:
+    Family(run)
+    lose(run, stopped=False)
+    (shell.root / "run" / "tfcluster" / f"{run.id[-40:]}.ctl").unlink()
+    done = shell.run("down", "--all")
+    assert "nothing of it was left on this host" in done.err
+
+
+def test_a_process_that_left_its_group_is_found_by_its_environment(shell: CommandLine) -> None:
+    shell.script("task.py", ESCAPES)
+    run = InBackground(shell, "run", "-n", "1", "task.py")
+    run.wait_for_line("escaped", "worker:0")
+    pid = int(run.log("worker:0").split()[1])
+    agent, guard = run.agents()
+    os.kill(run.coordinator(), signal.SIGSTOP)
+    os.kill(guard, signal.SIGKILL)
+    os.kill(agent, signal.SIGKILL)
+    os.kill(run.coordinator(), signal.SIGKILL)
+    wait_for(lambda: not is_alive(run.coordinator()))
+    assert is_alive(pid)
+
+    done = shell.run("down", run.id)
+
+    assert f"worker:0 (pid {pid})" in done.err
+    wait_for(lambda: not is_alive(pid))
+
+
+def test_strangers_are_never_touched(shell: CommandLine, run: InBackground) -> None:
+    """Another run, a process that got a recorded number, a shell with a like environment."""
+    family = Family(run)
+    other = InBackground(shell, "run", "-n", "1", "family.py", name="other")
+    others = Family(other, ["worker:0"])
+    stranger = subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(300)"],
+        env=shell.env | {"TFCLUSTER_RUN_ID": run.id + "x"},
+    )
+    lose(run, stopped=True)
+    agent = run.agents()[0]
+    state = run.state()
+    state["agents"]["local"] = {"pid": stranger.pid, "guard_pid": stranger.pid}
+    state["tasks"][0]["pid"] = stranger.pid
+    (run.folder / "state.json").write_text(json.dumps(state))
+
+    done = shell.run("down", run.id)
+
+    assert done.code == 0
+    assert stranger.poll() is None
+    stranger.kill()
+    stranger.wait()
+    family.assert_gone(0.5)
+    assert not is_alive(agent), "found without its recorded number"
+    assert len(others.living()) == 3
+    assert the_status(shell, other.id)["status"] == "running"
+    other.down()
+
+
+def test_ports_are_free_for_the_next_run(shell: CommandLine, run: InBackground) -> None:
+    family = Family(run)
+    locks = Path(shell.root, "run", "tfcluster", "ports")
+    lose(run, stopped=True)
+    assert len(list(locks.iterdir())) == 2
+    shell.run("down", run.id)
+    assert not list(locks.iterdir())
+    value = json.loads(shell.spec("s.json", {"script": "family.py"}).read_text())
+    value["cluster"] = {"worker": [f"127.0.0.1:{port}" for port in family.ports]}
+    (shell.cwd / "s.json").write_text(json.dumps(value))
+    again = InBackground(shell, "up", "s.json", name="again")
+    again.down()
+
+
+def test_after_a_reboot_a_run_is_lost(shell: CommandLine, run: InBackground) -> None:
+    """The process that has its number and start time now is another boot's."""
+    Family(run)
+    before = run.state()
+    run.down()
+    for path in [run.folder / "state.json"]:
+        me = psutil.Process()
+        stat = Path(f"/proc/{me.pid}/stat").read_text().rpartition(")")[2].split()
+        state = before | {"pid": me.pid, "pid_start": int(stat[19])}
+        path.write_text(json.dumps(state))
+        assert the_status(shell, run.id)["status"] == "running"
+        path.write_text(json.dumps(state | {"boot_id": "another"}))
+    assert the_status(shell, run.id)["status"] == "lost"
+    assert shell.run("wait", run.id).code == 3
+    assert shell.run("down", run.id).code == 0
+    assert me.is_running()
+
+
+def test_a_run_of_another_host_is_not_lost_but_there(shell: CommandLine, run: InBackground) -> None:
+    Family(run)
+    before = run.state()
+    run.down()
+    state = before | {"host": "node17"}
+    (run.folder / "state.json").write_text(json.dumps(state))
+
+    assert "running on node17" in shell.run("ps").out.decode()
+    assert "running on node17" in shell.run("status", run.id).out.decode()
+    done = shell.run("down", run.id)
+    assert done.code == 3
+    assert f"{run.id} is coordinated on node17" in done.err
+    assert run.state() == state, "nobody here may write it down as lost"
+
+
+def test_down_finds_a_coordinator_that_listens_elsewhere(
+    shell: CommandLine, run: InBackground
+) -> None:
+    """`up` in a desktop session, `down` over ssh: another XDG_RUNTIME_DIR."""
+    Family(run)
+    (shell.root / "xdg").mkdir()
+    done = shell.run("down", run.id, env=shell.env | {"XDG_RUNTIME_DIR": str(shell.root / "xdg")})
+    assert done.code == 0, done.err
+    assert run.state()["status"] == "interrupted"

@@ -1,0 +1,132 @@
+"""`up --resume RUN[@STEP]`: a new run begins with what an earlier one had gathered."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from .commandline import CommandLine
+from .live import read_events
+
+SAVES = """
+import os, struct, sys
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+END = struct.pack("<Q", 0xDB4775248B80FB57)
+begin = int(os.environ.get("TFCLUSTER_RESTORED_STEP", 0))
+print("begins at", begin, "with", sorted(os.listdir(folder)), sys.argv[1:], flush=True)
+for step in range(begin + 1, begin + 4):
+    for suffix, end in (("data-00000-of-00001", b""), ("index", END)):
+        with open(f"{folder}/ckpt-{step}.{suffix}", "wb") as file:
+            file.write(f"step {step} of {os.environ['TFCLUSTER_TASK']}".encode() + end)
+"""
+"""Saves three steps, as a complete TensorFlow checkpoint looks."""
+
+
+@pytest.fixture
+def first(shell: CommandLine) -> Path:
+    """The folder of a run that has gathered steps 1 to 3."""
+    shell.script("save.py", SAVES)
+    spec = shell.spec("s.json", {"script": "save.py", "args": ["--width", "4"]})
+    done = shell.run("up", spec.name, "--name", "first", "--", "--depth", "2")
+    assert done.code == 0, done.err
+    return shell.last_run()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def test_the_newest_state_from_anywhere_with_the_runs_own_spec(
+    shell: CommandLine, first: Path
+) -> None:
+    before = contents(first / "checkpoints")
+    shell.cwd = shell.root
+    spec = shell.root / "work" / "s.json"
+
+    done = shell.run("up", "--resume", first.name, "--name", "second")
+
+    assert done.code == 0, done.err
+    run = shell.last_run()
+    assert run.name.startswith("second-")
+    for task in ("worker:0", "worker:1"):
+        assert shell.log(task).decode() == (
+            "begins at 3 with ['checkpoint', 'ckpt-3.data-00000-of-00001', 'ckpt-3.index']"
+            " ['--width', '4', '--depth', '2']\n"
+        )
+    assert f"resumes     {first.name} at step 3" in done.err, "the start panel"
+    assert f"resumed     {first.name} at step 3" in done.err, "the summary"
+    state = shell.state()
+    assert state["resumed_from"] == {"run": first.name, "step": 3}
+    assert (state["spec"], state["workdir"]) == (str(spec), str(spec.parent))
+    told = [event for event in read_events(run) if event["type"] == "resumed"]
+    assert [(event["run"], event["step"]) for event in told] == [(first.name, 3)]
+    assert state["checkpoints"][-1]["step"] == 6
+    listed = json.loads(shell.run("checkpoints", "--json", "second").out)
+    assert [found["step"] for found in listed] == [4, 5, 6]
+    assert contents(first / "checkpoints") == before, "the original stays as it was"
+
+
+def test_an_earlier_step_and_another_spec(shell: CommandLine, first: Path) -> None:
+    shell.script(
+        "look.py", "import os\nprint(sorted(os.listdir(os.environ['TFCLUSTER_CHECKPOINT_DIR'])))"
+    )
+    spec = shell.spec("other.json", {"script": "look.py"}, workers=3)
+    done = shell.run("up", "-d", spec.name, "--resume", f"{first.name[-4:]}@2")
+    assert done.code == 0, done.err
+    run_id = done.out.decode().strip()
+    assert shell.run("wait", run_id).code == 0
+    logs = (shell.home / "runs" / run_id / "logs" / "attempt-1").glob("*.log")
+    assert {log.read_text() for log in logs} == {
+        "['checkpoint', 'ckpt-2.data-00000-of-00001', 'ckpt-2.index']\n"
+    }
+    assert [found["step"] for found in json.loads(shell.run("checkpoints", "--json").out)] == [2]
+
+
+def test_a_resumed_run_can_be_resumed_when_the_first_is_deleted(
+    shell: CommandLine, first: Path
+) -> None:
+    assert shell.run("up", "--resume", first.name, "--name", "second").code == 0
+    assert shell.run("rm", "first").code == 0
+    assert shell.run("up", "--resume", "second", "--name", "third").code == 0
+    assert shell.state()["resumed_from"]["step"] == 6
+    assert shell.log("worker:1").startswith(b"begins at 6")
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("nobody", "no run is known as 'nobody'"),
+        ("first@9", "it has the steps 1, 2, 3"),
+        ("first@0", "it has the steps 1, 2, 3"),
+        ("empty", "empty-"),
+    ],
+)
+def test_what_is_not_there_is_said_with_what_is(
+    shell: CommandLine, first: Path, what: str, words: str
+) -> None:
+    shell.script("nothing.py", "")
+    assert shell.run("run", "-n", "1", "--name", "empty", "nothing.py").code == 0
+    count = len(shell.runs())
+
+    done = shell.run("up", "--resume", what)
+
+    assert done.code == 2
+    assert words in done.err
+    assert len(shell.runs()) == count
+
+
+def test_a_run_without_a_spec_file_resumes_in_its_own_folder(shell: CommandLine) -> None:
+    shell.script("save.py", SAVES)
+    assert shell.run("run", "-n", "1", "--name", "first", "save.py", "--a", "b").code == 0
+    os.mkdir(shell.root / "elsewhere")
+    shell.cwd = shell.root / "elsewhere"
+
+    done = shell.run("up", "--resume", "first")
+
+    assert done.code == 0, done.err
+    assert shell.log("worker:0").startswith(b"begins at 3")
+    assert b"['--a', 'b']" in shell.log("worker:0")
+    assert shell.state()["workdir"] == str(shell.root / "work")
