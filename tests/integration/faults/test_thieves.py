@@ -19,10 +19,9 @@ THIEF = Path(__file__).with_name("thief.py")
 
 @pytest.fixture
 def thief() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, THIEF], stdout=subprocess.PIPE, text=True)
-    yield process
-    process.kill()
-    process.communicate()
+    with subprocess.Popen([sys.executable, THIEF], stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
 
 
 @pytest.mark.slow
@@ -43,5 +42,6 @@ def test_fifty_runs_two_at_a_time_beside_a_thief(
     assert [one.code for one in done] == [0] * RUNS, next(o.err for o in done if o.code)
     assert thief.poll() is None
     thief.kill()
-    taken = int(thief.communicate()[0].split()[-1])
+    assert thief.stdout is not None
+    taken = int(thief.stdout.read().split()[-1])
     assert taken > 100 * RUNS, "the thief was too slow to prove anything"

@@ -15,12 +15,11 @@ import pytest
 from tests.integration.commandline import CommandLine
 
 from .bare import PYTHONS
-from .cells import COVER, Cell
+from .cells import COVER, UNDISTURBED, Cell
 from .scene import Ended, Job, Trained, check, play
 
 # Two or three processes of TensorFlow, twice, on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
-UNDISTURBED = Cell("none", "other", "training")
 OF_THREE = {
     Cell("sigkill", "chief", "saving"),
     Cell("sigstop", "other", "training"),
