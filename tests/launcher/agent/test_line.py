@@ -144,6 +144,8 @@ def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
     time.sleep(0.3)  # by now they are in the socket, which nobody reads before it is closed
     rig.reconnect(stream_logs=True)
     wait_until(lambda: rig.peer.read() and bytes(rig.peer.logs.get("worker:0/1", b"")) == b"one\n")
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
 
 
 def test_when_the_lease_is_over_everything_ends(new_rig: Callable[..., Rig]) -> None:
