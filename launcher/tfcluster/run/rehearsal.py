@@ -38,7 +38,8 @@ def _shows(event: Event, record: dict[str, Any]) -> bool:
     verb, task = record["fault"].split()[0], str(record["task"])
     match event:
         case ev.TaskExited():
-            return event.task == task and event.exit_code != 0
+            by_itself = event.ended_by == "itself" and event.exit_code != 0
+            return event.task == task and by_itself
         case ev.TaskError() | ev.TaskFrozen():
             return event.task == task
         case ev.NodeLost():

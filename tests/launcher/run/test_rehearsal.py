@@ -83,6 +83,7 @@ def test_what_others_do_is_no_sign_and_an_early_end_with_0_is_none() -> None:
         (2.0, killed("worker:0")),
         (2.5, ev.NodeLost(node="other", reason="")),
         (3.0, ev.Diagnosis(root_cause={"task": "worker:0"})),
+        (4.0, killed("worker:1", ended_by="tfcluster")),
         (9.0, ev.TaskExited(**W1, attempt=1, exit_code=0)),
     )
     assert record.keys() & {"detected_after_s", "resumed_after_s"} == set()
