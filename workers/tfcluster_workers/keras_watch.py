@@ -32,6 +32,24 @@ def watch_callback_list(module: ModuleType) -> None:
         _add_reporter(self)
 
     callback_list.__init__ = __init__
+    for name in ("on_test_batch_begin", "on_predict_batch_begin"):
+        _show_life(callback_list, name)
+
+
+def _show_life(callback_list: Any, name: str) -> None:
+    """Have every CallbackList say that an evaluation or a prediction goes on.
+
+    The list itself: with a callback that wants these batches, Keras 2 would begin to fetch every
+    batch's logs, and Keras 3 to run the callbacks in the thread that evaluates.
+    """
+    original = getattr(callback_list, name)
+
+    @functools.wraps(original)
+    def with_sign_of_life(*args: Any, **kwargs: Any) -> Any:
+        reporting.alive()
+        return original(*args, **kwargs)
+
+    setattr(callback_list, name, with_sign_of_life)
 
 
 def watch_fit(module: ModuleType) -> None:
@@ -87,26 +105,8 @@ def _add_reporter(callbacks: Any) -> None:
             callbacks._should_call_train_batch_hooks = True
         elif chaos.awaits_steps():
             callbacks._async_train = False  # a fault befalls the thread that trains
-        for name in ("on_test_batch_begin", "on_predict_batch_begin"):
-            _show_life(callbacks, name)
     except Exception as error:
         reporting.note(f"no progress from Keras: {error!r}")
-
-
-def _show_life(callbacks: Any, name: str) -> None:
-    """Have one CallbackList say that an evaluation or a prediction goes on.
-
-    On the list itself: with a callback that wants these batches, Keras 2 would begin to fetch
-    every batch's logs, and Keras 3 to run them in the training's thread.
-    """
-    original = getattr(callbacks, name)
-
-    @functools.wraps(original)
-    def with_sign_of_life(*args: Any, **kwargs: Any) -> Any:
-        reporting.alive()
-        return original(*args, **kwargs)
-
-    setattr(callbacks, name, with_sign_of_life)
 
 
 class FitReporter:
