@@ -49,8 +49,7 @@ def test_attach_shows_restarts_and_ends_with_the_summary_and_0(
     assert attached.returncode == 0
     assert "worker:0 │ attempt 1 begins" in out, "the last lines of before"
     assert out.index("worker:1 │ attempt 1 ends") < out.index("worker:1 │ attempt 2 begins")
-    assert "attempt 2 of 4, from the beginning: no checkpoint in" in said
-    assert "worker:1: killed by SIGKILL" in said
+    assert "attempt 2 of 4: worker:1: killed by SIGKILL; from the beginning: no checkpoint" in said
     assert f"{restarting.id} succeeded after" in said
     assert "restarts" in said
     assert shell.run("wait", restarting.id).code == 0

@@ -19,6 +19,7 @@ from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.log_files import prepare_label
 from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
+from tfcluster.ui.render import fill_words
 from tfcluster.ui.source import LogSource
 from tfcluster.ui.status_line import format_status_line
 from tfcluster.ui.talk import format_event
@@ -161,7 +162,7 @@ class RunView:
         for event in events:
             is_told = self._talks or event.get("type") in ALWAYS_TOLD
             if is_told and (told := format_event(event)):
-                self._terminal.say(self._terminal.paint(told.text, *told.styles))
+                self._say_wrapped(told.text, *told.styles)
             self._tell_cure(event)
 
     def _tell_cure(self, event: dict[str, Any]) -> None:
@@ -172,8 +173,13 @@ class RunView:
             case {"type": "diagnosis"}:
                 self._cure = ""
             case {"type": "restarting"} if self._cure:
-                cure = harmless_text(f"  → {self._cure}")
-                self._terminal.say(self._terminal.paint(cure, "dim"))
+                self._say_wrapped(harmless_text(f"  → {self._cure}"), "dim")
+
+    def _say_wrapped(self, text: str, *styles: str) -> None:
+        """A screen breaks lines at words; a pipe gets one line."""
+        if self._terminal.stderr.is_tty:
+            text = fill_words(text, self._terminal.width)
+        self._terminal.say(self._terminal.paint(text, *styles))
 
     def _say_queued(self) -> bool:
         said = False

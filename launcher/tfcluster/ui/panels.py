@@ -58,8 +58,7 @@ def root_cause_panel(
     reason = str(cause.get("reason", ""))
     parts: list[Part] = [reason] if reason != f"exit code {cause.get('exit_code')}" else []
     parts += story.cures(cause)
-    if collateral := story.collateral(snapshot):
-        parts.append(f"{', '.join(collateral)} failed because of it.")
+    parts += story.consequences(snapshot)
     if last_lines:
         parts += [f"last {plural(len(last_lines), 'line')} of {task}:", Verbatim(tuple(last_lines))]
     if log := story.log_of_cause(snapshot):

@@ -193,11 +193,17 @@ def _stacked(grid: Grid, width: int) -> list[str]:
     return lines
 
 
-def _wrap(text: str, width: int) -> list[str]:
+def fill_words(text: str, width: int) -> str:
+    """`text` in lines of at most `width` columns, those after the first indented."""
+    return "\n".join(_wrap(text, width, indent="    "))
+
+
+def _wrap(text: str, width: int, *, indent: str = "") -> list[str]:
     # Paths and commands are copied by hand: never broken, not even at a hyphen.
     return textwrap.wrap(
         text,
         max(width, 8),
+        subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
         drop_whitespace=True,

@@ -8,6 +8,7 @@ from tfcluster.run.events import Status
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
 from tfcluster.ui.lines import harmless_text
+from tfcluster.ui.story import attempt_of_all
 
 _TASKS_NAMED = 3
 
@@ -26,8 +27,8 @@ def format_status_line(
     if snapshot.status is Status.STOPPING and (snapshot.stop_by or 0) > now:
         left = format_duration((snapshot.stop_by or 0) - now)
         parts.append(f"{left} left, Ctrl-C again kills at once")
-    if snapshot.attempt > 1:
-        parts.append(f"attempt {snapshot.attempt}")
+    if (attempt := attempt_of_all(snapshot)) > 1:
+        parts.append(f"attempt {attempt}")
     if snapshot.waits_for:
         parts.append(f"waits for {snapshot.waits_for}")
     parts += [f"{task.task} stopped" for task in snapshot.tasks if task.frozen_by is not None]

@@ -10,15 +10,22 @@ from tfcluster.run.events import Status
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.ui.formats import format_duration, plural
 
+_FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
 _RESTARTS_LISTED = 10
 _UNDER_A_FAILURE = (Status.RESTARTING, Status.FAILED, Status.TIMED_OUT, Status.LOST)
+
+
+def attempt_of_all(snapshot: RunSnapshot) -> int:
+    """How often all tasks were started together; those that restart alone have own numbers."""
+    together = [event["attempt"] for event in snapshot.restarts if not event.get("task")]
+    return int(together[-1]) if together else 1
 
 
 def attached(snapshot: RunSnapshot) -> str:
     """The first line of `attach`: which run, how far, where to read more."""
     parts = [f"{snapshot.run} is {snapshot.status}"]
-    if snapshot.attempt > 1:
-        parts.append(f"attempt {snapshot.attempt}")
+    if (attempt := attempt_of_all(snapshot)) > 1:
+        parts.append(f"attempt {attempt}")
     steps = [task.step for task in snapshot.tasks if task.step is not None]
     if steps:
         parts.append(f"step {max(steps):,}")
@@ -26,26 +33,21 @@ def attached(snapshot: RunSnapshot) -> str:
     return f"{', '.join(parts)}; Ctrl-C leaves it running"
 
 
-def beginning(from_step: int | None) -> str:
-    """Where an attempt starts."""
-    if from_step is not None:
-        return f"from step {from_step:,}"
-    return "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
-
-
 def restart(event: Mapping[str, Any]) -> str:
-    """``attempt 2 of 4, from step 1,200, in 2.0 s`` of a `restarting` event."""
+    """``attempt 2 of 4, from step 1,200, in 2.0 s: worker:1: killed by SIGKILL``."""
     task, members = event.get("task"), event.get("members")
     text = f"attempt {event['attempt']} of {event['of']}"
     if task is not None:
         text = f"{task} alone: {text}"
     if members is not None:
-        text += f", with {plural(len(members), 'task')}"
-    if task is None or event.get("from_step") is not None:
-        text += f", {beginning(event.get('from_step'))}"
+        text += f", with {plural(len(members), 'task')} left"
+    step = event.get("from_step")
+    if step is not None:
+        text += f", from step {step:,}"
     if delay_s := event.get("delay_s"):
         text += f", in {format_duration(delay_s)}"
-    return text
+    text += f": {_reason(event).removeprefix(f'{task}: ')}"
+    return text if step is not None or task is not None else f"{text}; {_FROM_THE_BEGINNING}"
 
 
 def resumed(run: str, step: int | None) -> str:
@@ -56,13 +58,11 @@ def resumed(run: str, step: int | None) -> str:
 def facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     """What is out of the ordinary: where it began, restarts, rehearsed faults."""
     pairs = []
-    if snapshot.resumed_from is not None:
-        pairs.append(("resumed", resumed(**snapshot.resumed_from)))
-    if snapshot.attempt > 1:
-        most = [event["of"] for event in snapshot.restarts if not event.get("task")]
-        pairs.append(
-            ("attempt", f"{snapshot.attempt} of {most[-1]}" if most else str(snapshot.attempt))
-        )
+    if begun := snapshot.resumed_from:
+        pairs.append(("resumed", resumed(str(begun.get("run")), begun.get("step"))))
+    if (attempt := attempt_of_all(snapshot)) > 1:
+        most = [event["of"] for event in snapshot.restarts if "of" in event]
+        pairs.append(("attempt", f"{attempt} of {most[-1]}" if most else str(attempt)))
     if snapshot.restarts:
         pairs.append(("restarts", _restarts(snapshot.restarts)))
     if snapshot.chaos:
@@ -109,9 +109,14 @@ def cause(snapshot: RunSnapshot) -> list[str]:
     if not found:
         return []
     lines = [f"root cause: {found.get('task')}: {found.get('reason', '')}", *cures(found)]
-    if others := collateral(snapshot):
-        lines.append(f"{', '.join(others)} failed because of it.")
-    return lines
+    return [*lines, *consequences(snapshot)]
+
+
+def consequences(snapshot: RunSnapshot) -> list[str]:
+    """What followed from the root cause, and why that was the end."""
+    others, why = collateral(snapshot), (root_cause(snapshot) or {}).get("not_restarted")
+    lines = [f"{', '.join(others)} failed because of it."] if others else []
+    return lines + ([f"Not started again: {why}."] if why and snapshot.status.is_final else [])
 
 
 def wants_cleaning(snapshot: RunSnapshot) -> bool:
@@ -147,9 +152,13 @@ def _reason(event: Mapping[str, Any]) -> str:
 def _chaos(record: Mapping[str, Any]) -> str:
     """``kill worker:1 at step 50: detected after 0.1 s, resumed after 2.3 s at step 41``."""
     detected, resumed = record.get("detected_after_s"), record.get("resumed_after_s")
-    seen = "never detected" if detected is None else f"detected after {format_duration(detected)}"
+    seen = "never detected" if detected is None else f"detected after {_short(detected)}"
     if resumed is None:
         return f"{record['fault']}: {seen}, not resumed"
     step = record.get("resumed_step")
     at = f" at step {step:,}" if step is not None else ""
-    return f"{record['fault']}: {seen}, resumed after {format_duration(resumed)}{at}"
+    return f"{record['fault']}: {seen}, resumed after {_short(resumed)}{at}"
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 0.095 else format_duration(seconds)

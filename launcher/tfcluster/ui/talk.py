@@ -86,8 +86,7 @@ def _warned(event: Mapping[str, Any]) -> Told | None:
 
 
 def _restarting(event: Mapping[str, Any]) -> Told:
-    reason = str(event["reason"]).partition("\n")[0]
-    return Told(f"{story.restart(event)}: {reason}", ("yellow", "bold"))
+    return Told(story.restart(event), ("yellow", "bold"))
 
 
 def _diagnosis(event: Mapping[str, Any]) -> Told | None:

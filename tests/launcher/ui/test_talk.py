@@ -42,6 +42,61 @@ from tfcluster.ui.talk import format_event
             "5.0 MB of worker:0's log are lost: No space left",
         ),
         (ev.Warned(message="mind the gap"), "mind the gap"),
+        (
+            ev.Restarting(
+                reason="worker:1: killed by SIGKILL", attempt=2, of=4, from_step=1200, delay_s=2.0
+            ),
+            "attempt 2 of 4, from step 1,200, in 2.0 s: worker:1: killed by SIGKILL",
+        ),
+        (
+            ev.Restarting(reason="worker:1: killed by SIGKILL", attempt=3, of=4),
+            "attempt 3 of 4: worker:1: killed by SIGKILL;"
+            " from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR",
+        ),
+        (
+            ev.Restarting(
+                reason="worker:2: exit code 3\nthe same on worker:1",
+                attempt=2,
+                of=4,
+                from_step=5,
+                members=("worker:0", "worker:1"),
+            ),
+            "attempt 2 of 4, with 2 tasks left, from step 5: worker:2: exit code 3",
+        ),
+        (
+            ev.Restarting(
+                reason="worker:1: killed by SIGKILL", attempt=2, of=4, task="worker:1", delay_s=0.5
+            ),
+            "worker:1 alone: attempt 2 of 4, in 0.5 s: killed by SIGKILL",
+        ),
+        (
+            ev.Diagnosis(root_cause={"task": "worker:1"}, collateral=("worker:0", "worker:2")),
+            "worker:0, worker:2 failed because of worker:1",
+        ),
+        (ev.Diagnosis(root_cause={"task": "worker:1"}), None),
+        (
+            ev.Stalled(silent_s=600),
+            "nothing was heard of any task for 10 min 00 s:"
+            " their stacks are in the logs, training goes on",
+        ),
+        (
+            ev.Stalled(silent_s=61, deadline_s=60),
+            "nothing was heard of any task for 1 min 01 s (stall_deadline_s is 1 min 00 s):"
+            " their stacks are in the logs",
+        ),
+        (
+            ev.TaskFrozen(task="worker:1", attempt=1, signal=19),
+            "worker:1 was stopped by SIGSTOP: it neither runs nor ends",
+        ),
+        (ev.TaskThawed(task="worker:1", attempt=1), "worker:1 runs again"),
+        (
+            ev.NodeReconnected(node="local", pid=1, guard_pid=2),
+            "node local is back, with a new agent",
+        ),
+        (
+            ev.ChaosInjected(fault="kill worker:1 at step 50", task="worker:1", step=50),
+            "rehearsed fault: kill worker:1 at step 50",
+        ),
     ],
 )
 def test_events_are_told(event: Event, said: str | None) -> None:
