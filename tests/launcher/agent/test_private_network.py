@@ -41,14 +41,28 @@ def free_port() -> int:
         return port
 
 
-def pythons() -> list[str]:
-    """Ours, and the oldest one: they leave the host's network by different calls."""
-    return [sys.executable, *filter(None, [find_python39()])]
+WITHOUT_RIGHTS = """#!/bin/sh
+exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin {python} "$@"
+"""
+"""Root without CAP_SYS_ADMIN takes the way of all users: through a user namespace."""
 
 
-@pytest.fixture(params=pythons(), ids=lambda path: Path(path).name)
-def private(request: pytest.FixtureRequest, new_rig: Callable[..., Rig]) -> Rig:
-    return new_rig(python=request.param, network="private", ports_dir=None)
+def pythons() -> dict[str, str]:
+    """Ours, the oldest, and one with `os.unshare` (3.12) where there is one."""
+    newer = sorted(map(str, Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3.1[2-9]")))
+    found = {"ours": sys.executable, "oldest": find_python39(), "newer": (newer or [""])[0]}
+    return {name: path for name, path in found.items() if path}
+
+
+@pytest.fixture(params=[*pythons(), "without rights"])
+def private(request: pytest.FixtureRequest, new_rig: Callable[..., Rig], tmp_path: Path) -> Rig:
+    python = pythons().get(request.param)
+    if python is None:
+        wrapper = tmp_path / "without-rights"
+        wrapper.write_text(WITHOUT_RIGHTS.format(python=sys.executable))
+        wrapper.chmod(0o755)
+        python = str(wrapper)
+    return new_rig(python=python, network="private", ports_dir=None)
 
 
 def order(rig: Rig, *argv: str) -> dict[str, Any]:
@@ -109,6 +123,19 @@ def test_a_prepare_step_dies_with_agent_and_guard(private: Rig, who: str) -> Non
     kill(private.pid if who == "agent" else private.guard_pid)
     wait_until(lambda: not any(map(is_alive, pids)), timeout_s=2)
     wait_until(lambda: not is_alive(private.pid), timeout_s=2)
+
+
+def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(private: Rig) -> None:
+    private.start("sh", "-c", "readlink /proc/self/ns/user; id -u; id -g")
+    private.start("sh", "-c", "touch written", task="w:1", cwd=str(private.folder))
+    private.exited("w:1")
+    private.exited()
+    namespace, *ids = private.log().read_text().split()[:3]
+    assert ids == [str(os.geteuid()), str(os.getegid())]
+    same = namespace == os.readlink("/proc/self/ns/user")
+    is_root = os.geteuid() == 0 and Path(private.python).name != "without-rights"
+    assert same is is_root
+    assert (private.folder / "written").stat().st_uid == os.geteuid()
 
 
 @pytest.mark.parametrize(
