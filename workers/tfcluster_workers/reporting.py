@@ -61,6 +61,7 @@ def alive() -> None:
 
 def evaluated(step: int | None) -> None:
     """An evaluator is done with the checkpoint of this step, where it can tell."""
+    ready()
     event_channel.current().send({"type": "evaluated", "step": step})
     if step is not None:
         chaos.at_step(step)
