@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import sys
@@ -72,6 +73,32 @@ def test_metrics_are_read_only_for_what_is_sent() -> None:
     for number in range(10):
         rig.meter.offer(reporting.Reading(number, metrics=metrics))
     assert read == ["once"]
+
+
+def test_steps_per_execution_is_told_where_several_steps_pass_at_once() -> None:
+    rig = Meter()
+    rig.meter.offer(reporting.Reading(1))
+    rig.clock.now += 1
+    rig.meter.offer(reporting.Reading(11, steps_per_execution=10))
+    assert [event.get("steps_per_execution") for event in rig.sent] == [None, 10]
+
+
+def test_signs_of_life_are_thinned_to_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    now = Clock()
+    monkeypatch.setattr(event_channel, "channel", event_channel.EventChannel(ours))
+    monkeypatch.setattr(reporting, "_alive_at", float("-inf"))
+    monkeypatch.setattr("tfcluster_workers.reporting.time.monotonic", now)
+    with ours, theirs:
+        for _ in range(25):
+            reporting.alive()
+            now.now += 0.1
+        theirs.setblocking(False)
+        heard = 0
+        with contextlib.suppress(BlockingIOError):
+            while theirs.recv(1 << 16) == b'{"type": "alive"}':
+                heard += 1
+    assert heard == 3
 
 
 def test_a_step_that_found_no_room_is_sent_by_the_flush() -> None:

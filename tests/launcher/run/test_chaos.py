@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tfcluster.errors import UsageError
 from tfcluster.plan.attempt import Attempt
@@ -104,6 +106,19 @@ def test_what_serves_is_hit_at_a_step_of_the_chief_who_counts_them() -> None:
 )
 def test_a_wrong_fault_is_refused_with_what_is_wrong(text: str, said: str) -> None:
     assert said in refused(text)
+
+
+WORDS = [*chaos.VERBS, *chaos.PLACES, "at", "in", "attempt", "worker:1", "worker:9", "3", "0", ";"]
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=9).map(" ".join))
+def test_any_words_are_a_fault_or_refused(text: str) -> None:
+    try:
+        faults = chaos.parse([text], plan_of())
+    except UsageError:
+        return
+    for fault in faults:
+        assert chaos.parse([fault.text], plan_of()) == (fault,), "its text says it all"
 
 
 def test_the_wrong_word_is_pointed_at_and_the_cure_named() -> None:
