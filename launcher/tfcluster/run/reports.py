@@ -149,6 +149,14 @@ def _log_lost(node: str, message: Mapping[str, Any]) -> Event:
     )
 
 
+def _unkillable(node: str, message: Mapping[str, Any]) -> Event:
+    """Its end comes when the kernel lets go of it; nothing of ours can hasten that."""
+    whose = message["task"] or "something an earlier attempt left running"
+    pids = ", ".join(map(str, message["pids"]))
+    sleep = "in uninterruptible sleep: a dead file server, a device driver"
+    return ev.Warned(message=f"{whose} (pid {pids}) was killed and still lives, {sleep}")
+
+
 _BUILDERS = {
     "welcome": _connected,
     "ports_held": _ports_held,
@@ -157,4 +165,5 @@ _BUILDERS = {
     "task_stopped": _frozen,
     "task_continued": _thawed,
     "log_lost": _log_lost,
+    "unkillable": _unkillable,
 }

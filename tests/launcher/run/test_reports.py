@@ -47,6 +47,12 @@ TABLE: list[tuple[dict[str, Any], Event | None]] = [
                    peak_rss_bytes=4)),
     ({"type": "log_lost", **NAMED, "bytes": 3, "reason": "disk full"},
      ev.LogLost(**NAMED, bytes=3, reason="disk full")),
+    ({"type": "unkillable", **NAMED, "pids": [7]},
+     ev.Warned(message="worker:0 (pid 7) was killed and still lives, in uninterruptible sleep:"
+                       " a dead file server, a device driver")),
+    ({"type": "unkillable", "task": None, "pids": [7, 8]},
+     ev.Warned(message="something an earlier attempt left running (pid 7, 8) was killed and still"
+                       " lives, in uninterruptible sleep: a dead file server, a device driver")),
     ({"type": "task_started", "task": PREPARE, "attempt": 0, "pid": 7},
      ev.PrepareStarted(node="local")),
     ({"type": "task_exited", "task": PREPARE, "attempt": 0, "exit_code": 4, "duration_s": 2.0},
