@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 
 import pytest
@@ -53,6 +54,47 @@ def test_attach_shows_restarts_and_ends_with_the_summary_and_0(
     assert f"{restarting.id} succeeded after" in said
     assert "restarts" in said
     assert shell.run("wait", restarting.id).code == 0
+
+
+def test_every_command_works_while_a_run_waits_to_restart(shell: CommandLine) -> None:
+    shell.script("task.py", RESTARTS)
+    spec = shell.spec("s.json", {"script": "task.py"}, supervision={"backoff_s": 60})
+    shell.script("end-1", "")
+    run = InBackground(shell, "up", spec.name)
+    wait_for(lambda: run.state()["status"] == "restarting")
+
+    listed = json.loads(shell.run("ps", "--json").out)
+    assert [(found["run"], found["status"]) for found in listed] == [(run.id, "restarting")]
+    status = shell.run("status", run.id).out.decode()
+    assert "waits for    a pause of" in status
+    assert "root cause: worker:1: killed by SIGKILL" in status
+    waiting = shell.start("wait", run.id)
+    with screen(shell, "attach") as shown:
+        wait_for(lambda: shown.read(0.1) and b"waits for a pause" in shown.seen)
+        done = shell.run("down", run.id)
+        assert done.code == 0, done.err
+        assert shown.read_all() == 0
+
+    assert f"{run.id} interrupted after" in shown.seen.decode()
+    assert waiting.wait(10) == 143
+    assert run.state()["attempt"] == 1
+
+
+def test_a_coordinator_that_is_killed_meanwhile_ends_attach_and_logs(shell: CommandLine) -> None:
+    shell.script("family.py", FAMILY)
+    run = InBackground(shell, "run", "-n", "2", "family.py")
+    looking = [shell.start("attach"), shell.start("logs", "-f")]
+    family = Family(run)
+
+    os.kill(run.coordinator(), signal.SIGKILL)
+
+    attached, following = [process.communicate(timeout=30) for process in looking]
+    assert [process.returncode for process in looking] == [0, 0]
+    assert f"{run.id} is lost: its coordinator went away" in attached[1].decode()
+    assert f"tfcluster down {run.id}" in attached[1].decode()
+    assert b"family" in following[0]
+    family.assert_gone(2.0)
+    run.down()
 
 
 def test_logs_follow_over_attempts_to_the_end(shell: CommandLine, restarting: InBackground) -> None:

@@ -38,6 +38,7 @@ def closing_panel(
     parts: list[Part] = [task_ends(snapshot), Facts(pairs)]
     if load_hint:
         parts.append(Facts((("load it", load_hint),)))
+    parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     if home_bytes is not None and home_bytes > HOME_IS_LARGE:
         size = format_bytes(home_bytes)
@@ -85,10 +86,7 @@ def status_panel(
     pairs += _places(snapshot, paths)
     parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot, now)]
     parts += story.cause(snapshot)
-    if story.wants_cleaning(snapshot):
-        parts.append(
-            f"Its coordinator is gone: `tfcluster down {snapshot.run}` cleans up after it."
-        )
+    parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
 
@@ -121,6 +119,12 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
         for found in checkpoints
     )
     return Grid(("STEP", "KIND", "SIZE", "PATH"), rows, right=frozenset({"STEP", "SIZE"}))
+
+
+def _cleaning(snapshot: RunSnapshot) -> list[str]:
+    if not story.wants_cleaning(snapshot):
+        return []
+    return [f"Its coordinator is gone: `tfcluster down {snapshot.run}` cleans up after it."]
 
 
 def _warnings(snapshot: RunSnapshot) -> list[str]:
@@ -193,6 +197,8 @@ def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ..
 
 
 def _closing_title(snapshot: RunSnapshot) -> str:
+    if snapshot.status is Status.LOST:
+        return f"{snapshot.run} is lost: its coordinator went away"
     ended = snapshot.ended_at or snapshot.started_at
     return f"{snapshot.run} {snapshot.status} after {format_duration(ended - snapshot.started_at)}"
 
