@@ -33,15 +33,23 @@ def load(paths: RunPaths) -> RunSnapshot:
 
     Raises RunFolderError where the folder holds no readable state.
     """
+    snapshot = _read(paths)
+    if snapshot.status.is_final or coordinator_of(snapshot).is_alive() is not False:
+        return snapshot
+    # It may have ended the run, and then itself, since we read.
+    snapshot = _read(paths)
+    if not snapshot.status.is_final:
+        snapshot.status = Status.LOST
+    return snapshot
+
+
+def _read(paths: RunPaths) -> RunSnapshot:
     try:
-        snapshot = RunSnapshot.from_json(json.loads(paths.state.read_text()))
+        return RunSnapshot.from_json(json.loads(paths.state.read_text()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(
             f"{paths.root} holds no readable state ({error})", cure="remove it: `tfcluster rm`"
         ) from error
-    if not snapshot.status.is_final and coordinator_of(snapshot).is_alive() is False:
-        snapshot.status = Status.LOST
-    return snapshot
 
 
 def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:

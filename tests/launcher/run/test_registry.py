@@ -10,6 +10,7 @@ import pytest
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.run import registry
 from tfcluster.run.events import Status
+from tfcluster.run.identity import ProcessIdentity
 
 from .conftest import MakeRun
 
@@ -76,6 +77,20 @@ def test_a_run_whose_coordinator_is_gone_is_lost(make_run: MakeRun) -> None:
     paths = make_run(status=Status.RUNNING, pid=gone.pid)
     assert registry.load(paths).status is Status.LOST
     assert registry.load(make_run(status=Status.RUNNING)).status is Status.RUNNING
+
+
+def test_a_coordinator_that_ends_its_run_while_we_look_is_not_lost(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make_run(status=Status.RUNNING)
+    over = make_run(exit_code=143, status=Status.INTERRUPTED)
+
+    def end_then_look(identity: ProcessIdentity) -> bool:
+        paths.state.write_bytes(over.state.read_bytes())
+        return False
+
+    monkeypatch.setattr(ProcessIdentity, "is_alive", end_then_look)
+    assert registry.load(paths).status is Status.INTERRUPTED
 
 
 def test_a_recycled_pid_is_not_the_coordinator(make_run: MakeRun) -> None:
