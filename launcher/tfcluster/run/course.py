@@ -12,7 +12,8 @@ from tfcluster.run.actions import Again, BringHome
 from tfcluster.run.ending import Next, Outcome
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure
-from tfcluster.run.gang import Gang, Member
+from tfcluster.run.gang import Gang
+from tfcluster.run.member import Member
 from tfcluster.run.orders import Orders
 from tfcluster.run.restart import GiveUp
 from tfcluster.run.timers import Timers

@@ -9,7 +9,7 @@ from tfcluster.errors import DeadlineError, NodeLostError, SurroundingsError, Tf
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind, signal_name
-from tfcluster.run.gang import Member
+from tfcluster.run.member import Member
 from tfcluster.run.restart import GiveUp
 
 CAUSE_WAIT_S = 12.0

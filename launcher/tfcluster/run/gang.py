@@ -6,118 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.plan.plan import Plan, TaskId, TaskPlan
+from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Failure, Kind
-from tfcluster.run.restart import restarts_alone
+from tfcluster.run.member import Member, member_of
 from tfcluster.run.settings_read import SettingsRead
-
-BOOT_GRACE_S = 2.0
-"""For tasks started through our boot that cannot save: MultiWorkerMirroredStrategy swallows SIGTERM
-(tensorflow/core preemption_notifier.cc), so waiting longer is in vain."""
-COMMAND_GRACE_S = 10.0
-"""For tasks of which nothing is known (docker stop's default)."""
-
-
-@dataclass(slots=True)
-class Member:
-    """One task in one attempt of its own."""
-
-    id: TaskId
-    node: str
-    serves: bool
-    is_hooked: bool
-    """Started through `tfcluster_workers.boot`."""
-    alone: bool
-    """Whether it is restarted while the others go on."""
-    attempt: int = 1
-    started_at: float | None = None
-    is_lost: bool = False
-    is_due_again: bool = False
-    """It has ended, and will be started again by itself."""
-    is_stopping: bool = False
-    waits_for_peers: bool = False
-    has_joined: bool = False
-    has_trained: bool = False
-    step: int | None = None
-    heard_at: float | None = None
-    """Its last sign of progress."""
-    saved: bool = False
-    saves_on_sigterm: bool = False
-    frozen_by: int | None = None
-    """The signal that stopped its process."""
-    evaluated_step: int | None = None
-    verdict: str | None = None
-    """What it says went wrong although it exits with 0: a search in which every trial failed."""
-    exit: TaskExited | None = None
-    failure: Failure | None = None
-
-    @property
-    def is_started(self) -> bool:
-        return self.started_at is not None
-
-    @property
-    def is_over(self) -> bool:
-        """It has ended, or its node is lost."""
-        return self.exit is not None or self.is_lost
-
-    @property
-    def is_running(self) -> bool:
-        return self.is_started and not self.is_over
-
-    def note_report(self, report: Mapping[str, Any], now: float) -> None:
-        """What the task says of itself; anything malformed passes unseen."""
-        match report:
-            case {"type": "waiting_for_peers"}:
-                self.waits_for_peers = True
-            case {"type": "ready"}:
-                self.waits_for_peers, self.has_joined = False, True
-            case {"type": "progress", "step": int(step)}:
-                self.waits_for_peers, self.has_joined, self.has_trained = False, True, True
-                self.step, self.heard_at = step, now
-            case {"type": "saves_on_sigterm"}:
-                self.saves_on_sigterm = True
-            case {"type": "saved"}:
-                self.saved = True
-            case {"type": "evaluated", "step": int(step)}:
-                self.evaluated_step = step
-            case {"type": "verdict", "ok": False, "reason": str(reason)}:
-                self.verdict = reason
-
-    def stop_grace_s(self, most_s: float) -> float:
-        """How long an asked-for stop waits between SIGTERM and SIGKILL, seconds."""
-        if self.waits_for_peers:
-            return 0.0
-        if self.saves_on_sigterm:
-            return most_s
-        return min(most_s, BOOT_GRACE_S if self.is_hooked else COMMAND_GRACE_S)
-
-    def end(self) -> TaskEnd:
-        ended = self.exit
-        return TaskEnd(
-            id=self.id,
-            running=not self.is_over or self.is_due_again,
-            ok=ended is not None and ended.exit_code == 0 and self.failure is None,
-            ended_by_us=ended is not None and ended.ended_by == "tfcluster" and not self.failure,
-            serves=self.serves,
-            collateral=self.failure is not None and self.failure.is_collateral,
-            alone=self.alone,
-        )
-
-    def fails(self, **facts: Any) -> Failure:
-        """Note that it has failed; `facts` are further fields of the `Failure`."""
-        ended = self.exit
-        self.failure = Failure(
-            task=str(self.id),
-            node=self.node,
-            attempt=self.attempt,
-            exit_code=ended.exit_code if ended else None,
-            signal=ended.signal if ended else None,
-            saved=self.saved,
-            **facts,
-        )
-        return self.failure
 
 
 class Gang:
@@ -125,7 +19,7 @@ class Gang:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._members = {str(task.id): _member(plan, task, 1) for task in plan.tasks}
+        self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
         self._settings = SettingsRead(plan.settings)
         self._came_far = False
         self.failures: list[Failure] = []
@@ -155,7 +49,7 @@ class Gang:
                 continue
             member = self._members[str(task.id)]
             if number == 1 or task.id.job != "evaluator" or member.is_lost:
-                member = _member(self._plan, task, number)
+                member = member_of(self._plan, task, number)
                 to_start.append(task.id)
             enlisted[str(task.id)] = member
         self._members = enlisted
@@ -164,7 +58,7 @@ class Gang:
 
     def renew(self, member: Member) -> Member:
         """`member` in a further attempt of its own."""
-        again = _member(self._plan, self._plan.task(member.id), member.attempt + 1)
+        again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
         self._members[str(member.id)] = again
         return again
 
@@ -248,17 +142,6 @@ class Gang:
 
     def _note(self, member: Member, failure: Failure) -> None:
         (self.lone_failures if member.alone else self.failures).append(failure)
-
-
-def _member(plan: Plan, task: TaskPlan, attempt: int) -> Member:
-    return Member(
-        task.id,
-        task.node,
-        serves=task.serves,
-        is_hooked=plan.hooks,
-        alone=restarts_alone(plan, task.id),
-        attempt=attempt,
-    )
 
 
 @dataclass(frozen=True, slots=True)

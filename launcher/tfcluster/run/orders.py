@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tfcluster.run import events as ev
 from tfcluster.run.actions import Action, DumpStacks, Record, StopTasks
 from tfcluster.run.events import Event
-from tfcluster.run.gang import Member, by_node, longest_grace_s, stops
+from tfcluster.run.gang import by_node, longest_grace_s, stops
+from tfcluster.run.member import Member
 
 
 class Orders:

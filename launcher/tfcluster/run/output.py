@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tfcluster.run.gang import Gang, Member
+from tfcluster.run.gang import Gang
+from tfcluster.run.member import Member
 from tfcluster.run.paths import RunPaths
 
 _BYTES = 64 * 1024

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tfcluster.plan.plan import Supervision
-from tfcluster.run.gang import Member
+from tfcluster.run.member import Member
 
 NOTICE_S: Final = 600.0
 """Without a stall deadline a run that is silent for so long is told of, once, and goes on."""

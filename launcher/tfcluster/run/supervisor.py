@@ -21,7 +21,8 @@ from tfcluster.run.ending import Next, Outcome, Stop, judge
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind
 from tfcluster.run.findings import CAUSE_WAIT_S
-from tfcluster.run.gang import Member, by_node
+from tfcluster.run.gang import by_node
+from tfcluster.run.member import Member
 from tfcluster.run.restart import GiveUp, Restart
 from tfcluster.run.restarts import Restarts
 from tfcluster.run.watch import Watch

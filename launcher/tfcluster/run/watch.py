@@ -10,7 +10,7 @@ from tfcluster.run import events as ev
 from tfcluster.run import findings
 from tfcluster.run.course import Course
 from tfcluster.run.findings import FROZEN_S, Finding
-from tfcluster.run.gang import Member
+from tfcluster.run.member import Member
 from tfcluster.run.patience import Patience
 
 STACKS_S: Final = 1.0
