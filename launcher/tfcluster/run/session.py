@@ -150,6 +150,8 @@ def _stopping(coordinator: Coordinator) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
         for number in heeded:
             loop.remove_signal_handler(number)
+            # Other threads are there, in which it is not blocked: the end is not written down yet.
+            signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
@@ -160,7 +162,10 @@ def signals_held_back() -> Iterator[None]:
     run that never began and never ended.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
     finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
