@@ -41,7 +41,8 @@ for address in cluster:
 with open(f"written-by-{mine}", "w") as file:
     file.write(os.readlink("/proc/self/ns/net"))
 os.write(1, b"all peers answer\\n")
-while not os.path.exists("finish"):
+needed = ["finish", *(f"written-by-{i}" for i in range(len(cluster)))]
+while not all(map(os.path.exists, needed)):
     time.sleep(0.05)
 """
 """Listens where TensorFlow would, and reaches all its peers."""
@@ -102,6 +103,7 @@ def test_two_private_runs_may_use_the_same_fixed_ports(shell: CommandLine) -> No
     runs = [Live(shell, "up", "spec.json", name=name) for name in "ab"]
     for run in runs:
         run.wait_for_line("all peers answer")
+    assert [run.process.poll() for run in runs] == [None, None], "both at the same time"
     (shell.cwd / "finish").touch()
     assert [run.end() for run in runs] == [0, 0]
 
