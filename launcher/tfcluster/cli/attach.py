@@ -12,7 +12,7 @@ from tfcluster.ui.follow import RunView
 from tfcluster.ui.log_files import newest_attempts
 from tfcluster.ui.merge import LogFilter
 from tfcluster.ui.source import end_of_lines
-from tfcluster.ui.story import attached
+from tfcluster.ui.story import attached, restart
 from tfcluster.ui.terminal import Terminal
 
 _LINES_BEFORE = 10
@@ -36,7 +36,9 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         show_end(state, paths, terminal)
         return
     if not as_json:
-        terminal.say(attached(state))
+        terminal.tell(attached(state))
+        if state.restarts:
+            terminal.tell(restart(state.restarts[-1]), "yellow")
     view = RunView(
         paths,
         terminal,
@@ -49,7 +51,7 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         view.run(is_over=lambda: _is_over(paths))
     except KeyboardInterrupt:
         terminal.clear_status()
-        terminal.say(
+        terminal.tell(
             f"left; {state.run} goes on: `tfcluster attach {state.run[-4:]}` comes back,"
             f" `tfcluster down {state.run[-4:]}` ends it"
         )

@@ -84,7 +84,7 @@ class _Watch:
             return self.hand_over()
         state = registry.load(self._paths)
         if not self.is_started:
-            self._terminal.say(f"{self._paths.run_id} ended before all of its tasks were started")
+            self._terminal.tell(f"{self._paths.run_id} ended before all of its tasks were started")
         return conclude(state, self._paths, outcome, self._terminal, is_recorded=self._is_recorded)
 
     def hand_over(self) -> int:
@@ -98,7 +98,7 @@ class _Watch:
         else:
             self._terminal.out(run)
         short = run[-4:]
-        self._terminal.say(
+        self._terminal.tell(
             f"it goes on in the background: `tfcluster attach {short}` shows it,"
             f" `tfcluster down {short}` ends it"
         )

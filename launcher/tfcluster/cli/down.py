@@ -81,9 +81,9 @@ def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
     found = clean_up(paths)
     if found.processes:
         count = plural(len(found.processes), "process", "processes")
-        terminal.say(f"ended {count} it had left: {', '.join(map(str, found.processes))}")
+        terminal.tell(f"ended {count} it had left: {', '.join(map(str, found.processes))}")
     if found.files:
-        terminal.say(f"removed {', '.join(map(str, found.files))}")
+        terminal.tell(f"removed {', '.join(map(str, found.files))}")
     if not found.processes and not found.files:
         terminal.say("nothing of it was left on this host")
     if found.survivors:

@@ -144,7 +144,7 @@ def _newest(paths: RunPaths, tasks: tuple[str, ...], terminal: Terminal) -> dict
                 + ", ".join(f"{at} of {label}" for label, at in shown.items())
             )
         )
-        terminal.say(f"{paths.run_id}: {which}; --attempt N shows another")
+        terminal.tell(f"{paths.run_id}: {which}; --attempt N shows another")
         newest |= {label: 1 for label in newest if label.startswith("prepare") and not tasks}
     return newest
 

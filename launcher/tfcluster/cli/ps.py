@@ -31,4 +31,4 @@ def command(all_runs: bool, as_json: bool) -> None:
         terminal.say(f"no run is live{over}")
     for run in known:
         if run.status is Status.LOST and registry.is_open(run):
-            terminal.say(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")
+            terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")

@@ -150,7 +150,7 @@ def _close(paths: RunPaths, state: RunSnapshot) -> None:
     state.ended_at = state.ended_at or time.time()
     for task in state.tasks:
         if task.ended_at is None and task.pid is not None:
-            task.state = "lost"
+            task.state, task.ended_at = "lost", state.ended_at
     for node in state.nodes:
         state.nodes[node] = "gone"
     if not write_json(paths.state, state.to_json()):

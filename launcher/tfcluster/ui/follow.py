@@ -19,7 +19,6 @@ from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.log_files import prepare_label
 from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
-from tfcluster.ui.render import fill_words
 from tfcluster.ui.source import LogSource
 from tfcluster.ui.status_line import format_status_line
 from tfcluster.ui.talk import format_event
@@ -162,7 +161,7 @@ class RunView:
         for event in events:
             is_told = self._talks or event.get("type") in ALWAYS_TOLD
             if is_told and (told := format_event(event)):
-                self._say_wrapped(told.text, *told.styles)
+                self._terminal.tell(told.text, *told.styles)
             self._tell_cure(event)
 
     def _tell_cure(self, event: dict[str, Any]) -> None:
@@ -173,13 +172,7 @@ class RunView:
             case {"type": "diagnosis"}:
                 self._cure = ""
             case {"type": "restarting"} if self._cure:
-                self._say_wrapped(harmless_text(f"  → {self._cure}"), "dim")
-
-    def _say_wrapped(self, text: str, *styles: str) -> None:
-        """A screen breaks lines at words; a pipe gets one line."""
-        if self._terminal.stderr.is_tty:
-            text = fill_words(text, self._terminal.width)
-        self._terminal.say(self._terminal.paint(text, *styles))
+                self._terminal.tell(harmless_text(f"  → {self._cure}"), "dim")
 
     def _say_queued(self) -> bool:
         said = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import textwrap
 import unicodedata
 
 
@@ -78,3 +79,18 @@ def _cells(sign: str) -> int:
     if unicodedata.combining(sign):
         return 0
     return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+
+
+def wrap_words(text: str, width: int, *, indent: str = "") -> list[str]:
+    """`text` in lines of at most `width` columns, all but the first behind `indent`.
+
+    Paths and commands are copied by hand: never broken, not even at a hyphen.
+    """
+    return textwrap.wrap(
+        text,
+        max(width, 8),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+        drop_whitespace=True,
+    )

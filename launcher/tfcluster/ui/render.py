@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.terminal import Terminal
 
@@ -108,7 +108,7 @@ def _lines(part: Part, width: int) -> list[str]:
         case Verbatim(lines):
             return list(lines)
         case text:
-            return [line for row in text.split("\n") for line in _wrap(row, width) or [""]]
+            return [line for row in text.split("\n") for line in wrap_words(row, width) or [""]]
 
 
 def screen_text(panel: Panel, width: int, *, colours: bool) -> str:
@@ -154,10 +154,12 @@ def _facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
     column = max((len(name) for name, _ in pairs), default=0) + _GAP
     lines = []
     for name, value in pairs:
-        rows = [row for text in value.split("\n") for row in _wrap(text, width - column) or [""]]
+        rows = [
+            row for text in value.split("\n") for row in wrap_words(text, width - column) or [""]
+        ]
         if max(map(len, rows)) > width - column:
             # A path that is too long for its column: on lines of its own, where it can be copied.
-            rows = [row for text in value.split("\n") for row in _wrap(text, width - 2)]
+            rows = [row for text in value.split("\n") for row in wrap_words(text, width - 2)]
             lines += [name, *(f"  {row}" for row in rows)]
             continue
         lines.append(f"{name:{column}}{rows[0]}")
@@ -191,20 +193,3 @@ def _stacked(grid: Grid, width: int) -> list[str]:
         pairs = [(h, cell) for h, cell in zip(grid.headers[1:], rest, strict=True) if cell]
         lines += [f"  {line}" for line in _facts(pairs, width - 2)]
     return lines
-
-
-def fill_words(text: str, width: int) -> str:
-    """`text` in lines of at most `width` columns, those after the first indented."""
-    return "\n".join(_wrap(text, width, indent="    "))
-
-
-def _wrap(text: str, width: int, *, indent: str = "") -> list[str]:
-    # Paths and commands are copied by hand: never broken, not even at a hyphen.
-    return textwrap.wrap(
-        text,
-        max(width, 8),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-    )

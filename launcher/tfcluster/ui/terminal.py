@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from tfcluster.ui.formats import cut_to_columns
+from tfcluster.ui.formats import cut_to_columns, wrap_words
 
 RESET = "\x1b[0m"
 _SGR = {
@@ -145,6 +145,12 @@ class Terminal:
     def say(self, text: str) -> None:
         """A line (or a panel) of talk."""
         self.say_bytes(_encode(text))
+
+    def tell(self, text: str, *styles: str) -> None:
+        """A sentence of talk: a screen breaks it between words, a pipe gets one line."""
+        if self.stderr.is_tty:
+            text = "\n".join(wrap_words(text, self.width, indent="    "))
+        self.say(self.paint(text, *styles))
 
     def say_bytes(self, data: bytes) -> None:
         self.clear_status()
