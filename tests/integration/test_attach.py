@@ -112,7 +112,7 @@ def test_logs_follow_over_attempts_to_the_end(shell: CommandLine, restarting: In
     newest = shell.run("logs")
     assert b"attempt 1" not in newest.out
     assert newest.out.count(b"attempt 2 ends") == 2
-    assert f"{restarting.id}: attempt 2; --attempt N shows another" in newest.err
+    assert f"{restarting.id}: attempt 2. --attempt N shows another" in newest.err
     assert shell.run("logs", "--attempt", "1").out.count(b"attempt 1 begins") == 2
 
 

@@ -14,7 +14,7 @@ from tfcluster.plan.plan import TaskId
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui.follow import RunView, dress_for
-from tfcluster.ui.log_files import newest_attempts
+from tfcluster.ui.log_files import newest_attempts, rank
 from tfcluster.ui.merge import LogFilter, MergedLogs
 from tfcluster.ui.source import end_of_lines
 from tfcluster.ui.terminal import Terminal
@@ -135,18 +135,16 @@ def _newest(paths: RunPaths, tasks: tuple[str, ...], terminal: Terminal) -> dict
     newest = newest_attempts(paths.logs)
     shown = {label: at for label, at in newest.items() if at and (not tasks or label in tasks)}
     if max(shown.values(), default=1) > 1:
-        numbers = sorted(set(shown.values()))
-        which = (
-            f"attempt {numbers[0]}"
-            if len(numbers) == 1
-            else (
-                "the newest attempt of each: "
-                + ", ".join(f"{at} of {label}" for label, at in shown.items())
-            )
-        )
-        terminal.tell(f"{paths.run_id}: {which}; --attempt N shows another")
+        which = "; ".join(_which(shown, number) for number in sorted(set(shown.values())))
+        terminal.tell(f"{paths.run_id}: {which}. --attempt N shows another")
         newest |= {label: 1 for label in newest if label.startswith("prepare") and not tasks}
     return newest
+
+
+def _which(shown: dict[str, int], number: int) -> str:
+    labels = sorted((label for label, at in shown.items() if at == number), key=rank)
+    names = "" if len(labels) == len(shown) else f" of {', '.join(labels)}"
+    return f"attempt {number}{names}"
 
 
 def _is_over(paths: RunPaths) -> bool:

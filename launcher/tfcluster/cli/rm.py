@@ -22,6 +22,10 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
                 f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
             )
     for paths in doomed.values():
+        if registry.is_open(registry.load(paths)):
+            from tfcluster.run.lost import clean_up  # psutil: only where it is needed
+
+            clean_up(paths)
         registry.delete(paths)
         terminal.say(f"deleted {paths.run_id}")
     if as_json:

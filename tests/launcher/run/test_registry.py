@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import RunFolderError, UnknownRunError
-from tfcluster.run import registry
+from tfcluster.run import folder, registry
 from tfcluster.run.events import Status
 from tfcluster.run.identity import ProcessIdentity
 
@@ -63,6 +63,37 @@ def test_nothing_means_the_only_live_run_or_the_list(make_run: MakeRun) -> None:
     assert live.run_id in caught.value.message
     assert second.run_id in caught.value.message
     assert "over" not in caught.value.message
+
+
+def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
+    make_run: MakeRun,
+) -> None:
+    paths = make_run(status=Status.LOST)
+    lost = registry.load(paths)
+    assert registry.is_open(lost)
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve(None, live_only=True)
+    assert f"tfcluster down {paths.run_id}" in caught.value.cure
+
+    lost.ended_at = 1.0
+    folder.write_json(paths.state, lost.to_json())
+    assert not registry.is_open(registry.load(paths))
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve(None, live_only=True)
+    assert "down" not in caught.value.cure
+
+
+def test_the_socket_is_where_the_coordinator_made_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = make_run(status=Status.RUNNING)
+    state = registry.load(paths)
+    assert registry.control_socket(paths, state) == paths.control_socket
+    state.runtime_dir = "/run/user/1000/tfcluster"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert registry.control_socket(paths, state) == Path(
+        "/run/user/1000/tfcluster", paths.control_socket.name
+    )
 
 
 def test_no_run_at_all(home_dir: Path) -> None:

@@ -159,6 +159,41 @@ def test_logs(
 
 
 @pytest.mark.parametrize(
+    ("options", "shown", "said"),
+    [
+        (
+            [],
+            ["worker:0 │ epoch 1", "worker:0 │ loss 0.5", "worker:0 │ no end", "worker:1 │ again"],
+            ": attempt 1 of worker:0; attempt 2 of worker:1. --attempt N shows another",
+        ),
+        (["--task", "worker:1"], ["worker:1 │ again"], ": attempt 2. --attempt N shows another"),
+        (["--task", "worker:0", "--tail", "1"], ["worker:0 │ no end"], ""),
+        (
+            ["--attempt", "1", "--task", "worker:1"],
+            ["worker:1 │ epoch 1", "worker:1 │ loss 0.7"],
+            "",
+        ),
+        (["--attempt", "2"], ["worker:1 │ again"], ""),
+        (["--task", "prepare"], ["prepare │ done"], ""),
+    ],
+)
+def test_logs_of_a_task_that_restarted_alone(
+    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], shown: list[str], said: str
+) -> None:
+    paths = make_run("old-20260914-153012-k7f3")
+    for log, text in ((paths.attempt_logs(2) / "worker-1.log", "again\n"),
+                      (paths.prepare_log("local"), "done\n")):  # fmt: skip
+        log.parent.mkdir()
+        log.write_text(text)
+
+    done = tfcluster("logs", *options)
+
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == shown
+    assert done.stderr.strip().endswith(said) if said else done.stderr == ""
+
+
+@pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--task", "worker1"], "'worker1' is not a task; write JOB:INDEX"),

@@ -31,6 +31,16 @@ def test_data_and_talk_do_not_mix(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ('data\n{"a": [1, "é"]}\n', "talk\n")
 
 
+def test_a_sentence_is_broken_between_words_on_a_screen_alone(open_screen: OpenScreen) -> None:
+    user, screen = open_screen(columns=20)
+    sentence = "worker:1 ended, see /a/rather/long/path/of/a/log"
+    Terminal(screen, screen, environ={"NO_COLOR": "1"}).tell(sentence, "red")
+    assert os.read(user, 200) == b"worker:1 ended, see\r\n    /a/rather/long/path/of/a/log\r\n"
+    piped = io.StringIO()
+    Terminal(piped, piped, environ={}).tell(sentence)
+    assert piped.getvalue() == f"{sentence}\n"
+
+
 def test_streams_without_a_descriptor_are_written_too() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     terminal = Terminal(stdout, stderr, environ={})
