@@ -33,21 +33,25 @@ def restarting(shell: CommandLine) -> InBackground:
     return run
 
 
+def look_on(shell: CommandLine, run: InBackground, *args: str) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that looks on from the first attempt to the end."""
+    out, err = shell.root / "looking.out", shell.root / "looking.err"
+    with out.open("wb") as to_out, err.open("wb") as to_err:
+        looking = shell.start(*args, stdout=to_out, stderr=to_err)
+    wait_for(lambda: "worker:1 │ attempt 1 begins" in out.read_text())
+    shell.script("end-1", "")
+    run.wait_for_line("attempt 1 ends", "worker:1")
+    shell.script("end-2", "")
+    return looking.wait(30), out.read_text(), err.read_text()
+
+
 def test_attach_shows_restarts_and_ends_with_the_summary_and_0(
     shell: CommandLine, restarting: InBackground
 ) -> None:
-    err = (shell.root / "attach.err").open("wb")
-    attached = shell.start("attach", stderr=err)
-    wait_for(lambda: "Ctrl-C leaves it running" in (shell.root / "attach.err").read_text())
+    code, out, said = look_on(shell, restarting, "attach")
 
-    shell.script("end-1", "")
-    restarting.wait_for_line("attempt 1 ends", "worker:1")
-    shell.script("end-2", "")
-    out = attached.communicate(timeout=30)[0].decode()
-    err.close()
-    said = (shell.root / "attach.err").read_text()
-
-    assert attached.returncode == 0
+    assert code == 0
+    assert "Ctrl-C leaves it running" in said
     assert "worker:0 │ attempt 1 begins" in out, "the last lines of before"
     assert out.index("worker:1 │ attempt 1 ends") < out.index("worker:1 │ attempt 2 begins")
     assert "attempt 2 of 4: worker:1: killed by SIGKILL; from the beginning: no checkpoint" in said
@@ -98,16 +102,12 @@ def test_a_coordinator_that_is_killed_meanwhile_ends_attach_and_logs(shell: Comm
 
 
 def test_logs_follow_over_attempts_to_the_end(shell: CommandLine, restarting: InBackground) -> None:
-    following = shell.start("logs", "-f", "--task", "worker:1")
-    shell.script("end-1", "")
-    restarting.wait_for_line("attempt 1 ends", "worker:1")
-    shell.script("end-2", "")
-    out, err = following.communicate(timeout=30)
+    code, out, err = look_on(shell, restarting, "logs", "-f", "--task", "worker:1")
 
-    assert following.returncode == 0
-    lines = [line.partition(" │ ")[2] for line in out.decode().splitlines()]
+    assert code == 0
+    lines = [line.partition(" │ ")[2] for line in out.splitlines()]
     assert lines == [f"attempt {n} {what}" for n in (1, 2) for what in ("begins", "ends")]
-    assert "attempt 2 of 4" in err.decode()
+    assert "attempt 2 of 4" in err
 
     newest = shell.run("logs")
     assert b"attempt 1" not in newest.out
