@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import click
 
@@ -18,7 +18,7 @@ from tfcluster.cli.job_args import WithJobArgs, job_args
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]",
-              help="Begin with what RUN has gathered; SPEC: RUN's own one.")  # fmt: skip
+              help="Begin with what RUN gathered; without SPEC: by RUN's own.")  # fmt: skip
 @click.option("--chaos", multiple=True, metavar="FAULT",
               help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
@@ -50,19 +50,14 @@ def command(
     from tfcluster.run.planning import plan_again, plan_file
     from tfcluster.run.resume import find
 
-    options = {}
-    if name is not None:
-        options["--name"] = ("name", name)
-    if backend is not None:
-        options["--backend"] = ("runtime.backend", backend)
     begins_with = None if resume is None else find(resume)
-    more: dict[str, Any] = {
-        "sets": sets, "options": options, "python": python, "args": job_args()
-    }  # fmt: skip
     if spec is None and begins_with is not None:
-        planned = plan_again(begins_with.source, **more)
+        plan = partial(plan_again, begins_with.source)
     else:
-        planned = plan_file(spec, **more)
+        plan = partial(plan_file, spec)
+    given = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
+    options = {option: field for option, field in given.items() if field[1] is not None}
+    planned = plan(sets=sets, options=options, python=python, args=job_args())
     how = Options(
         as_json=as_json,
         collapse=collapse,
