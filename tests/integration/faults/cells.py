@@ -26,7 +26,15 @@ EMPTY = {
 }
 """Kinds that exist in the first phase only, and why."""
 FAULT_STEP = 12
-_CHAOS = {"sigkill": "kill", "sigstop": "stop", "sigterm": "term", "exit-3": "exit 3"}
+_VERBS = {
+    "sigkill": "kill",
+    "sigstop": "stop",
+    "sigterm": "term",
+    "exception": "raise",
+    "exit-3": "exit 3",
+}
+_PLACES = {"before-join": "join", "training": f"step {FAULT_STEP}"}
+"""Of --chaos. A save it catches somewhere in its midst; the jobs here fail in a certain place."""
 _DIAGNOSED = {
     "sigkill": "signal",
     "sigstop": "frozen",
@@ -68,9 +76,9 @@ class Cell:
     @property
     def chaos(self) -> str | None:
         """As ``up --chaos`` takes it, where it can be rehearsed so."""
-        if self.phase != "training" or self.kind not in _CHAOS:
+        if self.phase not in _PLACES or self.kind not in _VERBS:
             return None
-        return f"{_CHAOS[self.kind]} {self.task} at step {FAULT_STEP}"
+        return f"{_VERBS[self.kind]} {self.task} at {_PLACES[self.phase]}"
 
     @property
     def fault(self) -> str:

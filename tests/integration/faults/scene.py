@@ -110,6 +110,8 @@ def check(shell: CommandLine, ended: Ended, cell: Cell, *, workers: int, trained
     status = {0: "succeeded", 1: "failed", 4: "timed_out"}[due.code]
     assert ended.state["status"] == status
     check_root_cause(ended, cell)
+    if cell.chaos is not None:
+        assert [event["fault"] for event in ended.of("chaos_injected")] == [cell.chaos]
     assert ended.state["attempt"] == due.attempts, ended.last_words()
     assert len(ended.of("restarting")) == due.attempts - 1
     if due.attempts > 1:
