@@ -74,19 +74,28 @@ def is_path_safe() -> bool:
 
 def prepare_reporting() -> None:
     """Adopt the agent's socket and wait for the script to import TensorFlow or Keras."""
-    from tfcluster_workers import chaos, event_channel, watching
+    from tfcluster_workers import event_channel, watching
 
     event_channel.install(event_channel.take_over(os.environ))
     if event_channel.current().is_open:
-        chaos.arm(os.environ)
+        if is_rehearsal():
+            from tfcluster_workers import chaos
+
+            chaos.arm(os.environ)
         watching.attach()
+
+
+def is_rehearsal() -> bool:
+    """Whether this task has faults to inject; without any, their module is not even imported."""
+    return '"chaos"' in os.environ.get("TFCLUSTER_SETTINGS", "")
 
 
 def strike_at_start() -> None:
     """The place of `--chaos '… at start'`."""
-    from tfcluster_workers import chaos
+    if is_rehearsal():
+        from tfcluster_workers import chaos
 
-    chaos.at_start()
+        chaos.at_start()
 
 
 def present_as_plain_python(kind: str, target: str, arguments: list[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from types import ModuleType
 from typing import Callable
 
-from tfcluster_workers import chaos, import_hooks
+from tfcluster_workers import import_hooks
 
 
 def attach() -> import_hooks.PostImportFinder:
@@ -13,7 +14,8 @@ def attach() -> import_hooks.PostImportFinder:
     finder = import_hooks.install()
     for name, watch in _WATCHERS.items():
         finder.after_import(name, watch)
-    if chaos.awaits_saves():
+    chaos = sys.modules.get("tfcluster_workers.chaos")  # imported where there is one to rehearse
+    if chaos is not None and chaos.awaits_saves():
         for name, watch in _SAVES.items():
             finder.after_import(name, watch)
     return finder
