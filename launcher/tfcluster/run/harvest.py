@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.restore import PutBack, put_back, step_of
 from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.errors import RunFolderError
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
@@ -59,13 +60,29 @@ class Harvest:
         return step_of(self._store.state()) if self._comes_home else self._shared_step
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
-        """Make their directories hold the newest complete state; empty on a fresh start."""
+        """Make their directories hold the newest complete state; empty on a fresh start.
+
+        Raises RunFolderError.
+        """
         folders = [self._paths.task_checkpoints(task) for task in tasks]
         if self._before is None:
             home = self._paths.root.parents[1]
             self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
         self._chief_is_over = False
-        return await asyncio.to_thread(put_back, self._store.state(), folders)
+        return await asyncio.to_thread(self._put_back, folders)
+
+    def _put_back(self, folders: Sequence[Path]) -> PutBack:
+        tries = 3
+        while True:
+            try:
+                return put_back(self._store.state(), folders)
+            except (SourceChangedError, OSError) as error:
+                # While the others train on, a newer one may have taken the place of the newest.
+                if (tries := tries - 1) == 0:
+                    raise RunFolderError(
+                        f"what was saved cannot be put back: {error}",
+                        cure="is the disk full? go on from it: `tfcluster up --resume RUN`",
+                    ) from error
 
     async def bring_home(self) -> list[Event]:
         """What the chief of an attempt that has ended saved last, also where nothing is gathered:
