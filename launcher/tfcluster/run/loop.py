@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+from tfcluster.backends.link import SECOND_LOOK_S
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.journal import Journal
 from tfcluster.run.supervisor import Supervisor
 
 T = TypeVar("T")
+
+
+_LATE_S: Final = 2.0
+"""Who is so late was stopped (Ctrl-Z): what was said meanwhile is read before it is judged."""
 
 
 class Over(Exception):
@@ -70,7 +75,12 @@ class Loop:
         due = [moment for moment in (at, self._supervisor.wake_at) if moment is not None]
         waits = [max(0.0, moment - self.now()) for moment in due]
         waits += [] if self._journal.wake_s is None else [self._journal.wake_s]
-        await self._exchange.turn(min(waits, default=None))
+        wait_s = min(waits, default=None)
+        asleep_until = None if wait_s is None else self.now() + wait_s + _LATE_S
+        await self._exchange.turn(wait_s)
+        if asleep_until is not None and self.now() > asleep_until:
+            await asyncio.sleep(SECOND_LOOK_S)
+            await self._exchange.turn(0)
         self._supervisor.tick(self.now())
         self._carry_out()
 
