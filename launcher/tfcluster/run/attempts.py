@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.errors import SurroundingsError
+from tfcluster.checkpoints.restore import PutBack
+from tfcluster.errors import NodeLostError, PortInUseError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run.actions import Again, StartAlone
+from tfcluster.run.events import Event
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
@@ -31,6 +33,7 @@ class Attempts:
     loop: Loop
     connect: Callable[[NodePlan], Coroutine[Any, Any, None]]
     """Reach a node's agent and listen to it; raises SurroundingsError."""
+    record: Callable[[Event], None]
     due_alone: list[StartAlone] = field(default_factory=list)
     """Tasks to start while the others go on."""
     _lost: set[str] = field(default_factory=set)
@@ -61,41 +64,63 @@ class Attempts:
             self._lost.add(node)
             self.supervisor.node_lost(node, reason, self.loop.now())
 
+    def drop(self, node: str) -> None:
+        """The supervisor has given up its agent: nothing is to be sent to it any more."""
+        self._lost.add(node)
+
     async def _start(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
         self.due_alone.clear()
-        await self.loop.meanwhile(self.startup.start_tasks(number, members, only=to_start))
+        restored = await self.loop.meanwhile(self.harvest.put_state_back(to_start))
+        self.harvest.heed(chief_of(members))
+        self._order(number, members, to_start, restored)
+
+    def _order(
+        self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], restored: PutBack
+    ) -> None:
+        """What has become of the run while the state was put back is known by now."""
+        if wanted := self.supervisor.order(tasks, number, self.loop.now()):
+            self.startup.start_tasks(number, members, only=wanted, restored_step=restored.step)
 
     async def _start_again(self, again: Again) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._reconnect()
-        if self.supervisor.again is not again:
-            return  # a node did not come back: another gang is to start
-        if again.fresh_ports:
-            there = [node for node in self.plan.nodes if node.name not in self._gone]
-            await self.startup.hold_ports(there)
-        self.harvest.heed(chief_of(again.members))
-        await self._start(again.number, again.members)
+        if again.fresh_ports and self.supervisor.again is again:
+            there = [node for node in self.plan.nodes if node.name not in self._lost]
+            await self.startup.hold_ports(there, is_lost=self._lost.__contains__)
+            await self._reconnect()
+        if self.supervisor.again is again:  # else the run ends, or another gang is to start
+            await self._start(again.number, again.members)
 
     async def _start_alone(self, wanted: StartAlone) -> None:
         await self._reconnect()
-        if self.plan.task(wanted.task).node not in self._gone:
-            members = tuple(member.id for member in self.supervisor.gang)
-            await self.loop.meanwhile(
-                self.startup.start_tasks(wanted.attempt, members, only=[wanted.task])
-            )
+        if wanted.task == self.supervisor.chief:  # what it saved last is where it goes on
+            for event in await self.loop.meanwhile(self.harvest.bring_home()):
+                self.record(event)
+        members = tuple(member.id for member in self.supervisor.gang)
+        try:
+            restored = await self.loop.meanwhile(self.harvest.put_state_back([wanted.task]))
+        except SurroundingsError as error:
+            task, number = str(wanted.task), wanted.attempt
+            self.supervisor.start_failed(task, number, error.message, self.loop.now())
+        else:
+            self._order(wanted.attempt, members, [wanted.task], restored)
 
     async def _reconnect(self) -> None:
         """Lost nodes get a new agent; no task of before lives there when it answers."""
-        for node in [node for node in self.plan.nodes if node.name in self._lost - self._gone]:
+        while lost := [node for node in self.plan.nodes if node.name in self._lost - self._gone]:
+            node = lost[0]
             self.journal.wait_for(f"the agent of {node.name}")
             try:
                 await self.loop.meanwhile(self.connect(node))
+                self._lost.discard(node.name)
+                await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
+                if node.name in self._lost:
+                    raise NodeLostError(f"the new agent of {node.name} went away at once")
+            except PortInUseError:
+                raise
             except SurroundingsError as error:
                 await self._give_up(node.name, error)
-            else:
-                self._lost.discard(node.name)
-                await self.startup.hold_ports([node])
 
     async def _give_up(self, node: str, error: SurroundingsError) -> None:
         """A node does not come back: once nothing can live there, go on without it, or end."""
@@ -104,5 +129,6 @@ class Attempts:
         if until > now:
             self.journal.wait_for(f"the lease of {node}: its tasks may live {until - now:.0f} s")
         await self.loop.pause(until)
+        self._lost.add(node)
         self._gone.add(node)
         self.supervisor.gone(node, error.message, self.loop.now())

@@ -76,6 +76,7 @@ class Coordinator:
             journal,
             self._loop,
             self._connect,
+            self._record,
         )
         self._background: asyncio.TaskGroup
         self._is_closing = False
@@ -163,6 +164,7 @@ class Coordinator:
             case do.BringHome():
                 self._background.create_task(self._bring_home())
             case do.DropNode(node):
+                self._attempts.drop(node)
                 self._background.create_task(self._exchange.drop(node))
 
     def _now(self) -> float:

@@ -20,8 +20,6 @@ from tfcluster.run.timers import Timers
 
 FAILURE_GRACE_S: Final = 1.0
 """Survivors of a failure cannot save; they get this long after SIGTERM."""
-AGENT_SLACK_S: Final = 15.0
-"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
 
 
 class Stage(Enum):
@@ -54,18 +52,24 @@ class Course:
 
     @property
     def is_ending(self) -> bool:
-        """Whether tasks are being ended: one that starts now is to be ended too."""
+        """Whether tasks are being ended."""
         return self.stage in (Stage.ENDING_GANG, Stage.HOMING, Stage.ENDING_RUN)
+
+    def is_ending_it(self, member: Member) -> bool:
+        """Whether `member`, if it starts now, is to be ended too; an evaluator follows on."""
+        is_core = member.id.job != "evaluator"
+        return self.stage is Stage.ENDING_RUN or (self.is_ending and is_core)
 
     def begin(self) -> None:
         """An attempt's tasks are told to start."""
-        self.stage, self.again = Stage.TRAINING, None
-        self.timers.clear_all(but=("run",))
+        self.stage, self.again, self.ending = Stage.TRAINING, None, None
+        self.timers.clear_all(but=("run", *self._evaluators_timers()))
 
     def go_on(self, verdict: Next) -> None:
         """Enter the next stage where all that the present one waits for has ended."""
         ending_gang, ending_run = Stage.ENDING_GANG, Stage.ENDING_RUN
-        if self.stage is ending_gang and not any(m.is_running for m in self.gang.core()):
+        living = [m for m in self.gang.core() if m.is_running or m.is_awaited]
+        if self.stage is ending_gang and not living:
             self.stage = Stage.HOMING
             self.orders.add(BringHome())
         if self.stage is ending_run and not self.gang.running():
@@ -75,20 +79,33 @@ class Course:
         """End all but the evaluators, which follow the checkpoints whoever makes them."""
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
-            self.call_off_restarts()
+            self.timers.clear_all(but=("run", "stacks", *self._evaluators_timers()))
             running = [m for m in self.gang.core() if m.is_running and not m.is_stopping]
             self.stop(running, why, now)
 
+    def _evaluators_timers(self) -> tuple[str, ...]:
+        """Of those that go on whatever becomes of the gang; who is due again starts with it."""
+        return tuple(f"frozen {m.id}" for m in self.gang if m.id.job == "evaluator")
+
     def call_off_restarts(self) -> None:
-        for member in self.gang:
-            member.is_due_again = False
-            self.timers.clear(f"again {member.id}")
+        """The work is done: who was about to start again is not needed, and no failure."""
+        for member in self.gang.core():
+            if member.is_due_again or member.is_to_start:
+                member.is_due_again, member.is_called_off = False, True
+                self.timers.clear(f"again {member.id}")
+
+    def watch_agents(self) -> None:
+        """Have every start and end that was ordered told of in time."""
+        told = [m.answer_by for m in self.gang if m.is_running or m.is_awaited]
+        due = [moment for moment in told if moment is not None]
+        self.timers.put("agents", min(due, default=None))
 
     def fail(self, cause: Failure, why: GiveUp, now: float) -> None:
         """The run has failed for good, because of `cause`."""
         self.diagnose(why=why.why)
         self.ending, self.stage = findings.outcome_of(cause, why), Stage.ENDING_RUN
         self.again = None
+        self.timers.clear_all()
         self.stop(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, cause: Failure) -> None:
@@ -120,18 +137,16 @@ class Course:
         grace_s: float | None = FAILURE_GRACE_S,
     ) -> None:
         """Without `grace_s` each gets as long as it can use."""
-        longest = self.orders.stop(members, why, grace_s)
-        if longest is not None:
-            self.timers.set("agents", now + longest + AGENT_SLACK_S)
+        self.orders.stop(members, why, now, grace_s)
 
     def conclude(self, verdict: Next) -> None:
         if self.ending is not None:
             self.outcome = self.ending
-        elif verdict is Next.SUCCEED:
+        elif verdict in (Next.SUCCEED, Next.FINISH):
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
-            self.outcome = Outcome(Status.FAILED, 1)
+            self.outcome = findings.outcome_of(self.cause(), GiveUp("it is not started again"))
 
     def _failures(self) -> list[Failure]:
         return self.gang.failures or self.gang.lone_failures

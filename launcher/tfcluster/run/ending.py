@@ -52,7 +52,9 @@ def judge(tasks: Sequence[TaskEnd], *, chief: TaskId, gang: bool) -> Next:
     if not any(task.running for task in tasks):
         return Next.FAILED if failures else Next.SUCCEED
     if gang and (together := [task for task in failures if not task.alone]):
-        settled = any(not task.collateral for task in together)
+        # Who restarts alone brings nobody down, and may outlive all the others for ever.
+        may_come = any(task.running and not task.alone for task in tasks)
+        settled = any(not task.collateral for task in together) or not may_come
         return Next.FAIL if settled else Next.AWAIT_CAUSE
     if chief_done:
         return Next.FINISH

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -32,6 +33,7 @@ class Exchange:
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._outbox: list[tuple[str, dict[str, Any]]] = []
         self._replies: dict[tuple[str, str], Message] = {}
+        self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def put(self, call: Callable[[], None]) -> None:
         self._inbox.put_nowait(call)
@@ -51,8 +53,7 @@ class Exchange:
     ) -> None:
         """Reach the node's agent and listen to it; raises SurroundingsError."""
         backend = self._backend_of(node)
-        if (old := self._links.pop(node.name, None)) is not None:
-            await old.close()  # fencing: returns when nothing of a local agent's tasks lives
+        await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
@@ -84,9 +85,11 @@ class Exchange:
         return self._heard_at[node] + lease_s + grace_s
 
     async def drop(self, node: str) -> None:
-        """Cut the connection to an agent that does not answer; a local one is ended."""
-        if (link := self._links.get(node)) is not None:
-            await link.close()
+        """Cut the connection to an agent that does not answer; a local one is ended, and has
+        ended when this returns, also where it was being dropped already."""
+        async with self._dropping[node]:
+            if (link := self._links.pop(node, None)) is not None:
+                await link.close()
 
     def forget(self, node: str, *kinds: str) -> None:
         """A new answer is wanted."""

@@ -35,7 +35,7 @@ class Finding:
 def outlived(core: Sequence[Member]) -> Finding:
     """The others failed as a consequence and no cause came: whoever lives on is the cause."""
     words = "it did not end while the others failed because of it: hung or cut off"
-    late = [(member, words) for member in core if member.is_running]
+    late = [(member, words) for member in core if member.is_running and not member.alone]
     return Finding(Kind.LATE, late, "it outlived the others' failure")
 
 
@@ -45,10 +45,18 @@ def frozen(member: Member) -> Finding:
     return Finding(Kind.FROZEN, [(member, words)], "another task was stopped")
 
 
+def suspects(core: Sequence[Member]) -> list[Member]:
+    """Those that are stopped while others fail because of somebody."""
+    stopped = [m for m in core if m.is_running and m.frozen_by is not None]
+    return [m for m in stopped if not (m.alone or m.is_stopping)]
+
+
 def deserted(core: Sequence[Member]) -> Finding:
-    """A chief that goes on although all that it works with have ended for good."""
+    """A chief that goes on although all that it works with have ended for good: where they
+    failed, they are to blame."""
     words = "it went on although all that it works with had ended"
-    left = [(member, words) for member in core if member.is_running]
+    failed = any(member.alone and member.failure is not None for member in core)
+    left = [(m, words) for m in core if m.is_running and not m.serves and not failed]
     return Finding(Kind.LATE, left, words, outcome=Outcome(Status.FAILED, 1))
 
 

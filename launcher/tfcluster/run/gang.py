@@ -22,10 +22,12 @@ class Gang:
         self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
         self._settings = SettingsRead(plan.settings)
         self._came_far = False
+        self.number = 0
+        """Of the attempt of those that stand and fall together."""
         self.failures: list[Failure] = []
         """Of this attempt of those that stand and fall together, in the order of arrival."""
         self.lone_failures: list[Failure] = []
-        """Of those that restart alone, since the run began."""
+        """Of those that restart alone and were not started again since."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
@@ -41,6 +43,7 @@ class Gang:
 
         An evaluator that runs, or has left, stays what it is.
         """
+        self.number = number
         wanted = set(members)
         enlisted: dict[str, Member] = {}
         to_start = []
@@ -48,7 +51,8 @@ class Gang:
             if task.id not in wanted:
                 continue
             member = self._members[str(task.id)]
-            if number == 1 or task.id.job != "evaluator" or member.is_lost:
+            if number == 1 or task.id.job != "evaluator" or _wants_a_start(member):
+                self._forget_failures(member)
                 member = member_of(self._plan, task, number)
                 to_start.append(task.id)
             enlisted[str(task.id)] = member
@@ -58,6 +62,7 @@ class Gang:
 
     def renew(self, member: Member) -> Member:
         """`member` in a further attempt of its own."""
+        self._forget_failures(member)
         again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
         self._members[str(member.id)] = again
         return again
@@ -82,15 +87,20 @@ class Gang:
         """Those that never end by themselves and have not been told to."""
         return [member for member in self.running() if member.serves and not member.is_stopping]
 
-    def satisfied(self, newest_step: int | None) -> list[Member]:
-        """Evaluators that have seen the newest checkpoint: one that never ends waits for more."""
+    def satisfied(self, *steps: int | None) -> list[Member]:
+        """Evaluators that have seen the newest checkpoint: one that never ends waits for more.
+
+        `steps`: what is at home, and what the chief has said it saved, which is to come still.
+        """
+        newest_step = max((step for step in steps if step is not None), default=None)
         return [
             member
             for member in self.running()
             if member.id.job == "evaluator"
             and not member.is_stopping
             and newest_step is not None
-            and (member.evaluated_step or -1) >= newest_step
+            and member.evaluated_step is not None
+            and member.evaluated_step >= newest_step
         ]
 
     def ends(self) -> list[TaskEnd]:
@@ -101,7 +111,6 @@ class Gang:
         for member in self:
             if member.node == node and not member.is_over:
                 member.is_lost = True
-                member.is_due_again = False
                 self._note(member, member.fails(observed=Kind.NODE_LOST, words=reason))
 
     def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
@@ -140,8 +149,18 @@ class Gang:
         """What tfcluster itself has seen makes a living task the cause; it is to be ended."""
         self._note(member, member.fails(observed=kind, words=words))
 
+    def _forget_failures(self, member: Member) -> None:
+        """It is started anew: they say nothing of how the run ends."""
+        alone = self.lone_failures
+        self.lone_failures = [one for one in alone if one.task != str(member.id)]
+
     def _note(self, member: Member, failure: Failure) -> None:
         (self.lone_failures if member.alone else self.failures).append(failure)
+
+
+def _wants_a_start(evaluator: Member) -> bool:
+    """Whether nothing of it runs or will, although it has not left for good."""
+    return evaluator.is_lost or evaluator.is_due_again or evaluator.is_to_start
 
 
 @dataclass(frozen=True, slots=True)

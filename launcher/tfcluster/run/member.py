@@ -31,18 +31,26 @@ class Member:
     alone: bool
     """Whether it is restarted while the others go on."""
     attempt: int = 1
+    is_ordered: bool = False
+    """Its agent was told to start it."""
     started_at: float | None = None
     is_lost: bool = False
     is_due_again: bool = False
     """It has ended, and will be started again by itself."""
+    is_called_off: bool = False
+    """It was due again, but is not needed any more."""
     is_stopping: bool = False
-    waits_for_peers: bool = False
+    answer_by: float | None = None
+    """When its agent must have told of the start or the end that was ordered."""
+    waits_since: float | None = None
+    """When it began to wait for its peers; None while it does not."""
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
     heard_at: float | None = None
     """Its last sign of progress."""
     saved: bool = False
+    saved_step: int | None = None
     saves_on_sigterm: bool = False
     frozen_by: int | None = None
     """The signal that stopped its process."""
@@ -57,6 +65,10 @@ class Member:
         return self.started_at is not None
 
     @property
+    def waits_for_peers(self) -> bool:
+        return self.waits_since is not None
+
+    @property
     def is_over(self) -> bool:
         """It has ended, or its node is lost."""
         return self.exit is not None or self.is_lost
@@ -65,20 +77,40 @@ class Member:
     def is_running(self) -> bool:
         return self.is_started and not self.is_over
 
+    @property
+    def is_to_start(self) -> bool:
+        return not (self.is_ordered or self.is_over or self.is_called_off)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Its process may live already: the order is out, the answer has not come."""
+        return self.is_ordered and not self.is_started and not self.is_over
+
+    def is_overdue(self, now: float) -> bool:
+        """Whether its agent should have told of its start or its end by `now`."""
+        waits = self.answer_by is not None and (self.is_running or self.is_awaited)
+        return waits and self.answer_by is not None and self.answer_by <= now
+
+    def note_start(self, now: float) -> None:
+        self.is_ordered, self.started_at = True, now
+        self.answer_by = None
+
     def note_report(self, report: Mapping[str, Any], now: float) -> None:
         """What the task says of itself; anything malformed passes unseen."""
         match report:
             case {"type": "waiting_for_peers"}:
-                self.waits_for_peers = True
+                self.waits_since = now if self.waits_since is None else self.waits_since
             case {"type": "ready"}:
-                self.waits_for_peers, self.has_joined = False, True
+                self.waits_since, self.has_joined = None, True
             case {"type": "progress", "step": int(step)}:
-                self.waits_for_peers, self.has_joined, self.has_trained = False, True, True
+                self.waits_since, self.has_joined, self.has_trained = None, True, True
                 self.step, self.heard_at = step, now
             case {"type": "saves_on_sigterm"}:
                 self.saves_on_sigterm = True
             case {"type": "saved"}:
                 self.saved = True
+                told = report.get("step")
+                self.saved_step = told if isinstance(told, int) else None
             case {"type": "evaluated", "step": int(step)}:
                 self.evaluated_step = step
             case {"type": "verdict", "ok": False, "reason": str(reason)}:
@@ -96,9 +128,10 @@ class Member:
         ended = self.exit
         return TaskEnd(
             id=self.id,
-            running=not self.is_over or self.is_due_again,
+            running=not (self.is_over or self.is_called_off) or self.is_due_again,
             ok=ended is not None and ended.exit_code == 0 and self.failure is None,
-            ended_by_us=ended is not None and ended.ended_by == "tfcluster" and not self.failure,
+            ended_by_us=self.is_called_off
+            or (ended is not None and ended.ended_by == "tfcluster" and not self.failure),
             serves=self.serves,
             collateral=self.failure is not None and self.failure.is_collateral,
             alone=self.alone,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from tfcluster.run import events as ev
 from tfcluster.run.actions import Action, DumpStacks, Record, StopTasks
 from tfcluster.run.events import Event
 from tfcluster.run.gang import by_node, longest_grace_s, stops
 from tfcluster.run.member import Member
+
+AGENT_SLACK_S: Final = 15.0
+"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
 
 
 class Orders:
@@ -29,21 +33,20 @@ class Orders:
     def record(self, event: Event) -> None:
         self.add(Record(event))
 
-    def stop(self, members: Sequence[Member], why: str, grace_s: float | None) -> float | None:
-        """End `members`; without `grace_s` each gets as long as it can use.
-
-        Returns the longest grace given, seconds; None where nobody is to end.
-        """
-        orders = stops(members, grace_s, most_s=self._most_s)
-        for order in orders:
+    def stop(self, members: Sequence[Member], why: str, now: float, grace_s: float | None) -> None:
+        """End `members`; without `grace_s` each gets as long as it can use."""
+        for order in stops(members, grace_s, most_s=self._most_s):
             self.add(StopTasks(order.node, tuple(order.tasks), order.grace_s, why))
         for member in members:
-            member.is_stopping = True
+            grace = member.stop_grace_s(self._most_s) if grace_s is None else grace_s
+            answer_by = now + grace + AGENT_SLACK_S
+            if member.is_stopping and member.answer_by is not None:
+                answer_by = min(answer_by, member.answer_by)  # asking again gives no more time
+            member.is_stopping, member.answer_by = True, answer_by
             self.record(ev.TaskStopping(task=str(member.id), attempt=member.attempt, why=why))
-        return longest_grace_s(orders) if orders else None
 
     def longest_grace_s(self, members: Sequence[Member], grace_s: float | None) -> float:
-        """What `stop` would return, before it is told."""
+        """How long `stop` would give one of `members` at most, seconds."""
         return longest_grace_s(stops(members, grace_s, most_s=self._most_s))
 
     def dump_stacks(self, members: Sequence[Member]) -> None:

@@ -24,8 +24,6 @@ class Patience:
     """One attempt's; all times are seconds of the coordinator's clock."""
 
     policy: Supervision
-    first_wait_at: float | None = None
-    """When the first task began to wait for its peers."""
     heard_at: float | None = None
     """The last sign of life after the first progress; None before it."""
     longest_gap_s: float = 0.0
@@ -36,8 +34,6 @@ class Patience:
     def note(self, report: Mapping[str, Any], now: float) -> None:
         """A report of any task of the gang."""
         match report.get("type"):
-            case "waiting_for_peers" if self.first_wait_at is None:
-                self.first_wait_at = now
             case "ready" if self._ready_at is None:
                 self._ready_at = now
             case "progress":
@@ -59,10 +55,12 @@ class Patience:
             self.heard_at = max(self.heard_at, at)
 
     def start_due(self, gang: Iterable[Member]) -> float | None:
-        """When the start has failed; None while nobody waits."""
-        if self.first_wait_at is None or not any(member.waits_for_peers for member in gang):
-            return None
-        return self.first_wait_at + self.policy.start_deadline_s
+        """When the start has failed; None while nobody waits.
+
+        Only who waits now counts: one that was started again alone begins anew.
+        """
+        since = [m.waits_since for m in gang if m.is_running and m.waits_since is not None]
+        return min(since) + self.policy.start_deadline_s if since else None
 
     @property
     def stall_due(self) -> float | None:

@@ -125,6 +125,11 @@ def _used_up(most: int) -> str:
     return f"supervision.max_restarts = {most} is used up"
 
 
+def is_free(failure: Failure) -> bool:
+    """Whether a restart because of it does not count."""
+    return failure.kind in _FREE
+
+
 def attempts_in_all(past: Past, policy: Supervision) -> int:
     """How many attempts there can be, as far as anyone knows: the "4" of "attempt 2 of 4"."""
     return 1 + policy.max_restarts + past.free

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-from tfcluster.plan.plan import Supervision, TaskId
+from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import restart
 from tfcluster.run.failure import Failure
@@ -15,11 +15,18 @@ from tfcluster.run.restart import GiveUp, Past, Restart
 class Restarts:
     """A unit is the gang (None), or a task that restarts alone; each has a budget of its own."""
 
-    def __init__(self, policy: Supervision, jitter: Callable[[], float]) -> None:
-        self._policy, self._jitter = policy, jitter
+    def __init__(self, plan: Plan, jitter: Callable[[], float]) -> None:
+        self._policy, self._jitter = plan.supervision, jitter
+        self._counts_anew = plan.kind == "tuner"
+        """Each trial of a search begins with step 0."""
         self._past: dict[TaskId | None, Past] = defaultdict(Past)
         self._from_step: int | None = None
         self._advanced = False
+        self._saves = 0
+        self._saves_before: dict[TaskId | None, int] = {}
+        """How many there had been when a unit was started again."""
+        self._furthest: dict[TaskId | None, int] = {}
+        """The highest step of any attempt of a unit."""
         self.newest_step: int | None = None
         """Of what is at home: an attempt would start from it."""
 
@@ -27,13 +34,15 @@ class Restarts:
         """An attempt of the gang begins, from what is at home."""
         self._from_step, self._advanced = self.newest_step, False
 
-    def note_saved(self) -> None:
-        """The chief of this attempt says that it saved."""
-        self._advanced = True
+    def note_saved(self, step: int | None) -> None:
+        """The chief of this attempt says that it saved: the step it began with is no news."""
+        if step is None or step != self._from_step:
+            self._advanced = True
+            self._saves += 1
 
     def note_gathered(self, step: int | None) -> None:
         """What this attempt saved is at home."""
-        self._advanced = True
+        self.note_saved(step)
         self.newest_step = step if step is not None else self.newest_step
 
     def note_home(self, step: int | None) -> None:
@@ -42,20 +51,33 @@ class Restarts:
         self.newest_step = step
 
     def decide(
-        self, unit: TaskId | None, failure: Failure, *, progressed: bool
+        self, unit: TaskId | None, failure: Failure, *, step: int | None
     ) -> Restart | GiveUp:
-        """See `restart.decide`; a restart is entered in the books."""
+        """See `restart.decide`; a restart is entered in the books.
+
+        `step` is the highest that the attempt has reached: progress is what no other has.
+        """
+        furthest = self._furthest.get(unit, -1)
+        progressed = step is not None and (step > furthest or self._counts_anew)
+        self._furthest[unit] = max(furthest, step if step is not None else -1)
         verdict = restart.decide(
             failure,
             self._past[unit],
             self._policy,
-            advanced=self._advanced,
+            advanced=self._has_advanced(unit, failure),
             progressed=progressed,
             jitter=self._jitter(),
         )
         if isinstance(verdict, Restart):
-            self._past[unit] = verdict.past
+            self._past[unit], self._saves_before[unit] = verdict.past, self._saves
         return verdict
+
+    def _has_advanced(self, unit: TaskId | None, failure: Failure) -> bool:
+        """What the chief has saved since is news for a task that restarts alone, too, but no
+        progress of its own: without any it is not started without counting for ever."""
+        if unit is None:
+            return self._advanced
+        return self._saves > self._saves_before.get(unit, 0) and not restart.is_free(failure)
 
     def without_counting(self) -> Restart:
         """A smaller gang starts: that is no restart of the one before."""

@@ -30,8 +30,13 @@ class Startup:
     """Rehearsed ones."""
     prepares: bool = True
 
-    async def hold_ports(self, nodes: Iterable[NodePlan]) -> None:
-        """Those of the nodes' tasks, for as long as their agents live; again: others, if chosen."""
+    async def hold_ports(
+        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
+    ) -> None:
+        """Those of the nodes' tasks, for as long as their agents live; again: others, if chosen.
+
+        Of a node that `is_lost` meanwhile no answer comes.
+        """
         if self.plan.kind == "plain":
             return
         names = [node.name for node in nodes]
@@ -39,8 +44,8 @@ class Startup:
             self.exchange.forget(name, "ports_held", "port_taken")
             self.exchange.send(name, launch.hold_ports(self.plan, name))
         for name in names:
-            reply = await self._answer(name, "ports_held", "port_taken")
-            if reply["type"] == "port_taken":
+            reply = await self._answer(name, "ports_held", "port_taken", is_lost=is_lost)
+            if reply is not None and reply["type"] == "port_taken":
                 raise launch.port_error(reply)
 
     async def prepare(self) -> None:
@@ -53,17 +58,22 @@ class Startup:
             self.exchange.send(node, order)
         for node in self.plan.prepare:
             reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+            assert reply is not None
             launch.check_prepared(node, reply, self.paths.prepare_log(node))
 
-    async def start_tasks(
-        self, number: int, members: Sequence[TaskId], *, only: Sequence[TaskId]
+    def start_tasks(
+        self,
+        number: int,
+        members: Sequence[TaskId],
+        *,
+        only: Sequence[TaskId],
+        restored_step: int | None,
     ) -> None:
-        """Give the order to start `only`, of an attempt of `members`, from the newest state."""
+        """Give the order to start `only`, of an attempt of `members`."""
         held = [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
         attempt = launch.attempt_of(self.plan, number, members, filter(None, held))
         if number == 1:
             self.announce({str(task): port for task, port in attempt.ports.items()})
-        restored = await self.harvest.put_state_back(only)
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = launch.start(
                 attempt,
@@ -71,13 +81,14 @@ class Startup:
                 self.paths,
                 holds_ports=self.exchange.holds_ports(node),
                 only=only,
-                restored_step=restored.step,
+                restored_step=restored_step,
                 chaos=self.faults,
             )
             self.exchange.send(node, order)
 
-    async def _answer(self, node: str, *kinds: str) -> Message:
-        await self.until(lambda: self.exchange.answer(node, kinds) is not None)
-        reply = self.exchange.answer(node, kinds)
-        assert reply is not None
-        return reply
+    async def _answer(
+        self, node: str, *kinds: str, is_lost: Callable[[str], bool] = lambda node: False
+    ) -> Message | None:
+        """None where the node `is_lost` before it has answered."""
+        await self.until(lambda: is_lost(node) or self.exchange.answer(node, kinds) is not None)
+        return self.exchange.answer(node, kinds)

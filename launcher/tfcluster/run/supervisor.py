@@ -9,23 +9,27 @@ because of somebody is that somebody.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import findings, shrinking
-from tfcluster.run.actions import Again, DropNode, StartAlone
+from tfcluster.run.actions import Again, DropNode
+from tfcluster.run.anew import Anew, loss_of
 from tfcluster.run.course import Course, Stage
 from tfcluster.run.ending import Next, Outcome, Stop, judge
 from tfcluster.run.events import Status
-from tfcluster.run.failure import Failure, Kind
+from tfcluster.run.failure import Kind
 from tfcluster.run.findings import CAUSE_WAIT_S
 from tfcluster.run.gang import by_node
+from tfcluster.run.lone import Lone
 from tfcluster.run.member import Member
-from tfcluster.run.restart import GiveUp, Restart
 from tfcluster.run.restarts import Restarts
 from tfcluster.run.watch import Watch
+
+START_ANSWER_S: Final = 60.0
+"""An agent that has not said whether a task runs so long after the order is itself lost."""
 
 
 class Supervisor:
@@ -44,9 +48,10 @@ class Supervisor:
         self._course = course = Course(plan)
         self.gang, self.orders = course.gang, course.orders
         self._timers, self._watch = course.timers, Watch(plan, course, last_output, last_line)
-        self._restarts = Restarts(self.policy, jitter)
+        self._restarts = Restarts(plan, jitter)
+        self._lone = Lone(course, self._restarts)
         self._forms_gang = plan.kind != "plain"
-        self._members: tuple[TaskId, ...] = tuple(task.id for task in plan.tasks)
+        self._anew = Anew(plan, course, self._restarts, self._lone.gone)
         self.chief = plan.chief
         """Whose exit and whose checkpoints count; another one in a smaller gang."""
         self._verdict = Next.GO_ON
@@ -77,25 +82,39 @@ class Supervisor:
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Attempt `number` begins; returns the tasks to start: not an evaluator that runs on."""
         to_start = self.gang.enlist(members, number)
-        self._members, self.chief = members, shrinking.chief_of(members)
+        self._anew.members, self.chief = members, shrinking.chief_of(members)
         self._verdict = Next.GO_ON
         self._restarts.begin()
         self._course.begin()
         self._watch.begin()
         return to_start
 
+    def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:
+        """Those of `tasks` that are to start still; what their agents say to it is waited for."""
+        wanted = []
+        for member in self.gang if self._course.is_training else ():
+            if member.id in tasks and member.attempt == attempt and member.is_to_start:
+                member.is_ordered, member.answer_by = True, now + START_ANSWER_S
+                wanted.append(member.id)
+        self._course.watch_agents()
+        return wanted
+
     def started(self, task: str, attempt: int, now: float) -> None:
         if (member := self.gang.get(task, attempt)) is not None:
-            member.started_at = now
-            if self._course.is_ending:  # its order was on the way when the end came
+            member.note_start(now)
+            if self._course.is_ending_it(member):  # its order was on the way when the end came
                 self._course.stop([member], "the run is ending", now, grace_s=0.0)
+            self._react(now)
 
     def start_failed(self, task: str, attempt: int, error: str, now: float) -> None:
         """The program of `task` could not be executed."""
         if (member := self.gang.get(task, attempt)) is not None and not member.is_over:
             member.is_lost = True
             self.gang.blame(member, Kind.START_FAILED, error)
-            self._course.end_gang("a task cannot start", now)
+            if member.attempt == self.gang.number:
+                self._course.end_gang("a task cannot start", now)
+            else:
+                self._revive(member, now)
             self._react(now)
 
     def exited(
@@ -107,7 +126,8 @@ class Supervisor:
         last_lines: str = "",
     ) -> None:
         """`error` is the exception that the task reported, if it did."""
-        if (member := self.gang.get(event.task, event.attempt)) is None:
+        member = self.gang.get(event.task, event.attempt)
+        if member is None or member.is_over:
             return
         self.gang.note_exit(member, event, error=error, last_lines=last_lines)
         self._timers.clear(f"frozen {member.id}")
@@ -118,8 +138,8 @@ class Supervisor:
         """What a task says of itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
-            if member.saved and member.id == self.chief:
-                self._restarts.note_saved()
+            if report.get("type") == "saved" and member.id == self.chief:
+                self._restarts.note_saved(member.saved_step)
             self._watch.note(member, report, now)
             self._react(now)
 
@@ -142,7 +162,7 @@ class Supervisor:
         lost = [member for member in self.gang if member.node == node and not member.is_over]
         self.gang.lose_node(node, reason)
         if self._course.stage is Stage.STARTING:
-            self._course.fail_unbegun(_loss_of(node, node, reason))
+            self._course.fail_unbegun(loss_of(node, node, reason))
         elif any(member.id.job != "evaluator" for member in lost) and self._forms_gang:
             self._course.end_gang("a node is lost", now)
         for member in lost:
@@ -151,12 +171,11 @@ class Supervisor:
 
     def gone(self, node: str, reason: str, now: float) -> None:
         """A lost node does not come back, and nothing of its tasks can live any more."""
+        self._lone.gone[node] = reason
         if self.again is None:
             self.gang.lose_node(node, reason)
         else:
-            first = next(str(task.id) for task in self.plan.tasks if task.node == node)
-            cause = _loss_of(node, first, reason)
-            self._give_up(cause, GiveUp("its node does not come back", exhausted=True), now)
+            self._anew.decide_again(now)
         self._react(now)
 
     def gathered(self, step: int | None, now: float) -> None:
@@ -168,7 +187,7 @@ class Supervisor:
         """What the chief saved is at home, its newest step is `step`: decide."""
         if self._course.stage is Stage.HOMING:
             self._restarts.note_home(step)
-            self._decide(now)
+            self._anew.decide(now)
             self._react(now)
 
     def stop(self, stop: Stop, now: float) -> None:
@@ -191,11 +210,15 @@ class Supervisor:
     # -- what follows -----------------------------------------------------------------------
 
     def _react(self, now: float) -> None:
-        if self.outcome is None and self.again is None:
-            if self._course.is_training:
+        if self.outcome is not None:
+            return
+        if self.again is None:
+            if self._course.is_training and not self._watch.has_stacks_written:
                 self._follow(self._judge(), now)
-                self._watch.set_deadlines()
+            if self._course.is_training:
+                self._watch.set_deadlines(waits_for_all=self._verdict is Next.GO_ON)
             self._course.go_on(self._judge())
+        self._course.watch_agents()
 
     def _judge(self) -> Next:
         return judge(self.gang.ends(), chief=self.chief, gang=self._forms_gang)
@@ -207,66 +230,34 @@ class Supervisor:
         match verdict:
             case Next.FAIL:
                 self._course.end_gang("another task failed", now)
-            case Next.AWAIT_CAUSE if frozen := [m for m in self.gang.running() if m.frozen_by]:
+            case Next.AWAIT_CAUSE if frozen := findings.suspects(self.gang.core()):
                 self._watch.act_on(findings.frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
                 self._timers.set_once("cause", now + CAUSE_WAIT_S)
             case Next.DESERTED:
                 self._timers.set_once("late", now + self.policy.finish_grace_s)
             case Next.FINISH:
-                self._course.call_off_restarts()
-                self._course.stop(self.gang.serving(), "the chief has finished", now)
-                satisfied = self.gang.satisfied(self._restarts.newest_step)
-                self._course.stop(satisfied, "it has evaluated the last", now)
-                self._timers.set_once("late", now + self.policy.finish_grace_s)
+                self._finish(now)
             case Next.FAILED if self.gang.failures and self._forms_gang:
                 self._course.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
                 self._course.conclude(verdict)
 
-    def _decide(self, now: float) -> None:
-        cause = self._course.cause()
-        progressed = any(member.has_trained for member in self.gang.core())
-        verdict = self._restarts.decide(None, cause, progressed=progressed)
-        if isinstance(verdict, GiveUp):
-            self._give_up(cause, verdict, now)
-        else:
-            self._course.diagnose()
-            self._start_again(cause, verdict)
-
-    def _give_up(self, cause: Failure, why: GiveUp, now: float) -> None:
-        """Without the task that cannot be restarted, where the rest is enough; else it is over."""
-        members = shrinking.without(self.plan, self._members, cause, why)
-        if members is None:
-            self._course.fail(cause, why, now)
-        else:
-            self._course.diagnose(why=why.why)
-            self._members = members
-            self._start_again(cause, self._restarts.without_counting(), is_smaller=True)
-
-    def _start_again(self, cause: Failure, verdict: Restart, *, is_smaller: bool = False) -> None:
-        number, members = self.gang.attempt + 1, self._members
-        again = Again(number, members, verdict.delay_s, fresh_ports=verdict.fresh_ports)
-        self._course.again = again
-        fewer = members if is_smaller else None
-        self.orders.record(
-            self._restarts.event(None, cause, verdict, attempt=number, members=fewer)
-        )
+    def _finish(self, now: float) -> None:
+        """The chief has succeeded."""
+        self._course.call_off_restarts()
+        if (verdict := self._judge()) is not Next.FINISH:
+            self._follow(verdict, now)
+            return
+        self._course.stop(self.gang.serving(), "the chief has finished", now)
+        chief = self.gang.get(str(self.chief))
+        told = chief.saved_step if chief is not None else None
+        satisfied = self.gang.satisfied(self._restarts.newest_step, told)
+        self._course.stop(satisfied, "it has evaluated the last", now)
+        self._timers.set_once("late", now + self.policy.finish_grace_s)
 
     def _revive(self, member: Member, now: float) -> None:
-        """Where a task that restarts alone has failed, have it started again."""
-        failure, is_over = member.failure, self._verdict is Next.FINISH
-        if not member.alone or failure is None or is_over or not self._course.is_training:
-            return
-        unit = member.id
-        verdict = self._restarts.decide(unit, failure, progressed=member.has_trained)
-        if isinstance(verdict, GiveUp):
-            self.orders.record(ev.Warned(message=f"{unit} is not started again: {verdict.why}"))
-            return
-        member.is_due_again = True
-        self._timers.set(f"again {unit}", now + verdict.delay_s)
-        attempt = member.attempt + 1
-        self.orders.record(self._restarts.event(unit, failure, verdict, attempt=attempt))
+        self._lone.revive(member, now, is_finishing=self._verdict is Next.FINISH)
 
     # -- what is due ------------------------------------------------------------------------
 
@@ -276,14 +267,15 @@ class Supervisor:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
                 self._due_late(now)
-            case "again" if member is not None and self._course.is_training:
-                again = self.gang.renew(member)
-                self.orders.add(StartAlone(again.id, again.attempt))
+            case "again" if member is not None:
+                self._lone.due(member)
+            case "frozen" if self._verdict is Next.FINISH:
+                pass  # it is late with the others, no failure of a gang that has succeeded
             case "run" if self._course.ending is None:
                 outcome = findings.too_long(self.policy.run_deadline_s or 0.0)
                 self._course.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
             case "agents":
-                for node in by_node(self.gang.running(), lambda member: member.is_stopping):
+                for node in by_node(self.gang, lambda member: member.is_overdue(now)):
                     self.orders.add(DropNode(node))
                     self.node_lost(node, "its agent does not answer", now)
             case _:
@@ -294,7 +286,3 @@ class Supervisor:
         self.orders.record(ev.Warned(message=f"{late} did not end with the others: ended"))
         self._course.stage = Stage.ENDING_RUN
         self._course.stop(self.gang.running(), "the others have ended", now)
-
-
-def _loss_of(node: str, task: str, reason: str) -> Failure:
-    return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, words=reason)

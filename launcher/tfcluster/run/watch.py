@@ -52,11 +52,19 @@ class Watch:
         member.frozen_by = None
         self._timers.clear(f"frozen {member.id}")
 
-    def set_deadlines(self) -> None:
-        """To be called after anything that may move them."""
-        if self._course.is_training and self._forms_gang and "stacks" not in self._timers:
+    def set_deadlines(self, *, waits_for_all: bool) -> None:
+        """To be called after anything that may move them; not `waits_for_all`: the end is near,
+        and has a deadline of its own."""
+        if not waits_for_all:
+            self._timers.clear("start", "stall")
+        elif self._forms_gang and not self.has_stacks_written:
             self._timers.put("start", self._patience.start_due(self._gang.core()))
             self._timers.put("stall", self._patience.stall_due)
+
+    @property
+    def has_stacks_written(self) -> bool:
+        """What is to end is settled, it only gets time to write where it stands."""
+        return "stacks" in self._timers
 
     def due(self, name: str, member: Member | None, now: float) -> None:
         """The moment called `name` has come."""
@@ -64,7 +72,7 @@ class Watch:
         match name:
             case "cause":
                 self.act_on(findings.outlived(core), now)
-            case "frozen" if member is not None and member.is_running and self._course.is_training:
+            case "frozen" if member is not None and self._is_to_end(member):
                 self.act_on(findings.frozen(member), now)
             case "start":
                 limit = self._policy.start_deadline_s
@@ -76,10 +84,14 @@ class Watch:
             case "stacks":
                 self._course.end_gang(self._why_end, now)
 
+    def _is_to_end(self, frozen: Member) -> bool:
+        is_ending = frozen.is_stopping or self.has_stacks_written
+        return frozen.is_running and not is_ending
+
     def _due_stall(self, now: float) -> None:
         self._patience.note_output(self._last_output())
         due, since = self._patience.stall_due, self._patience.heard_at
-        if due is None or since is None or due > now:
+        if due is None or since is None or due > now or not self._gang.running():
             return
         limit = self._policy.stall_deadline_s
         self._orders.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
@@ -93,16 +105,18 @@ class Watch:
         """Blame, have stacks written where they tell something, and end what is to end."""
         for member, words in found.blamed:
             self._gang.blame(member, found.kind, words)
-        self._course.ending = found.outcome
+        self._course.ending = found.outcome or self._course.ending
         if found.wants_stacks:
             self._orders.dump_stacks(self._gang.running())
             self._timers.clear("start", "stall")
             self._timers.set("stacks", now + STACKS_S)
             self._why_end = found.why_end
         elif found.outcome is not None:
+            if not found.blamed:
+                self._course.diagnose()
             self._course.end_run(found.why_end, found.outcome, now)
         else:
             frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
             self._course.stop(frozen, found.why_end, now, grace_s=0.0)
-            if any(not member.alone for member, _ in found.blamed):
+            if not found.blamed or any(not member.alone for member, _ in found.blamed):
                 self._course.end_gang(found.why_end, now)

@@ -11,10 +11,11 @@ import pytest
 from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.run import actions as do
 from tfcluster.run import events as ev
-from tfcluster.run.course import AGENT_SLACK_S, FAILURE_GRACE_S
+from tfcluster.run.course import FAILURE_GRACE_S
 from tfcluster.run.ending import Stop
 from tfcluster.run.events import Event, Status
 from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S
+from tfcluster.run.orders import AGENT_SLACK_S
 from tfcluster.run.supervisor import Supervisor
 from tfcluster.run.watch import STACKS_S
 
