@@ -112,8 +112,7 @@ class Attempts:
             node = lost[0]
             self.journal.wait_for(f"the agent of {node.name}")
             try:
-                await self.loop.meanwhile(self.connect(node))
-                self._lost.discard(node.name)
+                await self.loop.meanwhile(self._reach(node))
                 await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
                 if node.name in self._lost:
                     raise NodeLostError(f"the new agent of {node.name} went away at once")
@@ -121,6 +120,10 @@ class Attempts:
                 raise
             except SurroundingsError as error:
                 await self._give_up(node.name, error)
+
+    async def _reach(self, node: NodePlan) -> None:
+        await self.connect(node)
+        self._lost.discard(node.name)  # at once: it can be lost again before anyone looks
 
     async def _give_up(self, node: str, error: SurroundingsError) -> None:
         """A node does not come back: once nothing can live there, go on without it, or end."""

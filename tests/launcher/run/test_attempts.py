@@ -1,0 +1,180 @@
+"""Starts of later attempts, and what may happen between their steps."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfcluster.backends.base import Backend
+from tfcluster.checkpoints.restore import PutBack
+from tfcluster.plan.plan import NodePlan, TaskId
+from tfcluster.run.attempts import Attempts
+from tfcluster.run.ending import Stop
+from tfcluster.run.events import Event, Status
+from tfcluster.run.exchange import Exchange
+from tfcluster.run.loop import Loop
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.startup import Startup
+
+from .story import Story, story
+
+STOLEN = "UnknownError: Could not start gRPC server"
+
+
+class Lines(Exchange):
+    """Nothing is reached; what is sent is kept."""
+
+    def __init__(self) -> None:
+        super().__init__(_no_backend)
+        self.sent: list[str] = []
+
+    def send(self, node: str, message: dict[str, Any]) -> None:
+        self.sent.append(message["type"])
+
+    def hears(self, call: Callable[[], object]) -> None:
+        """The loop makes the call in its own time."""
+        self.put(lambda: void(call()))
+
+
+def void(value: object) -> None:
+    """Calls of the loop give nothing back."""
+
+
+def _no_backend(node: NodePlan) -> Backend:
+    raise AssertionError(node)
+
+
+class Home:
+    """Brings home and puts back nothing; `meanwhile` happens while it does."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], object] = int
+        self.asked: list[str] = []
+
+    async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
+        self.asked.append("put back")
+        self.meanwhile()
+        await asyncio.sleep(0.01)
+        return PutBack(None, (), ())
+
+    async def bring_home(self) -> list[Event]:
+        self.asked.append("bring home")
+        return []
+
+    def heed(self, chief: TaskId) -> None:
+        self.asked.append(f"heed {chief}")
+
+
+class Scene:
+    """Attempts of a told supervisor, with agents that are `connect`."""
+
+    def __init__(self, told: Story, tmp_path: Path) -> None:
+        self.told, self.supervisor = told, told.supervisor
+        self.lines, self.home = Lines(), Home()
+        self.on_connect: Callable[[], object] = int
+        journal: Any = SimpleNamespace(wait_for=void, save=lambda: True, wake_s=None)
+        loop = Loop(
+            self.lines, self.supervisor, journal, lambda: void(self.supervisor.orders.take())
+        )
+        home: Any = self.home
+        paths = RunPaths(tmp_path)
+        startup = Startup(told.plan, paths, home, self.lines, loop.until, announce=void)
+        self.attempts = Attempts(
+            told.plan,
+            self.supervisor,
+            startup,
+            self.lines,
+            home,
+            journal,
+            loop,
+            self._connect,
+            void,
+        )
+
+    async def _connect(self, node: NodePlan) -> None:
+        self.on_connect()
+
+    def lose(self) -> None:
+        self.lines.hears(lambda: self.attempts.lose("local", "killed"))
+
+    def play(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def within_seconds() -> None:
+            async with asyncio.timeout(5):
+                await work()
+
+        asyncio.run(within_seconds())
+
+
+def again(told: Story) -> Any:
+    assert told.supervisor.again is not None
+    return told.supervisor.again
+
+
+def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
+    told = story(backoff_s=0.0)
+    scene = Scene(told, tmp_path)
+    scene.attempts.drop("local")
+    told.supervisor.node_lost("local", "killed", told.now)
+    told._take()
+    told.home()
+    scene.on_connect = scene.lose
+    scene.play(lambda: scene.attempts._start_again(again(told)))
+    assert told.outcome() == (Status.FAILED, 3)
+
+
+def test_nothing_starts_when_a_stop_comes_while_fresh_ports_are_fetched(tmp_path: Path) -> None:
+    told = story("worker:0", "worker:1", "evaluator:0").after(time.monotonic() - 100)
+    told.exits("worker:1", 1, last=STOLEN).ended("worker:0").home()
+    scene = Scene(told, tmp_path)
+    scene.lines.hears(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), told.now))
+    scene.lines.hears(lambda: scene.lines.keep("local", {"type": "ports_held", "ports": {}}))
+    scene.play(lambda: scene.attempts._start_again(again(told)))
+    assert (scene.lines.sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
+
+
+def test_nothing_starts_where_the_node_is_lost_while_the_state_is_put_back(tmp_path: Path) -> None:
+    told = story(backoff_s=0.0)
+    told.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+    scene = Scene(told, tmp_path)
+    scene.home.meanwhile = scene.lose
+    scene.play(lambda: scene.attempts._start_again(again(told)))
+    assert scene.lines.sent == []
+
+
+def test_a_chief_that_starts_alone_goes_on_where_it_saved_last(tmp_path: Path) -> None:
+    told = story(kind="plain", backoff_s=0.0)
+    told.exits("worker:0", killed=signal.SIGKILL).after(0.1)
+    scene = Scene(told, tmp_path)
+    wanted: Any = told.orders[-1]
+    with pytest.raises(KeyError):  # it gets as far as to the start, on an agent that is not there
+        scene.play(lambda: scene.attempts._start_alone(wanted))
+    assert scene.home.asked == ["bring home", "put back"]
+
+
+def test_an_agent_is_ended_before_another_takes_its_place_also_when_it_is_being_dropped() -> None:
+    async def story_of_two() -> list[str]:
+        seen: list[str] = []
+
+        class Link:
+            async def close(self) -> None:
+                await asyncio.sleep(0.05)
+                seen.append("ended")
+
+        lines = Lines()
+        link: Any = Link()
+        lines._links["local"] = link
+        dropping = asyncio.create_task(lines.drop("local"))
+        await asyncio.sleep(0)
+        await lines.drop("local")
+        seen.append("free")
+        await dropping
+        return seen
+
+    assert asyncio.run(story_of_two()) == ["ended", "free"]
