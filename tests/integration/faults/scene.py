@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -94,11 +95,13 @@ def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
     )
     options = [f"--python={job.python}"] if job.python else []
     options += [f"--chaos={cell.chaos}"] if cell.chaos else []
-    with memory_limit(job.memory_bytes if cell.kind == "out-of-memory" else None) as group:
-        done = shell.shell(
-            f"{enter(group)} exec tfcluster up {' '.join(map(quoted, options))} {spec}",
-            timeout=job.timeout_s,
-        )
+    command = ("up", *options, str(spec))
+    if cell.kind == "out-of-memory":
+        with memory_limit(job.memory_bytes) as group:
+            line = f"echo $$ > {group}/cgroup.procs; exec tfcluster {shlex.join(command)}"
+            done = shell.shell(line, timeout=job.timeout_s)
+    else:
+        done = shell.run(*command, timeout=job.timeout_s)
     assert shell.runs(), done.err
     return Ended(done.code, done.err, shell.last_run(), shell.events(), shell.state())
 
@@ -173,11 +176,8 @@ def is_held(port: int) -> bool:
 
 
 @contextlib.contextmanager
-def memory_limit(limit: int | None) -> Iterator[Path | None]:
+def memory_limit(limit: int) -> Iterator[Path]:
     """A control group with at most `limit` bytes of memory, until the block ends."""
-    if limit is None:
-        yield None
-        return
     root = UNIFIED_GROUPS if not MEMORY_GROUPS.exists() else MEMORY_GROUPS
     name = "memory.max" if root == UNIFIED_GROUPS else "memory.limit_in_bytes"
     group = root / f"tfc-test-{os.getpid()}"
@@ -192,11 +192,3 @@ def memory_limit(limit: int | None) -> Iterator[Path | None]:
         yield group
     finally:
         group.rmdir()
-
-
-def enter(group: Path | None) -> str:
-    return f"echo $$ > {group}/cgroup.procs;" if group else ""
-
-
-def quoted(option: str) -> str:
-    return f"'{option}'"

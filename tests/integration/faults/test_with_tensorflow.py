@@ -15,7 +15,7 @@ import pytest
 from tests.integration.commandline import CommandLine
 
 from .bare import PYTHONS
-from .cells import COVER, UNDISTURBED, Cell
+from .cells import COVER, EMPTY, PHASES, UNDISTURBED, Cell
 from .scene import Ended, Job, Trained, check, play
 
 # Two or three processes of TensorFlow, twice, on two busy cores.
@@ -82,4 +82,6 @@ def test_the_table_is_as_promised() -> None:
         rows = [row for row in TABLE if row[0].kind == kind]
         assert {row[0].role for row in rows} == {"chief", "other"}
         assert {row[1] for row in rows} == set(PYTHONS)
+        phases = PHASES[:1] if kind in EMPTY else PHASES
+        assert {row[0].phase for row in rows} == set(phases)
     assert sum(workers == 3 for _, _, workers in TABLE) == 4
