@@ -42,6 +42,7 @@ class Harvest:
         self._hurry = asyncio.Event()
         self._chief_is_over = False
         self._is_cut = threading.Event()
+        self._complaint = ""
 
     def _gatherer_of(self, chief: TaskId) -> Gatherer:
         evaluators = [t.id for t in self._plan.tasks if t.id.job == "evaluator"]
@@ -90,9 +91,20 @@ class Harvest:
         if not self._comes_home:
             self._shared_step = await asyncio.to_thread(_newest_step_in, self._plan.checkpoints.dir)
             return []
-        found = await asyncio.to_thread(self._gatherer.final_look)
-        notes = [ev.Warned(message=note) for note in self._gatherer.take_notes()]
-        return [*map(self._event, found), *notes]
+        found, notes = await asyncio.to_thread(self._look, self._gatherer.final_look)
+        return [*found, *(ev.Warned(message=note) for note in notes)]
+
+    def _look(self, look: Callable[[], Sequence[Gathered]]) -> tuple[list[Event], list[str]]:
+        """What `look` gathers, and what there is to say; a disk that fails ends no run."""
+        found: list[Event] = []
+        complaints: list[str] = []
+        try:
+            found += map(self._event, look())
+        except OSError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                complaints.append(f"checkpoints cannot be gathered: {error}")
+        return found, [*self._gatherer.take_notes(), *complaints]
 
     def heed(self, chief: TaskId) -> None:
         """From now on `chief` is the one whose checkpoints count."""
@@ -108,10 +120,9 @@ class Harvest:
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
             look = self._gatherer.final_look if self._chief_is_over else self._gatherer.look
-            for gathered in await asyncio.to_thread(look):
-                report(self._event(gathered))
-            for note in self._gatherer.take_notes():
-                report(ev.Warned(message=note))
+            found, notes = await asyncio.to_thread(self._look, look)
+            for event in [*found, *(ev.Warned(message=note) for note in notes)]:
+                report(event)
 
     def saved(self, path: str, step: int | None) -> None:
         """The chief said that it saved."""
@@ -133,10 +144,8 @@ class Harvest:
         return await asyncio.to_thread(self._finish)
 
     def _finish(self) -> list[Event]:
-        events: list[Event] = []
-        if self._gathers:
-            events += [self._event(one) for one in self._gatherer.final_look()]
-        notes = [*self._gatherer.take_notes(), *self._gather_outputs()]
+        events, notes = self._look(self._gatherer.final_look if self._gathers else tuple)
+        notes += self._gather_outputs()
         if self._is_cut.is_set():
             notes.append(
                 "gathering was cut short by Ctrl-C; what is left lies in the tasks' folders"

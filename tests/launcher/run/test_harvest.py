@@ -1,0 +1,73 @@
+"""What is brought home and put back where the disk, or somebody who saves, does not keep still."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.checkpoints.copying import SourceChangedError
+from tfcluster.checkpoints.restore import PutBack
+from tfcluster.errors import RunFolderError
+from tfcluster.run import events as ev
+from tfcluster.run import harvest as room
+from tfcluster.run.events import Event
+from tfcluster.run.harvest import Harvest
+from tfcluster.run.paths import RunPaths
+
+from .conftest import plan_of
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture
+def harvest(paths: RunPaths, tmp_path: Path) -> Harvest:
+    plan = plan_of()
+    node = replace(plan.nodes[0], workdir=str(tmp_path))
+    return Harvest(replace(plan, nodes=(node,)), paths)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
+    """Putting back meets these, one at a time, and then nothing any more."""
+    left = list(errors)
+
+    def put_back(*_: Any) -> PutBack:
+        if left:
+            raise left.pop(0)
+        return PutBack(7, (), ())
+
+    monkeypatch.setattr(room, "put_back", put_back)
+
+
+def test_what_was_rotated_away_while_it_was_copied_is_tried_again(
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, [SourceChangedError("ckpt-1"), FileNotFoundError("ckpt-2")])
+    assert asyncio.run(harvest.put_state_back([])).step == 7
+
+
+def test_a_disk_that_stays_full_is_no_fault_of_tfcluster(
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, [FULL] * 3)
+    with pytest.raises(RunFolderError, match="No space left"):
+        asyncio.run(harvest.put_state_back([]))
+
+
+def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def final_look() -> list[Any]:
+        raise FULL
+
+    monkeypatch.setattr(harvest._gatherer, "final_look", final_look)
+    seen: list[Event] = []
+    for _ in range(3):
+        seen += asyncio.run(harvest.bring_home())
+    assert [type(event) for event in seen] == [ev.Warned]
+    assert asyncio.run(harvest.finish()) == []
