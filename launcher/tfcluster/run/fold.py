@@ -185,6 +185,8 @@ def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: 
     state.waits_for = None
     for node in state.nodes:
         _move_node(state, node, event.type)
+    for task in state.tasks:
+        _move_task(task, event.type)
 
 
 _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]] = {

@@ -53,7 +53,7 @@ TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "failed": {"restarting": "restarting", "task_started": "starting"},
     "stopped": {"restarting": "restarting", "task_started": "starting"},
     "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS},
-    "restarting": {"task_started": "starting"},
+    "restarting": {"task_started": "starting", "run_finished": "stopped"},
 }
 """An exit may still be heard of a task that was given up for lost."""
 

@@ -139,3 +139,13 @@ def test_every_kind_of_event_has_a_name_of_its_own() -> None:
     assert "run_finished" in names
     assert len({kind.__name__ for kind in kinds}) == len(names)
     assert all(fields(kind) for kind in kinds)
+
+
+def test_a_task_whose_restart_was_called_off_is_not_restarting_for_ever(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    killed = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, duration_s=1.0)
+    again = ev.Restarting(reason="worker:1: killed", attempt=2, of=4, from_step=None, delay_s=1.0)
+    end = ev.RunFinished(status="interrupted", exit_code=130)
+    replay(state, paths, [*STARTED, killed, OUT, again, end])
+    assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
