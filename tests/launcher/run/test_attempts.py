@@ -6,6 +6,7 @@ import asyncio
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,12 @@ import pytest
 from tfcluster.backends.base import Backend
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.plan.plan import NodePlan, TaskId
+from tfcluster.run import loop
 from tfcluster.run.attempts import Attempts
 from tfcluster.run.ending import Stop
 from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange
-from tfcluster.run.loop import Loop
+from tfcluster.run.loop import Loop, Over
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.startup import Startup
 
@@ -80,12 +82,12 @@ class Scene:
         self.lines, self.home = Lines(), Home()
         self.on_connect: Callable[[], object] = int
         journal: Any = SimpleNamespace(wait_for=void, save=lambda: True, wake_s=None)
-        loop = Loop(
+        turns = Loop(
             self.lines, self.supervisor, journal, lambda: void(self.supervisor.orders.take())
         )
         home: Any = self.home
         paths = RunPaths(tmp_path)
-        startup = Startup(told.plan, paths, home, self.lines, loop.until, announce=void)
+        startup = Startup(told.plan, paths, home, self.lines, turns.until, announce=void)
         self.attempts = Attempts(
             told.plan,
             self.supervisor,
@@ -93,7 +95,7 @@ class Scene:
             self.lines,
             home,
             journal,
-            loop,
+            turns,
             self._connect,
             void,
         )
@@ -178,3 +180,25 @@ def test_an_agent_is_ended_before_another_takes_its_place_also_when_it_is_being_
         return seen
 
     assert asyncio.run(story_of_two()) == ["ended", "free"]
+
+
+def test_who_was_stopped_himself_hears_what_was_said_before_he_judges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-Z and fg all deadlines are due at once, and the answers are still to be read."""
+    monkeypatch.setattr(loop, "_LATE_S", 0.1)
+    told = story(run_deadline_s=0.2)
+    scene = Scene(told, tmp_path)
+
+    async def work() -> None:
+        now = asyncio.get_running_loop().time()
+        told.supervisor.begin_run(now)
+        asyncio.get_running_loop().call_later(0.01, time.sleep, 0.5)  # nobody runs meanwhile
+        finish = [partial(told.exits, task) for task in ("worker:0", "worker:1")]
+        for call in finish:  # what a reader of the link puts in the queue once it runs again
+            asyncio.get_running_loop().call_later(0.6, scene.lines.hears, call)
+        with pytest.raises(Over):
+            await scene.attempts.loop.pause(now + 60)
+
+    scene.play(work)
+    assert told.outcome() == (Status.SUCCEEDED, 0)
