@@ -22,7 +22,7 @@ from tfcluster.run.supervisor import Supervisor
 
 from .conftest import plan_of
 
-HISTORIES = 40
+HISTORIES = 30
 """Of each kind; thousands were run by hand."""
 LAST_LINES = (
     "",
@@ -51,10 +51,13 @@ class World:
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.random = plan, random.Random(seed)
-        self.now, self.step_no = 100.0, 0
+        self.now = 100.0
+        self.storm = self.random.choice((0.0, 0.04, 0.2))
         self.supervisor = Supervisor(plan, jitter=self.random.random)
         self.alive: dict[tuple[str, int], Process] = {}
         self.alone: list[do.StartAlone] = []
+        self.codes: dict[str, int | None] = {}
+        """How each task last ended."""
         self.lost: set[str] = set()
         self.gone: set[str] = set()
         self.deaf: set[str] = set()
@@ -163,6 +166,7 @@ class World:
     ) -> None:
         if self.alive.pop((str(process.id), process.attempt), None) is None:
             return
+        self.codes[str(process.id)] = code
         by = "tfcluster" if process.is_stopping else "itself"
         event = ev.TaskExited(
             task=str(process.id),
@@ -178,7 +182,7 @@ class World:
     def _befall(self) -> None:
         """Something that can happen to anybody."""
         found = self.random
-        if found.random() < 0.04:
+        if found.random() < self.storm:
             node = found.choice(self.plan.nodes).name
             if node not in self.lost:
                 self._lose(node)
@@ -233,7 +237,6 @@ class World:
                 return
 
     def step(self) -> None:
-        self.step_no += 1
         choice = self.random.random()
         awaited = [p for p in self.alive.values() if not p.is_started and p.node not in self.deaf]
         if awaited and choice < 0.5:
@@ -274,12 +277,19 @@ class World:
                 process.is_frozen = False
                 self.supervisor.thawed(str(process.id), process.attempt)
             serves = self.plan.task(process.id).serves or process.id.job == "evaluator"
+            serves = serves or self._waits_for_its_chief(process)
             if process.is_stopping:
                 self._exit(process, None, signal.SIGTERM)
             elif not serves:
                 self._exit(process, 0)
         self.obey()
         self.pass_time(10.0)
+
+    def _waits_for_its_chief(self, process: Process) -> bool:
+        """A search's hands ask for work as long as nobody tells them that it is done."""
+        is_hand = self.plan.kind == "tuner" and process.id.job == "worker"
+        living = any(p.id.job == "chief" for p in self.alive.values())
+        return is_hand and not living and self.codes.get("chief:0") != 0
 
     # -- what must hold
 
