@@ -91,7 +91,8 @@ class Watch:
     def _due_stall(self, now: float) -> None:
         self._patience.note_output(self._last_output())
         due, since = self._patience.stall_due, self._patience.heard_at
-        if due is None or since is None or due > now or not self._gang.running():
+        running = any(member.is_running for member in self._gang.core())
+        if due is None or since is None or due > now or not running:
             return
         limit = self._policy.stall_deadline_s
         self._orders.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
