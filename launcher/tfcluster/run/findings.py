@@ -39,6 +39,18 @@ def outlived(core: Sequence[Member]) -> Finding:
     return Finding(Kind.LATE, late, "it outlived the others' failure")
 
 
+def leaves_preempted(core: Sequence[Member]) -> bool:
+    """Whether the gang is on its way out, preempted: those that still run may be saving.
+
+    PreemptionCheckpointHandler has all workers save at one step, then each leaves by itself
+    (tensorflow/python/distribute/failure_handling/failure_handling.py).
+    """
+    kinds = {member.failure.kind for member in core if member.failure is not None}
+    rest = [member for member in core if member.is_running]
+    preempted = Kind.PREEMPTED in kinds and kinds <= {Kind.PREEMPTED, Kind.COLLATERAL}
+    return preempted and any(member.saves_on_sigterm for member in rest)
+
+
 def frozen(member: Member) -> Finding:
     """A signal has stopped it, and it did not go on."""
     words = f"stopped by {signal_name(member.frozen_by or 0)} for {FROZEN_S:.0f} s"

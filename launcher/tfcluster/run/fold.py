@@ -102,15 +102,17 @@ def _task_started(state: RunSnapshot, event: ev.TaskStarted, now: float, paths: 
 def _forget_the_last_attempt(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
     task.frozen_by = task.steps_per_second = task.examples_per_second = None
+    task.step = task.epoch = None
+    task.metrics = {}
 
 
 def _restarting(state: RunSnapshot, event: ev.Restarting, now: float, paths: RunPaths) -> None:
     state.restarts.append(event.to_json() | {"time": now})
-    if event.delay_s:
-        state.waits_for = f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
     if event.task is not None:
         _move_task(task_of(state, event.task), event.type)
         return
+    if event.delay_s:
+        state.waits_for = f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
     for task in state.tasks:
         stays = task.task.startswith("evaluator") and task.state != "lost"
         if not stays and (event.members is None or task.task in event.members):

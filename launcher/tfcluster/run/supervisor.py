@@ -228,6 +228,8 @@ class Supervisor:
             self._verdict = verdict
             self._timers.clear("cause", "late")
         match verdict:
+            case Next.FAIL if findings.leaves_preempted(self.gang.core()):
+                self._timers.set_once("cause", now + self.policy.grace_s)
             case Next.FAIL:
                 self._course.end_gang("another task failed", now)
             case Next.AWAIT_CAUSE if frozen := findings.suspects(self.gang.core()):
@@ -263,6 +265,8 @@ class Supervisor:
 
     def _due(self, name: str, member: Member | None, now: float) -> None:
         match name:
+            case "cause" if self._verdict is Next.FAIL:
+                self._course.end_gang("it did not leave with the others", now)
             case "late" if self._verdict is Next.DESERTED:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":

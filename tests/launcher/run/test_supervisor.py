@@ -218,6 +218,20 @@ def test_preemption_costs_nothing_but_is_not_endless() -> None:
     assert "3 times in a row" in told.cause()["not_restarted"]
 
 
+def test_who_still_saves_while_the_others_leave_preempted_is_let_save() -> None:
+    told = story(grace_s=30)
+    for task in ("worker:0", "worker:1"):
+        told.says(task, "saves_on_sigterm")
+    told.exits("worker:1", 42).after(20)
+    assert told.stopped() == []
+    told.exits("worker:0", 42).home(9)
+    assert told.supervisor.again is not None
+
+    told = story(grace_s=30)
+    told.says("worker:0", "saves_on_sigterm").exits("worker:1", 42).after(31)
+    assert told.stopped() == ["worker:0"]
+
+
 def test_a_stolen_port_is_restarted_at_once_with_fresh_ports() -> None:
     told = story().exits("worker:1", 1, last="UnknownError: Could not start gRPC server")
     told.ended("worker:0").home()
