@@ -20,7 +20,7 @@ ESCAPES = """
 import os, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"],
                          start_new_session=True, cwd="/")
-print("escaped", child.pid, flush=True)
+os.write(1, f"{child.pid} escaped\\n".encode())
 import time
 time.sleep(300)
 """
@@ -100,7 +100,7 @@ def test_a_process_that_left_its_group_is_found_by_its_environment(shell: Comman
     shell.script("task.py", ESCAPES)
     run = InBackground(shell, "run", "-n", "1", "task.py")
     run.wait_for_line("escaped", "worker:0")
-    pid = int(run.log("worker:0").split()[1])
+    pid = int(run.log("worker:0").split()[0])
     agent, guard = run.agents()
     os.kill(run.coordinator(), signal.SIGSTOP)
     os.kill(guard, signal.SIGKILL)
