@@ -59,6 +59,9 @@ class Task:
         self.log = Log(spec["log"])
         self.log_begin = self.streamed = self.log.size
         """Offset up to which the log was sent to the coordinator; at first, where it begins."""
+        self._start(spec, fork)
+
+    def _start(self, spec: dict[str, Any], fork: Fork) -> None:
         self.pipe, write_end = open_pipe()
         ours, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
         ours.setblocking(False)

@@ -55,8 +55,7 @@ def command(
         plan = partial(plan_again, begins_with.source)
     else:
         plan = partial(plan_file, spec)
-    given = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
-    options = {option: field for option, field in given.items() if field[1] is not None}
+    options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
     planned = plan(sets=sets, options=options, python=python, args=job_args())
     how = Options(
         as_json=as_json,
@@ -68,3 +67,8 @@ def command(
         chaos=chaos,
     )
     return launch(planned, how)
+
+
+def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:
+    """Option → field and value, of those that were given."""
+    return {name: (field, value) for name, (field, value) in options.items() if value is not None}

@@ -57,21 +57,15 @@ class Coordinator:
             last_line=lambda member: last_line(self.paths, member),
         )
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
+        until, exchange = self._loop.until, self._exchange
         startup = Startup(
-            plan,
-            self.paths,
-            harvest,
-            self._exchange,
-            self._loop.until,
-            announce,
-            faults,
-            prepares=prepares,
+            plan, self.paths, harvest, exchange, until, announce, faults, prepares=prepares
         )
         self._attempts = Attempts(
             plan,
             self._supervisor,
             startup,
-            self._exchange,
+            exchange,
             harvest,
             journal,
             self._loop,
