@@ -51,10 +51,9 @@ def command(
     from tfcluster.run.resume import find
 
     begins_with = None if resume is None else find(resume)
+    plan = partial(plan_file, spec)
     if spec is None and begins_with is not None:
         plan = partial(plan_again, begins_with.source)
-    else:
-        plan = partial(plan_file, spec)
     options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
     planned = plan(sets=sets, options=options, python=python, args=job_args())
     how = Options(
