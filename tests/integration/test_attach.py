@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -84,11 +86,21 @@ def test_every_command_works_while_a_run_waits_to_restart(shell: CommandLine) ->
     assert run.state()["attempt"] == 1
 
 
+def has_opened(pid: int, name: str) -> bool:
+    """Whether the process has a file open whose path holds `name`."""
+    found = False
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found |= name in os.readlink(fd)
+    return found
+
+
 def test_a_coordinator_that_is_killed_meanwhile_ends_attach_and_logs(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
     looking = [shell.start("attach"), shell.start("logs", "-f")]
     family = Family(run)
+    wait_for(lambda: all(has_opened(process.pid, run.id) for process in looking))
 
     os.kill(run.coordinator(), signal.SIGKILL)
 
