@@ -32,6 +32,10 @@ START_ANSWER_S: Final = 60.0
 """An agent that has not said whether a task runs so long after the order is itself lost."""
 
 
+EVALUATOR_S: Final = 10.0
+"""Most evaluators leave by themselves once they have seen the last checkpoint; not every one."""
+
+
 class Supervisor:
     """One run's. After any input, take the `orders`, and look at `again` and `outcome`."""
 
@@ -252,11 +256,13 @@ class Supervisor:
             self._follow(verdict, now)
             return
         self._course.stop(self.gang.serving(), "the chief has finished", now)
-        chief = self.gang.get(str(self.chief))
-        told = chief.saved_step if chief is not None else None
-        satisfied = self.gang.satisfied(self._restarts.newest_step, told)
-        self._course.stop(satisfied, "it has evaluated the last", now)
+        for member in self._satisfied():
+            self._timers.set_once(f"satisfied {member.id}", now + EVALUATOR_S)
         self._timers.set_once("late", now + self.policy.finish_grace_s)
+
+    def _satisfied(self) -> list[Member]:
+        told = chief.saved_step if (chief := self.gang.get(str(self.chief))) else None
+        return self.gang.satisfied(self._restarts.newest_step, told)
 
     def _revive(self, member: Member, now: float) -> None:
         self._lone.revive(member, now, is_finishing=self._verdict is Next.FINISH)
@@ -271,6 +277,8 @@ class Supervisor:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
                 self._due_late(now)
+            case "satisfied" if member is not None and member in self._satisfied():
+                self._course.stop([member], "it has evaluated the last checkpoint", now)
             case "again" if member is not None:
                 self._lone.due(member)
             case "frozen" if self._verdict is Next.FINISH:

@@ -15,7 +15,7 @@ from tfcluster.run.ending import Stop
 from tfcluster.run.events import Status
 from tfcluster.run.findings import FROZEN_S
 from tfcluster.run.orders import AGENT_SLACK_S
-from tfcluster.run.supervisor import START_ANSWER_S
+from tfcluster.run.supervisor import EVALUATOR_S, START_ANSWER_S
 from tfcluster.run.watch import STACKS_S
 
 from .conftest import plan_of
@@ -84,6 +84,8 @@ def test_an_evaluator_is_not_ended_before_it_has_seen_what_the_chief_said_it_sav
     told.exits("worker:0").exits("worker:1")
     assert told.stopped() == []
     told.says("evaluator:0", "evaluated", step=300)
+    assert told.stopped() == [], "it may leave by itself"
+    told.after(EVALUATOR_S)
     assert told.stopped() == ["evaluator:0"]
 
 

@@ -15,7 +15,7 @@ from tfcluster.run.ending import Stop
 from tfcluster.run.events import Status
 from tfcluster.run.findings import CAUSE_WAIT_S, FROZEN_S
 from tfcluster.run.orders import AGENT_SLACK_S
-from tfcluster.run.supervisor import Supervisor
+from tfcluster.run.supervisor import EVALUATOR_S, Supervisor
 from tfcluster.run.watch import STACKS_S
 
 from .conftest import plan_of
@@ -292,6 +292,8 @@ def test_an_evaluator_that_has_seen_the_last_checkpoint_is_ended() -> None:
     told.says("evaluator:0", "evaluated", step=200)
     assert told.stopped() == []
     told.says("evaluator:0", "evaluated", step=300)
+    assert told.stopped() == [], "it may leave by itself"
+    told.after(EVALUATOR_S)
     assert told.stopped() == ["evaluator:0"]
     told.ended("evaluator:0")
     assert told.outcome() == (Status.SUCCEEDED, 0)
