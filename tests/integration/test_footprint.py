@@ -72,6 +72,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_small_commands_import_neither_pydantic_nor_rich(shell: CommandLine) -> None:
     shell.script("task.py", "print('done')")
     run = Live(shell, "run", "-n", "1", "task.py")

@@ -419,6 +419,7 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandL
     assert "Traceback" not in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
 def test_descriptors_that_are_closed(line: CommandLine, closed: str) -> None:
     done = line.shell(f"tfcluster run -n 2 hello.py {closed}")
