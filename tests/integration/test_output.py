@@ -182,7 +182,7 @@ def test_a_progress_bar_on_a_terminal_moves_in_the_bottom_line(shell: CommandLin
         text = seen.seen.decode()
 
     states = set(re.findall(r"worker:[01] │ (\d+)/20 \[", text))
-    assert len(states) > 3, "the bar was seen moving"
+    assert len(states) > 1, "the bar was seen moving"
     rows = final_rows(seen)
     assert sum("20/20 [====================] - loss: 0.0500" in row for row in rows) == 4
     assert not [row for row in rows if re.search(r"│ 1?\d/20", row)], "no state but the last"
