@@ -21,6 +21,13 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
 BOOT = WORKERS / "tfcluster_workers" / "boot.py"
+PYTHONS = {
+    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
+    "tf215": os.environ.get(
+        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
+    ),
+}
+"""Those with a TensorFlow, by its name in tests."""
 
 
 @dataclass

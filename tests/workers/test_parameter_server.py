@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from .conftest import tf_configs
+from .conftest import PYTHONS, tf_configs
 
-REPOSITORY = Path(__file__).parents[2]
-PYTHONS = {
-    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
-    "tf215": os.environ.get(
-        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
-    ),
-}
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 

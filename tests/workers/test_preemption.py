@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-PYTHONS = {
-    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
-    "tf215": os.environ.get(
-        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
-    ),
-}
+from .conftest import PYTHONS
+
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 

@@ -11,14 +11,10 @@ from typing import Any, Protocol
 
 import pytest
 
+from .conftest import PYTHONS
+
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
-PYTHONS = {
-    "newest": os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(REPOSITORY / ".venv/bin/python")),
-    "tf215": os.environ.get(
-        "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
-    ),
-}
 # Several gangs of TensorFlow on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 

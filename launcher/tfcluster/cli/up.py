@@ -50,10 +50,9 @@ def command(
     from tfcluster.run.planning import plan_again, plan_file
     from tfcluster.run.resume import find
 
-    begins_with = None if resume is None else find(resume)
-    plan = partial(plan_file, spec)
-    if spec is None and begins_with is not None:
-        plan = partial(plan_again, begins_with.source)
+    begins_with = find(resume) if resume is not None else None
+    stored = begins_with.source if begins_with is not None and spec is None else None
+    plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
     options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
     planned = plan(sets=sets, options=options, python=python, args=job_args())
     how = Options(
