@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers.data import prepare
+from tfcluster_workers.data import errors, prepare
 
 DRAWN = "synthetic_digits"
+POLICIES = ("auto", "file", "data", "off")
+"""How N workers share one input (tf.data.experimental.AutoShardPolicy)."""
 
 
 def describe(name: str) -> str:
@@ -17,8 +19,19 @@ def describe(name: str) -> str:
     return f"{name}, drawn; --dataset mnist for the real one" if name == DRAWN else name
 
 
-def load(name: str, split: str, *, data_dir: str | None = None, take: int | None = None) -> Any:
-    """Split `split` as (image float32 in 0…1, label int64); prepares it where nobody did."""
+def load(
+    name: str,
+    split: str,
+    *,
+    data_dir: str | None = None,
+    take: int | None = None,
+    cache: bool = True,
+) -> Any:
+    """Split `split` as (image float32 in 0…1, label int64); prepares it where nobody did.
+
+    `take` keeps the first examples only, `cache` keeps the images (uint8) in memory after the
+    first epoch. Raises DataError.
+    """
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -28,30 +41,42 @@ def load(name: str, split: str, *, data_dir: str | None = None, take: int | None
     examples = found.as_dataset(split=split, as_supervised=True, read_config=order)
     if take is not None:
         examples = examples.take(take)
+    if cache:
+        examples = examples.cache()
 
     def scale(image: Any, label: Any) -> Any:
         return tf.cast(image, tf.float32) / 255.0, label
 
-    return examples.cache().map(scale, num_parallel_calls=1)
+    return examples.map(scale, num_parallel_calls=1)
 
 
-def batches(examples: Any, global_batch: int, *, drop_remainder: bool) -> Any:
-    """`examples` in global batches, each split over the workers by example.
+def batches(
+    examples: Any,
+    global_batch: int,
+    *,
+    drop_remainder: bool,
+    policy: str = "data",
+    prefetch: int | str = 2,
+) -> Any:
+    """`examples` in global batches, split over the workers as `policy` (one of POLICIES) says.
 
-    AUTO would shard by file as soon as there are as many files as workers, and give each global
-    batch other examples.
+    `data` deals out the examples of each global batch. AUTO would shard by file as soon as there
+    are as many files as workers, and give each global batch other examples. `prefetch` counts
+    batches, or is "auto".
     """
     import tensorflow as tf
 
     options = tf.data.Options()
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    chosen = tf.data.experimental.AutoShardPolicy[policy.upper()]
+    options.experimental_distribute.auto_shard_policy = chosen
     batched = examples.batch(global_batch, drop_remainder=drop_remainder)
-    return batched.prefetch(2).with_options(options)
+    ahead = tf.data.AUTOTUNE if prefetch == "auto" else int(prefetch)
+    return batched.prefetch(ahead).with_options(options)
 
 
 def count(batched: Any) -> int:
-    """Batches in one epoch. Raises ValueError where there is not even one."""
+    """Batches in one epoch. Raises TooFewExamplesError where there is not even one."""
     number = int(batched.cardinality().numpy())
     if number < 1:
-        raise ValueError("the data set has fewer examples than one global batch")
+        raise errors.TooFewExamplesError
     return number

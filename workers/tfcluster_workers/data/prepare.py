@@ -8,7 +8,6 @@ DIR is $TFDS_DATA_DIR, else TFDS's own default.
 from __future__ import annotations
 
 import argparse
-import difflib
 import fcntl
 import os
 import socket
@@ -21,24 +20,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from tfcluster_workers.data.errors import DataError, UnavailableDatasetError, UnknownDatasetError
 
-class UnknownDatasetError(ValueError):
-    """TFDS has no data set of this name."""
-
-    def __init__(self, name: str, known: Sequence[str]) -> None:
-        nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-        super().__init__(f"no data set named {name!r}; nearest: {', '.join(nearest)}")
-
-
-class UnavailableDatasetError(RuntimeError):
-    """The data set cannot be fetched here."""
-
-    def __init__(self, name: str, folder: Path, cause: BaseException) -> None:
-        super().__init__(
-            f"{name} is not in {folder} and could not be fetched "
-            f"({type(cause).__name__}: {str(cause)[:200]}); "
-            "copy it there, or use --dataset synthetic_digits, which needs no network"
-        )
+__all__ = ["UnavailableDatasetError", "UnknownDatasetError", "builder", "data_dir", "prepare"]
 
 
 def data_dir(asked: str | None = None) -> Path:
@@ -128,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     folder = data_dir(options.data_dir)
     try:
         found, seconds = prepare(options.dataset, folder)
-    except (UnknownDatasetError, UnavailableDatasetError) as error:
+    except DataError as error:
         sys.exit(f"prepare: {error}")
     done = f"prepared in {seconds:.1f} s" if seconds else "already there"
     sizes = ", ".join(f"{name} {split.num_examples}" for name, split in found.info.splits.items())
