@@ -13,9 +13,10 @@ import sys
 from typing import Any
 
 from tfcluster_workers import context, reporting
+from tfcluster_workers.errors import JobError
 
 
-class KerasChoiceError(RuntimeError):
+class KerasChoiceError(JobError):
     """The Keras that is needed is not there; the message says how to get it."""
 
 

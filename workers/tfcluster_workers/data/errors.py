@@ -13,8 +13,10 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfcluster_workers.errors import JobError
 
-class DataError(Exception):
+
+class DataError(JobError):
     """Something about the data that the user can mend."""
 
 
