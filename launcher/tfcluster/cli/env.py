@@ -56,6 +56,7 @@ def by_hand(plan: Plan, task: TaskId, *, bundle: str) -> Iterator[EnvVar]:
         run_id="by-hand",
         checkpoint_dir=str(folder / "checkpoints"),
         tensorboard_dir=str(folder / "tensorboard"),
+        tuner_dir=str(folder.parent / "tuner"),
         holds_ports=False,
     )
     found = {var.name: var for var in (*plan.task(task).command.env, *later)}

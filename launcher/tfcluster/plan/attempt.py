@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tfcluster.plan import tf_config
+from tfcluster.plan import search, tf_config
 from tfcluster.plan.plan import EnvVar, Plan, TaskId
 
 SOURCE: Final = "tfcluster"
@@ -30,8 +30,8 @@ class Attempt:
 
     @property
     def forms_cluster(self) -> bool:
-        """Whether its tasks get a TF_CONFIG; those of a `plain` job do not."""
-        return self.plan.kind != "plain"
+        """Whether its tasks get a TF_CONFIG: those of a `plain` job and tuners train alone."""
+        return self.plan.kind == "training"
 
 
 def fixed(plan: Plan) -> Attempt:
@@ -40,8 +40,8 @@ def fixed(plan: Plan) -> Attempt:
     Raises ValueError when tasks that form a cluster have a port that is still to be chosen.
     """
     attempt = _unchosen(plan)
-    waiting = [str(task) for task, port in attempt.ports.items() if port == 0]
-    if waiting and attempt.forms_cluster:
+    waiting = [str(task.id) for task in plan.listening if task.port == 0]
+    if waiting:
         raise ValueError(f"no port yet for {', '.join(waiting)}")
     return attempt
 
@@ -59,12 +59,15 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
         run_id="RUN",
         checkpoint_dir=f"RUN_FOLDER/tasks/{task.file_name}/checkpoints",
         tensorboard_dir=f"RUN_FOLDER/tensorboard/{task.file_name}",
+        tuner_dir="RUN_FOLDER/tuner",
     )
-    chosen = any(planned.port == 0 for planned in plan.tasks)
+    chosen = any(planned.port == 0 for planned in plan.listening)
     later = {
         "TFCLUSTER_RUN_ID": "RUN is chosen at start",
         "TFCLUSTER_CHECKPOINT_DIR": "" if plan.checkpoints.dir else _FOLDER_LATER,
         "TFCLUSTER_TENSORBOARD_DIR": _FOLDER_LATER,
+        search.FOLDER: "RUN is chosen at start" if plan.checkpoints.dir else _FOLDER_LATER,
+        search.ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
         "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
     }
     return tuple(
@@ -80,12 +83,14 @@ def environment(
     run_id: str,
     checkpoint_dir: str,
     tensorboard_dir: str,
+    tuner_dir: str,
     restored_step: int | None = None,
     holds_ports: bool = True,
 ) -> tuple[EnvVar, ...]:
     """What `task` gets in this attempt on top of its `Command.env`.
 
-    `checkpoint_dir` is the task's own folder; ``checkpoints.dir`` of the spec replaces it.
+    `checkpoint_dir` is the task's own folder; ``checkpoints.dir`` of the spec replaces it, and
+    moves `tuner_dir`, which the tasks of a search share.
     `holds_ports`: the agent keeps a bound socket on the task's port while it runs, which
     TensorFlow shares only with SO_REUSEPORT (tensorflow#38705).
     """
@@ -102,4 +107,7 @@ def environment(
         values["TF_CONFIG"] = tf_config.one_line(attempt, task)
         if holds_ports:
             values["TF_GRPC_REUSE_PORT"] = "1"
+    if attempt.plan.kind == "tuner":
+        values[search.FOLDER] = search.folder(attempt.plan, run_id=run_id, own=tuner_dir)
+        values |= search.environment(attempt, task)
     return tuple(EnvVar(name, value, SOURCE) for name, value in values.items())

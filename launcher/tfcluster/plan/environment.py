@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from tfcluster.errors import Problem, SpecError, UsageError
+from tfcluster.plan import search
 from tfcluster.plan.plan import EnvVar
 
 OURS: Final = "tfcluster"
 
 UNSET: Final = (
     "TF_CONFIG",
-    "KERASTUNER_ORACLE_IP",
-    "KERASTUNER_ORACLE_PORT",
-    "KERASTUNER_TUNER_ID",
+    *search.VARIABLES,
     "TFCLUSTER_RESTORED_STEP",
     "TFCLUSTER_EVENTS_FD",
     "TFCLUSTER_SETTINGS",

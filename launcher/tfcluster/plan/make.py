@@ -163,7 +163,11 @@ class _Making:
         self, its_seats: Sequence[Seat], available: Sequence[int] | None
     ) -> list[tuple[int, ...] | None]:
         ids = [seat.id for seat in its_seats]
-        divided = divide_gpus(ids, available, self.spec.resources.gpus)
+        # A tuner's chief only keeps the books of the search.
+        without = [task for task in ids if self.spec.job.kind == "tuner" and task.job == "chief"]
+        takers = [task for task in ids if task not in without]
+        divided = divide_gpus(takers, available, self.spec.resources.gpus)
+        divided |= dict.fromkeys(without, ())
         own = {
             seat.id: divide_gpus([seat.id], available, seat.gpus)[seat.id]
             for seat in its_seats

@@ -171,6 +171,14 @@ class Plan:
         chief = TaskId("chief", 0)
         return chief if chief in ids else TaskId("worker", 0)
 
+    @property
+    def listening(self) -> tuple[TaskPlan, ...]:
+        """Those that others of the run connect to, so their ports must be known to all."""
+        if self.kind == "training":
+            return self.tasks
+        # Tuners only ask their chief, the oracle.
+        return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
+
     def task(self, task_id: TaskId) -> TaskPlan:
         """Raises KeyError for a task the plan does not have."""
         for task in self.tasks:

@@ -15,6 +15,8 @@ def strategy_name(spec: ClusterSpec) -> str:
 
 
 def _fitting(spec: ClusterSpec) -> str:
+    if spec.job.kind == "tuner":
+        return "default"  # every tuner trains its trials alone
     return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
 
 

@@ -65,6 +65,7 @@ def start(
             run_id=paths.run_id,
             checkpoint_dir=str(paths.task_checkpoints(task_id)),
             tensorboard_dir=str(paths.tensorboard(task_id)),
+            tuner_dir=str(paths.tuner),
             restored_step=restored_step,
             holds_ports=holds_ports,
         )

@@ -109,5 +109,10 @@ class RunPaths:
         return self.root / "tensorboard" / task.file_name
 
     @property
+    def tuner(self) -> Path:
+        """The search of a tuner job, which all its tasks share: ``TFCLUSTER_TUNER_DIR``."""
+        return self.root / "tuner"
+
+    @property
     def control_socket(self) -> Path:
         return runtime_dir() / f"{self.run_id[-40:]}.ctl"

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
-from tfcluster.spec import published
+from tfcluster.spec import published, search
 from tfcluster.spec.cluster import (
     JOBS,
     Cluster,
@@ -111,6 +111,7 @@ class ClusterSpec(Section):
                 *self._about_strategy(),
                 *self._about_secrets(),
                 *self._about_counts(),
+                *search.find_mistakes(self),
             )
         )
         return self

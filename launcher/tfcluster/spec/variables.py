@@ -13,7 +13,7 @@ OURS = frozenset(
     {
         "TF_CONFIG", "TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT",
         "TFCLUSTER_CHECKPOINT_DIR", "TFCLUSTER_TENSORBOARD_DIR", "TFCLUSTER_RESTORED_STEP",
-        "TFCLUSTER_EVENTS_FD", "TFCLUSTER_SETTINGS",
+        "TFCLUSTER_EVENTS_FD", "TFCLUSTER_SETTINGS", "TFCLUSTER_TUNER_DIR",
     }
 )  # fmt: skip
 """Set by tfcluster for each task, above all that a spec could say."""

@@ -11,11 +11,10 @@ from tfcluster.plan.attempt import preview
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId, TaskPlan
 from tfcluster.plan.serialize import command_to_json, plan_to_json
 from tfcluster.plan.surroundings import LOCAL
+from tfcluster.ui.ports import who_listens
 from tfcluster.ui.render import Facts, Grid, Part, part_lines
 
 _LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
-
-_OPEN_PORTS = "TensorFlow listens on every address of a task's machine, without a password"
 
 
 def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) -> list[str]:
@@ -86,8 +85,8 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     if plan.spec_path:
         pairs.append(("spec", plan.spec_path))
     pairs.append(("strategy", _strategy(plan)))
-    if plan.kind != "plain":
-        pairs.append(("open ports", _OPEN_PORTS))
+    if plan.listening:
+        pairs.append(("open ports", who_listens(plan)))
     for workdir in dict.fromkeys(node.workdir for node in plan.nodes):
         pairs.append(("workdir", workdir))
     for node in plan.nodes:

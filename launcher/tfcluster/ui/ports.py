@@ -10,6 +10,13 @@ from tfcluster.ui.formats import plural
 _MOST_LISTED = 16
 
 
+def who_listens(plan: Plan, *, where: str = "a task's machine") -> str:
+    """Which servers a run opens, and to whom."""
+    if plan.kind == "tuner":
+        return f"KerasTuner's chief listens on {plan.listening[0].host}, without a password"
+    return f"TensorFlow listens on every address of {where}, without a password"
+
+
 def open_ports(plan: Plan, ports: Sequence[int]) -> str:
     """One line for the start panel; `ports` of the tasks that listen, 0: still to be chosen."""
     known = sorted(port for port in ports if port)
@@ -21,4 +28,4 @@ def open_ports(plan: Plan, ports: Sequence[int]) -> str:
         shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
     else:
         shown = ", ".join(map(str, known))
-    return f"{shown}: TensorFlow listens on every address of this machine, without a password"
+    return f"{shown}: {who_listens(plan, where='this machine')}"

@@ -29,7 +29,7 @@ def start_panel(
     held = ports or {}
     pairs = [*_pythons(plan), ("workdir", _joined({n.workdir for n in plan.nodes}))]
     pairs.append(("strategy", _strategy(plan)))
-    cluster = [task for task in plan.tasks if task.in_cluster and plan.kind != "plain"]
+    cluster = [task for task in plan.listening if task.in_cluster]
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
         pairs.append(("open ports", open_ports(plan, listening)))
     pairs.append(("folder", str(paths.root)))

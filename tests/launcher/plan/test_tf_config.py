@@ -60,6 +60,7 @@ def values(attempt: Attempt, task: str, restored_step: int | None = None) -> dic
         run_id="r-1",
         checkpoint_dir="/run/c",
         tensorboard_dir="/run/t",
+        tuner_dir="/run/tuner",
         restored_step=restored_step,
     )
     return {var.name: var.value for var in found}
