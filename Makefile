@@ -4,18 +4,21 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons: each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-fast check format bench clean
+.PHONY: help setup up test test-fast test-matrix parity check format bench clean
 
-# The Python that runs tfcluster (3.11 to 3.13), and the one for TensorFlow 2.15 (3.9 to 3.11).
-# Empty: found on PATH, in pyenv, through uv.
+# The Python that runs tfcluster (3.11 to 3.13), the one for TensorFlow 2.15 (3.9 to 3.11) and the
+# one for 2.16 (3.9 to 3.12). Empty: found on PATH, in pyenv, through uv.
 PYTHON ?=
 PYTHON_TF215 ?=
+PYTHON_TF216 ?=
 
 BIN := .venv/bin
 # More processes than cores: half of the tests wait. Who runs what: tests/scheduling.py.
 PYTEST := $(BIN)/pytest -n 6 --dist loadgroup
 NEWEST := .venv/.installed
 TF215 := .venv-tf215/.installed
+TF216 := .venv-tf216/.installed
+KERAS := .venv-keras/.installed
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -37,15 +40,33 @@ $(TF215): constraints/tf215.txt tools/make_venv.py
 		--what "TensorFlow 2.15" --constraints constraints/tf215.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) test -z "$$CI" ;; *) exit $$code ;; esac
 
+# The oldest TensorFlow whose `tf.keras` is Keras 3, and above it and above the newest one an
+# environment for each Keras release that the shim is tested with. Only tests need them.
+$(TF216): constraints/tf216.txt tools/make_venv.py
+	@python3 tools/make_venv.py .venv-tf216 tensorflow-cpu keras \
+		--python "$(PYTHON_TF216)" --oldest 3.9 --newest 3.12 --variable PYTHON_TF216 \
+		--what "TensorFlow 2.16" --constraints constraints/tf216.txt
+	@touch $@
+
+$(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
+	@python3 tools/make_keras.py .venv-keras --releases constraints/keras-releases.txt
+	@touch $@
+
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
-test: setup ## all tests, those with a real TensorFlow last and one at a time
+test: setup $(KERAS) ## all tests, those with a real TensorFlow last and one at a time
 	@$(PYTEST) -m "not tensorflow"
 	@$(BIN)/pytest -m tensorflow
 
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
 	@$(PYTEST) -m "not tensorflow and not slow"
+
+test-matrix: setup $(KERAS) ## the tests that compare Keras releases, and the numbers of docs/parity.md
+	@$(BIN)/pytest -m matrix
+
+parity: setup ## measure the table of docs/parity.md anew: 1, 2 and 3 workers, each Keras
+	@$(BIN)/python -m tests.parity > docs/parity.new && mv docs/parity.new docs/parity.md
 
 check: $(NEWEST) ## ruff, mypy, import-linter
 	@$(BIN)/ruff check
@@ -61,5 +82,5 @@ format: $(NEWEST) ## let ruff rewrite the layout
 bench: setup ## measure against the plain shell and write the raw numbers to benchmarks/results
 	@$(BIN)/python -m benchmarks
 
-clean: ## remove both environments and all caches
-	rm -rf .venv .venv-tf215 .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+clean: ## remove the environments and all caches
+	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -1,0 +1,68 @@
+"""Make one small environment per Keras release, over a TensorFlow that is there: `make test-matrix`.
+
+Keras 3 is pure Python, so several releases share one TensorFlow: each environment holds its Keras
+alone and sees the packages of the environment below it. Standard library only, any Python 3.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main():
+    """Make what is missing; environments that are whole stay as they are."""
+    options = _options()
+    for base, requirement in read(ROOT / options.releases):
+        release = requirement.partition("==")[2]
+        make(ROOT / base, ROOT / options.folder / release, requirement)
+    return 0
+
+
+def read(path):
+    """(environment below, requirement) of each line that is no comment."""
+    lines = path.read_text().splitlines()
+    return [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#")]
+
+
+def make(base, folder, requirement):
+    """An environment with `requirement` alone, then the packages of `base`."""
+    python = base / "bin" / "python"
+    wanted = "{} over {}\n".format(requirement, os.path.realpath(str(python)))
+    mark = folder / ".made"
+    if mark.exists() and mark.read_text() == wanted:
+        return
+    shutil.rmtree(str(folder), ignore_errors=True)
+    _run(python, "-m", "venv", "--without-pip", str(folder))
+    (packages,) = folder.glob("lib/python3.*/site-packages")
+    (below,) = base.glob("lib/python3.*/site-packages")
+    quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-warn-conflicts")
+    _run(python, "-m", "pip", "install", *quiet, "--no-deps", "--target", packages, requirement)
+    # Read after the environment's own packages, so its Keras is found first.
+    (packages / "below.pth").write_text("{}\n".format(below))
+    mark.write_text(wanted)
+    sys.stderr.write("{}: {} over {}\n".format(folder.relative_to(ROOT), requirement, base.name))
+
+
+def _run(*command):
+    done = subprocess.run(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    if done.returncode:
+        sys.stderr.write(done.stdout.decode(errors="replace"))
+        raise SystemExit("{}: failed".format(" ".join(map(str, command))))
+
+
+def _options():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder")
+    parser.add_argument("--releases", required=True, help="file: environment below, requirement")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
