@@ -1,4 +1,4 @@
-"""Make one small environment per Keras release, over a TensorFlow that is there: `make test-matrix`.
+"""Make an environment for each Keras release over a TensorFlow that is there: `make test-matrix`.
 
 Keras 3 is pure Python, so several releases share one TensorFlow: each environment holds its Keras
 alone and sees the packages of the environment below it. Standard library only, any Python 3.
@@ -32,7 +32,7 @@ def read(path):
 def make(base, folder, requirement):
     """An environment with `requirement` alone, then the packages of `base`."""
     python = base / "bin" / "python"
-    wanted = "{} over {}\n".format(requirement, os.path.realpath(str(python)))
+    wanted = f"{requirement} over {os.path.realpath(str(python))}\n"
     mark = folder / ".made"
     if mark.exists() and mark.read_text() == wanted:
         return
@@ -43,9 +43,9 @@ def make(base, folder, requirement):
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-warn-conflicts")
     _run(python, "-m", "pip", "install", *quiet, "--no-deps", "--target", packages, requirement)
     # Read after the environment's own packages, so its Keras is found first.
-    (packages / "below.pth").write_text("{}\n".format(below))
+    (packages / "below.pth").write_text(f"{below}\n")
     mark.write_text(wanted)
-    sys.stderr.write("{}: {} over {}\n".format(folder.relative_to(ROOT), requirement, base.name))
+    sys.stderr.write(f"{folder.relative_to(ROOT)}: {requirement} over {base.name}\n")
 
 
 def _run(*command):
