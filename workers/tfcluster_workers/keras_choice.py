@@ -1,18 +1,19 @@
-"""Chooses the Keras a job uses: Keras 2 while Keras 3's `fit` fails on two workers and more.
+"""Chooses the Keras a job uses: Keras 3 where it can train on several workers, else Keras 2.
 
-Keras 3 reduces scalar logs over axis 0 under MultiWorkerMirroredStrategy (TensorFlow issue 72388,
-Keras issue 20585; every release to 3.15). A job alone uses Keras 2 as well, for equal numbers.
+Keras 3's own `fit` fails on two workers and more (keras#20585); `keras3` mends the releases it was
+tested with. A job alone chooses in the same way, for equal numbers.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
 from typing import Any
 
-from tfcluster_workers import context, reporting
+from tfcluster_workers import context, keras3, reporting
 from tfcluster_workers.errors import JobError
 
 
@@ -21,40 +22,79 @@ class KerasChoiceError(JobError):
 
 
 def load() -> Any:
-    """The Keras module: Keras 2 where the spec leaves it open. Call before importing TensorFlow."""
+    """The Keras module that `keras.version` of the spec asks for. Call before importing TensorFlow.
+
+    `auto`: Keras 3 in the releases `keras3` mends, else tf_keras, else Keras 3 for a task alone;
+    tf_keras first under ParameterServerStrategy, which Keras 3 does not know. Raises
+    KerasChoiceError.
+    """
+    installed = _version("keras")
+    if not installed.startswith("3."):
+        return _keras_of_tensorflow(str(context.setting("keras_version", "auto")))
     version = str(context.setting("keras_version", "auto"))
     if version == "3":
-        return _keras_3()
+        return _keras_3(installed)
+    if version == "2" or (_prefers_keras_2(installed) and _has_keras_2()):
+        return _keras_2()
+    return _keras_3(installed)
+
+
+def _prefers_keras_2(keras_3: str) -> bool:
+    asked = os.environ.get("TF_USE_LEGACY_KERAS") in {"1", "true", "True"}
+    serves = "ps" in context.current().cluster
+    return asked or serves or keras3.is_switched_off() or not keras3.is_tested(keras_3)
+
+
+def _has_keras_2() -> bool:
+    return importlib.util.find_spec("tf_keras") is not None
+
+
+def _keras_2() -> Any:
+    if not _has_keras_2():
+        raise KerasChoiceError(f"keras.version is 2, and tf_keras is missing: {_cure()}")
     if "tensorflow" not in sys.modules:
         # Read by TensorFlow 2.16 and later when `tf.keras` is first used.
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
-    if importlib.util.find_spec("tf_keras") is not None:
-        return importlib.import_module("tf_keras")
-    os.environ.pop("TF_USE_LEGACY_KERAS", None)
-    return _keras_of_tensorflow(must_be_2=version == "2")
+    return importlib.import_module("tf_keras")
 
 
-def _keras_3() -> Any:
+def _keras_3(installed: str) -> Any:
+    several = context.current().num_workers > 1
+    if several and not keras3.is_switched_off() and not keras3.is_tested(installed):
+        raise KerasChoiceError(f"{keras3.refusal(installed)}; or {_cure()}")
     keras = importlib.import_module("keras")
-    if not keras.__version__.startswith("3."):
-        raise KerasChoiceError(f"keras.version is 3, but Keras {keras.__version__} is installed")
-    if context.current().num_workers > 1:
-        reporting.note("Keras 3 cannot `fit` on several workers; set keras.version to auto or 2")
+    backend = keras.config.backend()
+    if several and backend != "tensorflow":
+        raise KerasChoiceError(f"Keras runs on {backend} here: set KERAS_BACKEND=tensorflow")
+    keras3.attach()
+    if several and keras3.is_switched_off():
+        reporting.note(f"Keras 3 cannot `fit` on several workers, and {keras3.SWITCH} is off")
     return keras
 
 
-def _keras_of_tensorflow(*, must_be_2: bool) -> Any:
+def _keras_of_tensorflow(version: str) -> Any:
+    """TensorFlow 2.15 and older bring Keras 2."""
     import tensorflow as tf
 
-    keras = tf.keras
-    several = context.current().num_workers > 1
-    if version_of(keras).startswith("3.") and (must_be_2 or several):
-        wanted = ".".join(tf.__version__.split(".")[:2])
+    if version == "3":
         raise KerasChoiceError(
-            f"Keras {version_of(keras)} cannot `fit` on several workers and tf_keras is missing: "
-            f"pip install 'tf-keras~={wanted}.0'"
+            f"keras.version is 3, but Keras {version_of(tf.keras)} is installed:"
+            " Keras 3 comes with TensorFlow 2.16 and newer"
         )
-    return keras
+    return tf.keras
+
+
+def _cure() -> str:
+    wanted = ".".join(_version("tensorflow").split(".")[:2])
+    return f"pip install 'tf-keras~={wanted}.0'"
+
+
+def _version(package: str) -> str:
+    """Of an installed package, without importing it; empty where there is none."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def version_of(keras: Any) -> str:

@@ -58,16 +58,48 @@ def _callback_list(module: ModuleType) -> None:
     keras_watch.watch_callback_list(module)
 
 
+def _callbacks(module: ModuleType) -> None:
+    from tfcluster_workers import callbacks
+
+    _callback_list(module)
+    callbacks.mend(module)
+
+
 def _fit(module: ModuleType) -> None:
     from tfcluster_workers import keras_watch
 
     keras_watch.watch_fit(module)
 
 
+def _keras_3_trainer(module: ModuleType) -> None:
+    from tfcluster_workers import keras3
+
+    keras3.mend_trainer(module)
+    _fit(module)
+
+
 def _search(module: ModuleType) -> None:
     from tfcluster_workers import tuner_watch
 
     tuner_watch.watch_search(module)
+
+
+def _oracle(module: ModuleType) -> None:
+    from tfcluster_workers import tuner_watch
+
+    tuner_watch.watch_oracle(module)
+
+
+def _oracle_client(module: ModuleType) -> None:
+    from tfcluster_workers import tuner_watch
+
+    tuner_watch.watch_client(module)
+
+
+def _oracle_chief(module: ModuleType) -> None:
+    from tfcluster_workers import tuner_watch
+
+    tuner_watch.watch_chief(module)
 
 
 def _checkpoints(module: ModuleType) -> None:
@@ -95,14 +127,17 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
     "tensorflow_estimator.python.estimator.estimator": _estimator,
     # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
-    "keras.src.callbacks": _callback_list,
+    "keras.src.callbacks": _callbacks,
     "keras.src.callbacks.callback_list": _callback_list,
-    "tf_keras.src.callbacks": _callback_list,
+    "tf_keras.src.callbacks": _callbacks,
     "keras.src.engine.training": _fit,
     "tf_keras.src.engine.training": _fit,
-    "keras.src.backend.tensorflow.trainer": _fit,
+    "keras.src.backend.tensorflow.trainer": _keras_3_trainer,
     "keras_tuner.src.engine.base_tuner": _search,
     "keras_tuner.engine.base_tuner": _search,
+    "keras_tuner.src.engine.oracle": _oracle,
+    "keras_tuner.src.distribute.oracle_client": _oracle_client,
+    "keras_tuner.src.distribute.oracle_chief": _oracle_chief,
 }
 
 _SAVES: dict[str, Callable[[ModuleType], None]] = {
