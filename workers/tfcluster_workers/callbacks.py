@@ -1,4 +1,7 @@
-"""Keras callbacks for any Keras: save and resume, learning rate, one line for each epoch.
+"""Keras callbacks for any Keras and any number of workers: save, resume, log.
+
+No two workers write one path, whether they share a file system or not: the chief writes, the
+others write into a temporary folder of their own and remove it.
 
 They are built from the Keras module they shall work with, so that importing this file imports
 neither TensorFlow nor a Keras.
@@ -7,6 +10,8 @@ neither TensorFlow nor a Keras.
 from __future__ import annotations
 
 import shutil
+import sys
+from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import context, reporting
@@ -99,6 +104,24 @@ def epoch_line(keras: Any, model: Any, *, write: Callable[[str], None]) -> Any:
     return keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
 
 
+def mend(module: ModuleType) -> None:
+    """Have the classes of `keras.src.callbacks`, of any Keras, write from one worker only."""
+    if "worker_training_state" in vars(module):
+        from tfcluster_workers import keras2_callbacks
+
+        keras2_callbacks.mend(module)
+    else:
+        from tfcluster_workers import keras3_callbacks
+
+        keras3_callbacks.mend(module)
+
+
+def _of(keras: Any) -> Any:
+    """`keras.callbacks`, mended where the import hooks of `boot` are not there to do it."""
+    mend(sys.modules[keras.callbacks.Callback.__module__.removesuffix(".callback")])
+    return keras.callbacks
+
+
 def tensorboard(keras: Any) -> list[Any]:
     """The TensorBoard callback, where there is a folder for it and TensorBoard is installed."""
     import importlib.util
@@ -106,17 +129,40 @@ def tensorboard(keras: Any) -> list[Any]:
     folder = context.current().tensorboard_dir
     if folder is None or importlib.util.find_spec("tensorboard") is None:
         return []  # TensorFlow 2.21 no longer brings it along
-    return [keras.callbacks.TensorBoard(str(folder), write_graph=False, update_freq="epoch")]
+    return [_of(keras).TensorBoard(str(folder), write_graph=False, update_freq="epoch")]
+
+
+def checkpoint(keras: Any, name: str, *, monitor: str | None = None) -> Any:
+    """`ModelCheckpoint` after each epoch: `name` (`{epoch:02d}.weights.h5`) in the task's folder.
+
+    With `monitor` (`val_loss`) only when that is better than before.
+    """
+    return _of(keras).ModelCheckpoint(
+        checkpoint_path(name),
+        monitor=monitor or "val_loss",
+        save_best_only=monitor is not None,
+        save_weights_only=name.endswith(".weights.h5"),
+    )
+
+
+def backup_and_restore(keras: Any, *, every: int | str = "epoch") -> Any:
+    """`BackupAndRestore` each epoch, or `every` so many steps, where tfcluster brings it home."""
+    return _of(keras).BackupAndRestore(backup_dir(), save_freq=every)
+
+
+def csv_log(keras: Any, filename: str) -> Any:
+    """`CSVLogger` that a restart goes on with."""
+    return _of(keras).CSVLogger(filename, append=context.current().attempt > 1)
 
 
 def backup_dir() -> str:
     """For `BackupAndRestore` of your own script: a folder of the checkpoint directory.
 
-    The Keras 2 callback writes `chief` and `workertemp_…` below it and restores `chief` everywhere.
+    The chief writes there, all restore from there.
     """
     return str(context.current().checkpoint_dir / "backup")
 
 
 def checkpoint_path(pattern: str = "ckpt-{epoch:02d}") -> str:
-    """For `ModelCheckpoint` of your own script: `pattern` in this task's own folder."""
-    return str(context.current().save_dir / pattern)
+    """For `ModelCheckpoint` of your own script, which lets only the chief write there."""
+    return str(context.current().checkpoint_dir / pattern)

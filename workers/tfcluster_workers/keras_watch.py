@@ -79,7 +79,7 @@ def _watch_evaluate(owner: Any) -> None:
     def evaluate_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
         results = evaluate(self, *args, **kwargs)
         if context.is_evaluator():
-            reporting.evaluated(_steps_done(self) or None)
+            reporting.evaluated(steps_done(self) or None)
         return results
 
     owner.evaluate = evaluate_and_report
@@ -138,7 +138,7 @@ class FitReporter:
         self.params = params
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._base = self._step = _steps_done(self._model)
+        self._base = self._step = steps_done(self._model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
@@ -207,7 +207,7 @@ def numbers(logs: Any, *, share: int = 1) -> Mapping[str, float]:
     return found
 
 
-def _steps_done(model: Any) -> int:
+def steps_done(model: Any) -> int:
     """Steps the optimizer has already taken, as after a restore; 0 where it cannot tell."""
     optimizer = getattr(model, "optimizer", None)
     # `iterations` of the legacy optimizers would create the variable; the attribute does not.
