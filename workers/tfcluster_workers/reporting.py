@@ -72,6 +72,53 @@ def failed_search(reason: str) -> None:
     event_channel.current().send({"type": "verdict", "ok": False, "reason": reason})
 
 
+def trial(
+    name: str,
+    *,
+    status: str,
+    objective: str,
+    direction: str,
+    values: Mapping[str, Any],
+    best_step: int = 0,
+    tuner: str | None = None,
+    score: float | None = None,
+    message: str | None = None,
+) -> None:
+    """What the oracle knows of a trial; `tuner` is the KERASTUNER_TUNER_ID that runs it.
+
+    `best_step` counts from 0, as KerasTuner does: the epoch of the score.
+    """
+    event_channel.current().send(
+        {
+            "type": "trial",
+            "id": name,
+            "status": status,
+            "tuner": tuner,
+            "score": score,
+            "best_step": best_step,
+            "objective": objective,
+            "direction": direction,
+            "values": {str(key): _plain(value) for key, value in list(values.items())[:100]},
+            "message": message and message[-2000:],
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, type(None))) else str(value)[:200]
+
+
+def trial_ended(name: str, *, message: str | None = None) -> None:
+    """This tuner is done with a trial; `message` says why it failed, if it did."""
+    event = {"type": "trial_ended", "id": name, "message": message and message[-2000:]}
+    event_channel.current().send(event)
+
+
+def search_ended() -> None:
+    """The search is over, here; what this task does now needs no tuner."""
+    _send_once("search_ended")
+
+
 def setting_read(name: str) -> None:
     """The job used the setting `name` (`communication`, `precision` …) of the spec."""
     _send_once("setting_read", name=name)

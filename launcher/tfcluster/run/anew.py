@@ -28,8 +28,9 @@ class Anew:
     def decide(self, now: float) -> None:
         """All have ended, and what was saved is at home."""
         cause, gang = self._course.cause(), self._course.gang
-        steps = [member.step for member in gang.core() if member.step is not None]
-        verdict = self._restarts.decide(None, cause, step=max(steps, default=None))
+        far = [self._restarts.progress_of(member) for member in gang.core()]
+        step = max((one for one in far if one is not None), default=None)
+        verdict = self._restarts.decide(None, cause, step=step)
         if isinstance(verdict, GiveUp):
             self._give_up(cause, verdict, now)
         elif (loss := self._loss()) is not None:

@@ -31,6 +31,8 @@ class TaskEnd:
     """It failed, and its words say that it only follows another task's end."""
     alone: bool = False
     """It can be restarted while the others go on, so its failure is its own affair."""
+    works_on: bool = False
+    """A chief whose search is over: what it does now needs nobody else."""
 
 
 class Next(Enum):
@@ -70,6 +72,8 @@ def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
 
 def _is_deserted(tasks: Sequence[TaskEnd], chief: TaskId) -> bool:
     """Whether a chief that hands out work (tuner, parameter server) has nobody left to do it."""
+    if any(task.id == chief and task.works_on for task in tasks):
+        return False
     hands = [task for task in tasks if task.alone and task.id.job == "worker"]
     return bool(hands) and not any(task.running for task in hands)
 

@@ -11,32 +11,10 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
-from math import isfinite, isnan
 from typing import Any, ClassVar
 
-
-class Status(StrEnum):
-    """States of a run and, where they apply, of a task."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    STOPPING = "stopping"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    TIMED_OUT = "timed_out"
-    INTERRUPTED = "interrupted"
-    LOST = "lost"
-
-    @property
-    def is_final(self) -> bool:
-        return self in _FINAL
-
-
-_FINAL = frozenset(
-    {Status.SUCCEEDED, Status.FAILED, Status.TIMED_OUT, Status.INTERRUPTED, Status.LOST}
-)
+from tfcluster.run.spelling import spell
+from tfcluster.run.status import Status as Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +120,29 @@ class Progress(Event):
 
     def to_json(self) -> dict[str, Any]:
         return Event.to_json(self) | {"metrics": spell(self.metrics)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(Event):
+    """A trial of a search, as the oracle in `task` or the tuner that ran it tells of it."""
+
+    task: str
+    attempt: int
+    id: str
+    status: str | None = None
+    """KerasTuner's: RUNNING, COMPLETED, INVALID (to be tried again), FAILED."""
+    tuner: str | None = None
+    """The task that runs it."""
+    score: float | None = None
+    best_step: int | None = None
+    """The epoch of the score, from 0."""
+    objective: str | None = None
+    direction: str | None = None
+    """`min` or `max`."""
+    values: Mapping[str, Any] | None = None
+    """Its hyperparameters."""
+    message: str | None = None
+    """Why it failed: the end of a traceback."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,19 +280,6 @@ class RunStopping(Event):
 class RunFinished(Event):
     status: str
     exit_code: int
-
-
-def spell(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """`metrics` for JSON, which has no number for a loss that has become none.
-
-    Such a value is text as protobuf's JSON has it, ``"NaN"`` or ``"-Infinity"``: Python's float()
-    and JavaScript's Number() read it back.
-    """
-    return {name: value if isfinite(value) else _spelling(value) for name, value in metrics.items()}
-
-
-def _spelling(value: float) -> str:
-    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:

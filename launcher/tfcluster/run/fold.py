@@ -7,7 +7,7 @@ from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
-from tfcluster.run import rehearsal
+from tfcluster.run import rehearsal, trials
 from tfcluster.run import state as table
 from tfcluster.run.events import Event, Status
 from tfcluster.run.identity import ProcessIdentity
@@ -147,6 +147,11 @@ def _task_error(state: RunSnapshot, event: ev.TaskError, now: float, paths: RunP
     }
 
 
+def _trial(state: RunSnapshot, event: ev.Trial, now: float, paths: RunPaths) -> None:
+    trials.apply(state.trials, event, now)
+    state.best_trial = trials.best(state.trials)
+
+
 def _log_lost(state: RunSnapshot, event: ev.LogLost, now: float, paths: RunPaths) -> None:
     task_of(state, event.task).log_lost_bytes += event.bytes
 
@@ -204,6 +209,7 @@ _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]]
     ev.Restarting: _restarting,
     ev.Progress: _progress,
     ev.TaskError: _task_error,
+    ev.Trial: _trial,
     ev.LogLost: _log_lost,
     ev.TaskStopping: _task_stopping,
     ev.TaskExited: _task_exited,

@@ -84,8 +84,10 @@ class Gang:
         return [member for member in self if member.id.job != "evaluator"]
 
     def serving(self) -> list[Member]:
-        """Those that never end by themselves and have not been told to."""
-        return [member for member in self.running() if member.serves and not member.is_stopping]
+        """Those that never end by themselves and have not been told to: servers, and a tuner
+        that waits for a chief that has left."""
+        idle = (m for m in self.running() if m.serves or (m.alone and m.waits_for_peers))
+        return [member for member in idle if not member.is_stopping]
 
     def satisfied(self, *steps: int | None) -> list[Member]:
         """Evaluators that have seen the newest checkpoint: one that never ends waits for more.
@@ -136,8 +138,9 @@ class Gang:
         member.exit, member.frozen_by = event, None
         if event.ended_by == "tfcluster" or member.failure is not None:
             return
-        if event.exit_code == 0 and member.verdict is not None:
+        if event.signal is None and member.verdict is not None:
             self.blame(member, Kind.PERMANENT, member.verdict)
+            return
         if event.exit_code == 0:
             return
         failure = member.fails(

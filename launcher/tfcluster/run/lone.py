@@ -32,7 +32,7 @@ class Lone:
         if member.node in self.gone:
             verdict: GiveUp | Restart = GiveUp("its node does not come back")
         else:
-            step = member.evaluated_step if unit.job == "evaluator" else member.step
+            step = self._restarts.progress_of(member)
             verdict = self._restarts.decide(unit, failure, step=step)
         if isinstance(verdict, GiveUp):
             self._orders.record(ev.Warned(message=f"{unit} is not started again: {verdict.why}"))

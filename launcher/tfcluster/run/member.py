@@ -55,6 +55,10 @@ class Member:
     frozen_by: int | None = None
     """The signal that stopped its process."""
     evaluated_step: int | None = None
+    trials_ended: int = 0
+    """Of a search: by this tuner, or of those whose books it keeps."""
+    has_searched: bool = False
+    """Its search is over; what it does now needs no tuner."""
     verdict: str | None = None
     """What it says went wrong although it exits with 0: a search in which every trial failed."""
     exit: TaskExited | None = None
@@ -113,6 +117,12 @@ class Member:
                 self.saved_step = told if isinstance(told, int) else None
             case {"type": "evaluated", "step": int(step)}:
                 self.evaluated_step = step
+            case {"type": "trial_ended"}:
+                self.trials_ended += 1
+            case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
+                self.trials_ended += 1
+            case {"type": "search_ended"}:
+                self.has_searched = True
             case {"type": "verdict", "ok": False, "reason": str(reason)}:
                 self.verdict = reason
 
@@ -135,6 +145,7 @@ class Member:
             serves=self.serves,
             collateral=self.failure is not None and self.failure.is_collateral,
             alone=self.alone,
+            works_on=self.has_searched,
         )
 
     def fails(self, **facts: Any) -> Failure:

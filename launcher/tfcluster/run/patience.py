@@ -59,7 +59,10 @@ class Patience:
 
         Only who waits now counts: one that was started again alone begins anew.
         """
-        since = [m.waits_since for m in gang if m.is_running and m.waits_since is not None]
+        members = list(gang)
+        if any(m.has_searched for m in members):
+            return None  # a tuner that came after the search waits in vain, until all is over
+        since = [m.waits_since for m in members if m.is_running and m.waits_since is not None]
         return min(since) + self.policy.start_deadline_s if since else None
 
     @property

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from tfcluster.plan.plan import TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
 
@@ -69,6 +70,8 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
                     attempt=attempt,
                     step=_only(int, report.get("step")),
                 )
+            case "trial" | "trial_ended":
+                return _trial(task, attempt, report)
             case "note":
                 return ev.Warned(message=f"{task}: {report['message']}")
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
@@ -103,6 +106,37 @@ def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
         steps_per_second=_rate(report.get("steps_per_second")),
         examples_per_second=_rate(report.get("examples_per_second")),
     )
+
+
+def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
+    """The tuner's own word about a trial is news only where it says why it failed."""
+    message = _only(str, report.get("message"))
+    if report["type"] == "trial_ended":
+        name = str(report["id"])
+        return ev.Trial(task=task, attempt=attempt, id=name, message=message) if message else None
+    values = report.get("values")
+    tuner = _only(str, report.get("tuner"))
+    return ev.Trial(
+        task=task,
+        attempt=attempt,
+        id=str(report["id"]),
+        status=str(report["status"]),
+        tuner=tuner and _task_of(tuner, told_by=task),
+        score=_rate(report.get("score")),
+        best_step=_only(int, report.get("best_step")),
+        objective=_only(str, report.get("objective")),
+        direction=_only(str, report.get("direction")),
+        values=values if isinstance(values, dict) else None,
+        message=message,
+    )
+
+
+def _task_of(tuner: str, *, told_by: str) -> str:
+    """``worker-1`` is what we call a tuner; one that searches alone has a name of its own."""
+    try:
+        return str(TaskId.parse(tuner))
+    except ValueError:
+        return told_by
 
 
 def _connected(node: str, message: Mapping[str, Any]) -> Event:

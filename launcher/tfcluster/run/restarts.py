@@ -9,6 +9,7 @@ from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import restart
 from tfcluster.run.failure import Failure
+from tfcluster.run.member import Member
 from tfcluster.run.restart import GiveUp, Past, Restart
 
 
@@ -17,8 +18,7 @@ class Restarts:
 
     def __init__(self, plan: Plan, jitter: Callable[[], float]) -> None:
         self._policy, self._jitter = plan.supervision, jitter
-        self._counts_anew = plan.kind == "tuner"
-        """Each trial of a search begins with step 0."""
+        self._is_search = plan.kind == "tuner"
         self._past: dict[TaskId | None, Past] = defaultdict(Past)
         self._from_step: int | None = None
         self._advanced = False
@@ -55,10 +55,10 @@ class Restarts:
     ) -> Restart | GiveUp:
         """See `restart.decide`; a restart is entered in the books.
 
-        `step` is the highest that the attempt has reached: progress is what no other has.
+        `step` is as far as the attempt came (`progress_of`): progress is what no other has.
         """
         furthest = self._furthest.get(unit, -1)
-        progressed = step is not None and (step > furthest or self._counts_anew)
+        progressed = step is not None and (step > furthest or self._is_search)
         self._furthest[unit] = max(furthest, step if step is not None else -1)
         verdict = restart.decide(
             failure,
@@ -71,6 +71,16 @@ class Restarts:
         if isinstance(verdict, Restart):
             self._past[unit], self._saves_before[unit] = verdict.past, self._saves
         return verdict
+
+    def progress_of(self, member: Member) -> int | None:
+        """How far `member` came in its attempt.
+
+        In a search that is the trials it has ended: one that is cut short begins from the start,
+        so its steps are lost.
+        """
+        if self._is_search:
+            return member.trials_ended or None
+        return member.evaluated_step if member.id.job == "evaluator" else member.step
 
     def _has_advanced(self, unit: TaskId | None, failure: Failure) -> bool:
         """What the chief has saved since is news for a task that restarts alone, too, but no

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from tfcluster.run.events import Status, spell
+from tfcluster.run.events import Status
+from tfcluster.run.spelling import spell
 
 
 @dataclass(slots=True)
@@ -81,6 +82,11 @@ class RunSnapshot:
     """Node → connecting, connected, lost or gone."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
     """Gathered, oldest first: path (relative to the run folder), step, kind, bytes."""
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    """Of a search, in the order of their start: id, status, tuner, values, objective, direction,
+    and where they are known score, best_step, message, started_at, ended_at."""
+    best_trial: str | None = None
+    """The id of the best one completed."""
     warnings: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from tfcluster.run.events import Status
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.ui import story
+from tfcluster.ui import story, trials
 from tfcluster.ui.formats import (
     format_bytes,
     format_duration,
@@ -38,6 +38,7 @@ def closing_panel(
     parts: list[Part] = [task_ends(snapshot), Facts(pairs)]
     if load_hint:
         parts.append(Facts((("load it", load_hint),)))
+    parts += trials.parts(snapshot)
     parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     if home_bytes is not None and home_bytes > HOME_IS_LARGE:
@@ -85,6 +86,7 @@ def status_panel(
         pairs.append(("spec", snapshot.spec))
     pairs += _places(snapshot, paths)
     parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot, now)]
+    parts += trials.parts(snapshot, now=None if snapshot.status.is_final else now)
     parts += story.cause(snapshot)
     parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]

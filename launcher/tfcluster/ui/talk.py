@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.ui import story
+from tfcluster.ui import story, trials
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
 from tfcluster.ui.lines import harmless_text
 
@@ -56,6 +56,13 @@ def _task_error(event: Mapping[str, Any]) -> Told:
     place = f" at {event['file']}:{event['line']}" if event.get("file") else ""
     message = str(event["message"]).partition("\n")[0][:200]
     return Told(f"{event['task']} raised {event['exception']}{place}: {message}", ("red",))
+
+
+def _trial(event: Mapping[str, Any]) -> Told | None:
+    text = trials.line(event)
+    return (
+        Told(text, ("dim",) if event.get("status") == "COMPLETED" else ("red",)) if text else None
+    )
 
 
 def _run_stopping(event: Mapping[str, Any]) -> Told:
@@ -127,6 +134,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "prepare_finished": _prepare_finished,
     "task_exited": _task_exited,
     "task_error": _task_error,
+    "trial": _trial,
     "run_stopping": _run_stopping,
     "checkpoint_gathered": _checkpoint_gathered,
     "log_lost": _log_lost,
