@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import command
-from tfcluster.plan.keras import has_keras_3
+from tfcluster.plan.keras import (
+    TESTED,
+    has_keras_3,
+    install_tf_keras,
+    legacy_keras,
+    needs_mending,
+)
 from tfcluster.plan.placement import is_loopback
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.resources import shared_gpus
@@ -32,6 +38,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_tensorflow(spec, node, around)
         yield from _without_estimator(spec, node, around)
         yield from _without_keras_2(spec, node)
+        yield from _unknown_keras_3(spec, node, around)
     yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
     yield from _private_network(plan)
@@ -105,9 +112,32 @@ def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[Surroundings
     if spec.keras.version != "2" or python is None or not has_keras_3(python):
         return
     if "tf-keras" not in python.packages:
-        minor = ".".join(python.packages["tensorflow"].split(".")[:2])
         message = f"keras.version is 2, and {python.path} has no tf-keras"
-        yield InterpreterError(message, cure=f"{python.path} -m pip install 'tf-keras~={minor}.0'")
+        yield InterpreterError(message, cure=install_tf_keras(python))
+
+
+def _unknown_keras_3(
+    spec: ClusterSpec, node: NodePlan, around: Surroundings
+) -> Iterator[SurroundingsError]:
+    """Its `fit` fails on several workers, this release cannot be mended, tf_keras cannot stand in.
+
+    Decided from evidence: a job that only says `tf.keras` is refused by `fit` itself.
+    """
+    python = node.interpreter
+    if python is None or not has_keras_3(python) or not needs_mending(spec, python):
+        return
+    imports_keras = "keras" in _imported(around)
+    if legacy_keras(spec, python) and not imports_keras:
+        return
+    ours = (spec.job.module or "").startswith("tfcluster_workers.jobs.")
+    if imports_keras or ours or "tensorflow.keras" in (around.imports or ()):
+        message = (
+            f"Keras {python.packages['keras']} of {python.path} is not among the releases whose"
+            f" `fit` can be mended for several workers ({TESTED[0]} to {TESTED[1]})"
+        )
+        other = "write `import tf_keras as keras`" if imports_keras else install_tf_keras(python)
+        pin = f"{python.path} -m pip install 'keras=={TESTED[1]}'"
+        yield InterpreterError(message, cure=f"{pin}, or {other}")
 
 
 def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
-from tfcluster.plan.keras import fails_with_keras_3, has_keras_3, wants_keras_2
+from tfcluster.plan.keras import (
+    SWITCH,
+    fails_with_keras_3,
+    has_keras_3,
+    install_tf_keras,
+    is_mended,
+    may_mend,
+    wants_keras_2,
+)
 from tfcluster.plan.plan import Interpreter, Plan
+from tfcluster.plan.settings import has_hooks
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -20,7 +29,7 @@ def find(spec: ClusterSpec, plan: Plan, imports: Collection[str] | None = None) 
     """One sentence each, in the order in which they matter; `imports`: the job's own."""
     packages = {name.partition(".")[0] for name in imports or ()}
     for node in plan.nodes:
-        if node.interpreter is not None:
+        if node.interpreter is not None and has_keras_3(node.interpreter):
             yield from _keras(spec, node.interpreter, imports_keras="keras" in packages)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
@@ -30,17 +39,34 @@ def find(spec: ClusterSpec, plan: Plan, imports: Collection[str] | None = None) 
 
 
 def _keras(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:
-    if not has_keras_3(python) or not wants_keras_2(spec):
-        if has_keras_3(python) and spec.keras.version == "3" and fails_with_keras_3(spec):
-            yield f"{_KERAS_3_FAILS}, and keras.version asks for it"
+    fails = fails_with_keras_3(spec) and not is_mended(spec, python)
+    if not wants_keras_2(spec, python):
+        if fails and spec.keras.version == "3":
+            why = _why_not_mended(spec, python)
+            yield f"{_KERAS_3_FAILS}, {why}: keras.version asks for it"
         return
-    if imports_keras and fails_with_keras_3(spec):
+    if imports_keras and fails:
         # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).
         cure = "write `import tf_keras as keras`, or use tf.keras"
-        yield f"{_KERAS_3_FAILS}, and `import keras` is Keras 3: {cure}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_mended(spec, python)}: {cure}"
     elif version := python.packages.get("tf-keras"):
-        reason = _KERAS_3_FAILS if fails_with_keras_3(spec) else "keras.version is 2"
-        yield f"{reason}: tf_keras {version} is used"
-    else:
-        minor = ".".join(python.packages["tensorflow"].split(".")[:2])
-        yield f"{_KERAS_3_FAILS}: {python.path} -m pip install 'tf-keras~={minor}.0'"
+        yield f"{_reason(spec, python)}: tf_keras {version} is used"
+    elif fails:
+        cure = f"leave `hooks` on, or {install_tf_keras(python)}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_mended(spec, python)}: {cure}"
+
+
+def _reason(spec: ClusterSpec, python: Interpreter) -> str:
+    if spec.keras.version == "2":
+        return "keras.version is 2"
+    if fails_with_keras_3(spec):
+        return f"{_KERAS_3_FAILS}, {_why_not_mended(spec, python)}"
+    return "Keras 3 does not know ParameterServerStrategy"
+
+
+def _why_not_mended(spec: ClusterSpec, python: Interpreter) -> str:
+    if not has_hooks(spec):
+        return "and without hooks it cannot be mended"
+    if not may_mend(spec):
+        return f"and {SWITCH} is off"
+    return f"and {python.packages.get('keras', 'this release')} is not one that is mended"

@@ -121,6 +121,40 @@ def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surro
 
 
 @pytest.mark.parametrize(
+    ("sections", "imports", "versions", "cure"),
+    [
+        ({}, {"keras"}, {"keras": "3.15.1"}, None),
+        ({}, {"keras"}, {"keras": "3.16.0"}, "import tf_keras as keras"),
+        ({}, {"keras"}, {"keras": "3.2.1", "tf-keras": "2.21.0"}, "import tf_keras as keras"),
+        ({}, {"tensorflow.keras"}, {"keras": "3.16.0"}, "install 'tf-keras~=2.21.0'"),
+        ({}, {"tensorflow.keras"}, {"keras": "3.16.0", "tf-keras": "2.21.0"}, None),
+        ({}, {"tensorflow"}, {"keras": "3.16.0"}, None),
+        ({"cluster": {"worker": 1}}, {"keras"}, {"keras": "3.16.0"}, None),
+        ({"job": {"hooks": "off"}}, {"keras"}, {"keras": "3.16.0"}, None),
+        (
+            {"keras": {"version": "3"}},
+            {"tensorflow.keras"},
+            {"keras": "3.16.0", "tf-keras": "2.21.0"},
+            "install 'keras==3.15.1'",
+        ),
+    ],
+)
+def test_a_keras_3_that_cannot_be_mended_is_refused_where_nothing_stands_in(
+    spec_of: SpecOf,
+    machine: Surroundings,
+    sections: dict[str, Any],
+    imports: set[str],
+    versions: dict[str, str],
+    cure: str | None,
+) -> None:
+    found = {"tensorflow": "2.21.0"} | versions
+    python = Interpreter("/v/bin/python", "why", "3.11.7", found)
+    around = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
+    told = [str(obstacle) for obstacle in obstacles(spec_of(sections), around)]
+    assert ([] if cure is None else [True]) == [(cure or "") in line for line in told]
+
+
+@pytest.mark.parametrize(
     ("gpus", "expected"),
     [
         ((), "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"),

@@ -168,26 +168,35 @@ def test_a_tasks_own_gpus_win_over_the_share(plan_of: Planner) -> None:
     assert [t.gpus for t in plan.tasks] == [(3,), (2, 3)]
 
 
+def packages(tensorflow: str, *, keras: str = "3.15.1", tf_keras: str = "") -> dict[str, str]:
+    found = {"tensorflow": tensorflow, "keras": keras, "tf-keras": tf_keras}
+    return {name: version for name, version in found.items() if version}
+
+
+MENDED = packages("2.21.0", tf_keras="2.21.0")
+TOO_NEW = packages("2.21.0", keras="3.16.0", tf_keras="2.21.0")
+ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
+
+
 @pytest.mark.parametrize(
     ("sections", "packages", "legacy"),
     [
-        ({}, {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}, True),
-        ({"keras": {"version": "2"}}, {"tensorflow": "2.16.1", "tf-keras": "2.16"}, True),
-        ({}, {"tensorflow": "2.15.1", "tf-keras": "2.15"}, False),
-        ({}, {"tensorflow": "2.21.0"}, False),
-        ({"keras": {"version": "3"}}, {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}, False),
-        ({"cluster": {"worker": 1}}, {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}, False),
-        (
-            {"cluster": {"worker": 1}, "keras": {"version": "2"}},
-            {"tensorflow": "2.21.0", "tf-keras": "2.21.0"},
-            True,
-        ),
-        (
-            {"strategy": {"name": "mirrored"}},
-            {"tensorflow": "2.21.0", "tf-keras": "2.21.0"},
-            False,
-        ),
-        ({"job": {"kind": "plain"}}, {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}, False),
+        ({}, MENDED, False),
+        ({}, packages("2.21.0", keras="3.3.0", tf_keras="2.21.0"), False),
+        ({}, TOO_NEW, True),
+        ({}, packages("2.16.1", keras="3.2.1", tf_keras="2.16"), True),
+        ({"keras": {"version": "2"}}, MENDED, True),
+        ({"keras": {"version": "3"}}, TOO_NEW, False),
+        ({"job": {"hooks": "off"}}, MENDED, True),
+        ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, MENDED, True),
+        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, MENDED, True),
+        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, packages("2.21.0"), False),
+        ({}, packages("2.15.1", keras="2.15.0", tf_keras="2.15"), False),
+        ({}, packages("2.21.0"), False),
+        (ONE_WORKER, TOO_NEW, False),
+        (ONE_WORKER | {"keras": {"version": "2"}}, MENDED, True),
+        ({"strategy": {"name": "mirrored"}}, TOO_NEW, False),
+        ({"job": {"kind": "plain"}}, TOO_NEW, False),
     ],
 )
 def test_tf_keras_stands_in_where_keras_3_would_fail(
@@ -199,8 +208,36 @@ def test_tf_keras_stands_in_where_keras_3_would_fail(
     assert any("tf_keras" in note and "is used" in note for note in plan.notes) is legacy
 
 
+def test_a_command_cannot_be_mended(plan_of: Planner) -> None:
+    plan = plan_of({"job": {"script": None, "command": ["python", "train.py"]}})
+    assert env(plan)["TF_USE_LEGACY_KERAS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"job": {"hooks": "off"}}, "without hooks"),
+        ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, "TFCLUSTER_KERAS3_SHIM is off"),
+    ],
+)
+def test_why_keras_3_is_not_mended_is_said(
+    plan_of: Planner, sections: dict[str, Any], said: str
+) -> None:
+    (note,) = plan_of(sections).notes
+    assert said in note
+    assert "tf_keras 2.21.0 is used" in note
+    (asked,) = plan_of(sections | {"keras": {"version": "3"}}).notes
+    assert said in asked
+    assert "is used" not in asked
+
+
+def test_a_keras_3_that_is_mended_needs_no_word(plan_of: Planner) -> None:
+    assert plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes == ()
+
+
 def test_a_script_that_imports_keras_is_told_that_this_is_keras_3(plan_of: Planner) -> None:
-    (note,) = plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes
+    imports = frozenset({"tensorflow", "keras.layers"})
+    (note,) = plan_of({"job": {"hooks": "off"}}, imports=imports).notes
     assert "write `import tf_keras as keras`" in note
     assert "is used" not in note
 

@@ -1,0 +1,21 @@
+"""Both halves know which releases of Keras 3 are mended, and neither imports the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfcluster.plan import keras as launchers
+
+WORKERS = Path(__file__).parents[2] / "workers"
+
+
+def test_launcher_and_workers_mend_the_same_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(WORKERS))
+    from tfcluster_workers import keras3
+
+    assert launchers.TESTED == keras3.TESTED
+    assert launchers.SWITCH == keras3.SWITCH
+    for version in ("3.2.1", "3.3.0", "3.15.1", "3.15.2", "3.16.0rc1", "3.9.0.dev1", "2.15.0", ""):
+        assert launchers.is_tested(version) == keras3.is_tested(version), version
