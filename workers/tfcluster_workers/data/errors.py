@@ -2,7 +2,10 @@
 
 DataError
 ├── UnknownDatasetError       TFDS has no data set of this name
-├── UnavailableDatasetError   it cannot be fetched or written here
+├── UnfitDatasetError         it has, and these are not images with a label
+├── UnavailableDatasetError   it cannot be fetched here
+├── DamagedDatasetError       its folder is there and is not whole
+├── DataFolderError           nothing can be written where it belongs
 ├── TooFewExamplesError       not even one global batch
 └── TooFewFilesError          FILE sharding, and fewer files than workers
 """
@@ -10,10 +13,12 @@ DataError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from tfcluster_workers.errors import JobError
+
+OFFLINE = "--dataset synthetic_digits needs no network"
 
 
 class DataError(JobError):
@@ -23,19 +28,48 @@ class DataError(JobError):
 class UnknownDatasetError(DataError):
     """TFDS has no data set of this name."""
 
-    def __init__(self, name: str, known: Sequence[str]) -> None:
+    def __init__(self, name: str, known: Sequence[str] = (), *, reason: str = "") -> None:
         nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
-        super().__init__(f"no data set named {name!r}; nearest: {', '.join(nearest)}")
+        near = f"; nearest: {', '.join(nearest)}" if nearest else ""
+        why = f": {reason}" if reason else ""
+        super().__init__(f"no data set named {name!r}{why}{near}")
+
+
+class UnfitDatasetError(DataError):
+    """The jobs train on images of one size with one label each."""
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(f"{name} does not fit this job: {what}; mnist, fashion_mnist, cifar10 do")
 
 
 class UnavailableDatasetError(DataError):
     """The data set cannot be fetched here."""
 
-    def __init__(self, name: str, folder: Path, cause: BaseException) -> None:
+    def __init__(
+        self, name: str, folder: Path, reason: str, *, files: Collection[str] = ()
+    ) -> None:
+        own = f", or its files ({', '.join(files)}) into {folder}/downloads/manual/{name}"
         super().__init__(
-            f"{name} is not in {folder} and could not be fetched "
-            f"({type(cause).__name__}: {str(cause)[:200]}); "
-            "copy it there, or use --dataset synthetic_digits, which needs no network"
+            f"{name} is not in {folder}, and could not be prepared there: {reason}; "
+            f"copy {folder}/{name} from a machine that has it{own if files else ''}; {OFFLINE}"
+        )
+
+
+class DamagedDatasetError(DataError):
+    """A prepared folder that is not whole: copied in part, or damaged."""
+
+    def __init__(self, name: str, folder: Path, what: str) -> None:
+        super().__init__(
+            f"{name} in {folder} is damaged: {what}; to prepare it anew: rm -r {folder}"
+        )
+
+
+class DataFolderError(DataError):
+    """The folder of the data sets cannot be used."""
+
+    def __init__(self, folder: Path, what: str) -> None:
+        super().__init__(
+            f"{folder}: {what}; choose another folder with --data-dir or TFDS_DATA_DIR"
         )
 
 

@@ -33,14 +33,11 @@ def load(
     first epoch. Raises DataError.
     """
     import tensorflow as tf
-    import tensorflow_datasets as tfds
 
     found, _ = prepare.prepare(name, prepare.data_dir(data_dir))
-    # One file after the other: interleaving files would make the order depend on their number.
-    order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
-    examples = found.as_dataset(split=split, as_supervised=True, read_config=order)
-    if take is not None:
-        examples = examples.take(take)
+    examples = found.as_dataset(
+        split=sliced(split, take), as_supervised=True, read_config=in_order()
+    )
     if cache:
         examples = examples.cache()
 
@@ -48,6 +45,25 @@ def load(
         return tf.cast(image, tf.float32) / 255.0, label
 
     return examples.map(scale, num_parallel_calls=1)
+
+
+def ids(name: str, split: str, *, data_dir: str | None = None, take: int | None = None) -> Any:
+    """What `load` reads, as the names of the examples: FILE__NUMBER. Raises DataError."""
+    found, _ = prepare.prepare(name, prepare.data_dir(data_dir))
+    examples = found.as_dataset(split=sliced(split, take), read_config=in_order(add_tfds_id=True))
+    return examples.map(lambda example: example["tfds_id"])
+
+
+def sliced(split: str, take: int | None) -> str:
+    """TFDS's words for the first `take` examples: whoever shards by file takes his part of them."""
+    return split if take is None else f"{split}[:{take}]"
+
+
+def in_order(*, add_tfds_id: bool = False) -> Any:
+    """One file after the other: interleaving files would make the order depend on their number."""
+    import tensorflow_datasets as tfds
+
+    return tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, add_tfds_id=add_tfds_id)
 
 
 def batches(

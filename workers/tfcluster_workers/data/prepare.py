@@ -2,102 +2,168 @@
 
     python -m tfcluster_workers.data.prepare --dataset synthetic_digits [--data-dir DIR]
 
-DIR is $TFDS_DATA_DIR, else TFDS's own default.
+DIR is $TFDS_DATA_DIR, else TFDS's own default. Whole or not at all: a data set is made in a folder
+of its own and moved to its place when it is done.
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
+import io
 import os
+import shutil
+import signal
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
-from tfcluster_workers.data.errors import DataError, UnavailableDatasetError, UnknownDatasetError
+from tfcluster_workers.data import network, sources
+from tfcluster_workers.data.errors import (
+    DamagedDatasetError,
+    DataError,
+    DataFolderError,
+    UnavailableDatasetError,
+    UnknownDatasetError,
+)
 
-__all__ = ["UnavailableDatasetError", "UnknownDatasetError", "builder", "data_dir", "prepare"]
+__all__ = ["UnavailableDatasetError", "UnknownDatasetError", "data_dir", "prepare"]
+
+RECORD_FRAME = 16
+"""Bytes that TFRecord adds to each example (two lengths of 8 and two checksums of 4)."""
 
 
 def data_dir(asked: str | None = None) -> Path:
     """Where data sets live: `asked`, else $TFDS_DATA_DIR, else TFDS's default."""
     chosen = asked or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    if "://" in chosen:
+        raise DataFolderError(Path(chosen), "data sets are prepared in a folder of this node")
     return Path(chosen).expanduser()
-
-
-def builder(name: str, folder: Path) -> Any:
-    """The TFDS builder of `name`. Raises UnknownDatasetError."""
-    import tensorflow_datasets as tfds
-
-    from tfcluster_workers.data import synthetic_digits  # noqa: F401 (registers itself)
-
-    try:
-        return tfds.builder(name, data_dir=os.fspath(folder))
-    except tfds.core.registered.DatasetNotFoundError:
-        known = tfds.list_builders(with_community_datasets=False)  # those would need the network
-        raise UnknownDatasetError(name, known) from None
 
 
 def prepare(name: str, folder: Path) -> tuple[Any, float]:
     """Make sure `name` is in `folder`; its builder, and the seconds it took (0 if it was there).
 
-    Tasks that come here together wait for the first. Raises UnknownDatasetError and
-    UnavailableDatasetError.
+    Tasks that come here together wait for the first. Raises DataError.
     """
-    found = builder(name, folder)
+    found = sources.builder(name, folder)
     if is_prepared(found):
         return found, 0.0
     started = time.monotonic()
     with _alone(folder, name):
-        found = builder(name, folder)
-        if not is_prepared(found):
-            _fetch(found, name, folder)
-    return found, time.monotonic() - started
+        if not is_prepared(sources.builder(name, folder)):
+            _make(name, folder)
+    return sources.builder(name, folder), time.monotonic() - started
 
 
 def is_prepared(found: Any) -> bool:
-    """Whether all of the data set is on this disk."""
-    return bool(found.info.splits) and Path(found.data_path).is_dir()
+    """Whether all of the data set is on this disk. Raises DamagedDatasetError for a part of it."""
+    place = Path(found.data_path)
+    if not place.is_dir():
+        return False
+    if not found.info.splits:
+        raise DamagedDatasetError(found.name, place, "dataset_info.json is missing")
+    for split in found.info.splits.values():
+        sizes = {path: _size(Path(path)) for path in split.filepaths}
+        missing = [Path(path).name for path, size in sizes.items() if size is None]
+        if missing:
+            raise DamagedDatasetError(found.name, place, f"{missing[0]} is missing")
+        needed = split.num_bytes + RECORD_FRAME * split.num_examples
+        if str(split.filename_template.filetype_suffix) == "tfrecord" and needed > sum(
+            size or 0 for size in sizes.values()
+        ):
+            raise DamagedDatasetError(found.name, place, f"the files of {split.name} are cut off")
+    return True
 
 
-def _fetch(found: Any, name: str, folder: Path) -> None:
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _make(name: str, folder: Path) -> None:
+    """Prepare `name` in a folder beside its place, and move it there in one step."""
+    # Another node may share this disk without sharing locks: the folder is of this node.
+    staging = folder / f".preparing-{_plain(name)}-{socket.gethostname()}"
+    shutil.rmtree(staging, ignore_errors=True)  # of one that was killed
+    try:
+        made = sources.builder(name, staging)
+        _fetch(made, name, folder)
+        place = folder / Path(made.data_path).relative_to(staging)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.rename(made.data_path, place)
+        except OSError:
+            if not place.is_dir():  # else: another node was faster
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _fetch(made: Any, name: str, folder: Path) -> None:
     import tensorflow_datasets as tfds
 
     tfds.disable_progress_bar()
+    downloads = folder / "downloads"
+    missing = sources.missing(made, downloads)
+    own = downloads / "manual" / made.name
+    config = tfds.download.DownloadConfig(manual_dir=own if own.is_dir() else None)
     try:
-        _require_network(found)
-        found.download_and_prepare()
+        network.require(missing)
+        size = f", {made.info.download_size} to fetch" if missing else ""
+        print(f"preparing {name} in {folder}{size}", flush=True)
+        # TFDS would name the folder that is moved afterwards.
+        with network.impatient(), redirect_stdout(io.StringIO()):
+            made.download_and_prepare(download_dir=downloads, download_config=config)
+    except DataError:
+        raise
     except Exception as error:
-        raise UnavailableDatasetError(name, folder, error) from error
+        if _is_full(error):
+            raise DataFolderError(folder, f"no room for {name} ({_free(folder)} free)") from error
+        raise UnavailableDatasetError(
+            name, folder, _reason(error), files=sorted(missing.values())
+        ) from error
 
 
-def _require_network(found: Any) -> None:
-    """Fail at once where none of the hosts can be resolved: TFDS would retry for minutes."""
-    hosts = {urlsplit(url).hostname for url in found.url_infos or ()}
-    if not hosts or getproxies():
-        return
-    failure: OSError | None = None
-    for host in hosts:
-        try:
-            socket.getaddrinfo(host, 443)
-        except OSError as error:
-            failure = error
-        else:
-            return
-    if failure is not None:
-        raise failure
+def _reason(error: BaseException) -> str:
+    if isinstance(error, network.UnreachableError):
+        return str(error)
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _is_full(error: BaseException) -> bool:
+    said = str(error).lower()
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (
+        "no space left" in said or "not enough disk space" in said
+    )
+
+
+def _free(folder: Path) -> str:
+    return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB"
+
+
+def _plain(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "_." else "-" for letter in name)
 
 
 @contextmanager
 def _alone(folder: Path, name: str) -> Iterator[None]:
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / f".prepare-{name.replace('/', '-')}.lock", "w") as lock:
+    """Nobody else on this node prepares `name` during the block."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / f".prepare-{_plain(name)}.lock", "w")  # noqa: SIM115 (closed below)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "no space left" if full else f"cannot be written ({error.strerror})"
+        raise DataFolderError(folder, what) from error
+    with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -109,9 +175,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
     # A job's own arguments may follow: the launcher hands the same list to both.
     options, _ = parser.parse_known_args(arguments)
-    folder = data_dir(options.data_dir)
+    # Ends as Ctrl-C does, so that what is half done is removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        found, seconds = prepare(options.dataset, folder)
+        found, seconds = prepare(options.dataset, data_dir(options.data_dir))
     except DataError as error:
         sys.exit(f"prepare: {error}")
     done = f"prepared in {seconds:.1f} s" if seconds else "already there"
