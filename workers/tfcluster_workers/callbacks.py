@@ -93,12 +93,13 @@ def epoch_line(keras: Any, model: Any, *, write: Callable[[str], None]) -> Any:
     """One line an epoch for people and programs: `epoch 1 loss 0.123456 accuracy 0.9…`."""
 
     def on_epoch_end(epoch: int, logs: Any) -> None:
+        found = sorted(dict(logs or {}).items(), key=lambda log: log[0] != "loss")
         values = " ".join(
             f"{name} {float(value):.6f}"
-            for name, value in dict(logs or {}).items()
+            for name, value in found
             if name not in {"lr", "learning_rate"}
         )
-        rate = float(keras.backend.get_value(model.optimizer.learning_rate))
+        rate = float(model.optimizer.learning_rate.numpy())
         write(f"epoch {epoch + 1} {values} learning rate {rate:g}")
 
     return keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfcluster_workers import keras_choice
-from tfcluster_workers.data import pipeline, prepare
-from tfcluster_workers.jobs import digits_cnn
+from tfcluster_workers.data import pipeline
+from tfcluster_workers.jobs import digits_cnn, endings
 
 
 def find(path: str) -> str:
@@ -50,10 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
     options = parser.parse_args(arguments)
     os.environ.pop("TF_CONFIG", None)
-    try:
+    with endings.told("evaluate"):
         loss, accuracy = evaluate(options.checkpoint, options.dataset, options.data_dir)
-    except (prepare.UnknownDatasetError, prepare.UnavailableDatasetError) as error:
-        sys.exit(f"evaluate: {error}")
     print(f"test loss {loss:.6f}", flush=True)
     print(f"test accuracy {accuracy:.4f}", flush=True)
 
