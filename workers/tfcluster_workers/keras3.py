@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import reporting
+from tfcluster_workers import context
 
 TESTED = ("3.3.0", "3.15.1")
 """The first and the last release of Keras this was tested with."""
@@ -134,10 +134,11 @@ def require_tested() -> None:
     version = str(keras.__version__)
     if not is_tested(version):
         raise Keras3Error(f"{refusal(version)}, or keras.version 2")
-    reporting.note(
-        f"Keras {version} is mended for several workers (keras#20585); {SWITCH}=off leaves it as"
-        " it is, keras.version 2 takes tf_keras"
-    )
+    if context.current().is_chief:
+        sys.stderr.write(
+            f"tfcluster: Keras {version} is mended for several workers (keras#20585);"
+            f" {SWITCH}=off leaves it as it is, keras.version 2 takes tf_keras\n"
+        )
 
 
 def refusal(version: str) -> str:
