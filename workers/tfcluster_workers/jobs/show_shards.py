@@ -56,7 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         here = context.current()
         for policy in [chosen.shard_policy] if chosen.shard_policy else SHOWN:
             ids = pipeline.ids(
-                chosen.dataset, "train", data_dir=chosen.data_dir, take=chosen.examples
+                chosen.dataset,
+                "train",
+                data_dir=chosen.data_dir,
+                take=chosen.examples,
+                policy=policy,
             )
             total = int(ids.cardinality().numpy())
             found = read(ids, strategy, batch=batch, policy=policy)
