@@ -37,9 +37,9 @@ def line(trial: Mapping[str, Any]) -> str | None:
 
 
 def describe_values(values: Mapping[str, Any]) -> str:
-    """``units 64, learning_rate 0.001``; KerasTuner's own entries (``tuner/epochs``) left out."""
+    """``learning_rate 0.001, units 64``; KerasTuner's own entries (``tuner/epochs``) left out."""
     own = {name: value for name, value in values.items() if not name.startswith("tuner/")}
-    return ", ".join(f"{name} {_short(value)}" for name, value in own.items())
+    return ", ".join(f"{name} {_short(own[name])}" for name in sorted(own))
 
 
 def _best(snapshot: RunSnapshot) -> str:
@@ -68,12 +68,11 @@ def _grid(trials: list[dict[str, Any]], until: float | None) -> Grid:
             str(trial.get("tuner") or ""),
             "" if trial.get("score") is None else f"{trial['score']:.5g}",
             _ran(trial, until),
-            describe_values(trial.get("values") or {}),
             _why(trial),
         )
         for trial in trials
     )
-    headers = ("trial", "state", "tuner", objective, "ran", "hyperparameters", "why")
+    headers = ("trial", "state", "tuner", objective, "ran", "why")
     return Grid(headers, rows, frozenset({objective, "ran"})).without_empty_columns()
 
 

@@ -1,0 +1,73 @@
+"""What the tuner job searches: a small network, and seeds that are the trial's own.
+
+A trial's first weights and the order of its data come from a hash of its hyperparameters, so that
+a trial has the same score whoever runs it, when, and how often it was begun.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+SHUFFLE_BUFFER = 10_000
+"""Examples among which the next one is drawn."""
+
+
+def seed_of(values: Mapping[str, Any], *, seed: int, execution: int = 0) -> int:
+    """From 0 to 2**31 - 1, equal for equal `values`; KerasTuner's own (``tuner/epochs``) apart."""
+    own = {name: value for name, value in values.items() if not name.startswith("tuner/")}
+    text = json.dumps([seed, execution, sorted(own.items())])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") % 2**31
+
+
+def network(keras: Any, values: Any, shape: tuple[int, ...]) -> Any:
+    """The model for one set of hyperparameters; put your own here."""
+    layers = keras.layers
+    filters = values.Choice("filters", [8, 16, 32])
+    units = values.Int("units", 16, 128, step=16)
+    dropout = values.Float("dropout", 0.0, 0.5, step=0.1)
+    rate = values.Float("learning_rate", 1e-4, 1e-2, sampling="log")
+    model = keras.Sequential(
+        [
+            layers.InputLayer(shape),
+            layers.Conv2D(filters, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(units, activation="relu"),
+            layers.Dropout(dropout),
+            layers.Dense(10, dtype="float32"),
+        ]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=keras.optimizers.Adam(rate), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def hypermodel(
+    keras: Any, keras_tuner: Any, *, shape: tuple[int, ...], batch: int, seed: int, executions: int
+) -> Any:
+    """`network` as KerasTuner wants it: `build` and `fit`, both with the trial's seed.
+
+    `executions` per trial: each has a seed of its own.
+    """
+    begun: Counter[str] = Counter()
+
+    class Seeded(keras_tuner.HyperModel):  # type: ignore[misc]
+        def build(self, values: Any) -> Any:
+            keras.utils.set_random_seed(self.seed(values))
+            return network(keras, values, shape)
+
+        def fit(self, values: Any, model: Any, examples: Any, **how: Any) -> Any:
+            seed = self.seed(values)
+            begun[str(values.values)] += 1
+            shuffled = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
+            return model.fit(shuffled.batch(batch).prefetch(2), verbose=0, **how)
+
+        def seed(self, values: Any) -> int:
+            execution = begun[str(values.values)] % executions
+            return seed_of(values.values, seed=seed, execution=execution)
+
+    return Seeded()
