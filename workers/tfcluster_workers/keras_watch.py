@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+import time
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
@@ -125,6 +126,7 @@ class FitReporter:
         self._epoch = 0
         self._per_execution = 1
         self._is_first = True
+        self._looked_at = float("-inf")
         self._sums_replicas = sums_replicas
 
     @property
@@ -151,7 +153,19 @@ class FitReporter:
             reporting.ready()
         # With steps_per_execution the batch number jumps; it is the last one done.
         self._step = self._base + batch + 1
-        reporting.step_done(self._reading(logs, share=self._share()))
+        if hasattr(logs, "fetch"):  # a RemoteValue: ParameterServerStrategy
+            self._look_at_servers()
+        else:
+            reporting.step_done(self._reading(logs, share=self._share()))
+
+    def _look_at_servers(self) -> None:
+        """A coordinator's batch is over when it is handed out: what is done, the ps know."""
+        now = time.monotonic()
+        if now - self._looked_at >= reporting.INTERVAL_S:
+            self._looked_at = now
+            done = min(self._step, steps_done(self._model))
+            seen = reporting.Reading(done, epoch=self._epoch, batch_size=self._batch_size)
+            reporting.step_done(seen)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         reporting.meter.offer(self._reading(logs, share=1))
