@@ -104,9 +104,9 @@ def version_of(keras: Any) -> str:
 
 def apply_precision(keras: Any) -> None:
     """Set the spec's `keras.precision` for the layers made from now on."""
-    precision = context.setting("precision")
-    if precision:
-        keras.mixed_precision.set_global_policy(precision)
+    from tfcluster_workers import precision
+
+    precision.apply(keras)
 
 
 def steps_per_execution() -> int:

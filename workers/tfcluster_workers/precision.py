@@ -1,4 +1,4 @@
-"""Mixed precision as the spec asks for it (`keras.precision`), for `fit` and for loops of one's own.
+"""Mixed precision as the spec asks for it (`keras.precision`), for `fit` and loops of one's own.
 
 Layers compute in half the bits and keep float32 weights. float16 has so narrow a range that small
 gradients become 0: the loss is scaled up before, the gradients down again after the backward pass
@@ -75,6 +75,7 @@ def apply_gradients(optimizer: Any, gradients: Any, variables: Any) -> None:
 
 def build(optimizer: Any, model: Any) -> None:
     """Make the optimizer's variables now, so that a checkpoint finds them to put its values in."""
-    for one in (optimizer, getattr(optimizer, "inner_optimizer", None)):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    for one in dict.fromkeys((inner, optimizer)):
         if hasattr(one, "build"):
             one.build(model.trainable_variables)
