@@ -14,16 +14,18 @@ import faulthandler
 import importlib.machinery
 import io
 import os
-import runpy
 import signal
 import sys
 from types import ModuleType, TracebackType
-from typing import Any, Callable, NoReturn, Optional
+
+TYPE_CHECKING = False  # a task that does not need `typing` starts a quarter sooner without it
+if TYPE_CHECKING:
+    from typing import Any, Callable, NoReturn, Optional
+
+    ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
-
-ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], Any]
 
 
 def main() -> None:
@@ -156,12 +158,16 @@ def cannot_open(path: str, error: OSError) -> NoReturn:
 
 def run_module(name: str) -> None:
     """As `python -m name`; packages run their `__main__`."""
+    import runpy
+
     new_main_module()
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
 def run_folder(path: str) -> None:
     """As `python path` of a folder or archive that holds a `__main__.py`."""
+    import runpy
+
     new_main_module()
     runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
 

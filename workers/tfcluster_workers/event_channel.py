@@ -13,7 +13,10 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+
+TYPE_CHECKING = False  # see boot
+if TYPE_CHECKING:
+    from typing import Any
 
 VARIABLE = "TFCLUSTER_EVENTS_FD"
 MAX_MESSAGE = 64 * 1024

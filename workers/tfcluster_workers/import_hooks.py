@@ -11,9 +11,12 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Callable
 
-Attach = Callable[[ModuleType], None]
+TYPE_CHECKING = False  # see boot
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+    Attach = Callable[[ModuleType], None]
 
 
 class PostImportFinder:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Callable
 
 from tfcluster_workers import import_hooks
+
+TYPE_CHECKING = False  # see boot
+if TYPE_CHECKING:
+    from typing import Callable
 
 
 def attach() -> import_hooks.PostImportFinder:
