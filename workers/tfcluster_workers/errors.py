@@ -2,7 +2,7 @@
 
 JobError
 ├── OptionError              jobs/options.py: a command line that cannot work
-├── NoTpuError               tpu.py
+├── NoTpuError               tpu.py: strategy.name is tpu
 ├── KerasChoiceError         keras_choice.py
 └── UnknownDatasetError, UnavailableDatasetError and others of data/
 """
@@ -16,3 +16,13 @@ class JobError(Exception):
 
 class OptionError(JobError, ValueError):
     """Options that do not fit each other or the cluster."""
+
+
+class NoTpuError(JobError):
+    """`strategy.name` is tpu, and there is none."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"strategy tpu, but no TPU was found: {why}. Set TPU_NAME to the TPU's name or its "
+            "grpc:// address, or choose another strategy.name"
+        )

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers import context, reporting
+from tfcluster_workers import context, reporting, tpu
 
-NAMES = ("multi_worker_mirrored", "mirrored", "parameter_server", "default")
+NAMES = ("multi_worker_mirrored", "mirrored", "parameter_server", "tpu", "default")
 
 
-def make(name: str | None = None, *, logical_cpus: int = 1) -> Any:
+def make(
+    name: str | None = None, *, logical_cpus: int = 1, tpu_resolver: tpu.Resolver | None = None
+) -> Any:
     """The strategy `name`, else the spec's, else the one that fits TF_CONFIG.
 
-    `logical_cpus` splits the CPU for `mirrored` on a machine without GPUs. Raises ValueError for
-    an unknown name.
+    `logical_cpus` splits the CPU for `mirrored` on a machine without GPUs, `tpu_resolver` finds
+    the TPU where the environment does not name it. Raises ValueError for an unknown name,
+    NoTpuError for `tpu` without one.
     """
     chosen = name or context.setting("strategy") or _fitting()
     makers = {
         "multi_worker_mirrored": _multi_worker_mirrored,
         "mirrored": lambda: _mirrored(logical_cpus),
         "parameter_server": _parameter_server,
+        "tpu": lambda: tpu.make(tpu_resolver),
         "default": _default,
     }
     if chosen not in makers:

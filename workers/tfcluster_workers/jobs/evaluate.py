@@ -1,8 +1,9 @@
-"""Restores a checkpoint of `keras_mnist` in one process, without any strategy, and evaluates it.
+"""Restores a checkpoint of a job in one process, without any strategy, and evaluates it.
 
-    python -m tfcluster_workers.jobs.evaluate CHECKPOINT [--dataset NAME] [--data-dir DIR]
+    python -m tfcluster_workers.jobs.evaluate CHECKPOINT [--model fashion_cnn] [--dataset NAME]
 
-CHECKPOINT is a prefix (`…/ckpt-3`) or a folder, whose newest is taken.
+CHECKPOINT is a prefix (`…/ckpt-3`) or a folder, whose newest is taken. The model is
+`digits_cnn` (of `keras_mnist`, the default) or `fashion_cnn` (of `custom_loop`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 
 from tfcluster_workers import keras_choice
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import digits_cnn, endings
+from tfcluster_workers.jobs import digits_cnn, endings, fashion_cnn
+
+MODELS = {"digits_cnn": digits_cnn.build, "fashion_cnn": fashion_cnn.build}
 
 
 def find(path: str) -> str:
@@ -28,16 +31,18 @@ def find(path: str) -> str:
     return str(found)
 
 
-def evaluate(checkpoint: str, dataset: str, data_dir: str | None) -> tuple[float, float]:
+def evaluate(
+    checkpoint: str, dataset: str, data_dir: str | None, *, model_name: str = "digits_cnn"
+) -> tuple[float, float]:
     """Loss and accuracy of `checkpoint` on the test split."""
     keras = keras_choice.load()
     import tensorflow as tf
 
     tests: Any = pipeline.load(dataset, "test", data_dir=data_dir)
-    model = digits_cnn.build(keras, shape=tuple(tests.element_spec[0].shape))
-    digits_cnn.compile_for_training(keras, model)
+    model = MODELS[model_name](keras, shape=tuple(tests.element_spec[0].shape))
     status = tf.train.Checkpoint(model=model).restore(find(checkpoint))
     status.assert_existing_objects_matched().expect_partial()
+    digits_cnn.compile_for_training(keras, model)
     loss, accuracy = model.evaluate(tests.batch(96), verbose=0)
     return float(loss), float(accuracy)
 
@@ -46,12 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print test loss and accuracy of the checkpoint on the command line."""
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint without a strategy.")
     parser.add_argument("checkpoint", metavar="CHECKPOINT")
+    parser.add_argument("--model", choices=tuple(MODELS), default="digits_cnn")
     parser.add_argument("--dataset", default=pipeline.DRAWN, metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
     options = parser.parse_args(arguments)
     os.environ.pop("TF_CONFIG", None)
     with endings.told("evaluate"):
-        loss, accuracy = evaluate(options.checkpoint, options.dataset, options.data_dir)
+        loss, accuracy = evaluate(
+            options.checkpoint, options.dataset, options.data_dir, model_name=options.model
+        )
     print(f"test loss {loss:.6f}", flush=True)
     print(f"test accuracy {accuracy:.4f}", flush=True)
 
