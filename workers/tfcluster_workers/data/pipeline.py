@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers import context
-from tfcluster_workers.data import errors, prepare, sources
+from tfcluster_workers.data import errors, prepare, reading, sources
 
 DRAWN = "synthetic_digits"
 POLICIES = ("auto", "file", "data", "off")
@@ -28,23 +27,21 @@ def load(
     take: int | None = None,
     cache: bool = True,
     policy: str = "data",
+    input_context: Any = None,
 ) -> Any:
     """Split `split` as (image float32 in 0…1, label int64); prepares it where nobody did.
 
     `take` keeps the first examples only, `cache` keeps the images (uint8) in memory after the
-    first epoch. A `policy` of `file` needs a file for each worker. Raises DataError.
+    first epoch. A `policy` of `file` needs a file for each worker. With an `input_context` (of
+    Estimator's input_fn) this is the share of its pipeline. Raises DataError.
     """
     import tensorflow as tf
 
     folder = prepare.data_dir(data_dir)
-    require_images(sources.builder(name, folder))
+    reading.require_images(sources.builder(name, folder))
     found, _ = prepare.prepare(name, folder)
-    part, left = first(found, split, take)
-    if policy == "file":
-        require_files(found, part)
-    examples = found.as_dataset(split=part, as_supervised=True, read_config=in_order())
-    if left is not None:
-        examples = examples.take(left)
+    share = reading.Reading(found, split, take, policy, input_context)
+    examples = share.examples(as_supervised=True)
     if cache:
         examples = examples.cache()
 
@@ -61,57 +58,12 @@ def ids(
     data_dir: str | None = None,
     take: int | None = None,
     policy: str = "data",
+    input_context: Any = None,
 ) -> Any:
     """What `load` reads, as the names of the examples: FILE__NUMBER. Raises DataError."""
     found, _ = prepare.prepare(name, prepare.data_dir(data_dir))
-    part, left = first(found, split, take)
-    if policy == "file":
-        require_files(found, part)
-    examples = found.as_dataset(split=part, read_config=in_order(add_tfds_id=True))
-    return examples.take(-1 if left is None else left).map(lambda example: example["tfds_id"])
-
-
-def first(found: Any, split: str, take: int | None) -> tuple[str, int | None]:
-    """TFDS's words for the first `take` examples of `split`, and how many are left to be taken.
-
-    In those words, who shards by file takes a share of them; `Dataset.take` would give each
-    worker that many. A split that is a part already ("train[:80%]") has no such words.
-    """
-    name = split.partition("[")[0]
-    if name not in found.info.splits:
-        has = ", ".join(found.info.splits)
-        raise errors.UnfitDatasetError(found.name, f"it has no {name!r}, only {has}")
-    if take is None or name != split:
-        return split, take
-    return f"{split}[:{min(take, found.info.splits[split].num_examples)}]", None
-
-
-def in_order(*, add_tfds_id: bool = False) -> Any:
-    """One file after the other: interleaving files would make the order depend on their number."""
-    import tensorflow_datasets as tfds
-
-    return tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, add_tfds_id=add_tfds_id)
-
-
-def require_images(found: Any) -> None:
-    """Raise UnfitDatasetError for what is not images of one size with a label."""
-    keys = found.info.supervised_keys
-    if keys is None or len(keys) != 2:
-        raise errors.UnfitDatasetError(found.name, "it has no pairs of image and label")
-    image = found.info.features[keys[0]]
-    if len(image.shape or ()) != 3 or None in image.shape:
-        raise errors.UnfitDatasetError(found.name, f"its {keys[0]} has the shape {image.shape}")
-
-
-def require_files(found: Any, part: str) -> None:
-    """Raise TooFewFilesError where FILE sharding would leave a worker without a file.
-
-    TensorFlow says so in the middle of the first step (tensorflow#36846).
-    """
-    workers = context.current().num_workers
-    files = len(found.info.splits[part].file_instructions)
-    if files < workers:
-        raise errors.TooFewFilesError(f"{found.name} {part}", files, workers)
+    share = reading.Reading(found, split, take, policy, input_context)
+    return share.examples(add_tfds_id=True).map(lambda example: example["tfds_id"])
 
 
 def batches(
