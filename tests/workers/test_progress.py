@@ -83,6 +83,15 @@ def test_steps_per_execution_is_told_where_several_steps_pass_at_once() -> None:
     assert [event.get("steps_per_execution") for event in rig.sent] == [None, 10]
 
 
+def test_the_last_step_is_known_whether_it_was_sent_or_held_back() -> None:
+    rig = Meter()
+    assert rig.meter.last_step is None
+    rig.step(1, after_s=0)
+    assert rig.meter.last_step == 1
+    rig.step(2, after_s=0.1)
+    assert (rig.meter.last_step, len(rig.sent)) == (2, 1)
+
+
 def test_signs_of_life_are_thinned_to_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     now = Clock()

@@ -151,14 +151,24 @@ def progress(
     epoch: int | None = None,
     metrics: Mapping[str, float] | None = None,
     batch_size: int | None = None,
+    steps_per_execution: int = 1,
 ) -> None:
     """For a loop of your own: `step` steps are done. Cheap enough for every step.
 
-    `epoch` counts from 1; `batch_size` is the global batch, for examples per second.
+    `epoch` counts from 1; `batch_size` is the global batch, for examples per second. Where one
+    call does several steps, `steps_per_execution` makes the launcher wait longer for the next.
     """
     _flush_at_exit()
     values = dict(metrics or {})
-    step_done(Reading(step, epoch=epoch, metrics=lambda: values, batch_size=batch_size))
+    step_done(
+        Reading(
+            step,
+            epoch=epoch,
+            metrics=lambda: values,
+            batch_size=batch_size,
+            steps_per_execution=steps_per_execution,
+        )
+    )
 
 
 @functools.cache
@@ -230,6 +240,14 @@ class ProgressMeter:
             if self._sent_at is not None and now - self._sent_at < INTERVAL_S:
                 return
             self._send_held()
+
+    @property
+    def last_step(self) -> int | None:
+        """The newest step that was offered, sent or not."""
+        with self._lock:
+            if self._held is not None:
+                return self._held.step
+            return None if self._sent_at is None else self._sent_step
 
     def flush(self) -> None:
         """Send what is held back."""

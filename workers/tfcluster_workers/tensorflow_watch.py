@@ -71,7 +71,10 @@ def _watch_preemption_save(handler: Any) -> None:
         if self._is_chief:  # the others' folder is removed at once
             # A `save_fn` of the script's own may know of no manager.
             path = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
-            reporting.saved(str(path or "checkpoint"), step=int(self.total_run_calls))
+            # One run may do several steps: what the script says of itself comes first.
+            told = reporting.meter.last_step
+            step = int(self.total_run_calls) if told is None else told
+            reporting.saved(str(path or "checkpoint"), step=step)
         return saved
 
     handler._save_checkpoint = save_and_report

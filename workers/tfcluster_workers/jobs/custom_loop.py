@@ -125,6 +125,7 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
                 epoch=epoch + 1,
                 metrics={"loss": float(loss) / steps},
                 batch_size=loop.batch,
+                steps_per_execution=steps,
             )
         loop.end_epoch(epoch + 1, data.steps)
         if (epoch + 1) % chosen.save_every == 0 or epoch + 1 == chosen.epochs:
