@@ -101,7 +101,8 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
     """Complete checkpoints of a directory, oldest first.
 
     `before` is an earlier look at the same directory; None means that its writer has exited, so
-    that one look is enough.
+    that one look is enough. So it is for a backup: one that is renewed every few steps would never
+    look the same twice, and what is written last (``.index``, the metadata) marks it as whole.
     """
     listing = {entry.path: entry for entry in now}
     busy = {m["prefix"] for path in listing if (m := _BEING_WRITTEN.match(path))}
@@ -109,7 +110,7 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
     found = [c for c in _candidates(files) if not (c.kind in _PREFIXED and c.path in busy)]
     if before is not None:
         earlier = set(before)
-        found = [c for c in found if earlier.issuperset(c.files)]
+        found = [c for c in found if c.kind is Kind.BACKUP or earlier.issuperset(c.files)]
     return tuple(sorted(found, key=lambda c: (c.saved_ns, c.step or 0, c.path)))
 
 
@@ -194,7 +195,9 @@ def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
         if entry.size == 0:
             continue
         if basename(path) == "latest.weights.h5" and metadata:  # Keras 3's BackupAndRestore
-            yield Checkpoint(Kind.BACKUP, dirname(path) or ".", (entry, metadata))
+            # Rewrites both in place, the weights first: older metadata are those of other weights.
+            if metadata.size and metadata.mtime_ns >= entry.mtime_ns:
+                yield Checkpoint(Kind.BACKUP, dirname(path) or ".", (entry, metadata))
         elif path.endswith(".keras"):
             yield Checkpoint(Kind.KERAS, path, (entry,))
         elif path.endswith((".h5", ".hdf5")):

@@ -182,3 +182,29 @@ def test_checkpoints_that_follow_one_another_are_one_series(
 )
 def test_the_step_is_the_number_in_the_name(name: str, step: int | None) -> None:
     assert step_in_name(name) == step
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(prefix("b/chief/ckpt-4"), id="Keras 2"),
+        pytest.param(("b/latest.weights.h5", "b/training_metadata.json"), id="Keras 3"),
+    ],
+)
+def test_a_backup_that_is_renewed_between_any_two_looks_is_found(names: tuple[str, ...]) -> None:
+    before, now = listing(*names), listing(*((name, 10, 2) for name in names))
+    assert [(found.kind, found.path) for found in find(now, before)] == [(Kind.BACKUP, "b")]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param(("training_metadata.json", 24, 4), id="of the weights before"),
+        pytest.param(("training_metadata.json", 0, 6), id="being written"),
+    ],
+)
+def test_new_weights_without_their_own_metadata_are_no_backup(
+    metadata: tuple[str, int, int],
+) -> None:
+    torn = listing(("latest.weights.h5", 100, 5), metadata)
+    assert find(torn, None) == ()

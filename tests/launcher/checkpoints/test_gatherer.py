@@ -18,7 +18,14 @@ from tfcluster.checkpoints.copying import copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Gathered, Store
 
-from .files import delete_prefix, write_hdf5, write_keras, write_prefix
+from .files import (
+    delete_prefix,
+    read_keras_3_backup,
+    write_hdf5,
+    write_keras,
+    write_keras_3_backup,
+    write_prefix,
+)
 
 
 class Clock:
@@ -193,6 +200,22 @@ def test_a_finished_backup_is_forgotten(chief: Path, gatherer: Gatherer, clock: 
     looks(gatherer, clock)
 
     assert {held.kind for held in gatherer.store.held} == {Kind.TF_CHECKPOINT}
+
+
+@pytest.mark.parametrize("has_died", [False, True])
+def test_a_backup_that_is_being_rewritten_is_brought_home_whole_or_not_at_all(
+    chief: Path, gatherer: Gatherer, clock: Clock, has_died: bool
+) -> None:
+    seen = []
+    for number in (1, 2):
+        for _ in write_keras_3_backup(chief / "backup", number):
+            if has_died:
+                gatherer.final_look()
+            else:
+                looks(gatherer, clock, 1)
+            held = [one for one in gatherer.store.held if one.kind is Kind.BACKUP]
+            seen += [read_keras_3_backup(one.folder) for one in held]
+    assert seen == [(1, 1)] * 5 + [(2, 2)]
 
 
 def test_a_backup_of_an_earlier_run_is_not_forgotten_before_it_was_put_back(
