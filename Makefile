@@ -35,7 +35,7 @@ $(NEWEST): constraints/newest.txt pyproject.toml tools/make_venv.py
 $(TF215): constraints/tf215.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-tf215 \
 		tensorflow tensorflow-datasets importlib-resources tensorflow-metadata tensorboard \
-		keras-tuner setuptools psutil \
+		"keras-tuner[bayesian]" setuptools psutil \
 		--python "$(PYTHON_TF215)" --oldest 3.9 --newest 3.11 --variable PYTHON_TF215 \
 		--what "TensorFlow 2.15" --constraints constraints/tf215.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) test -z "$$CI" ;; *) exit $$code ;; esac
