@@ -64,7 +64,8 @@ def hypermodel(
             seed = self.seed(values)
             begun[str(values.values)] += 1
             shuffled = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
-            return model.fit(shuffled.batch(batch).prefetch(2), verbose=0, **how)
+            batches = shuffled.batch(batch).prefetch(2)
+            return model.fit(batches, shuffle=False, verbose=0, **how)  # Keras 3 warns of True
 
         def seed(self, values: Any) -> int:
             execution = begun[str(values.values)] % executions

@@ -18,7 +18,7 @@ from typing import Any
 
 from tfcluster_workers import context, keras_choice, reporting
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.errors import JobError, OptionError
+from tfcluster_workers.errors import JobError
 from tfcluster_workers.jobs import endings, options, search_space
 
 OBJECTIVE = "val_loss"
@@ -32,8 +32,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.add_data(parser)
     options.add_training(parser)
     add = parser.add_argument_group("search").add_argument
-    add("--search", choices=("random", "bayesian", "hyperband"), default="random")
-    add("--trials", type=options.positive, help="default: 6; hyperband settles it by --epochs")
+    kinds = ("random", "bayesian", "hyperband")
+    add("--search", choices=kinds, default="random", help="hyperband: as many trials as --epochs")
+    add("--trials", type=options.positive, default=6, help="of random and bayesian (default: 6)")
     add("--executions-per-trial", type=options.positive, default=1, metavar="N")
     add("--patience", type=int, default=2, help="epochs without a better val_loss before a stop")
     return parser.parse_args(arguments)
@@ -79,11 +80,9 @@ def make_tuner(keras_tuner: Any, hypermodel: Any, chosen: argparse.Namespace) ->
         "project_name": "search",
     }
     if chosen.search == "hyperband":
-        if chosen.trials is not None:
-            raise OptionError("hyperband has as many trials as --epochs calls for: drop --trials")
         return keras_tuner.Hyperband(hypermodel, max_epochs=chosen.epochs, **common)
     kinds = {"random": keras_tuner.RandomSearch, "bayesian": keras_tuner.BayesianOptimization}
-    return kinds[chosen.search](hypermodel, max_trials=chosen.trials or 6, **common)
+    return kinds[chosen.search](hypermodel, max_trials=chosen.trials, **common)
 
 
 def train_best(tuner: Any, hypermodel: Any, data: Data) -> tuple[float, float]:
