@@ -60,7 +60,7 @@ test: setup $(KERAS) ## all tests, those with a real TensorFlow last and one at 
 	@$(BIN)/pytest -m tensorflow
 
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
-	@$(PYTEST) -m "not tensorflow and not slow"
+	@$(PYTEST) -n 4 -m "not tensorflow and not slow"
 
 test-matrix: setup $(KERAS) ## the tests that compare Keras releases, and the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix

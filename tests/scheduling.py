@@ -13,21 +13,32 @@ TOGETHER = {
     "tests/integration/test_output.py::test_the_lines_cost_no_more": "throughput",
     "tests/launcher/agent/test_output.py::test_four_chatty_tasks": "throughput",
     "tests/launcher/ui/test_merge.py::test_800_000_lines": "throughput",
+    "tests/launcher/spec/test_any_input.py": "examples",
+    "tests/launcher/run/test_reports.py": "examples",
+    "tests/launcher/run/test_failure.py": "examples",
+    "tests/launcher/run/test_chaos.py": "examples",
 }
 """Tests that one process runs one after the other, by the beginning of their ids: they share
-something dear, or all at once would leave no time to anybody else. They are the first to start.
+something dear (Hypothesis reads all of Unicode before its first text), or all at once would leave
+no time to anybody else.
 
 The mark `xdist_group` would say it in the tests, but xdist 3.8 cannot write it into the ids of
 pytest 9.2.
 """
+BY_FILE = (
+    "tests/contracts/",
+    *(f"tests/launcher/{room}/" for room in ("checkpoints", "cli", "plan", "run", "spec", "ui")),
+)
+"""Rooms whose tests wait for nothing: to hand out each alone costs more than many of them."""
 
 
 class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
-    """Every process takes the next test when it is done with one, the long ones first."""
+    """Every process takes the next one when it is done with a test or a file of quick ones."""
 
     def _split_scope(self, nodeid: str) -> str:
         groups = (group for start, group in TOGETHER.items() if nodeid.startswith(start))
-        return next(groups, nodeid)
+        alone = nodeid.partition("::")[0] if nodeid.startswith(BY_FILE) else nodeid
+        return next(groups, alone)
 
 
 def place(item: pytest.Item) -> int:

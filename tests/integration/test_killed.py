@@ -27,6 +27,7 @@ def start(shell: CommandLine, count: int) -> list[tuple[Live, Family]]:
         Live(shell, "run", "-n", "2", "family.py", name=f"r{before + number}")
         for number in range(count)
     ]
+    shell.forks = True  # for those that only look
     return [(run, Family(run)) for run in runs]
 
 

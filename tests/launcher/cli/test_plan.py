@@ -34,6 +34,7 @@ def environ(folder: Path) -> dict[str, str]:
     return kept | {
         "TFCLUSTER_HOME": str(folder / "home"),
         "XDG_CACHE_HOME": str(folder / "cache"),
+        "VIRTUAL_ENV": sys.prefix,
         "KEY": "s3cret",
         "TF_CONFIG": "{}",
     }
