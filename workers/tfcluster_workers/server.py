@@ -33,6 +33,16 @@ def is_served(here: context.Context) -> bool:
     return here.job == "ps" or (here.job == "worker" and "ps" in here.cluster)
 
 
+def require_chief() -> None:
+    """Raise RuntimeError where only the coordinator belongs, and this task is to serve it."""
+    here = context.current()
+    if is_served(here):
+        raise RuntimeError(
+            f"{here.task} only serves the chief: call tfcluster_workers.server.serve_unless_chief()"
+            " before the strategy is made"
+        )
+
+
 def serve(here: context.Context) -> None:
     """Start the gRPC server of this task and never return."""
     import tensorflow as tf

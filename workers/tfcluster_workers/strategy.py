@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers import context, reporting, tpu
+from tfcluster_workers import context, reporting, server, tpu
 
 NAMES = ("multi_worker_mirrored", "mirrored", "parameter_server", "tpu", "default")
 
@@ -76,6 +76,8 @@ def _mirrored(logical_cpus: int) -> Any:
 def _parameter_server() -> Any:
     import tensorflow as tf
 
+    server.require_chief()
+    server.fail_as_the_caller_says()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     return tf.distribute.ParameterServerStrategy(resolver)
 

@@ -3,9 +3,8 @@
     tfcluster up cluster_specs/parameter-server.json
     python -m tfcluster_workers.jobs.parameter_server      # alone: the whole cluster in one process
 
-Workers do not wait for each other (asynchronous training), so the losses differ a little from run
-to run. One that dies is started again while the others train on. Copy this file and change
-`digits_cnn` to your model.
+Workers do not wait for each other, so the losses differ a little from run to run. One that dies is
+started again while the others train on. Copy this file and change `digits_cnn` to your model.
 """
 
 from __future__ import annotations
@@ -14,18 +13,19 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster_workers import context, keras_choice, server
+from tfcluster_workers import context, keras_choice, precision, server
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.coordination import Steps
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs import digits_cnn, endings, options
+from tfcluster_workers.jobs import digits_cnn, endings, openings, options, saved_models
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line of the job."""
     parser = argparse.ArgumentParser(description="A small CNN with ParameterServerStrategy.")
     options.add_data(parser)
+    parser.set_defaults(shard_policy="off")
     add = parser.add_argument_group("training").add_argument
     add("--max-steps", type=options.positive, default=400, help="steps of all workers together")
     add("--save-steps", type=options.positive, default=100, help="steps between two checkpoints")
@@ -40,10 +40,10 @@ class Training:
     def __init__(self, keras: Any, chosen: argparse.Namespace, strategy: Any) -> None:
         self.chosen, self.keras, self.strategy = chosen, keras, strategy
         with strategy.scope():
-            shape = tuple(examples(chosen).element_spec[0].shape)
+            shape = tuple(openings.examples(chosen, "train").element_spec[0].shape)
             self.model = digits_cnn.build(keras, shape=shape, seed=chosen.seed)
             self.optimizer = keras.optimizers.Adam(chosen.learning_rate)
-            self.optimizer.build(self.model.trainable_variables)
+            precision.build(self.optimizer, self.model)
             # Not the steps' own results: what a worker keeps is lost with it.
             self.loss = keras.metrics.Mean()
 
@@ -68,9 +68,10 @@ class Training:
         index = tf.distribute.coordinator.experimental_get_current_worker_index()
 
         def of_worker(shares: Any) -> Any:
-            shuffled = examples(self.chosen).shuffle(10_000, seed=self.chosen.seed + index)
+            examples = openings.examples(self.chosen, "train")
+            shuffled = examples.shuffle(10_000, seed=self.chosen.seed + index).repeat()
             size = shares.get_per_replica_batch_size(self.chosen.batch)
-            return shuffled.repeat().batch(size, drop_remainder=True).prefetch(2)
+            return shuffled.batch(size, drop_remainder=True).prefetch(self.chosen.prefetch)
 
         return self.strategy.distribute_datasets_from_function(of_worker)
 
@@ -85,6 +86,7 @@ def train(keras: Any, chosen: argparse.Namespace, strategy: Any) -> str:
 
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
     training = Training(keras, chosen, strategy)
+    print(f"the model {precision.describe(training.model)}", flush=True)
     state = tf.train.Checkpoint(model=training.model, optimizer=training.optimizer)
     counter = training.optimizer.iterations
     steps = Steps(coordinator, state, counter, training.metrics, batch_size=chosen.batch)
@@ -103,20 +105,11 @@ def train(keras: Any, chosen: argparse.Namespace, strategy: Any) -> str:
     return steps.latest_checkpoint
 
 
-def examples(chosen: argparse.Namespace, split: str = "train") -> Any:
-    """Images and labels of `split`."""
-    take = chosen.examples if split == "train" else None
-    return pipeline.load(chosen.dataset, split, data_dir=chosen.data_dir, take=take)
-
-
 def evaluate(keras: Any, checkpoint: str, chosen: argparse.Namespace) -> tuple[float, float]:
     """Loss and accuracy of `checkpoint` on the test split: the chief's, without any strategy."""
-    import tensorflow as tf
-
-    tests = examples(chosen, "test")
-    model = digits_cnn.build(keras, shape=tuple(tests.element_spec[0].shape))
+    tests = openings.examples(chosen, "test")
+    model = saved_models.load(checkpoint, shape=tuple(tests.element_spec[0].shape))
     digits_cnn.compile_for_training(keras, model)
-    tf.train.Checkpoint(model=model).restore(checkpoint).expect_partial()
     loss, accuracy = model.evaluate(tests.batch(chosen.batch), verbose=0)
     return float(loss), float(accuracy)
 
@@ -127,6 +120,8 @@ def strategy_of(here: context.Context) -> Any:
 
     if here.job == "evaluator":
         raise JobError("the chief evaluates at the end; leave the evaluator out of the cluster")
+    if context.setting("precision") == "mixed_float16":
+        raise JobError("Keras has no mixed_float16 with parameter servers; mixed_bfloat16 works")
     if here.cluster:
         return strategies.make("parameter_server")
     return tf.distribute.ParameterServerStrategy(server.start_in_process())
@@ -139,8 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with endings.told("parameter_server"):
         keras = keras_choice.load()
         strategy = strategy_of(context.current())
-        data = pipeline.describe(chosen.dataset)
+        precision.apply(keras)
         workers = len(context.current().cluster.get("worker", ())) or 1
+        data = pipeline.describe(chosen.dataset)
         print(f"parameter_server: {data} · {workers} workers", flush=True)
         loss, accuracy = evaluate(keras, train(keras, chosen, strategy), chosen)
     print(f"test loss {loss:.6f}", flush=True)
