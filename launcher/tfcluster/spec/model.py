@@ -143,6 +143,10 @@ class ClusterSpec(Section):
             cure = 'leave the name out (parameter_server is the default with ps), or remove "ps"'
             yield Finding(("strategy", "name"), f"{name} has no use for ps tasks", cure)
 
+        if name == "tpu" and count_trainers(self.cluster) > 1:
+            cure = 'write "cluster": {"worker": 1}: one process drives all cores of a TPU'
+            yield Finding(("strategy", "name"), "tpu has no use for several workers", cure)
+
     def _about_secrets(self) -> Iterator[Finding]:
         for index, name in enumerate(self.job.secrets):
             if self.job.env.get(name) is not None:

@@ -51,6 +51,11 @@ MARKED = {
         "known here: precision",
     ),
     "key twice": (f"{{{HERE}, {JOB},\n§{HERE}}}", "the key 'cluster' is written twice", "keep one"),
+    "several workers on a TPU": (
+        f'{{{HERE}, {JOB}, "strategy": {{"name": §"tpu"}}}}',
+        "tpu has no use for several workers",
+        '"cluster": {"worker": 1}',
+    ),
     "newer version": (
         '{"version": §2, "nonsense": 1}',
         "has version 2, this tfcluster reads 1",

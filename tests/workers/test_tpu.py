@@ -1,0 +1,99 @@
+"""Strategy `tpu` with stand-ins for the resolver: none, a mute one, and a cluster without a TPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tfcluster_workers import strategy, tpu
+from tfcluster_workers.errors import NoTpuError
+
+from .conftest import PYTHONS, WORKERS
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """What of a cluster resolver is asked first."""
+
+    address: str
+
+    def master(self) -> str:
+        return self.address
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """A local address at which nobody answers."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"grpc://127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_a_resolver_that_raises_is_told_with_its_words_and_the_cure() -> None:
+    def resolver() -> Resolver:
+        raise ValueError("Please provide a TPU Name to connect to.")
+
+    with pytest.raises(NoTpuError) as told:
+        strategy.make("tpu", tpu_resolver=resolver)
+    assert "ValueError: Please provide a TPU Name to connect to." in str(told.value)
+    assert "Set TPU_NAME" in str(told.value)
+
+
+def test_a_resolver_that_never_answers_is_given_up() -> None:
+    answer = threading.Event()
+
+    def resolver() -> Resolver:
+        answer.wait()
+        return Resolver("")
+
+    with pytest.raises(NoTpuError, match=r"has not answered within 0\.2 s"):
+        tpu.make(resolver, answer_s=0.2)
+    answer.set()
+
+
+def test_the_time_for_an_answer_leaves_room_within_ten_seconds() -> None:
+    assert tpu.ANSWER_S <= 9
+
+
+def test_an_address_at_which_nobody_answers_is_named(nowhere: str) -> None:
+    with pytest.raises(NoTpuError, match=rf"nothing answers at {nowhere[7:]} \("):
+        tpu.make(lambda: Resolver(nowhere))
+
+
+def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tpu.VARIABLE, "no_such_module:resolver")
+    with pytest.raises(NoTpuError, match="TFCLUSTER_TPU_RESOLVER=no_such_module:resolver: No mod"):
+        tpu.make()
+
+
+# -- with a real TensorFlow ------------------------------------------------------------------------
+
+
+@pytest.mark.tensorflow
+def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up() -> None:
+    """A server that takes the request and never answers: urlopen has no time-out of its own."""
+    code = (
+        "import tensorflow\n"
+        "from tfcluster_workers import tpu\n"
+        "try: tpu.make(answer_s=2)\n"
+        "except tpu.NoTpuError as error: print(error)\n"
+    )
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        host = f"127.0.0.1:{mute.getsockname()[1]}"
+        ended = subprocess.run(
+            [PYTHONS["tf215"], "-c", code],
+            env=os.environ
+            | {"PYTHONPATH": str(WORKERS), "TPU_NAME": "my-tpu", "GCE_METADATA_HOST": host},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert "the resolver has not answered within 2 s" in ended.stdout
