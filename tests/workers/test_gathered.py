@@ -1,0 +1,115 @@
+"""A job that loads what runs have gathered finds it by the run's id, mark or name, or by a path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfcluster_workers import gathered
+from tfcluster_workers.errors import JobError
+from tfcluster_workers.jobs import ensemble
+
+OLD, NEW = "digits-20260101-090000-aaaa", "digits-20260102-090000-bbbb"
+BARE = "digits-bare-20260103-090000-cccc"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs of one name with checkpoints, and one without, as tfcluster lays them out."""
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "home/runs"
+    for run, steps in ((OLD, (10,)), (NEW, (10, 20, 30)), (BARE, ())):
+        (runs / run / "checkpoints").mkdir(parents=True)
+        (runs / run / "state.json").write_text("{}")
+        if steps:
+            hold(runs / run / "checkpoints", *steps)
+    (runs / "latest").symlink_to(BARE)
+    return runs
+
+
+def hold(folder: Path, *steps: int) -> None:
+    lines = [f'model_checkpoint_path: "ckpt-{steps[-1]}/ckpt-{steps[-1]}"']
+    for step in steps:
+        (folder / f"ckpt-{step}").mkdir()
+        (folder / f"ckpt-{step}" / f"ckpt-{step}.index").touch()
+        lines.append(f'all_model_checkpoint_paths: "ckpt-{step}/ckpt-{step}"')
+    (folder / "checkpoint").write_text("\n".join(lines))
+
+
+def named(found: list[str]) -> list[tuple[str, str]]:
+    return [(Path(prefix).parts[-4], Path(prefix).name) for prefix in found]
+
+
+@pytest.mark.parametrize("asked", [NEW, "bbbb", "digits", "home/runs/" + NEW])
+def test_a_run_is_known_by_its_id_mark_name_or_folder(home: Path, asked: str) -> None:
+    assert named(gathered.checkpoints(asked)) == [
+        (NEW, "ckpt-10"),
+        (NEW, "ckpt-20"),
+        (NEW, "ckpt-30"),
+    ]
+
+
+def test_the_newest_of_a_name_is_meant_and_not_a_name_that_begins_alike(home: Path) -> None:
+    assert named(gathered.checkpoints("digits"))[0][0] == NEW
+    with pytest.raises(gathered.NoCheckpointError, match="empty"):
+        gathered.checkpoints("digits-bare")
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (f"home/runs/{NEW}/checkpoints", 3),
+        (f"home/runs/{NEW}/checkpoints/ckpt-10/ckpt-10", 1),
+        (f"./home/runs/{OLD}", 1),
+    ],
+)
+def test_a_path_may_be_of_a_folder_or_of_one_checkpoint(home: Path, asked: str, found: int) -> None:
+    assert len(gathered.checkpoints(asked)) == found
+
+
+def test_a_folder_that_was_copied_elsewhere_is_found_by_its_bare_name(home: Path) -> None:
+    (home / NEW / "checkpoints").rename("kept")
+    assert [Path(prefix).name for prefix in gathered.checkpoints("kept")][-1] == "ckpt-30"
+
+
+def test_a_checkpoint_that_was_listed_and_removed_is_passed_over(home: Path) -> None:
+    (home / NEW / "checkpoints/ckpt-20/ckpt-20.index").unlink()
+    assert [name for _, name in named(gathered.checkpoints("bbbb"))] == ["ckpt-10", "ckpt-30"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("digitz", r"no run is known as 'digitz' in .*/runs; did you mean digits\b.*tfcluster ps"),
+        ("./digits", r"there is no /.*/digits"),
+        (BARE, r"no checkpoint of tf\.train\.Checkpoint in .*: it is empty or not there"),
+        (".", r"no checkpoint of .*: it holds home"),
+    ],
+)
+def test_what_is_not_there_is_told(home: Path, asked: str, told: str) -> None:
+    with pytest.raises(JobError, match=told):
+        gathered.checkpoints(asked)
+
+
+def test_without_tfcluster_home_runs_are_in_the_state_folder_of_the_user() -> None:
+    assert gathered.home({"XDG_STATE_HOME": "/s"}) == Path("/s/tfcluster")
+    assert gathered.home({}) == Path.home() / ".local/state/tfcluster"
+    assert gathered.home({"TFCLUSTER_HOME": "/t"}) == Path("/t")
+
+
+def test_an_ensemble_takes_all_of_one_run_and_the_newest_of_several(home: Path) -> None:
+    assert len(ensemble.checkpoints_of(["digits"])) == 3
+    both = ensemble.checkpoints_of([OLD, NEW])
+    assert named(both) == [(OLD, "ckpt-10"), (NEW, "ckpt-30")]
+
+
+@pytest.mark.parametrize("runs", [[OLD], [NEW, NEW], [NEW, "latest"]])
+def test_an_ensemble_of_less_than_two_is_told(
+    home: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ensemble.main(["--runs", *runs])
+    assert str(ended.value).startswith("ensemble: ")
+    assert "\n" not in str(ended.value)

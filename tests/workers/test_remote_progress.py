@@ -1,0 +1,48 @@
+"""A batch of `fit` under ParameterServerStrategy ends when handed out, not when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfcluster_workers import keras_watch, reporting
+
+
+class RemoteValue:
+    """As TensorFlow's: no mapping, and fetched only by those who can wait."""
+
+    def fetch(self) -> Mapping[str, float]:
+        raise AssertionError("fetching would wait for the worker")
+
+
+def test_the_steps_done_are_asked_of_the_servers_and_not_for_every_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, told = [100.0], list[reporting.Reading]()
+    monkeypatch.setattr(keras_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(reporting, "step_done", told.append)
+    servers = SimpleNamespace(value=0)
+    iterations = SimpleNamespace(numpy=lambda: servers.value)
+    reporter = keras_watch.FitReporter(32, sums_replicas=True)
+    reporter.set_model(SimpleNamespace(optimizer=SimpleNamespace(_iterations=iterations)))
+    reporter.on_train_begin()
+    reporter.on_epoch_begin(0)
+    for batch in range(40):
+        now[0] += 0.125
+        servers.value = batch // 2
+        reporter.on_train_batch_end(batch, _logs())
+    assert [(reading.step, dict(reading.metrics())) for reading in told] == [
+        (step, {}) for step in range(0, 20, 2)
+    ]
+    reporter.on_epoch_begin(1)
+    now[0] += 1
+    servers.value = 60  # a step that was done twice is no step ahead
+    reporter.on_train_batch_end(0, _logs())
+    assert told[-1].step == 41
+
+
+def _logs() -> Any:
+    return RemoteValue()

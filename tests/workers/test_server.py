@@ -1,0 +1,70 @@
+"""Which tasks serve, and what the others are told; serving itself is in test_parameter_server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tfcluster_workers import context, server
+
+from .conftest import WORKERS, clean_environment
+
+
+def tf_config(task: str, *jobs: str) -> str:
+    job, _, index = task.partition(":")
+    cluster = {name: ["127.0.0.1:2222"] for name in jobs}
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": int(index)}})
+
+
+@pytest.mark.parametrize(
+    ("task", "jobs", "serves"),
+    [
+        ("ps:0", ("chief", "worker", "ps"), True),
+        ("worker:0", ("chief", "worker", "ps"), True),
+        ("chief:0", ("chief", "worker", "ps"), False),
+        ("worker:0", ("worker",), False),
+        ("evaluator:0", ("chief", "worker", "ps", "evaluator"), False),
+    ],
+)
+def test_ps_and_the_workers_beside_them_serve(
+    task: str, jobs: tuple[str, ...], serves: bool
+) -> None:
+    here = context.current({"TF_CONFIG": tf_config(task, *jobs)})
+    assert server.is_served(here) is serves
+
+
+def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", tf_config("worker:0", "chief", "worker", "ps"))
+    with pytest.raises(RuntimeError, match=r"worker:0 only serves.*serve_unless_chief"):
+        server.require_chief()
+
+
+@pytest.mark.parametrize(
+    ("task", "jobs", "told"),
+    [
+        ("chief:0", ("chief", "worker", "ps"), "this is chief:0"),
+        ("worker:0", (), "this is alone"),
+    ],
+)
+def test_the_module_alone_says_why_it_has_nothing_to_serve(
+    task: str, jobs: tuple[str, ...], told: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tfcluster_workers.server"],
+        env={
+            **clean_environment(),
+            "PYTHONPATH": str(WORKERS),
+            "TF_CONFIG": tf_config(task, *jobs),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert told in done.stderr
+    assert len(done.stderr.splitlines()) == 1
