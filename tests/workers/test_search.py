@@ -1,7 +1,8 @@
-"""A search in which every trial failed is a failure, though KerasTuner itself exits with 0.
+"""What is told of a KerasTuner search: its trials, its end, and that it found nothing.
 
-The package is a stand-in with the shape of KerasTuner 1.4.7 (engine/base_tuner.py, oracle.py):
-the real one is no part of this project's environment.
+The package is a stand-in with the shape of KerasTuner 1.4.8 (engine/base_tuner.py and oracle.py,
+distribute/oracle_client.py and oracle_chief.py), for the real one imports TensorFlow; that it
+still has this shape is shown by tests/integration/jobs/test_tuner.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,85 @@ class BaseTuner:
                 status=status, message=None if status == "COMPLETED" else message
             )
 """
+ORACLE = """
+import threading
+from types import SimpleNamespace as Any
+
+LOCK = threading.Lock()
+
+class Oracle:
+    objective = Any(name="val_loss", direction="min")
+    too_many = False
+
+    def __init__(self):
+        self.trials = {}
+
+    def create_trial(self, tuner_id):
+        if len(self.trials) == 2:
+            return Any(trial_id="2", status="STOPPED")
+        values = {"units": 64, "kind": Any(a=1), "rate": 0.5}
+        trial = Any(
+            trial_id=str(len(self.trials)), status="RUNNING", score=None, best_step=0,
+            message=None, hyperparameters=Any(values=values),
+        )
+        self.trials[trial.trial_id] = trial
+        return trial
+
+    def end_trial(self, trial):
+        if self.too_many:
+            LOCK.acquire()  # as KerasTuner does: never given back after an error
+            raise RuntimeError("Number of consecutive failures exceeded the limit of 3.")
+        known = self.trials[trial.trial_id]
+        known.status, known.score, known.best_step = "COMPLETED", 0.25, 3
+"""
+CLIENT = """
+class OracleClient:
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def create_trial(self, tuner_id):
+        return self.answers.pop(0)
+
+    def end_trial(self, trial):
+        pass
+"""
+CHIEF = """
+import time
+from keras_tuner.src.engine import oracle as oracle_module
+
+def exit_chief(oracle):
+    with oracle_module.LOCK:
+        return oracle.has_left()
+
+def start_server(oracle):
+    while True:
+        time.sleep(1)
+        if oracle.stop_triggered():
+            while not exit_chief(oracle):
+                time.sleep(20)
+            break
+"""
+FILES = {
+    "src/engine/base_tuner.py": ENGINE,
+    "engine/base_tuner.py": "from keras_tuner.src.engine.base_tuner import *\n",
+    "src/engine/oracle.py": ORACLE,
+    "src/distribute/oracle_client.py": CLIENT,
+    "src/distribute/oracle_chief.py": CHIEF,
+}
+RECORDED = "import time\nnaps = []\ntime.sleep = naps.append\n"
 LAST = "the last one with ValueError: no such layer"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """Beside a package called keras_tuner."""
+    for name, text in FILES.items():
+        path = tmp_path / "keras_tuner" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for folder in ("", "src", "engine", "src/engine", "src/distribute"):
+        (tmp_path / "keras_tuner" / folder / "__init__.py").touch()
+    return tmp_path / "main.py"
 
 
 @pytest.mark.parametrize(
@@ -51,27 +130,16 @@ LAST = "the last one with ValueError: no such layer"
     ],
 )
 def test_a_search_is_judged_when_it_ends(
-    tmp_path: Path, python: str, boot: Boot, statuses: list[str], reason: str | None
+    script: Path, python: str, boot: Boot, statuses: list[str], reason: str | None
 ) -> None:
-    for folder in (
-        "keras_tuner",
-        "keras_tuner/src",
-        "keras_tuner/src/engine",
-        "keras_tuner/engine",
-    ):
-        (tmp_path / folder).mkdir(exist_ok=True)
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "keras_tuner/src/engine/base_tuner.py").write_text(ENGINE)
-    alias = "from keras_tuner.src.engine.base_tuner import *\n"
-    (tmp_path / "keras_tuner/engine/base_tuner.py").write_text(alias)
-    (tmp_path / "main.py").write_text(
+    script.write_text(
         "from keras_tuner.engine import base_tuner\n"
         f"base_tuner.BaseTuner(*{statuses!r}).search(1, epochs=2)\nprint('done')"
     )
-    ended = boot("script", str(tmp_path / "main.py"), python=python)
+    ended = boot("script", str(script), python=python)
     assert (ended.code, ended.out) == (0, "done\n"), ended.err
-    verdict = {"type": "verdict", "ok": False, "reason": reason}
-    assert ended.events == ([verdict] if reason else [])
+    verdict = [{"type": "verdict", "ok": False, "reason": reason}] if reason else []
+    assert ended.events == [*verdict, {"type": "search_ended"}]
 
 
 def test_an_oracle_elsewhere_is_not_judged(tmp_path: Path, boot: Boot) -> None:
@@ -83,3 +151,112 @@ def test_an_oracle_elsewhere_is_not_judged(tmp_path: Path, boot: Boot) -> None:
         "print(tuner_watch.failure(Client()))"
     )
     assert boot("script", str(tmp_path / "main.py")).out == "None\n"
+
+
+def test_the_oracle_tells_of_each_trial(script: Path, python: str, boot: Boot) -> None:
+    script.write_text(
+        "from keras_tuner.src.engine.oracle import Oracle\n"
+        "oracle = Oracle()\n"
+        "trial = oracle.create_trial('worker-1')\n"
+        "oracle.end_trial(trial)\n"
+        "oracle.create_trial('worker-1')\n"
+        "print(oracle.create_trial('worker-1').status)"
+    )
+    ended = boot("script", str(script), python=python)
+    assert ended.out == "STOPPED\n", ended.err
+    begun, done, second = ended.events
+    assert begun == {
+        "type": "trial", "id": "0", "status": "RUNNING", "tuner": "worker-1", "score": None,
+        "best_step": 0, "objective": "val_loss", "direction": "min", "message": None,
+        "values": {"units": 64, "kind": "namespace(a=1)", "rate": 0.5},
+    }  # fmt: skip
+    assert (done["status"], done["score"], done["best_step"]) == ("COMPLETED", 0.25, 3)
+    assert (done["id"], done["tuner"], second["id"]) == ("0", None, "1")
+
+
+def test_an_oracle_of_another_shape_searches_on_unwatched(script: Path, boot: Boot) -> None:
+    script.write_text(
+        "from keras_tuner.src.engine.oracle import Oracle\n"
+        "oracle = Oracle()\n"
+        "del Oracle.objective\n"
+        "oracle.end_trial(oracle.create_trial('worker-1'))\n"
+        "print('searched')"
+    )
+    ended = boot("script", str(script))
+    assert (ended.out, ended.events) == ("searched\n", [])
+
+
+def test_a_tuner_waits_for_its_chief_once_and_says_why_a_trial_failed(
+    script: Path, python: str, boot: Boot
+) -> None:
+    script.write_text(
+        "from types import SimpleNamespace as Any\n"
+        "from keras_tuner.src.distribute.oracle_client import OracleClient\n"
+        "first = Any(trial_id='0', status='RUNNING', message='Traceback …\\nValueError: x')\n"
+        "last = Any(trial_id='1', status='STOPPED', message=None)\n"
+        "client = OracleClient(first, last)\n"
+        "client.end_trial(client.create_trial('worker-1'))\n"
+        "client.create_trial('worker-1')"
+    )
+    ended = boot("script", str(script), python=python)
+    assert ended.events == [
+        {"type": "waiting_for_peers"},
+        {"type": "ready"},
+        {"type": "trial_ended", "id": "0", "message": "Traceback …\nValueError: x"},
+    ], ended.err
+
+
+def test_a_tuner_for_which_there_is_nothing_yet_does_not_ask_without_end(
+    script: Path, boot: Boot
+) -> None:
+    script.write_text(
+        f"{RECORDED}"
+        "from types import SimpleNamespace as Any\n"
+        "from keras_tuner.src.distribute.oracle_client import OracleClient\n"
+        "client = OracleClient(Any(status='IDLE'), Any(status='STOPPED'))\n"
+        "while client.create_trial('worker-0').status == 'IDLE': pass\n"
+        "print(naps)"
+    )
+    assert boot("script", str(script)).out == "[0.5]\n"
+
+
+def test_a_chief_leaves_soon_after_its_tuners(script: Path, python: str, boot: Boot) -> None:
+    script.write_text(
+        f"{RECORDED}"
+        "from keras_tuner.src.distribute import oracle_chief\n"
+        "class Oracle:\n"
+        "    looks = 0\n"
+        "    def stop_triggered(self): return True\n"
+        "    def has_left(self):\n"
+        "        self.looks += 1\n"
+        "        return self.looks == 2\n"
+        "oracle_chief.start_server(Oracle())\n"
+        "print(naps)"
+    )
+    ended = boot("script", str(script), python=python)
+    # KerasTuner itself would look again after 20 s.
+    assert (ended.out, ended.events) == ("[1, 1.0]\n", [{"type": "ready"}]), ended.err
+
+
+def test_a_chief_whose_oracle_gave_up_ends_instead_of_serving_for_ever(
+    script: Path, python: str, boot: Boot
+) -> None:
+    script.write_text(
+        "import threading\n"
+        "from keras_tuner.src.distribute import oracle_chief\n"
+        "from keras_tuner.src.engine.oracle import Oracle\n"
+        "oracle = Oracle()\n"
+        "oracle.stop_triggered = lambda: False\n"
+        "def answer():\n"
+        "    trial = oracle.create_trial('worker-0')\n"
+        "    oracle.too_many = True\n"
+        "    try: oracle.end_trial(trial)\n"
+        "    except RuntimeError: print('told the tuner', flush=True)\n"
+        "threading.Thread(target=answer).start()\n"
+        "oracle_chief.start_server(oracle)"
+    )
+    ended = boot("script", str(script), python=python)
+    assert (ended.code, ended.out) == (1, "told the tuner\n")
+    error = ended.events[-1]
+    assert (error["type"], error["exception"]) == ("error", "RuntimeError")
+    assert "consecutive failures" in error["message"]
