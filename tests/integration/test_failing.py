@@ -199,7 +199,9 @@ def test_a_failed_prepare_starts_no_task(shell: CommandLine) -> None:
     run = Live(shell, "up", "s.json")
 
     assert run.end() == 3
-    assert "prepare failed on local with exit code 4; no task was started" in run.said()
+    said = " ".join(run.said().split())
+    assert "prepare failed on local with exit code 4; no task was started" in said
+    assert "its last line: no disk" in said
     assert run.log("worker:0") == ""
     assert_whole(run.events(), status="failed", exit_code=3)
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
+
+PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
+DATA_OPTIONS: Final = ("--dataset", "--data-dir")
 
 
 class Runnable(Protocol):
@@ -39,6 +42,16 @@ def argv(
         script = posixpath.normpath(posixpath.join(workdir, what.script))
         return (*start, *(("script",) if boot else ()), script, *args)
     return (*start, "module" if boot else "-m", what.module or "", *args)
+
+
+def data_args(step: Runnable, args: Sequence[str]) -> tuple[str, ...]:
+    """What a ready-made job's arguments say about its data: its prepare step needs the same."""
+    if step.module != PREPARE_MODULE:
+        return ()
+    values = dict(zip(args, (*args[1:], ""), strict=True))
+    alone = (part for name in DATA_OPTIONS if name in values for part in (name, values[name]))
+    joined = (arg for arg in args if arg.startswith(tuple(f"{name}=" for name in DATA_OPTIONS)))
+    return (*alone, *joined)
 
 
 def python_path(current: str | None, bundle: str) -> str:

@@ -129,6 +129,7 @@ class _Making:
                 workdir=self.workdir,
                 bundle=self.around.bundle(node),
                 boot=False,
+                more=command.data_args(step, (*self.spec.job.args, *self.args)),
             )
             env = self.variables.of_prepare(node, its_seats[0].host)
             yield node, Command(argv, env, self.workdir, UNSET)

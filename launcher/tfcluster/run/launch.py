@@ -91,10 +91,19 @@ def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
     if reply["exit_code"] != 0:
         signal = reply.get("signal")
         end = f"signal {signal}" if signal else f"exit code {reply['exit_code']}"
+        said = f"; its last line: {last}" if (last := _last_line(log)) else ""
         raise PrepareError(
-            f"prepare failed on {node} with {end}; no task was started",
+            f"prepare failed on {node} with {end}; no task was started{said}",
             cure=f"its output is in {log}",
         )
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace")[-4096:].split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:

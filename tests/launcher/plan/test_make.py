@@ -318,3 +318,31 @@ def test_a_plan_depends_on_its_values_only(
 ) -> None:
     spec = spec_of({})
     assert make_plan(spec, machine) == make_plan(spec, replace(machine))
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "handed"),
+    [
+        (["--epochs", "3"], [], ()),
+        (["--dataset", "mnist", "--epochs", "3"], [], ("--dataset", "mnist")),
+        (["--dataset", "mnist"], ["--dataset", "cifar10"], ("--dataset", "cifar10")),
+        (["--data-dir=/d"], ["--dataset=mnist"], ("--data-dir=/d", "--dataset=mnist")),
+    ],
+)
+def test_our_prepare_step_prepares_the_data_set_the_job_is_told(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec],
+    machine: Surroundings,
+    given: list[str],
+    typed: list[str],
+    handed: tuple[str, ...],
+) -> None:
+    prepare = {"module": "tfcluster_workers.data.prepare"}
+    spec = spec_of({"job": {"args": given, "prepare": prepare}})
+    command = make_plan(spec, machine, args=typed).prepare["local"]
+    assert command.argv == ("/venv/bin/python", "-m", prepare["module"], *handed)
+
+
+def test_a_prepare_step_of_ones_own_gets_its_own_arguments_only(plan_of: Planner) -> None:
+    prepare = {"module": "data.prepare", "args": ["--all"]}
+    plan = plan_of({"job": {"args": ["--dataset", "mnist"], "prepare": prepare}})
+    assert plan.prepare["local"].argv[2:] == ("data.prepare", "--all")

@@ -173,8 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Prepare a TFDS data set on this node.")
     parser.add_argument("--dataset", default="synthetic_digits", metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
-    # A job's own arguments may follow: the launcher hands the same list to both.
-    options, _ = parser.parse_known_args(arguments)
+    options = parser.parse_args(arguments)
     # Ends as Ctrl-C does, so that what is half done is removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
