@@ -72,7 +72,12 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
 def load(chosen: argparse.Namespace, split: str, *, take: int | None = None) -> Any:
     """The examples of `split`, in a fixed order."""
     return pipeline.load(
-        chosen.dataset, split, data_dir=chosen.data_dir, take=take, cache=chosen.cache
+        chosen.dataset,
+        split,
+        data_dir=chosen.data_dir,
+        take=take,
+        cache=chosen.cache,
+        policy=chosen.shard_policy,
     )
 
 
