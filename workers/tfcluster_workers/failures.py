@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
+from typing import Any
 
 from tfcluster_workers import reporting
 
@@ -36,10 +37,17 @@ def report(error: BaseException) -> None:
 
 
 def message_of(error: BaseException) -> str:
+    """What it says; inside a `tf.function` without the stack that AutoGraph writes before it."""
     try:
-        return str(error)
+        cause = getattr(_autograph_of(error), "cause_message", None)
+        return cause.removeprefix(f"{type(error).__name__}: ") if cause else str(error)
     except Exception:
         return "(its text cannot be shown)"
+
+
+def _autograph_of(error: BaseException) -> Any:
+    """What AutoGraph knows of an error in code that it has rewritten (pyct/error_utils.py)."""
+    return getattr(error, "ag_error_metadata", None)
 
 
 def without_our_frames(start: TracebackType | None) -> TracebackType | None:
@@ -63,13 +71,18 @@ def place(error: BaseException, users: TracebackType | None) -> tuple[str | None
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
     frames = [(tb.tb_frame.f_code.co_filename, tb.tb_lineno) for tb in _walk(users)]
+    converted = getattr(_autograph_of(error), "translated_stack", ())
+    frames += [(frame.filename, frame.lineno) for frame in reversed(converted)]
     own = [frame for frame in frames if not _is_foreign(frame[0])]
     chosen = own or frames
     return chosen[-1] if chosen else (None, None)
 
 
 def _is_foreign(file: str) -> bool:
-    return file.startswith("<") or file.startswith(tuple(_library_folders()))
+    name = os.path.basename(file)
+    if file.startswith("<") or name.startswith("__autograph_generated_file"):
+        return True
+    return file.startswith(tuple(_library_folders()))
 
 
 def _library_folders() -> list[str]:

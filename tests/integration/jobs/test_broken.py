@@ -1,0 +1,58 @@
+"""The job that fails on purpose: what its page teaches to read is what is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+
+JOB = Path(__file__).parents[3] / "workers/tfcluster_workers/jobs/broken.py"
+WRONG_LINE = 1 + JOB.read_text().splitlines().index("            logits = images @ weights")
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="module", params=list(PYTHONS))
+def broken(lab: Lab, request: pytest.FixtureRequest) -> Trained:
+    """`tfcluster up cluster_specs/broken-2w.json` by either TensorFlow."""
+    return lab.train("up", str(SPECS / "broken-2w.json"), f"--python={PYTHONS[request.param]}")
+
+
+def test_the_run_fails_after_19_steps_of_both(broken: Trained) -> None:
+    assert broken.code == 1, broken.complaint()
+    for task in ("worker:0", "worker:1"):
+        steps = broken.said(task, r"^step (\d+)  loss")
+        assert steps == [str(step) for step in range(1, 20)]
+
+
+def test_the_cause_is_worker_1_with_its_exception_and_the_line_of_the_job(broken: Trained) -> None:
+    (diagnosis,) = broken.of("diagnosis")
+    cause = diagnosis["root_cause"]
+    assert cause["task"] == "worker:1"
+    assert "root cause: worker:1, exit 1" in broken.err
+    said = " ".join(broken.err.split())
+    assert "ValueError: Dimensions must be equal, but are 756 and 784 for" in said
+    assert f"(broken.py:{WRONG_LINE})" in said
+    (error,) = broken.of("task_error", "worker:1")
+    assert (Path(error["file"]).name, error["line"]) == (JOB.name, WRONG_LINE)
+
+
+def test_worker_0_is_collateral_whatever_it_said(broken: Trained) -> None:
+    (diagnosis,) = broken.of("diagnosis")
+    assert diagnosis["collateral"] == ["worker:0"]
+    assert "worker:1  exit 1 (cause)" in broken.err
+    assert broken.said("worker:0", "Collective ops is aborted"), "the noise that hides a cause"
+
+
+def test_it_is_not_started_again_and_says_why(broken: Trained) -> None:
+    assert broken.of("restarting") == []
+    assert "Not started again" in broken.err
