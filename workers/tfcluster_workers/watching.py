@@ -74,11 +74,10 @@ def _fit(module: ModuleType) -> None:
     keras_watch.watch_fit(module)
 
 
-def _keras_3_trainer(module: ModuleType) -> None:
+def _keras(module: ModuleType) -> None:
     from tfcluster_workers import keras3
 
-    keras3.mend_trainer(module)
-    _fit(module)
+    keras3.attach()
 
 
 def _search(module: ModuleType) -> None:
@@ -129,13 +128,14 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.training.server_lib": _server,
     "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
     "tensorflow_estimator.python.estimator.estimator": _estimator,
+    "keras": _keras,
     # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
     "keras.src.callbacks": _callbacks,
     "keras.src.callbacks.callback_list": _callback_list,
     "tf_keras.src.callbacks": _callbacks,
     "keras.src.engine.training": _fit,
     "tf_keras.src.engine.training": _fit,
-    "keras.src.backend.tensorflow.trainer": _keras_3_trainer,
+    "keras.src.backend.tensorflow.trainer": _fit,
     "keras_tuner.src.engine.base_tuner": _search,
     "keras_tuner.engine.base_tuner": _search,
     "keras_tuner.src.engine.oracle": _oracle,

@@ -1,0 +1,106 @@
+"""Gradients are summed over the workers before anything is decided by them.
+
+Keras 3 sums them last (backend/tensorflow/optimizer.py): each worker clips its own share, and
+LossScaleOptimizer has each look for overflows in its own, so that one skips the step in which the
+others wait for it, for ever. Keras 2 summed first, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tfcluster_workers import keras3, keras3_batches
+
+
+def mend() -> None:
+    """Sum first in every optimizer of Keras."""
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+
+    for owner in (BaseOptimizer, LossScaleOptimizer):
+        _sum_first(owner)
+    _sum_no_more(TFOptimizer)
+
+
+def _is_replica_of_many() -> bool:
+    import tensorflow as tf
+
+    from tfcluster_workers import keras3_trainer
+
+    if tf.distribute.get_replica_context() is None:
+        return False
+    return keras3_trainer.spans_workers(tf.distribute.get_strategy())
+
+
+def _sum_first(owner: Any) -> None:
+    original = owner.apply
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if not _is_replica_of_many() or hasattr(self, "_gets_sums"):
+            return original(self, grads, trainable_variables)
+        _refuse_accumulation(self)
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is not None:
+            _refuse_accumulation(inner)
+            vars(inner)["_gets_sums"] = True
+        grads = list(grads)
+        variables = trainable_variables
+        if variables is not None:
+            variables = list(variables)
+        return original(self, _summed(grads, variables or [None] * len(grads)), variables)
+
+    owner.apply = apply
+
+
+def _summed(grads: list[Any], variables: list[Any]) -> list[Any]:
+    """Over all replicas; None stays, and so does what replaces its variable (fp8 scales)."""
+    import tensorflow as tf
+
+    wanted = [
+        place
+        for place, (grad, variable) in enumerate(zip(grads, variables))
+        if grad is not None and not getattr(variable, "overwrite_with_gradient", False)
+    ]
+    if not wanted:
+        return grads
+    shares = [_scaled(grads[place]) for place in wanted]
+    replica = tf.distribute.get_replica_context()
+    for place, total in zip(wanted, replica.all_reduce(tf.distribute.ReduceOp.SUM, shares)):
+        grads[place] = total
+    return grads
+
+
+def _scaled(grad: Any) -> Any:
+    import tensorflow as tf
+
+    share = keras3_batches.share_of_gradients()
+    if share is None:
+        return grad
+    if isinstance(grad, tf.IndexedSlices):
+        values = grad.values * tf.cast(share, grad.dtype)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return grad * tf.cast(share, grad.dtype)
+
+
+def _refuse_accumulation(optimizer: Any) -> None:
+    """Its `cond` in a replica cannot hold an update of mirrored variables (TensorFlow's rule)."""
+    if getattr(optimizer, "gradient_accumulation_steps", None):
+        raise keras3.Keras3Error(
+            "gradient_accumulation_steps of Keras 3 does not work under a tf.distribute strategy:"
+            " leave it out and use more workers, or keras.version 2 with a loop of your own"
+        )
+
+
+def _sum_no_more(owner: Any) -> None:
+    original = owner._all_reduce_sum_gradients
+
+    @functools.wraps(original)
+    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+        if _is_replica_of_many():
+            return list(grads_and_vars)  # `apply` has summed them
+        return original(self, grads_and_vars)
+
+    owner._all_reduce_sum_gradients = _all_reduce_sum_gradients

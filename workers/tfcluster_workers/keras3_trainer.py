@@ -1,0 +1,151 @@
+"""The two functions of Keras 3's TensorFlow trainer that fail on several workers, replaced.
+
+`reduce_per_replica` takes the mean of scalar logs over axis 0 (keras#20585, tensorflow#72388), and
+`_maybe_symbolic_build` hands a batch in parts, or a dict of them (keras#20329), to
+`Strategy.reduce`, which takes neither.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from tfcluster_workers import keras3, keras3_batches, keras3_variables
+
+
+def spans_workers(strategy: Any) -> bool:
+    """Whether `strategy` is a MultiWorkerMirroredStrategy of two workers and more."""
+    import tensorflow as tf
+
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return False
+    return bool(strategy.extended._in_multi_worker_mode())
+
+
+def what_is_unknown(trainer: Any) -> str:
+    """The first function to be replaced that is not the one we know; empty if all are."""
+    known: dict[str, tuple[Any, tuple[str, ...], set[str]]] = {
+        "reduce_per_replica": (
+            getattr(trainer, "reduce_per_replica", None),
+            ("values", "strategy", "reduction"),
+            {"MEAN", "reduce", "_collective_all_reduce_multi_worker"},
+        ),
+        "TensorFlowTrainer._maybe_symbolic_build": (
+            # Keras 3.3 has none: a model is built in its first step
+            getattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _absent),
+            ("self", "iterator", "data_batch"),
+            {"MEAN", "DistributedValues", "_symbolic_build"},
+        ),
+    }
+    for name, (function, parameters, words) in known.items():
+        if function is _absent:
+            continue
+        if function is None or tuple(inspect.signature(function).parameters) != parameters:
+            return name
+        if not words <= set(_words(inspect.unwrap(function).__code__)):
+            return name
+    return ""
+
+
+def _absent() -> None:
+    """Stands for a function that a release does not have."""
+
+
+def _words(code: CodeType) -> Iterator[str]:
+    """Names and texts that a function uses, its inner functions' too; needs no source."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _words(constant)
+        elif isinstance(constant, str):
+            yield constant
+
+
+def mend(trainer: Any) -> None:
+    """Replace both in the module `trainer`."""
+    _mend_reduction(trainer)
+    if hasattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build"):
+        _mend_build(trainer)
+
+
+def _mend_reduction(trainer: Any) -> None:
+    original = trainer.reduce_per_replica
+
+    @functools.wraps(original)
+    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+        if reduction not in {"auto", "mean"} or not spans_workers(strategy):
+            return original(values, strategy, reduction)
+        flat = _mean_over_replicas(strategy, trainer.tree.flatten(values))
+        return trainer.tree.pack_sequence_as(values, flat)
+
+    trainer.reduce_per_replica = reduce_per_replica
+
+
+def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
+    """The mean of each; scalars of one type travel together, in one collective."""
+    import tensorflow as tf
+
+    def travels_along(value: Any) -> bool:
+        return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype == tf.float32
+
+    means = list(values)
+    together = [place for place, value in enumerate(values) if travels_along(value)]
+    if together:
+        scalars = tf.stack([values[place] for place in together])
+        found = tf.unstack(strategy.reduce("MEAN", scalars, axis=None), num=len(together))
+        for place, mean in zip(together, found):
+            means[place] = mean
+    for place in set(range(len(values))) - set(together):
+        means[place] = strategy.reduce("MEAN", values[place], axis=None)
+    return means
+
+
+def _mend_build(trainer: Any) -> None:
+    owner = trainer.TensorFlowTrainer
+    original = owner._maybe_symbolic_build
+
+    @functools.wraps(original)
+    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+        if not spans_workers(self._distribute_strategy):
+            return original(self, iterator=iterator, data_batch=data_batch)
+        if iterator is not None:
+            data_batch = _first_batch(trainer.tree, iterator, self._distribute_strategy)
+        with self._distribute_strategy.scope():
+            return self._symbolic_build(data_batch=data_batch)
+
+    owner._maybe_symbolic_build = _maybe_symbolic_build
+
+
+def _first_batch(tree: Any, iterator: Any, strategy: Any) -> Any:
+    """What the first replica of this task would get: its shapes are everybody's."""
+    epoch = iterator.enumerate_epoch() if hasattr(iterator, "enumerate_epoch") else iterator
+    for found in epoch:
+        batch = next(found[-1])
+        return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
+    return None
+
+
+def check_before_use(trainer: Any) -> None:
+    """Refuse what cannot work on several workers before the first step, with the cure."""
+    owner = trainer.TensorFlowTrainer
+    steps = {"make_train_function": "train_step", "make_test_function": "test_step"}
+    for name, step in {**steps, "make_predict_function": ""}.items():
+        _check(trainer, owner, name, step)
+
+
+def _check(trainer: Any, owner: Any, name: str, step: str) -> None:
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if spans_workers(self.distribute_strategy):
+            keras3.require_mended(trainer)
+            if step:
+                keras3_variables.require_shared_metrics(self)
+                keras3_batches.weight_shares(self, step)
+        return original(self, *args, **kwargs)
+
+    setattr(owner, name, checked)
