@@ -39,8 +39,12 @@ def attach() -> None:
     from tfcluster_workers import keras3_trainer
 
     if not _obstacle(trainer):
-        from tfcluster_workers import keras3_batches, keras3_optimizers
-        from tfcluster_workers import keras3_seeds, keras3_variables
+        from tfcluster_workers import (
+            keras3_batches,
+            keras3_optimizers,
+            keras3_seeds,
+            keras3_variables,
+        )
 
         keras3_seeds.mend()
         keras3_variables.mend()
