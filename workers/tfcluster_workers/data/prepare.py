@@ -114,7 +114,12 @@ def _fetch(made: Any, name: str, folder: Path) -> None:
     downloads = folder / "downloads"
     missing = sources.missing(made, downloads)
     own = downloads / "manual" / made.name
-    config = tfds.download.DownloadConfig(manual_dir=own if own.is_dir() else None)
+    config = tfds.download.DownloadConfig(
+        manual_dir=own if own.is_dir() else None,
+        # mnist and fashion_mnist name their files alike: TFDS would take what it has extracted of
+        # one for the other.
+        extract_dir=downloads / "extracted" / made.name,
+    )
     try:
         network.require(missing)
         size = f", {made.info.download_size} to fetch" if missing else ""
@@ -135,7 +140,8 @@ def _fetch(made: Any, name: str, folder: Path) -> None:
 def _reason(error: BaseException) -> str:
     if isinstance(error, network.UnreachableError):
         return str(error)
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    said = str(error).partition(":\n* Expected")[0]  # of a wrong checksum, the numbers
+    return f"{type(error).__name__}: {' '.join(said.split())[:300]}"
 
 
 def _is_full(error: BaseException) -> bool:
