@@ -49,6 +49,19 @@ MESSAGES = [
         "Attempt to convert a value (PerReplica:{\n  0: <tf.Tensor>\n}) with an unsupported type",
     ),
     (
+        "keras-3-refused",
+        Kind.PERMANENT,
+        "tfcluster_workers.keras3.Keras3Error",
+        "the metric `top` was made outside strategy.scope(), so each worker would count its own"
+        " share only: make it inside",
+    ),
+    (
+        "keras-3-refused",
+        Kind.PERMANENT,
+        "SystemExit",
+        "keras_mnist: Keras 3.16.0 is not among the releases whose `fit` tfcluster mends",
+    ),
+    (
         "estimator-removed",
         Kind.PERMANENT,
         "AttributeError",
