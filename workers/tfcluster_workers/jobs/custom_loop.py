@@ -109,14 +109,15 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
     openings.announce(
         "custom_loop", chosen, keras=keras, model=loop.model, replicas=replicas, batch=loop.batch
     )
-    batches = openings.batches(chosen, examples, loop.batch, drop_remainder=True)
-    data = epochs.Data(strategy, batches, steps=pipeline.count(batches))
+    batches = openings.batches(chosen, examples, loop.batch, training=True)
     saving = LoopCheckpoints(strategy, **loop.state())
     if saving.steps_done:
         print(f"resuming after step {saving.steps_done}", flush=True)
+    per_epoch = pipeline.count(batches)
+    data = epochs.distribute(strategy, batches, steps=per_epoch, done=saving.steps_done)
     way = epochs.WAYS[chosen.iterate](loop.step)
-    for epoch in range(saving.steps_done // data.steps, chosen.epochs):
-        for steps, function, arguments in way(data, saving.steps_done % data.steps):
+    for epoch in range(saving.steps_done // per_epoch, chosen.epochs):
+        for steps, function, arguments in way(data, saving.steps_done % per_epoch):
             loss = saving.run(function, *arguments)
             loop.loss_sum.assign_add(loss)
             saving.step.assign_add(steps)
@@ -127,7 +128,7 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
                 batch_size=loop.batch,
                 steps_per_execution=steps,
             )
-        loop.end_epoch(epoch + 1, data.steps)
+        loop.end_epoch(epoch + 1, per_epoch)
         if (epoch + 1) % chosen.save_every == 0 or epoch + 1 == chosen.epochs:
             saving.save()
     reporting.finished()

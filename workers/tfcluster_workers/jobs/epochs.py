@@ -9,61 +9,75 @@ A call cannot be interrupted: progress is told and SIGTERM is answered between c
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Callable
 
 from tfcluster_workers import keras_choice
 
 Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
 """How many steps it does; what to call; with what. It returns the sum of the steps' losses."""
+Step = Callable[[Any], Any]
+"""One step of all replicas with one distributed batch; returns the loss."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Data:
-    """The batches of an epoch, the same and in the same order each time."""
+    """Batches on all replicas, in the same order in each epoch."""
 
-    strategy: Any
-    batches: Any
+    iterator: Any
+    """Goes on into the next epoch by itself: to end one and begin another can take seconds."""
     steps: int
     """In one epoch."""
-    _whole: Any = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._whole = self.strategy.experimental_distribute_dataset(self.batches)
 
-    def epoch(self, *, first: int) -> Any:
-        """A distributed dataset of one epoch from step `first` on."""
-        if first == 0:
-            return self._whole
-        return self.strategy.experimental_distribute_dataset(self.batches.skip(first))
-
-    def endless(self, *, first: int) -> Any:
-        """An iterator that goes on into the next epochs."""
-        rest = self.batches.repeat().skip(first)
-        return iter(self.strategy.experimental_distribute_dataset(rest))
+def distribute(strategy: Any, batches: Any, *, steps: int, done: int) -> Data:
+    """`batches` (a tf.data.Dataset of one epoch of `steps`) from where `done` steps have led."""
+    rest = batches.repeat().skip(done % steps)
+    return Data(iter(strategy.experimental_distribute_dataset(rest)), steps)
 
 
 Way = Callable[[Data, int], Iterator[Call]]
 """Called for each epoch with the number of its steps that are done already."""
 
 
-def by_for(step: Callable[[Any], Any]) -> Way:
+def by_for(step: Step) -> Way:
     """`for` outside, around one compiled step."""
     import tensorflow as tf
 
     compiled = tf.function(step)
 
-    def epoch(data: Data, first: int) -> Iterator[Call]:
-        for batch in data.epoch(first=first):
+    def epoch(data: Data, done: int) -> Iterator[Call]:
+        for batch in islice(data.iterator, data.steps - done):
             yield 1, compiled, (batch,)
 
     return epoch
 
 
-def by_steps(step: Callable[[Any], Any]) -> Way:
-    """An iterator with a step count; one iterator for all epochs: ending one can take seconds."""
+def by_steps(step: Step) -> Way:
+    """An iterator with a step count: the function takes its batches itself."""
+    compiled, at_once = _several(step), keras_choice.steps_per_execution()
+
+    def epoch(data: Data, done: int) -> Iterator[Call]:
+        for first in range(done, data.steps, at_once):
+            steps = min(at_once, data.steps - first)
+            yield steps, compiled, (data.iterator, steps)
+
+    return epoch
+
+
+def by_function(step: Step) -> Way:
+    """The whole epoch inside `tf.function`."""
+    compiled = _several(step)
+
+    def epoch(data: Data, done: int) -> Iterator[Call]:
+        yield data.steps - done, compiled, (data.iterator, data.steps - done)
+
+    return epoch
+
+
+def _several(step: Step) -> Callable[[Any, int], Any]:
     import tensorflow as tf
 
     def several(iterator: Any, steps: Any) -> Any:
@@ -73,37 +87,7 @@ def by_steps(step: Callable[[Any], Any]) -> Way:
         return total
 
     compiled = tf.function(several)
-    at_once = keras_choice.steps_per_execution()
-    iterators: list[Any] = []
-
-    def epoch(data: Data, first: int) -> Iterator[Call]:
-        if not iterators:
-            iterators.append(data.endless(first=first))
-        for done in range(first, data.steps, at_once):
-            steps = min(at_once, data.steps - done)
-            yield steps, compiled, (iterators[0], tf.constant(steps))
-
-    return epoch
-
-
-def by_function(step: Callable[[Any], Any]) -> Way:
-    """The whole epoch inside `tf.function`."""
-    import tensorflow as tf
-
-    def whole(batches: Any) -> Any:
-        total = tf.constant(0.0)
-        for batch in batches:
-            total += step(batch)
-        return total
-
-    compiled = tf.function(whole)
-    # TensorFlow asks in the function for options that it has read outside already.
-    warnings.filterwarnings("ignore", message="To make it possible to preserve tf.data options")
-
-    def epoch(data: Data, first: int) -> Iterator[Call]:
-        yield data.steps - first, compiled, (data.epoch(first=first),)
-
-    return epoch
+    return lambda iterator, steps: compiled(iterator, tf.constant(steps))
 
 
 WAYS = {"for": by_for, "steps": by_steps, "function": by_function}

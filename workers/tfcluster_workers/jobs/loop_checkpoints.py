@@ -91,6 +91,6 @@ class LoopCheckpoints:
     def close(self) -> None:
         """Nothing is left to save: SIGTERM ends the task again."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._handler = None  # ends its threads
+        self._handler.__del__()  # ends its threads; they hold it, so nothing else would call it
         if not self._here.is_chief:
             shutil.rmtree(self._here.save_dir, ignore_errors=True)

@@ -13,7 +13,7 @@ def evaluate(keras: Any, chosen: argparse.Namespace, loop: Any) -> tuple[float, 
     import tensorflow as tf
 
     tests = openings.examples(chosen, "test")
-    batches = openings.batches(chosen, tests, loop.batch, drop_remainder=False)
+    batches = openings.batches(chosen, tests, loop.batch, training=False)
     with loop.strategy.scope():
         losses = keras.metrics.Mean(name="test_loss")
         accuracy = keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")

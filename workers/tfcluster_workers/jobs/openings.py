@@ -11,23 +11,27 @@ from tfcluster_workers.data import pipeline
 
 def examples(chosen: argparse.Namespace, split: str) -> Any:
     """The examples of `split` in a fixed order; of `train`, as many as were asked for."""
+    training = split == "train"
     return pipeline.load(
         chosen.dataset,
         split,
         data_dir=chosen.data_dir,
-        take=chosen.examples if split == "train" else None,
+        take=chosen.examples if training else None,
         cache=chosen.cache,
-        policy=chosen.shard_policy,
+        policy=chosen.shard_policy if training else "data",
     )
 
 
-def batches(chosen: argparse.Namespace, examples: Any, size: int, *, drop_remainder: bool) -> Any:
-    """Global batches of `size`; each worker gets its share of them."""
+def batches(chosen: argparse.Namespace, examples: Any, size: int, *, training: bool) -> Any:
+    """Global batches of `size`, of which each worker gets its share; full ones for training.
+
+    A test is always of all examples, whatever the sharding policy.
+    """
     return pipeline.batches(
         examples,
         size,
-        drop_remainder=drop_remainder,
-        policy=chosen.shard_policy,
+        drop_remainder=training,
+        policy=chosen.shard_policy if training else "data",
         prefetch=chosen.prefetch,
     )
 

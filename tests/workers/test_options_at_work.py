@@ -1,0 +1,171 @@
+"""Each option and setting of the jobs visibly takes effect, under a real TensorFlow.
+
+One process for each TensorFlow tries all of them, and tells what it saw in lines of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from .conftest import PYTHONS
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+class Ended(Protocol):
+    code: int
+    out: str
+    err: str
+
+    def of(self, kind: str) -> list[dict[str, Any]]: ...
+
+
+FIT = """
+import json, os, sys, threading
+from tfcluster_workers import keras_choice
+from tfcluster_workers.jobs import custom_loop, keras_mnist, openings
+
+keras = keras_choice.load()
+import tensorflow as tf
+
+SMALL = ["--epochs=2", "--examples=960"]
+
+def tell(what, **seen):
+    print(json.dumps({"what": what, **seen}), flush=True)
+
+def dtypes(model):
+    return sorted({(layer.compute_dtype, layer.variable_dtype)
+                   for layer in model.layers if layer.trainable_variables})
+
+def settings(**values):
+    os.environ["TFCLUSTER_SETTINGS"] = json.dumps({"strategy": "default", **values})
+
+watchers = keras_mnist.watchers
+def counting(keras, model, *more):
+    tell("dtypes", of=dtypes(model), optimizer=type(model.optimizer).__name__)
+    told = lambda batch, logs: ends.append(batch)
+    return [*watchers(keras, model, *more), keras.callbacks.LambdaCallback(on_train_batch_end=told)]
+keras_mnist.watchers = counting
+
+for number, values in enumerate([
+    {},
+    {"precision": "mixed_bfloat16", "steps_per_execution": 5},
+    {"precision": "mixed_float16"},
+]):
+    settings(**values)
+    os.environ["TFCLUSTER_CHECKPOINT_DIR"] = os.path.abspath(f"fit-{number}")
+    ends = []
+    loss, accuracy = keras_mnist.train(keras, keras_mnist.parse(SMALL))
+    tell("fit", ends=ends, loss=loss)
+
+os.environ["TFCLUSTER_CHECKPOINT_DIR"] = os.path.abspath("loop")
+loops = []
+class Loop(custom_loop.Loop):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        loops.append(self)
+custom_loop.Loop = Loop
+custom_loop.train(keras, custom_loop.parse(["--epochs=4", "--examples=960"]))
+(loop,) = loops
+tell("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
+"""
+DATA = """
+import json, shutil, time
+from tfcluster_workers.jobs import custom_loop, openings
+import tensorflow as tf
+
+def tell(what, **seen):
+    print(json.dumps({"what": what, **seen}), flush=True)
+
+for policy in ("auto", "file", "data", "off"):
+    chosen = custom_loop.parse(["--shard-policy", policy])
+    made = openings.batches(chosen, tf.data.Dataset.range(8), 4, training=True)
+    tell("policy", asked=policy, set=made.options().experimental_distribute.auto_shard_policy.name)
+
+for prefetch, wanted in (("0", 2), ("3", 8)):
+    pulled = []
+    def source():
+        for number in range(100):
+            pulled.append(number)
+            yield number
+    examples = tf.data.Dataset.from_generator(
+        source, output_signature=tf.TensorSpec((), tf.int64))
+    chosen = custom_loop.parse(["--prefetch", prefetch])
+    iterator = iter(openings.batches(chosen, examples, 2, training=True))
+    next(iterator)
+    while len(pulled) < wanted:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    tell("prefetch", asked=prefetch, pulled=len(pulled))
+
+for number, cache in enumerate(("--cache", "--no-cache")):
+    chosen = custom_loop.parse([cache, "--examples=100", f"--data-dir=data-{number}"])
+    examples = openings.examples(chosen, "train")
+    once = sum(1 for _ in examples)
+    shutil.rmtree(f"data-{number}")
+    try:
+        again = sum(1 for _ in examples)
+    except tf.errors.OpError:
+        again = 0
+    tell("cache", asked=cache, once=once, again=again)
+"""
+
+
+def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
+    assert ended.code == 0, ended.err[-4000:]
+    told = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"what"')]
+    return [line for line in told if line["what"] == what]
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_precision_and_steps_per_execution(
+    boot: Callable[..., Ended], tmp_path: Path, tensorflow: str
+) -> None:
+    (tmp_path / "fit.py").write_text(FIT)
+    env = {"TFDS_DATA_DIR": str(tmp_path / "tfds")}
+    ended = boot("script", str(tmp_path / "fit.py"), python=PYTHONS[tensorflow], env=env)
+
+    plain, bfloat16, float16 = lines_of(ended, "dtypes")
+    assert plain["of"] == [["float32", "float32"]]
+    # The last layer gives logits in float32.
+    assert bfloat16["of"] == [["bfloat16", "float32"], ["float32", "float32"]]
+    assert float16["of"] == [["float16", "float32"], ["float32", "float32"]]
+    assert float16["optimizer"].startswith("LossScaleOptimizer")
+    assert "computes in bfloat16/float32, keeps float32 variables" in ended.out
+
+    each, fifth, _ = (line["ends"] for line in lines_of(ended, "fit"))
+    assert each == [*range(10)] * 2
+    assert fifth == [4, 9] * 2
+
+    losses = [line["loss"] for line in lines_of(ended, "fit")]
+    assert losses == pytest.approx([losses[0]] * 3, rel=0.05)
+
+    (loop,) = lines_of(ended, "loop")
+    assert loop["dtypes"] == [["float16", "float32"], ["float32", "float32"]]
+    assert loop["optimizer"].startswith("LossScaleOptimizer")
+    first, *_, last = (
+        float(line.split()[3]) for line in ended.out.splitlines() if "accuracy" in line
+    )
+    assert last < first
+
+    notes = [event["message"] for event in ended.of("note")]
+    assert [note for note in notes if "slower than float32" in note] == [
+        note for note in notes if note.startswith("mixed_float16 on a CPU works")
+    ]
+    assert sum("mixed_float16 on a CPU works" in note for note in notes) == 1
+
+
+def test_sharding_prefetch_and_cache(boot: Callable[..., Ended], tmp_path: Path) -> None:
+    (tmp_path / "data.py").write_text(DATA)
+    ended = boot("script", str(tmp_path / "data.py"), python=PYTHONS["tf215"])
+    for line in lines_of(ended, "policy"):
+        assert line["set"] == line["asked"].upper()
+    assert [line["pulled"] for line in lines_of(ended, "prefetch")] == [2, 8]
+    cached, uncached = lines_of(ended, "cache")
+    assert (cached["once"], cached["again"]) == (100, 100)
+    assert (uncached["once"], uncached["again"]) == (100, 0)
