@@ -126,6 +126,7 @@ class FitReporter:
         self._epoch = 0
         self._per_execution = 1
         self._is_first = True
+        self._is_resuming = False
         self._looked_at = float("-inf")
         self._sums_replicas = sums_replicas
 
@@ -141,11 +142,18 @@ class FitReporter:
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._base = self._step = steps_done(self._model)
+        self._is_resuming = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
         self._base = self._step
         self._per_execution = _steps_per_execution(self._model)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._is_resuming:
+            # Keras 2's BackupAndRestore goes on in the midst of an epoch, at batch 5 of it.
+            self._is_resuming = False
+            self._base -= batch
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_first:

@@ -1,0 +1,86 @@
+"""A script of a user's: every callback of Keras that writes, named by relative paths, unmodified.
+
+The tasks share the working directory; then each goes into one of its own. A line of output for
+each of the two says what the task saw of the real paths while it trained.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+keras: Any = tf.keras if sys.argv[1] == "tf.keras" else importlib.import_module(sys.argv[1])
+
+
+def written() -> list[str]:
+    """Every file below the working directory that is in nobody's temporary folder."""
+    files = (path for path in pathlib.Path().rglob("*") if path.is_file())
+    return sorted(str(path) for path in files if "workertemp_" not in str(path))
+
+
+class Witness(keras.callbacks.Callback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.seen.update(written())
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.update(written())
+
+
+def build() -> Any:
+    layers = keras.layers
+    model = keras.Sequential(
+        [layers.Input((4,)), layers.Dense(8), layers.BatchNormalization(), layers.Dense(1)]
+    )
+    model.compile(optimizer=keras.optimizers.Adam(1e-2), loss="mse", metrics=["mae"])
+    return model
+
+
+def fit(name: str, epochs: int) -> None:
+    witness, callbacks = Witness(), keras.callbacks
+    history = model.fit(
+        batches,
+        epochs=epochs,
+        steps_per_epoch=4,
+        verbose=0,
+        callbacks=[
+            callbacks.ModelCheckpoint("out/{epoch}.weights.h5", save_weights_only=True),
+            callbacks.ModelCheckpoint("best.keras", monitor="loss", save_best_only=True),
+            callbacks.BackupAndRestore("backup"),
+            callbacks.TensorBoard("logs", histogram_freq=1),
+            callbacks.CSVLogger("log.csv"),
+            witness,
+        ],
+    )
+    left = sorted(str(path) for path in pathlib.Path().rglob("*") if path.is_dir())
+    facts = {"epochs": len(history.history["loss"]), "seen": sorted(witness.seen), "folders": left}
+    print(name, json.dumps(facts), flush=True)
+
+
+random = np.random.default_rng(0)
+x = random.normal(size=(48, 4)).astype("float32")
+data = tf.data.Dataset.from_tensor_slices((x, x.sum(axis=1, keepdims=True))).batch(12).repeat()
+options = tf.data.Options()
+options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+batches = data.with_options(options)
+
+keras.utils.set_random_seed(3)
+with strategy.scope():
+    model = build()
+fit("shared", 2)
+os.mkdir(os.environ["OWN"])
+os.chdir(os.environ["OWN"])
+fit("own", 2)
+total = sum(float(np.abs(np.asarray(weight)).sum()) for weight in model.trainable_variables)
+print("weights", total, flush=True)

@@ -1,0 +1,100 @@
+"""Keras's own callbacks on two workers: one writes, all save, whatever the file system."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from .conftest import PYTHONS
+
+# A gang of TensorFlow for each Keras, on two busy cores.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+SCRIPT = Path(__file__).with_name("stock_callbacks.py")
+CHIEF, OTHER = "worker:0", "worker:1"
+
+
+class Finished(Protocol):
+    code: int
+    text: str
+    events: list[dict[str, Any]]
+
+    def line(self, start: str) -> str: ...
+
+
+@dataclass
+class Ran:
+    """Two workers that ran the script, and the folder they shared."""
+
+    tasks: dict[str, Finished]
+    shared: Path
+
+    def facts(self, task: str, place: str) -> Any:
+        lines = self.tasks[task].text.splitlines()
+        (line,) = [line for line in lines if line.startswith(f"{place} ")]
+        return json.loads(line.removeprefix(f"{place} "))
+
+
+@pytest.fixture(scope="module", params=[("newest", "keras"), ("tf215", "tf.keras")])
+def ran(
+    request: pytest.FixtureRequest,
+    gang: Callable[..., dict[str, Finished]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Ran:
+    python, keras = request.param
+    folder = tmp_path_factory.mktemp("shared")
+    own = tmp_path_factory.mktemp("own")
+    tasks = gang(
+        PYTHONS[python],
+        [CHIEF, OTHER],
+        ["script", str(SCRIPT), keras],
+        cwd=folder,
+        env=lambda task: {"OWN": str(own / task)},
+    )
+    for task in tasks.values():
+        assert task.code == 0, task.text[-4000:]
+    return Ran(tasks, folder)
+
+
+def test_both_workers_train_alike_through_every_epoch(ran: Ran) -> None:
+    for place in ("shared", "own"):
+        assert [ran.facts(task, place)["epochs"] for task in ran.tasks] == [2, 2]
+    weights = [task.text.splitlines()[-1].split()[1] for task in ran.tasks.values()]
+    assert weights[0] == weights[1]
+
+
+def test_of_separate_folders_only_the_chiefs_gets_files(ran: Ran) -> None:
+    assert ran.facts(OTHER, "own")["seen"] == []
+    names = {name.split("/")[0] for name in ran.facts(CHIEF, "own")["seen"]}
+    assert names == {"out", "best.keras", "backup", "logs", "log.csv"}
+
+
+def test_in_a_shared_folder_one_worker_writes(ran: Ran) -> None:
+    names = {path.name: path for path in ran.shared.rglob("*") if path.is_file()}
+    rows = names["log.csv"].read_text().splitlines()
+    assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1"]
+    events = [name for name in names if name.startswith("events.out")]
+    assert len(events) == 1, "of one process"
+    with zipfile.ZipFile(names["best.keras"]) as whole:
+        assert whole.testzip() is None
+        assert {"config.json", "model.weights.h5"} <= set(whole.namelist())
+
+
+def test_nobody_leaves_a_temporary_folder_or_a_backup(ran: Ran) -> None:
+    for task in ran.tasks:
+        for place in ("shared", "own"):
+            found = ran.facts(task, place)["folders"]
+            assert not [name for name in found if "workertemp_" in name]
+    assert [p for p in (ran.shared / "backup").rglob("*") if p.is_file()] == []
+
+
+def test_the_chief_tells_each_backup_with_its_step(ran: Ran) -> None:
+    saved = [event for event in ran.tasks[CHIEF].events if event["type"] == "saved"]
+    assert [event["step"] for event in saved] == [4, 8, 12, 16]
+    assert saved[0]["path"] == str(ran.shared / "backup")
+    assert not [event for event in ran.tasks[OTHER].events if event["type"] == "saved"]

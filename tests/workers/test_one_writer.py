@@ -1,0 +1,239 @@
+"""What the changed callbacks do, on stand-ins for Keras 3's own: no TensorFlow, no processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfcluster_workers import keras3_callbacks, one_writer
+
+
+@dataclass
+class Strategy:
+    """As much of MultiWorkerMirroredStrategy as is asked."""
+
+    index: int = 0
+    workers: int = 2
+    is_multi_worker: bool = True
+    extended: Any = field(init=False)
+    cluster_resolver: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        hosts = {"worker": ["host:1"] * self.workers}
+        spec = SimpleNamespace(as_dict=lambda: hosts)
+        self.extended = SimpleNamespace(
+            _in_multi_worker_mode=lambda: self.is_multi_worker, should_checkpoint=self.index == 0
+        )
+        self.cluster_resolver = SimpleNamespace(
+            task_type="worker", task_id=self.index, cluster_spec=lambda: spec
+        )
+
+
+class Model:
+    def __init__(self, strategy: Strategy) -> None:
+        self.distribute_strategy = strategy
+        self._initial_epoch: int | None = None
+
+
+def keras() -> Any:
+    """A `keras.src.callbacks` whose classes write as Keras 3's do, fresh for each test."""
+
+    class Callback:
+        model: Any = None
+
+        def set_model(self, model: Any) -> None:
+            self.model = model
+
+        def on_train_begin(self) -> None: ...
+
+        def on_train_end(self) -> None: ...
+
+    class ModelCheckpoint(Callback):
+        def __init__(self, filepath: str) -> None:
+            self.filepath = filepath
+            self.fails = False
+
+        def _get_file_path(self, epoch: int) -> str:
+            return self.filepath.format(epoch=epoch)
+
+        def _save_model(self, epoch: int) -> None:
+            path = Path(self._get_file_path(epoch))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("weights")
+            if self.fails:
+                raise OSError("disk full")
+
+    class BackupAndRestore(Callback):
+        def __init__(self, backup_dir: str) -> None:
+            self.backup_dir = backup_dir
+            self._weights_path = f"{backup_dir}/latest.weights.h5"
+            self._training_metadata_path = f"{backup_dir}/training_metadata.json"
+            self.delete_checkpoint = True
+            self._current_epoch = 0
+            self.dies_half_way = False
+
+        def on_train_begin(self) -> None:
+            if os.path.exists(self._training_metadata_path):
+                metadata = json.loads(Path(self._training_metadata_path).read_text())
+                self.model._initial_epoch = metadata["epoch"]
+
+        def _save_model(self) -> None:
+            Path(self.backup_dir).mkdir(parents=True, exist_ok=True)
+            Path(self._weights_path).write_text(f"weights {self._current_epoch}")
+            if self.dies_half_way:
+                raise KeyboardInterrupt
+            metadata = json.dumps({"epoch": self._current_epoch})
+            Path(self._training_metadata_path).write_text(metadata)
+
+        def on_train_end(self) -> None:
+            for path in Path(self.backup_dir).iterdir():
+                path.unlink()
+            Path(self.backup_dir).rmdir()
+
+    class TensorBoard(Callback):
+        def __init__(self, log_dir: str) -> None:
+            self.log_dir = log_dir
+
+        def set_model(self, model: Any) -> None:
+            self.model = model
+            Path(self.log_dir).mkdir(exist_ok=True)
+            self.file = Path(self.log_dir) / "events"
+            self.file.write_text("events")
+
+    class CSVLogger(Callback):
+        def __init__(self, filename: str) -> None:
+            self.filename = filename
+
+        def on_train_begin(self) -> None:
+            self.csv_file = open(self.filename, "w")  # noqa: SIM115 (as Keras does)
+
+        def on_train_end(self) -> None:
+            self.csv_file.close()
+
+    module: Any = ModuleType("callbacks")
+    for owner in (ModelCheckpoint, BackupAndRestore, TensorBoard, CSVLogger):
+        setattr(module, owner.__name__, owner)
+    keras3_callbacks.mend(module)
+    return module
+
+
+CHIEF, OTHER = Strategy(0), Strategy(1)
+ALONE = [Strategy(is_multi_worker=False), Strategy(1, workers=1)]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(keras3_callbacks, "_finished", set())
+
+
+def files() -> list[str]:
+    return sorted(str(path) for path in Path().rglob("*"))
+
+
+@pytest.mark.parametrize("strategy", [CHIEF, *ALONE])
+def test_the_chief_and_who_is_alone_write_where_the_script_says(strategy: Strategy) -> None:
+    callbacks = keras()
+    checkpoint = callbacks.ModelCheckpoint("out/{epoch}.keras")
+    board = callbacks.TensorBoard("logs")
+    table = callbacks.CSVLogger("log.csv")
+    for one in (checkpoint, board, table):
+        one.set_model(Model(strategy))
+    table.on_train_begin()
+    checkpoint._save_model(3)
+    table.on_train_end()
+    board.on_train_end()
+    assert files() == ["log.csv", "logs", "logs/events", "out", "out/3.keras"]
+
+
+def test_another_worker_leaves_nothing_where_the_script_says() -> None:
+    callbacks = keras()
+    checkpoint = callbacks.ModelCheckpoint("out/{epoch}.keras")
+    board = callbacks.TensorBoard("logs")
+    table = callbacks.CSVLogger("log.csv")
+    for one in (checkpoint, board, table):
+        one.set_model(Model(OTHER))
+    table.on_train_begin()
+    checkpoint._save_model(3)
+    assert board.file.exists()
+    table.on_train_end()
+    board.on_train_end()
+    assert not board.file.exists()
+    assert files() == ["out"]
+    assert (board.log_dir, table.filename) == ("logs", "log.csv"), "for the script to read"
+
+
+def test_a_save_that_fails_leaves_no_temporary_folder() -> None:
+    checkpoint = keras().ModelCheckpoint("model.keras")
+    checkpoint.fails = True
+    checkpoint.set_model(Model(OTHER))
+    with pytest.raises(OSError, match="disk full"):
+        checkpoint._save_model(1)
+    assert files() == []
+
+
+def backup(callbacks: Any, strategy: Strategy) -> Any:
+    made = callbacks.BackupAndRestore("backup")
+    made.set_model(Model(strategy))
+    return made
+
+
+def test_all_resume_from_the_chiefs_backup_and_the_chief_removes_it() -> None:
+    callbacks = keras()
+    chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
+    for one in (other, chief, other):
+        one._current_epoch = 2
+        one._save_model()
+    assert files() == ["backup", "backup/latest.weights.h5", "backup/training_metadata.json"]
+
+    again = backup(callbacks, OTHER)
+    again.on_train_begin()
+    assert again.model._initial_epoch == 2
+    assert again._current_epoch == 2, "what the next backup of this epoch notes"
+
+    other.on_train_end()
+    assert "backup" in files()
+    chief.on_train_end()
+    assert files() == []
+
+
+def test_who_ends_first_does_not_resume_the_next_fit_from_the_last_ones_backup() -> None:
+    callbacks = keras()
+    chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
+    chief._current_epoch = 3
+    chief._save_model()
+    other.on_train_end()
+    other.on_train_begin()
+    assert other.model._initial_epoch is None
+
+
+def test_a_chief_that_dies_while_it_backs_up_leaves_the_backup_before() -> None:
+    chief = backup(keras(), CHIEF)
+    chief._current_epoch = 1
+    chief._save_model()
+    chief._current_epoch, chief.dies_half_way = 2, True
+    with pytest.raises(KeyboardInterrupt):
+        chief._save_model()
+    assert Path("backup/latest.weights.h5").read_text() == "weights 1"
+    assert json.loads(Path("backup/training_metadata.json").read_text()) == {"epoch": 1}
+    assert chief.backup_dir == "backup"
+
+
+def test_a_switched_off_shim_leaves_the_callbacks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFCLUSTER_KERAS3_SHIM", "off")
+    checkpoint = keras().ModelCheckpoint("model.keras")
+    checkpoint.set_model(Model(OTHER))
+    checkpoint._save_model(1)
+    assert files() == ["model.keras"]
+
+
+def test_temporary_folders_are_those_that_are_never_gathered() -> None:
+    assert one_writer.beside("deep/model.keras", OTHER) == "deep/workertemp_worker_1/model.keras"
+    assert one_writer.beside("backup/", OTHER) == "workertemp_worker_1/backup"
+    assert one_writer.beside("gs://bucket/m.keras", OTHER).startswith("gs://bucket/workertemp_")
