@@ -40,7 +40,9 @@ class Keras(Section):
     """Keras settings; read by tasks that ask `tfcluster_workers` for them."""
 
     version: Literal["auto", "2", "3"] = documented(
-        "auto", "Keras generation behind `tf.keras`; `auto` takes one that works.", "2"
+        "auto",
+        "Keras generation; `auto`: Keras 3 where it is mended for several workers, else Keras 2.",
+        "2",
     )
     precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] | None = documented(
         None, "Global dtype policy; null leaves it to the job.", "mixed_bfloat16"
