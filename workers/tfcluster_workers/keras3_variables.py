@@ -8,6 +8,7 @@ and the moving averages of BatchNormalization are each worker's own to 3.6.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from tfcluster_workers import keras3
@@ -80,11 +81,17 @@ def require_shared_metrics(model: Any) -> None:
     """Refuse a metric whose variables are this worker's alone, as Keras 2 does."""
     import tensorflow as tf
 
-    for metric in model.metrics:
-        for variable in metric.variables:
-            value = getattr(variable, "value", variable)
-            if not isinstance(value, tf.distribute.DistributedValues):
-                raise keras3.Keras3Error(
-                    f"the metric `{metric.name}` was made outside strategy.scope(), so each worker"
-                    " would count its own share only: make it inside"
-                )
+    for metric in _single_metrics(model.metrics):
+        values = [getattr(variable, "value", variable) for variable in metric.variables]
+        if not all(isinstance(value, tf.distribute.DistributedValues) for value in values):
+            raise keras3.Keras3Error(
+                f"the metric `{metric.name}` was made outside strategy.scope(), so each worker"
+                " would count its own share only: make it inside"
+            )
+
+
+def _single_metrics(metrics: Any) -> Iterator[Any]:
+    """What `compile` was given is one metric of many to Keras."""
+    for metric in metrics:
+        inner = getattr(metric, "metrics", None)
+        yield from [metric] if inner is None else _single_metrics(inner)
