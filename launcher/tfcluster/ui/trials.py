@@ -20,7 +20,7 @@ def parts(snapshot: RunSnapshot, *, now: float | None = None) -> list[Part]:
         return []
     ranked = _ranked(snapshot.trials)
     shown = ranked[:_MOST_LISTED]
-    found: list[Part] = [_grid(shown, now if now is not None else snapshot.ended_at)]
+    found: list[Part] = [_grid(shown, now)]
     if more := len(ranked) - len(shown):
         found.append(f"and {plural(more, 'trial')} more: `tfcluster status --json`")
     return [*found, Facts((("best", _best(snapshot)),))]
@@ -59,15 +59,15 @@ def _ranked(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return done + [trial for trial in trials if not is_done(trial)]
 
 
-def _grid(trials: list[dict[str, Any]], until: float | None) -> Grid:
+def _grid(trials: list[dict[str, Any]], now: float | None) -> Grid:
     objective = next((str(t["objective"]) for t in trials if t.get("objective")), "score")
     rows = tuple(
         (
             str(trial["id"]),
-            str(trial.get("status", "")).lower(),
+            _state(trial, is_over=now is None),
             str(trial.get("tuner") or ""),
             "" if trial.get("score") is None else f"{trial['score']:.5g}",
-            _ran(trial, until),
+            _ran(trial, now),
             _why(trial),
         )
         for trial in trials
@@ -76,8 +76,13 @@ def _grid(trials: list[dict[str, Any]], until: float | None) -> Grid:
     return Grid(headers, rows, frozenset({objective, "ran"})).without_empty_columns()
 
 
-def _ran(trial: Mapping[str, Any], until: float | None) -> str:
-    since, ended = trial.get("started_at"), trial.get("ended_at") or until
+def _state(trial: Mapping[str, Any], *, is_over: bool) -> str:
+    status = str(trial.get("status", "")).lower()
+    return "unfinished" if status == "running" and is_over else status
+
+
+def _ran(trial: Mapping[str, Any], now: float | None) -> str:
+    since, ended = trial.get("started_at"), trial.get("ended_at") or now
     return format_duration(ended - since) if since is not None and ended is not None else ""
 
 

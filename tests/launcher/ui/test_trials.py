@@ -49,6 +49,11 @@ def test_trials_are_listed_best_first_and_the_best_with_its_hyperparameters() ->
     ]
 
 
+def test_a_trial_that_the_end_of_the_run_cut_short_is_unfinished() -> None:
+    lines = shown({"id": "0", "status": "RUNNING", "started_at": 120.0})
+    assert lines[1].split() == ["0", "unfinished"]
+
+
 def test_a_higher_score_is_better_where_the_objective_says_so() -> None:
     high = {"objective": "val_accuracy", "direction": "max"}
     lines = shown(

@@ -1,0 +1,278 @@
+"""A hyperparameter search with the real KerasTuner, from the ready spec and from own scripts.
+
+Two tuners, one of which is killed in mid-trial, find what one tuner alone finds; so nothing of a
+search depends on who ran a trial, or how often it was begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+from tests.integration.commandline import wait_for
+from tests.integration.live import Live
+
+from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+
+# A chief and two tuners, each with a TensorFlow of its own.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SPEC = str(SPECS / "tuner-2t.json")
+SMALL = ("--examples", "400", "--epochs", "2")
+
+
+class Searches:
+    """The runs of this file, each made once."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    @cache  # noqa: B019 (lives as long as the module's fixture)
+    def ready_spec(self, tensorflow: str, *args: str) -> Trained:
+        return self.lab.train("up", SPEC, f"--python={PYTHONS[tensorflow]}", "--", *args)
+
+    @cache  # noqa: B019
+    def killed(self) -> tuple[Trained, str | None]:
+        """Two tuners, and the id of the trial in which worker:1 was killed."""
+        trials = ("--", *SMALL, "--trials", "5")
+        live = Live(self.lab.line, "up", SPEC, f"--python={PYTHONS['tf215']}", *trials)
+        trial = wait_for(lambda: struck(live), what="a second trial of worker:1", timeout=200)
+        code = live.end(300)
+        out = live.out.read_text(errors="replace")
+        return Trained(code, out, live.said(), live.folder, live.events(), live.state()), trial
+
+    @cache  # noqa: B019
+    def alone(self) -> Trained:
+        """One tuner and no chief: its own oracle."""
+        return self.lab.train(
+            "up",
+            SPEC,
+            f"--python={PYTHONS['tf215']}",
+            "--set=cluster.chief=null",
+            "--set=cluster.worker=1",
+            *("--", *SMALL, "--trials", "5"),
+        )
+
+    def script(self, body: str, *sets: str) -> Trained:
+        """A search of one's own, without any training, by a chief and two tuners."""
+        self.lab.line.script("search.py", SCRIPT + body)
+        job = {"script": "search.py", "kind": "tuner"}
+        spec = self.lab.line.spec("search.json", job, cluster={"chief": 1, "worker": 2})
+        options = (f"--set={change}" for change in sets)
+        return self.lab.train("up", str(spec), f"--python={PYTHONS['tf215']}", *options)
+
+
+SCRIPT = """
+import os, signal, time
+import keras_tuner
+
+ME = os.environ["KERASTUNER_TUNER_ID"]
+
+class Square(keras_tuner.RandomSearch):
+    def run_trial(self, trial, *args, **kwargs):
+        x = trial.hyperparameters.Float("x", -1.0, 1.0)
+        time.sleep(0.5)
+        return self.measure(trial, x)
+
+    def measure(self, trial, x):
+        return x * x
+
+def search(kind, **how):
+    space = keras_tuner.HyperParameters()
+    space.Float("x", -1.0, 1.0)  # else only the end of a first trial would tell the oracle
+    folder = os.environ["TFCLUSTER_TUNER_DIR"]
+    return kind(
+        directory=folder, project_name="square", seed=3, hyperparameters=space, **how
+    )
+"""
+DIES = """
+class Dies(Square):
+    def measure(self, trial, x):
+        if ME == "worker-1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x * x
+
+search(Dies, max_trials=4).search()
+"""
+FAILS = """
+class Fails(Square):
+    def measure(self, trial, x):
+        raise ValueError("no such layer")
+
+search(Fails, max_trials={trials}).search()
+"""
+
+
+@pytest.fixture(scope="module")
+def searches() -> Iterator[Searches]:
+    with a_lab() as lab:
+        yield Searches(lab)
+
+
+def struck(live: Live) -> str | None:
+    """Kill worker:1 where it is in a trial that is not its first; the id of that trial."""
+    worker = next(task for task in live.state()["tasks"] if task["task"] == "worker:1")
+    if ongoing(live) is None or worker["pid"] is None:
+        return None
+    os.kill(worker["pid"], signal.SIGSTOP)  # it cannot end the trial while we look again
+    time.sleep(0.5)
+    trial = ongoing(live)
+    os.kill(worker["pid"], signal.SIGKILL if trial else signal.SIGCONT)
+    return trial
+
+
+def ongoing(live: Live) -> str | None:
+    """The trial that worker:1 runs, once it has completed another."""
+    own = [trial for trial in live.state()["trials"] if trial.get("tuner") == "worker:1"]
+    running = [trial["id"] for trial in own if trial["status"] == "RUNNING"]
+    done = [trial for trial in own if trial["status"] == "COMPLETED"]
+    return running[0] if done and running else None
+
+
+def in_folder(trained: Trained, project: str = "search") -> dict[str, dict[str, Any]]:
+    """Id → trial, as the oracle wrote them down."""
+    found = (trained.folder / "tuner" / project).glob("trial_*/trial.json")
+    trials = [json.loads(path.read_text()) for path in found]
+    return {trial["trial_id"]: trial for trial in trials}
+
+
+def by_id(trained: Trained) -> dict[str, dict[str, Any]]:
+    return {trial["id"]: trial for trial in trained.state["trials"]}
+
+
+def check_that_all_name_one_best(searches: Searches, trained: Trained) -> None:
+    """Summary, `status --json`, the oracle's folder and the job's own line."""
+    written = in_folder(trained)
+    best = min(written.values(), key=lambda trial: float(trial["score"]))
+    name, score = best["trial_id"], best["score"]
+    assert f"best  trial {name}, val_loss {score:.5g}: " in trained.err
+    assert trained.state["best_trial"] == name
+    assert by_id(trained)[name]["score"] == pytest.approx(score, abs=0)
+    status = json.loads(searches.lab.line.run("status", "--json", trained.folder.name).out)
+    assert status["best_trial"] == name
+    assert status["trials"] == trained.state["trials"]
+    (said,) = trained.said(oracle_of(trained), r"^best trial (\S+), val_loss (\S+) at")
+    assert said[0] == name
+    assert float(said[1]) == pytest.approx(score, abs=1e-6)
+
+
+def oracle_of(trained: Trained) -> str:
+    return str(trained.state["tasks"][0]["task"])
+
+
+# -- two tuners and a kill, one tuner
+
+
+def test_a_search_ends_well_although_a_tuner_was_killed(searches: Searches) -> None:
+    trained, _ = searches.killed()
+    assert trained.code == 0, trained.complaint()
+    assert [event["attempt"] for event in trained.of("task_started", "worker:1")] == [1, 2]
+    for task in ("chief:0", "worker:0"):
+        assert len(trained.of("task_started", task)) == 1
+    assert trained.state["warnings"] == []
+
+
+def test_a_killed_tuner_gets_its_trial_back_and_no_finished_one_is_lost(
+    searches: Searches,
+) -> None:
+    trained, trial = searches.killed()
+    handed_out = [e for e in trained.of("trial") if e.get("status") == "RUNNING"]
+    again = [event for event in handed_out if event["id"] == trial]
+    assert [event["tuner"] for event in again] == ["worker:1", "worker:1"]
+    assert len(handed_out) == 5 + 1, "every other trial was begun once"
+    assert {t["status"] for t in in_folder(trained).values()} == {"COMPLETED"}
+    assert len(by_id(trained)) == len(in_folder(trained)) == 5
+
+
+def test_each_tuner_ends_a_trial_at_least(searches: Searches) -> None:
+    trained, _ = searches.killed()
+    assert {trial["tuner"] for trial in by_id(trained).values()} == {"worker:0", "worker:1"}
+
+
+def test_two_tuners_find_what_one_finds_alone(searches: Searches) -> None:
+    (two, _), one = searches.killed(), searches.alone()
+    assert one.code == 0, one.complaint()
+    assert two.state["best_trial"] == one.state["best_trial"]
+    for name, trial in by_id(one).items():
+        assert by_id(two)[name]["values"] == trial["values"]
+        assert by_id(two)[name]["score"] == pytest.approx(trial["score"], abs=1e-4)
+
+
+def test_the_best_trial_is_the_same_wherever_one_looks(searches: Searches) -> None:
+    check_that_all_name_one_best(searches, searches.killed()[0])
+    check_that_all_name_one_best(searches, searches.alone())
+
+
+def test_the_best_is_trained_once_more_by_the_chief_alone(searches: Searches) -> None:
+    trained, _ = searches.killed()
+    epoch = by_id(trained)[trained.state["best_trial"]]["best_step"] + 1
+    (epochs,) = trained.said("chief:0", r"^training it on train and validation data for (\d+)")
+    assert int(epochs) == -(-6 * epoch // 5)  # 1.2 times, rounded up
+    assert len(trained.said("chief:0", r"^test accuracy (\S+)")) == 1
+    assert trained.said("worker:0", r"^test accuracy") == []
+    (kept,) = trained.of("checkpoint_gathered")
+    assert kept["path"].endswith("best.keras")
+
+
+# -- the newest TensorFlow with Keras 3, and the other ways to search
+
+
+def test_keras_3_searches_too(searches: Searches) -> None:
+    how = ("--search", "bayesian", "--trials", "3", "--executions-per-trial", "2")
+    trained = searches.ready_spec("newest", "--examples", "400", "--epochs", "1", *how)
+    assert trained.code == 0, trained.complaint()
+    assert trained.said("chief:0", r"bayesian search .* Keras (3\.\d+)")
+    assert len(by_id(trained)) == 3
+    check_that_all_name_one_best(searches, trained)
+
+
+def test_hyperband_goes_on_with_the_better_half(searches: Searches) -> None:
+    trained = searches.ready_spec(
+        "tf215", "--examples", "200", "--epochs", "3", "--search", "hyperband"
+    )
+    assert trained.code == 0, trained.complaint()
+    later = [t for t in by_id(trained).values() if "tuner/trial_id" in t["values"]]
+    assert later, "some trial goes on with another's weights"
+    for trial in later:
+        before = by_id(trained)[trial["values"]["tuner/trial_id"]]
+        for name in ("filters", "units", "dropout", "learning_rate"):
+            assert trial["values"][name] == before["values"][name]
+    check_that_all_name_one_best(searches, trained)
+
+
+# -- searches that fail
+
+
+def test_a_chief_whose_tuner_died_for_good_is_ended_and_finished_trials_are_kept(
+    searches: Searches,
+) -> None:
+    sets = ("supervision.max_restarts=0", "supervision.finish_grace_s=3")
+    trained = searches.script(DIES, *sets)
+    assert trained.code == 1
+    (ended,) = trained.of("task_exited", "chief:0")
+    assert ended["ended_by"] == "tfcluster", "KerasTuner's chief waits for the dead one for ever"
+    assert trained.state["diagnosis"]["root_cause"]["task"] == "worker:1"
+    statuses = sorted(t["status"] for t in in_folder(trained, "square").values())
+    assert statuses == ["COMPLETED", "COMPLETED", "COMPLETED", "RUNNING"]
+
+
+@pytest.mark.parametrize(
+    ("trials", "reason"),
+    [(2, "all 2 trials of the search failed"), (6, "consecutive failures exceeded the limit of 3")],
+)
+def test_a_search_of_which_every_trial_failed_has_failed(
+    searches: Searches, trials: int, reason: str
+) -> None:
+    trained = searches.script(FAILS.replace("{trials}", str(trials)))
+    assert trained.code == 1
+    cause = trained.state["diagnosis"]["root_cause"]
+    assert cause["task"] == "chief:0"
+    assert reason in cause["reason"]
+    assert "ValueError: no such layer" in trained.err, "the table says why"
+    assert "best  none: no trial was completed" in trained.err
