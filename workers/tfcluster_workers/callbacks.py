@@ -117,7 +117,7 @@ def mend(module: ModuleType) -> None:
         keras3_callbacks.mend(module)
 
 
-def _of(keras: Any) -> Any:
+def of(keras: Any) -> Any:
     """`keras.callbacks`, mended where the import hooks of `boot` are not there to do it."""
     mend(sys.modules[keras.callbacks.Callback.__module__.removesuffix(".callback")])
     return keras.callbacks
@@ -130,7 +130,7 @@ def tensorboard(keras: Any) -> list[Any]:
     folder = context.current().tensorboard_dir
     if folder is None or importlib.util.find_spec("tensorboard") is None:
         return []  # TensorFlow 2.21 no longer brings it along
-    return [_of(keras).TensorBoard(str(folder), write_graph=False, update_freq="epoch")]
+    return [of(keras).TensorBoard(str(folder), write_graph=False, update_freq="epoch")]
 
 
 def checkpoint(keras: Any, name: str, *, monitor: str | None = None) -> Any:
@@ -138,7 +138,7 @@ def checkpoint(keras: Any, name: str, *, monitor: str | None = None) -> Any:
 
     With `monitor` (`val_loss`) only when that is better than before.
     """
-    return _of(keras).ModelCheckpoint(
+    return of(keras).ModelCheckpoint(
         checkpoint_path(name),
         monitor=monitor or "val_loss",
         save_best_only=monitor is not None,
@@ -148,12 +148,12 @@ def checkpoint(keras: Any, name: str, *, monitor: str | None = None) -> Any:
 
 def backup_and_restore(keras: Any, *, every: int | str = "epoch") -> Any:
     """`BackupAndRestore` each epoch, or `every` so many steps, where tfcluster brings it home."""
-    return _of(keras).BackupAndRestore(backup_dir(), save_freq=every)
+    return of(keras).BackupAndRestore(backup_dir(), save_freq=every)
 
 
 def csv_log(keras: Any, filename: str) -> Any:
     """`CSVLogger` that a restart goes on with."""
-    return _of(keras).CSVLogger(filename, append=context.current().attempt > 1)
+    return of(keras).CSVLogger(filename, append=context.current().attempt > 1)
 
 
 def backup_dir() -> str:

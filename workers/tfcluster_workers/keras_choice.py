@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from tfcluster_workers import context, keras3, reporting
+from tfcluster_workers import callbacks, context, keras3, reporting
 from tfcluster_workers.errors import JobError
 
 
@@ -25,9 +25,15 @@ def load() -> Any:
     """The Keras module that `keras.version` of the spec asks for. Call before importing TensorFlow.
 
     `auto`: Keras 3 in the releases `keras3` mends, else tf_keras, else Keras 3 for a task alone;
-    tf_keras first under ParameterServerStrategy, which Keras 3 does not know. Raises
-    KerasChoiceError.
+    tf_keras first under ParameterServerStrategy, which Keras 3 does not know. Its callbacks write
+    from one worker only. Raises KerasChoiceError.
     """
+    keras = _chosen()
+    callbacks.of(keras)
+    return keras
+
+
+def _chosen() -> Any:
     installed = _version("keras")
     if not installed.startswith("3."):
         return _keras_of_tensorflow(str(context.setting("keras_version", "auto")))
