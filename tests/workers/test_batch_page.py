@@ -1,0 +1,68 @@
+"""docs/batch-and-learning-rate.md cannot be wrong: its program prints what stands below it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tfcluster_workers.jobs import options
+
+ROOT = Path(__file__).parents[2]
+TF215 = ROOT / ".venv-tf215/bin/python"
+PAGE = (ROOT / "docs/batch-and-learning-rate.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def printed() -> str:
+    """The program of the page, run as it stands there."""
+    (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+    done = subprocess.run(
+        [TF215, "-c", program],
+        env={"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.tensorflow
+def test_the_page_shows_what_its_program_prints(printed: str) -> None:
+    assert f"```\n{printed}```\n" in PAGE
+
+
+@pytest.mark.tensorflow
+def test_the_worked_example_of_two_replicas(printed: str) -> None:
+    """Losses [2, 3] and [4, 5], global batch 4."""
+    numbers = [re.findall(r"\d\.\d\d(?!\d)(?! on)", line) for line in printed.splitlines()]
+    averages, added, mean, metric, examples, means, doubled, penalty = numbers
+    assert averages == ["1.25", "2.25"]
+    assert added == examples == ["3.50"]
+    assert mean == metric == ["1.75"]
+    assert (means, doubled) == (["2.50", "4.50"], ["7.00"])
+    assert penalty == ["0.40", "0.40"]
+
+
+ROW = r"^\| (\d[^|]*) \|(?: `([^`]*)`)? \| (\d+) \| (\S+) \|$"
+
+
+@pytest.mark.parametrize(("workers", "given", "batch", "rate"), re.findall(ROW, PAGE, re.MULTILINE))
+def test_the_tables_learning_rates_are_those_of_the_options(
+    workers: str, given: str, batch: str, rate: str
+) -> None:
+    parser = argparse.ArgumentParser()
+    options.add_training(parser)
+    chosen = parser.parse_args(given.split())
+    for replicas in map(int, workers.split(",")):
+        size = options.global_batch(chosen, replicas)
+        assert size == int(batch)
+        assert 1e-3 * options.learning_rate_scale(chosen, size) == pytest.approx(float(rate))
+
+
+def test_the_table_is_found() -> None:
+    assert len(re.findall(ROW, PAGE, re.MULTILINE)) == 5
