@@ -92,12 +92,10 @@ each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
 
 
 @each_tensorflow
-@pytest.mark.parametrize(("workers", "communication"), [(2, "RING"), (2, "AUTO"), (3, "RING")])
-def test_the_losses_do_not_depend_on_the_number_of_workers(
-    lab: Lab, tensorflow: str, workers: int, communication: str
-) -> None:
+def test_the_losses_do_not_depend_on_the_number_of_workers(lab: Lab, tensorflow: str) -> None:
+    """Three workers, `mirrored` and no strategy: tests/integration/jobs/test_keras_mnist.py."""
     (alone,) = lab.keras(tensorflow, 1, "AUTO").values()
-    gang = lab.keras(tensorflow, workers, communication)
+    gang = lab.keras(tensorflow, 2, "RING")
     assert len(alone.losses) == 2
     for task in gang.values():
         assert task.losses == pytest.approx(alone.losses, abs=1e-4)
