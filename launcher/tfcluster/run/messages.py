@@ -64,9 +64,16 @@ MESSAGES: tuple[Known, ...] = (
         "keras-3",  # 72388, keras 20585, ray 47464
         "Keras 3 fails on several workers (keras#20585), and nothing mended it here: start a"
         " script with hooks on, or write `import tf_keras as keras`",
-        r"Invalid reduction dimension 0|convert a value \(PerReplica",
+        r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
         kind=PERMANENT,
         is_own=True,
+    ),
+    Known(
+        "keras-3-parameter-server",
+        "Keras 3's `fit` knows no parameter servers: Keras 2's does (`import tf_keras as keras`),"
+        " and so does a loop of your own, like jobs/parameter_server.py",
+        r"you need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
+        kind=PERMANENT,
     ),
     Known(
         "keras-3-refused",

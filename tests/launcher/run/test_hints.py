@@ -49,6 +49,19 @@ MESSAGES = [
         "Attempt to convert a value (PerReplica:{\n  0: <tf.Tensor>\n}) with an unsupported type",
     ),
     (
+        "keras-3",
+        Kind.PERMANENT,
+        "ValueError",
+        "Attempt to convert a value ({'left': PerReplica:{\n  0: <tf.Tensor>\n}}) with an",
+    ),
+    (
+        "keras-3-parameter-server",
+        Kind.PERMANENT,
+        "ValueError",
+        "To use this dataset, you need to pass this dataset to"
+        " ClusterCoordinator.create_per_worker_dataset.",
+    ),
+    (
         "keras-3-refused",
         Kind.PERMANENT,
         "tfcluster_workers.keras3.Keras3Error",
