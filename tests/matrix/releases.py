@@ -1,0 +1,21 @@
+"""The Keras releases of constraints/keras-releases.txt and the environments they are in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+_LIST: Final = ROOT / "constraints/keras-releases.txt"
+
+
+def releases() -> list[str]:
+    """Oldest first."""
+    lines = _LIST.read_text().splitlines()
+    listed = [line.split() for line in lines if line and not line.startswith("#")]
+    return [requirement.partition("==")[2] for _, requirement in listed]
+
+
+def python_of(release: str) -> Path:
+    """Made by `make test-matrix`."""
+    return ROOT / ".venv-keras" / release / "bin" / "python"

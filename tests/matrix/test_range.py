@@ -1,0 +1,25 @@
+"""What is said to be tested is what is tested."""
+
+from __future__ import annotations
+
+import re
+
+from tfcluster_workers import keras3
+
+from .releases import ROOT, releases
+
+
+def test_the_tested_range_ends_where_the_tested_releases_do() -> None:
+    assert (releases()[0], releases()[-1]) == keras3.TESTED
+
+
+def test_at_least_four_minor_releases_are_tested() -> None:
+    minors = {release.rpartition(".")[0] for release in releases()}
+    assert len(minors) >= 4
+    assert releases()[0].startswith("3.3.")
+
+
+def test_the_newest_release_is_the_one_that_make_setup_installs() -> None:
+    """A newer Keras in the constraints has to be added to the matrix, and to the range."""
+    pinned = re.findall(r"^keras==(\S+)", (ROOT / "constraints/newest.txt").read_text(), re.M)
+    assert releases()[-1] == pinned[-1]
