@@ -1,0 +1,120 @@
+"""Tries a small `synthetic_digits` in every way; prints what came as one line of JSON.
+
+    python data_trials.py FOLDER
+
+One process for all, because importing TensorFlow takes longer than the trials.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from tfcluster_workers.data import network, pipeline, prepare, synthetic_digits
+
+NAME = "synthetic_digits"
+TRAIN, TEST = 480, 80
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no info": lambda place: (place / "dataset_info.json").unlink(),
+    "info cut off": lambda place: (place / "dataset_info.json").write_text('{"na'),
+    "no shard": lambda place: shards(place)[1].unlink(),
+    "shard cut off": lambda place: os.truncate(shards(place)[1], 1000),
+}
+
+
+def shards(place: Path) -> list[Path]:
+    return sorted(place.glob("*-train.tfrecord*"))
+
+
+def told(trial: Callable[..., object], *given: object) -> str:
+    """The error's name and words, or what came."""
+    try:
+        return str(trial(*given))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def damaged(whole: Path, kind: str) -> str:
+    folder = shutil.copytree(whole, whole.parent / kind.replace(" ", "-"))
+    DAMAGES[kind](folder / NAME / "1.0.0")
+    return told(prepare.prepare, NAME, folder)
+
+
+def shares(whole: Path, policy: str, pipelines: int, take: int | None = None) -> list[list[str]]:
+    """The examples that each input pipeline reads."""
+    contexts = [tf.distribute.InputContext(pipelines, number) for number in range(pipelines)]
+    return [
+        [
+            name.decode()
+            for name in pipeline.ids(
+                NAME,
+                "train",
+                data_dir=str(whole),
+                take=take,
+                policy=policy,
+                input_context=context,
+            ).as_numpy_iterator()
+        ]
+        for context in contexts
+    ]
+
+
+def silent_server() -> str:
+    """A fetch from a server that takes the connection and never answers."""
+    import requests
+
+    network.ANSWER_S = 0.2
+    with socket.create_server(("127.0.0.1", 0)) as server, network.impatient():
+        return told(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
+
+
+def main(folder: Path) -> dict[str, Any]:
+    synthetic_digits.TRAIN_EXAMPLES, synthetic_digits.TEST_EXAMPLES = TRAIN, TEST
+    whole = folder / "whole"
+    found, _ = prepare.prepare(NAME, whole)
+    (folder / "file").touch()
+
+    def load(name: str, split: str, take: int | None = None) -> str:
+        examples = pipeline.load(name, split, take=take, data_dir=str(whole))
+        image, label = examples.element_spec
+        return f"{int(examples.cardinality())} {image.shape} {image.dtype.name} {label.dtype.name}"
+
+    names = ["fashion_mnits", "mnist:9.9.9", "cifar10/none", "no such name", ""]
+    loads = [(NAME, "train", None), (NAME, "train", 100), (NAME, "test", 9999)]
+    loads += [(NAME, "train[:10%]", 7), (NAME, "validation", None), ("imdb_reviews", "train", None)]
+    loads += [("cats_vs_dogs", "train", None), ("coco", "train", None)]
+    return {
+        "features": str(found.info.features),
+        "files": [path.name for path in shards(whole / NAME / "1.0.0")],
+        "beside": sorted(path.name for path in whole.iterdir()),
+        "damages": {kind: damaged(whole, kind) for kind in DAMAGES},
+        "names": {name: told(prepare.prepare, name, whole) for name in names},
+        "loads": {str(asked): told(load, *asked) for asked in loads},
+        "unwritable": told(prepare.prepare, NAME, folder / "file" / "below"),
+        "address": told(prepare.data_dir, "gs://bucket/tfds"),
+        "offline": told(prepare.prepare, "mnist", folder / "offline"),
+        "offline left": [path.name for path in (folder / "offline").iterdir()],
+        "silent": silent_server(),
+        "shares": {
+            f"{policy} {pipelines}": shares(whole, policy, pipelines)
+            for policy in ("data", "file", "off", "auto")
+            for pipelines in (2, 3)
+        },
+        "first of files": shares(whole, "file", 2, 240),
+        "too few": told(shares, whole, "file", 5),
+        "auto of too few": [len(share) for share in shares(whole, "auto", 5)],
+    }
+
+
+if __name__ == "__main__":
+    tfds.disable_progress_bar()
+    print(json.dumps(main(Path(sys.argv[1]))))

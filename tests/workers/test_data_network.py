@@ -1,0 +1,82 @@
+"""No network is told within seconds: one look at the hosts before anything is fetched."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tfcluster_workers.data import network
+
+MNIST = "https://storage.example/mnist/train.gz"
+
+
+@pytest.fixture(autouse=True)
+def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def refuse(address: network.Address, timeout_s: float) -> None:
+    raise OSError(113, f"No route to {address[0]}")
+
+
+def test_a_host_that_does_not_answer_is_named_with_the_reason() -> None:
+    with pytest.raises(network.UnreachableError, match=r"storage\.example cannot be reached"):
+        network.require([MNIST], connect=refuse)
+
+
+def test_one_host_that_answers_is_enough() -> None:
+    def connect(address: network.Address, timeout_s: float) -> None:
+        if address[0] != "mirror.example":
+            refuse(address, timeout_s)
+
+    network.require([MNIST, "http://mirror.example/train.gz"], connect=connect)
+
+
+def test_nothing_to_fetch_needs_no_network() -> None:
+    network.require([], connect=refuse)
+    network.require(["/mnt/data/train.gz"], connect=refuse)
+
+
+def test_many_hosts_cost_no_more_than_a_few_short_tries() -> None:
+    asked: list[float] = []
+
+    def silent(address: network.Address, timeout_s: float) -> None:
+        asked.append(timeout_s)
+        raise TimeoutError("timed out")
+
+    with pytest.raises(network.UnreachableError, match="timed out"):
+        network.require([f"https://host{n}.example/x" for n in range(50)], connect=silent)
+    assert len(asked) == network.MOST_HOSTS
+    assert sum(asked) <= network.MOST_HOSTS * network.CONNECT_S
+
+
+@pytest.mark.parametrize(
+    ("environ", "address"),
+    [
+        ({}, ("storage.example", 443)),
+        ({"https_proxy": "http://proxy.example:3128"}, ("proxy.example", 3128)),
+        ({"https_proxy": "proxy.example:3128"}, ("proxy.example", 3128)),
+        ({"http_proxy": "http://proxy.example:3128"}, ("storage.example", 443)),
+        (
+            {"https_proxy": "http://proxy.example:3128", "no_proxy": "storage.example"},
+            ("storage.example", 443),
+        ),
+    ],
+)
+def test_behind_a_proxy_the_proxy_is_asked(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], address: network.Address
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    assert network.gate(MNIST) == address
+
+
+def test_a_real_host_that_listens_is_reached_and_one_that_does_not_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        network.require([f"http://127.0.0.1:{port}/x"])
+    with pytest.raises(network.UnreachableError, match="Connection refused"):
+        network.require([f"http://127.0.0.1:{port}/x"])
