@@ -1,8 +1,10 @@
-"""The two functions of Keras 3's TensorFlow trainer that fail on several workers, replaced.
+"""The functions of Keras 3's TensorFlow trainer that fail on several workers, replaced.
 
 `reduce_per_replica` takes the mean of scalar logs over axis 0 (keras#20585, tensorflow#72388), and
 `_maybe_symbolic_build` hands a batch in parts, or a dict of them (keras#20329), to
-`Strategy.reduce`, which takes neither.
+`Strategy.reduce`, which takes neither. `steps_per_execution` puts a step into `tf.cond` as a
+function of its own, where collectives find no instance key (cross_device_utils.py captures it from
+the function outside, which a function inside cannot reach).
 """
 
 from __future__ import annotations
@@ -65,8 +67,10 @@ def _words(code: CodeType) -> Iterator[str]:
 
 
 def mend(trainer: Any) -> None:
-    """Replace both in the module `trainer`."""
+    """Replace them in the module `trainer`."""
     _mend_reduction(trainer)
+    if hasattr(trainer.TensorFlowTrainer, "_make_function"):  # Keras 3.7 and newer
+        _mend_executions(trainer.TensorFlowTrainer)
     if hasattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build"):
         _mend_build(trainer)
 
@@ -120,12 +124,51 @@ def _mend_build(trainer: Any) -> None:
 
 
 def _first_batch(tree: Any, iterator: Any, strategy: Any) -> Any:
-    """What the first replica of this task would get: its shapes are everybody's."""
+    """What the first replica of this task would get: its shapes are everybody's.
+
+    Of a generator the shapes alone: what is read of it is lost, and the workers would be out of
+    step, each with its own copy.
+    """
+    if type(iterator.data_adapter).__name__ == "GeneratorDataAdapter":
+        specs = iterator._distributed_dataset.element_spec
+        return tree.map_structure(lambda spec: getattr(spec, "_value_specs", (spec,))[0], specs)
     epoch = iterator.enumerate_epoch() if hasattr(iterator, "enumerate_epoch") else iterator
     for found in epoch:
         batch = next(found[-1])
         return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
     return None
+
+
+def _mend_executions(owner: Any) -> None:
+    original = owner._make_function
+
+    @functools.wraps(original)
+    def _make_function(self: Any, step_function: Any) -> Any:
+        one_step = original(self, step_function)
+        if not spans_workers(self.distribute_strategy) or self.steps_per_execution == 1:
+            return one_step
+        return functools.partial(_execute, self, one_step, self.steps_per_execution)
+
+    owner._make_function = _make_function
+
+
+def _execute(model: Any, one_step: Any, steps: int, iterator: Any) -> Any:
+    """One execution, step by step: callbacks and logs come once, as with Keras's own."""
+    import tensorflow as tf
+
+    if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+        return one_step(iterator)
+    model.steps_per_execution = 1  # what `one_step` looks at
+    try:
+        outputs = one_step(iterator)
+        for _ in range(steps - 1):
+            try:
+                outputs = one_step(iterator)
+            except (StopIteration, tf.errors.OutOfRangeError):
+                break  # the next execution finds the data at its end, too
+    finally:
+        model.steps_per_execution = steps
+    return outputs
 
 
 def check_before_use(trainer: Any) -> None:

@@ -1,0 +1,158 @@
+"""Keras 3 on two workers, as released it fails, mended it gives the numbers of one worker.
+
+The cases are those of keras3_cases.py: all run in one gang of two, and once by one worker.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import PYTHONS, Finished
+
+# Two processes of TensorFlow 2.21 on two cores, busy ones perhaps.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(600)]
+CASES = Path(__file__).with_name("keras3_cases.py")
+Gang = Callable[..., dict[str, Finished]]
+Numbers = dict[str, dict[str, Any]]
+
+FIT = """
+{imported}
+import numpy as np, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=["mae"])
+x = np.ones((8, 2), "float32")
+model.fit(x, x[:, 0], batch_size=4, verbose=0)
+print("evaluated", model.evaluate(x, x[:, 0], batch_size=4, verbose=0, return_dict=True))
+print("predicted", model.predict(x, batch_size=4, verbose=0).shape)
+"""
+SPELLINGS = {
+    "import keras": "import keras",
+    "tf.keras": "import tensorflow as tf\nkeras = tf.keras",
+}
+ANNOUNCED = "is mended for several workers (keras#20585)"
+
+
+def named(kind: str) -> list[str]:
+    """Functions of keras3_cases.py with this decorator; importing it would import TensorFlow."""
+    return [
+        node.name
+        for node in ast.parse(CASES.read_text()).body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if isinstance(decorator, ast.Name) and decorator.id == kind
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Finished]]:
+    """All cases by so many workers; each number of workers runs once."""
+
+    @cache
+    def of(workers: int) -> list[Finished]:
+        tasks = [f"worker:{index}" for index in range(workers)]
+        folder = tmp_path_factory.mktemp(f"{workers}w")
+        target = ["script", str(CASES)]
+        ended = gang(PYTHONS["newest"], tasks, target, cwd=folder, env=lambda task: {})
+        return [ended[task] for task in tasks]
+
+    return of
+
+
+def numbers(ended: Finished) -> Numbers:
+    lines = [line.split(" ", 2) for line in ended.text.splitlines() if line.startswith("case ")]
+    return {name: json.loads(found) for _, name, found in lines}
+
+
+def leaves(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(found, dict | list):
+        inner = found.items() if isinstance(found, dict) else enumerate(found)
+        for name, value in inner:
+            yield from leaves(value, f"{path}/{name}")
+    else:
+        yield path, found
+
+
+@pytest.mark.parametrize("case", named("case"))
+def test_two_workers_give_the_numbers_of_one(
+    run: Callable[[int], list[Finished]], case: str
+) -> None:
+    one, (first, second) = run(1)[0], run(2)
+    alone, together = numbers(one)[case], numbers(first)[case]
+    assert "error" not in alone, f"{alone['error']}\n{one.text[-3000:]}"
+    assert "error" not in together, f"{together['error']}\n{first.text[-3000:]}"
+    assert numbers(second)[case] == together, "the workers tell different numbers"
+    expected = {path: value for path, value in leaves(alone) if path != "/drawn"}
+    found = {path: value for path, value in leaves(together) if path != "/drawn"}
+    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("refused", named("refusal"))
+def test_what_cannot_work_is_refused_with_the_way_out(
+    run: Callable[[int], list[Finished]], refused: str
+) -> None:
+    error = numbers(run(2)[0])[refused]["error"]
+    assert error.startswith("Keras3Error: ")
+    assert {
+        "gradient_accumulation": "use more workers",
+        "a_metric_from_outside_the_scope": "the metric `top` was made outside strategy.scope()",
+    }[refused] in error
+
+
+def test_the_chief_says_once_that_keras_is_mended_and_how_it_is_not(
+    run: Callable[[int], list[Finished]],
+) -> None:
+    said = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
+    assert said == [1, 0, 0]
+    (line,) = [line for line in run(2)[0].text.splitlines() if ANNOUNCED in line]
+    assert "TFCLUSTER_KERAS3_SHIM=off leaves it as it is" in line
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_without_the_shim_a_script_fails_and_with_it_works_as_it_is(
+    gang: Gang, tmp_path: Path, spelling: str
+) -> None:
+    (tmp_path / "job.py").write_text(FIT.format(imported=SPELLINGS[spelling]))
+    tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
+
+    def train(**env: str) -> list[Finished]:
+        ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: env)
+        return [ended[task] for task in tasks]
+
+    if spelling == "import keras":
+        for ended in train(TFCLUSTER_KERAS3_SHIM="off"):
+            assert ended.code == 1, "Keras trains by itself: has upstream mended it?"
+            assert "Invalid reduction dimension 0" in ended.text
+            assert ANNOUNCED not in ended.text
+    mended = train()
+    assert [ended.code for ended in mended] == [0, 0], mended[0].text[-3000:]
+    assert all("predicted (8, 1)" in ended.text for ended in mended)
+    steps = [event["step"] for event in mended[0].events if event["type"] == "progress"]
+    assert steps[-1] == 2
+    told = [line for line in mended[0].text.splitlines() if line.startswith("evaluated")]
+    assert told == [line for line in mended[1].text.splitlines() if line.startswith("evaluated")]
+
+
+def test_a_release_outside_the_range_is_refused_before_the_first_step(
+    gang: Gang, tmp_path: Path
+) -> None:
+    older = "from tfcluster_workers import keras3\nkeras3.TESTED = ('3.3.0', '3.4.0')\nimport keras"
+    (tmp_path / "job.py").write_text(FIT.format(imported=older))
+    tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
+    ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: {})
+    for task in ended.values():
+        assert task.code == 1
+        (error,) = [event for event in task.events if event["type"] == "error"]
+        assert error["exception"].endswith("Keras3Error")
+        assert (
+            "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or keras.version 2" in (error["message"])
+        )
+        assert not [event for event in task.events if event["type"] == "progress"]
