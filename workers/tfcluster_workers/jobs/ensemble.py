@@ -5,9 +5,9 @@
     tfcluster up cluster_specs/ensemble.json -- --runs RUN RUN     # the newest model of each run
     python -m tfcluster_workers.jobs.ensemble --runs RUN           # alone
 
-The models are those of `keras_mnist`. The first half of the test split is for the weights
-(validation), the other for the one test accuracy at the end. Copy this file and `saved_models.py`,
-and load your models there.
+The models are those of `keras_mnist` and, with --model, of other jobs. The first half of the test
+split is for the weights (validation), the other for the one test accuracy at the end. Copy this
+file and `saved_models.py`, and load your models there.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="An ensemble of gathered checkpoints.")
     add = parser.add_argument
     add("--runs", nargs="+", required=True, metavar="RUN", help="run ids, names or folders")
+    add("--model", choices=tuple(saved_models.MODELS), default="digits_cnn")
     add("--dataset", default=pipeline.DRAWN, metavar="NAME", help="that the models were trained on")
     add("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
     add("--examples", type=two_or_more, metavar="N", help="of the first N test examples only")
@@ -69,13 +70,13 @@ def examples(chosen: argparse.Namespace) -> tuple[Any, Any]:
     return np.stack(images), np.array(labels)
 
 
-def predict(checkpoints: Sequence[str], images: Any) -> Any:
+def predict(model_name: str, checkpoints: Sequence[str], images: Any) -> Any:
     """Probabilities: models × examples × classes."""
     import tensorflow as tf
 
     found = []
     for number, checkpoint in enumerate(checkpoints, 1):
-        model = saved_models.load(checkpoint, shape=images.shape[1:])
+        model = saved_models.load(checkpoint, model=model_name, shape=images.shape[1:])
         found.append(tf.nn.softmax(model.predict(images, batch_size=96, verbose=0)).numpy())
         if not np.isfinite(found[-1]).all():
             raise JobError(f"{checkpoint} does not predict numbers: its training has diverged")
@@ -93,7 +94,7 @@ def run(chosen: argparse.Namespace) -> None:
         f"{count} examples for validation, {len(labels) - count} for the test",
         flush=True,
     )
-    predictions = predict(checkpoints, images)
+    predictions = predict(chosen.model, checkpoints, images)
     right = ensembling.of_right_class(predictions[:, :count], labels[:count])
     loss, singles = ensembling.mixture_loss(right), ensembling.cross_entropy(right)
     limits = {"method": chosen.search, "evaluations": chosen.evaluations, "seed": chosen.seed}

@@ -14,11 +14,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster_workers import keras_choice
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import digits_cnn, endings, fashion_cnn
-
-MODELS = {"digits_cnn": digits_cnn.build, "fashion_cnn": fashion_cnn.build}
+from tfcluster_workers.jobs import digits_cnn, endings, saved_models
 
 
 def find(path: str) -> str:
@@ -35,14 +32,11 @@ def evaluate(
     checkpoint: str, dataset: str, data_dir: str | None, *, model_name: str = "digits_cnn"
 ) -> tuple[float, float]:
     """Loss and accuracy of `checkpoint` on the test split."""
-    keras = keras_choice.load()
-    import tensorflow as tf
-
+    prefix = find(checkpoint)
     tests: Any = pipeline.load(dataset, "test", data_dir=data_dir)
-    model = MODELS[model_name](keras, shape=tuple(tests.element_spec[0].shape))
-    status = tf.train.Checkpoint(model=model).restore(find(checkpoint))
-    status.assert_existing_objects_matched().expect_partial()
-    digits_cnn.compile_for_training(keras, model)
+    shape = tuple(tests.element_spec[0].shape)
+    model = saved_models.load(prefix, model=model_name, shape=shape)
+    digits_cnn.compile_for_training(saved_models.keras_of(prefix), model)
     loss, accuracy = model.evaluate(tests.batch(96), verbose=0)
     return float(loss), float(accuracy)
 
@@ -51,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print test loss and accuracy of the checkpoint on the command line."""
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint without a strategy.")
     parser.add_argument("checkpoint", metavar="CHECKPOINT")
-    parser.add_argument("--model", choices=tuple(MODELS), default="digits_cnn")
+    parser.add_argument("--model", choices=tuple(saved_models.MODELS), default="digits_cnn")
     parser.add_argument("--dataset", default=pipeline.DRAWN, metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
     options = parser.parse_args(arguments)

@@ -108,7 +108,8 @@ def train(keras: Any, chosen: argparse.Namespace, strategy: Any) -> str:
 def evaluate(keras: Any, checkpoint: str, chosen: argparse.Namespace) -> tuple[float, float]:
     """Loss and accuracy of `checkpoint` on the test split: the chief's, without any strategy."""
     tests = openings.examples(chosen, "test")
-    model = saved_models.load(checkpoint, shape=tuple(tests.element_spec[0].shape))
+    shape = tuple(tests.element_spec[0].shape)
+    model = saved_models.load(checkpoint, model="digits_cnn", shape=shape)
     digits_cnn.compile_for_training(keras, model)
     loss, accuracy = model.evaluate(tests.batch(chosen.batch), verbose=0)
     return float(loss), float(accuracy)

@@ -1,0 +1,166 @@
+"""A parameter-server job goes through the loss of a worker, of its ps and of its chief."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+
+# Gangs of four TensorFlows on two busy cores.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SPEC = str(SPECS / "parameter-server.json")
+TASKS = ("chief:0", "worker:0", "worker:1", "ps:0")
+
+FIT = """
+import importlib, sys
+from tfcluster_workers import server
+server.serve_unless_chief()
+import tensorflow as tf
+
+keras = tf.keras if sys.argv[1] == "tf.keras" else importlib.import_module(sys.argv[1])
+resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+strategy = tf.distribute.ParameterServerStrategy(resolver)
+x = tf.random.stateless_normal((512, 8), seed=(1, 2))
+data = tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, axis=1, keepdims=True)))
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
+    model.compile(optimizer="adam", loss="mse")
+history = model.fit(data.repeat().batch(32), epochs=2, steps_per_epoch=20, verbose=2)
+print("epochs", len(history.history["loss"]), flush=True)
+"""
+"""A script of one's own that calls the server entry point, and `fit`."""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as made:
+        made.line.script("fit.py", FIT)
+        job = {"script": "fit.py", "args": ["tf.keras"]}
+        cluster = {"chief": 1, "worker": 1, "ps": 1}
+        spec = {"version": 1, "name": "fit", "cluster": cluster, "job": job}
+        made.line.script("fit.json", json.dumps(spec))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def a_worker_killed(lab: Lab) -> Trained:
+    """The spec as it is, on the newest TensorFlow; a worker dies on the way."""
+    options = (f"--python={PYTHONS['newest']}", "--set=supervision.backoff_s=0")
+    return lab.train("up", SPEC, *options, "--chaos=kill worker:1 at step 150")
+
+
+@pytest.fixture(scope="module")
+def chief_and_ps_killed(lab: Lab) -> Trained:
+    """TensorFlow 2.15; first the ps dies, then the chief."""
+    options = (f"--python={PYTHONS['tf215']}", "--set=supervision.backoff_s=0")
+    faults = "kill ps:0 at step 70; kill chief:0 at step 120 in attempt 2"
+    return lab.train(
+        "up", SPEC, *options, "--chaos", faults, "--", "--max-steps=150", "--save-steps=50"
+    )
+
+
+def pids(trained: Trained, task: str) -> list[int]:
+    return [event["pid"] for event in trained.of("task_started", task)]
+
+
+# -- a worker dies -------------------------------------------------------------------------------
+
+
+def test_the_others_train_on_when_a_worker_dies(a_worker_killed: Trained) -> None:
+    trained = a_worker_killed
+    assert trained.code == 0, trained.complaint()
+    starts = {task: len(pids(trained, task)) for task in TASKS}
+    assert starts == {"chief:0": 1, "worker:0": 1, "worker:1": 2, "ps:0": 1}
+    assert {e["attempt"] for e in trained.of("progress")} == {1}, "the coordinator's own attempt"
+    (again,) = trained.of("restarting")
+    assert (again["task"], again["attempt"]) == ("worker:1", 2)
+
+
+def test_the_final_step_is_the_one_asked_for(a_worker_killed: Trained) -> None:
+    steps = [event["step"] for event in a_worker_killed.of("progress", "chief:0")]
+    assert steps == sorted(steps)
+    assert steps[-1] == 400
+    kept = [one["step"] for one in a_worker_killed.state["checkpoints"]]
+    assert kept == [200, 300, 400]
+    assert a_worker_killed.of("progress", "chief:0")[-1]["examples_per_second"] > 0
+
+
+def test_the_chief_evaluates_what_it_saved_last(a_worker_killed: Trained) -> None:
+    (accuracy,) = a_worker_killed.said("chief:0", r"^test accuracy (\S+)")
+    assert float(accuracy) >= 0.95
+    assert "tf_keras 2.21.0 is used" in " ".join(a_worker_killed.err.split())
+
+
+def test_those_that_serve_are_ended_after_the_chief(a_worker_killed: Trained) -> None:
+    exits = a_worker_killed.of("task_exited")
+    (chief,) = a_worker_killed.of("task_exited", "chief:0")
+    assert (chief["exit_code"], chief["ended_by"]) == (0, "itself")
+    after = [event for event in exits if event["seq"] > chief["seq"]]
+    assert sorted(event["task"] for event in after) == ["ps:0", "worker:0", "worker:1"]
+    assert {event["ended_by"] for event in after} == {"tfcluster"}
+    stops = a_worker_killed.of("task_stopping")
+    assert {event["why"] for event in stops} == {"the chief has finished"}
+    assert a_worker_killed.state["warnings"] == []
+
+
+# -- the ps dies, and the chief ------------------------------------------------------------------
+
+
+def test_the_loss_of_ps_and_chief_starts_all_of_them_again(chief_and_ps_killed: Trained) -> None:
+    trained = chief_and_ps_killed
+    assert trained.code == 0, trained.complaint()
+    assert [len(set(pids(trained, task))) for task in TASKS] == [3, 3, 3, 3]
+    causes = [event["root_cause"]["task"] for event in trained.of("diagnosis")]
+    assert causes == ["ps:0", "chief:0"]
+
+
+def test_a_new_chief_goes_on_where_the_last_checkpoint_was(chief_and_ps_killed: Trained) -> None:
+    trained = chief_and_ps_killed
+    assert [event["from_step"] for event in trained.of("restarting")] == [50, 100]
+    assert trained.said("chief:0", r"^resuming at step (\d+)") == ["50", "100"]
+    assert trained.said("chief:0", r"^step (\d+) loss") == ["50", "100", "150"]
+    assert float(trained.said("chief:0", r"^test accuracy (\S+)")[-1]) > 0.8
+
+
+# -- scripts of one's own ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("python", "keras"), [("tf215", "tf.keras"), ("newest", "tf_keras")])
+def test_fit_of_keras_2_trains_and_shows_its_steps(lab: Lab, python: str, keras: str) -> None:
+    trained = lab.train("up", "fit.json", f"--python={PYTHONS[python]}", "--", keras)
+    assert trained.code == 0, trained.complaint()
+    assert trained.said("chief:0", r"^epochs (\d)") == ["2"]
+    last = trained.of("progress", "chief:0")[-1]
+    assert (last["step"], last["epoch"], set(last["metrics"])) == (40, 2, {"loss"})
+
+
+def test_fit_of_keras_3_is_told_what_to_use_instead(lab: Lab) -> None:
+    options = (f"--python={PYTHONS['newest']}", "--set=keras.version=3")
+    trained = lab.train("up", "fit.json", *options, "--", "keras")
+    assert trained.code == 1
+    cause = trained.state["diagnosis"]["root_cause"]
+    assert "create_per_worker_dataset" in cause["reason"]
+    assert "tf_keras" in cause["hint"]
+
+
+# -- alone ---------------------------------------------------------------------------------------
+
+
+def test_alone_the_job_has_the_whole_cluster_in_its_process_and_any_keras(lab: Lab) -> None:
+    env = {**lab.line.env, "TFCLUSTER_SETTINGS": '{"keras_version": "3"}'}
+    command = [str(PYTHONS["newest"]), "-m", "tfcluster_workers.jobs.parameter_server"]
+    few = ("--max-steps=60", "--save-steps=30", "--examples=2000")
+    done = subprocess.run(
+        [*command, *few], env=env, cwd=lab.line.root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line.split()[:2] for line in done.stdout.splitlines()]
+    assert [line for line in lines if line[0] == "step"] == [["step", "30"], ["step", "60"]]
+    assert lines[-1][:2] == ["test", "accuracy"]
+    assert "ckpt-60.index" in os.listdir(lab.line.root / "checkpoints")
