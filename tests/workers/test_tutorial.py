@@ -73,15 +73,12 @@ def test_an_unmodified_tutorial_script_shows_progress(
 ) -> None:
     (tmp_path / "mnist_setup.py").write_text(SETUP)
     (tmp_path / "main.py").write_text(MAIN)
-    # One worker of the newest TensorFlow takes Keras 3, as a bare script would. TensorFlow 2.15
-    # without tf_keras must not get the variable: its tf.keras could not be imported.
-    legacy = {"TF_USE_LEGACY_KERAS": "1"} if workers > 1 and tensorflow == "newest" else {}
     ended = gang(
         PYTHONS[tensorflow],
         [f"worker:{number}" for number in range(workers)],
         ["script", str(tmp_path / "main.py")],
         cwd=tmp_path,
-        env=lambda task: legacy,
+        env=lambda task: {},
     )
     for task in ended.values():
         assert task.code == 0, task.text[-4000:]

@@ -1,0 +1,141 @@
+"""Which Keras a job takes: `keras.version`, what is installed, and what can be mended decide."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tfcluster_workers import keras3, keras3_trainer, keras_choice
+
+TWO = {"worker": ["a:1", "b:1"]}
+SERVED = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "TFCLUSTER_SETTINGS", keras3.SWITCH):
+        monkeypatch.delenv(name, raising=False)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    """Packages by version; each module says by its `name` which it is."""
+    config = SimpleNamespace(backend=lambda: "tensorflow")
+    monkeypatch.setattr(keras_choice, "_version", lambda package: versions.get(package, ""))
+    monkeypatch.setattr(keras_choice, "_has_keras_2", lambda: "tf_keras" in versions)
+    monkeypatch.setattr(
+        keras_choice, "_keras_of_tensorflow", lambda version: SimpleNamespace(name="tf.keras")
+    )
+    monkeypatch.setattr("tfcluster_workers.callbacks.of", lambda keras: None)
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(config=config, name="3"))
+    monkeypatch.setitem(sys.modules, "tf_keras", SimpleNamespace(name="tf_keras"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "cluster", "keras", "tf_keras", "expected"),
+    [
+        ("auto", TWO, "3.15.1", True, "3"),
+        ("auto", {}, "3.15.1", True, "3"),
+        ("auto", TWO, "3.3.0", False, "3"),
+        ("auto", TWO, "3.16.0", True, "tf_keras"),
+        ("auto", {}, "3.16.0", True, "tf_keras"),
+        ("auto", {}, "3.16.0", False, "3"),
+        ("auto", SERVED, "3.15.1", True, "tf_keras"),
+        ("auto", SERVED, "3.15.1", False, "3"),
+        ("2", TWO, "3.15.1", True, "tf_keras"),
+        ("3", TWO, "3.15.1", True, "3"),
+        ("3", SERVED, "3.15.1", True, "3"),
+        ("auto", TWO, "2.15.0", True, "tf.keras"),
+        ("2", TWO, "2.15.0", False, "tf.keras"),
+    ],
+)
+def test_the_choice(
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    cluster: dict[str, list[str]],
+    keras: str,
+    tf_keras: bool,
+    expected: str,
+) -> None:
+    packages = {"keras": keras} | ({"tf_keras": "2"} if tf_keras else {})
+    install(monkeypatch, tensorflow="2.21.0", **packages)
+    monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"keras_version": setting}))
+    task = {"type": "worker", "index": 0}
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": task}))
+    assert keras_choice.load().name == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "keras", "cure"),
+    [
+        ("auto", "3.16.0", "pip install 'keras==3.15.1'; or pip install 'tf-keras~=2.21.0'"),
+        ("3", "3.16.0", "pip install 'keras==3.15.1'"),
+        ("2", "3.15.1", "tf_keras is missing: pip install 'tf-keras~=2.21.0'"),
+    ],
+)
+def test_what_is_missing_is_told_with_the_command_that_gets_it(
+    monkeypatch: pytest.MonkeyPatch, setting: str, keras: str, cure: str
+) -> None:
+    install(monkeypatch, tensorflow="2.21.0", keras=keras)
+    monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"keras_version": setting}))
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": "worker"}}))
+    with pytest.raises(keras_choice.KerasChoiceError) as refused:
+        keras_choice.load()
+    assert cure in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("TF_USE_LEGACY_KERAS", "1"), ("TFCLUSTER_KERAS3_SHIM", "off")]
+)
+def test_the_environment_may_ask_for_keras_2(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    install(monkeypatch, tensorflow="2.21.0", keras="3.15.1", tf_keras="2")
+    monkeypatch.setenv(name, value)
+    assert keras_choice.load().name == "tf_keras"
+
+
+def trainer(reduce: Any, build: Any) -> Any:
+    """A module like Keras's, of these two functions."""
+    owner = type("TensorFlowTrainer", (), {"_maybe_symbolic_build": build})
+    return SimpleNamespace(reduce_per_replica=reduce, TensorFlowTrainer=owner)
+
+
+def known_reduce(values: Any, strategy: Any, reduction: Any) -> Any:
+    def inner(value: Any) -> Any:
+        if _collective_all_reduce_multi_worker(strategy):  # type: ignore[name-defined] # noqa: F821
+            return strategy.reduce("MEAN", value, axis=0)
+
+    return inner(values)
+
+
+def known_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+    isinstance(iterator, self.DistributedValues)
+    self._symbolic_build(self.reduce("MEAN", data_batch))
+
+
+def mended_reduce(values: Any, strategy: Any, reduction: Any) -> Any:
+    return strategy.mean_of_scalars(values)
+
+
+def other_build(self: Any, data_batch: Any) -> Any:
+    self._symbolic_build(self.DistributedValues, self.reduce("MEAN", data_batch))
+
+
+@pytest.mark.parametrize(
+    ("reduce", "build", "unknown"),
+    [
+        (known_reduce, known_build, ""),
+        (mended_reduce, known_build, "reduce_per_replica"),
+        (None, known_build, "reduce_per_replica"),
+        (known_reduce, other_build, "TensorFlowTrainer._maybe_symbolic_build"),
+    ],
+)
+def test_only_functions_that_are_as_known_are_replaced(
+    reduce: Any, build: Any, unknown: str
+) -> None:
+    """The day Keras mends them itself, that is noticed."""
+    assert keras3_trainer.what_is_unknown(trainer(reduce, build)) == unknown
