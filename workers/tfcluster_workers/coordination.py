@@ -31,6 +31,8 @@ class Steps:
     """For the progress; asked each time one looks."""
     batch_size: int | None = None
     """Examples of a step."""
+    per_call: int = 1
+    """Steps that are handed out at once (`keras.steps_per_execution`)."""
     keep: int = 3
     done: int = field(init=False, default=0)
     """Steps that all workers together have done."""
@@ -56,18 +58,20 @@ class Steps:
         self.done = int(self.checkpoint.step)
         return self.done
 
-    def run(
-        self, step: Callable[..., Any], *args: Any, last: int, save_steps: int
-    ) -> Iterator[int]:
-        """Have `step(*args)` done until there are `last`; gives the number done at each checkpoint.
+    def run(self, call: Callable[..., Any], *args: Any, last: int, every: int) -> Iterator[int]:
+        """Have steps done until there are `last`; gives the number done at each checkpoint.
 
-        There is one at each multiple of `save_steps`, and at the end. Steps of a worker that dies
-        are done by the others. Raises what a step has raised.
+        `call(*args, n)` does n steps (an int64 tensor: `per_call`, or fewer before a checkpoint).
+        There is a checkpoint at each multiple of `every` steps, and at the end. The calls of a
+        worker that dies are done by the others. Raises what a call has raised.
         """
+        import tensorflow as tf
+
         while self.done < last:
-            until = min(last, self.done + save_steps - self.done % save_steps)
-            for _ in range(self.done, until):
-                self.coordinator.schedule(step, args)
+            until = min(last, self.done + every - self.done % every)
+            for first in range(self.done, until, self.per_call):
+                steps = tf.constant(min(self.per_call, until - first), tf.int64)
+                self.coordinator.schedule(call, (*args, steps))
             self._follow(until)
             self.coordinator.join()
             self.done = until
@@ -79,12 +83,17 @@ class Steps:
         """Report how far the workers are until they have done all that was handed out."""
         before = int(self.iterations)
         while not self.coordinator.done():
-            # A step that a dying worker had all but done is counted twice.
+            # What a dying worker had all but done is counted twice.
             self._report(min(until, self.done + int(self.iterations) - before))
             time.sleep(LOOK_S)
 
     def _report(self, step: int) -> None:
-        reporting.progress(step, metrics=self.metrics(), batch_size=self.batch_size)
+        reporting.progress(
+            step,
+            metrics=self.metrics(),
+            batch_size=self.batch_size,
+            steps_per_execution=self.per_call,
+        )
 
     def _save(self) -> None:
         self.checkpoint.step.assign(self.done)

@@ -90,16 +90,18 @@ def train(keras: Any, chosen: argparse.Namespace, strategy: Any) -> str:
     state = tf.train.Checkpoint(model=training.model, optimizer=training.optimizer)
     counter = training.optimizer.iterations
     steps = Steps(coordinator, state, counter, training.metrics, batch_size=chosen.batch)
+    steps.per_call = keras_choice.steps_per_execution()
     if steps.restore():
         print(f"resuming at step {steps.done}", flush=True)
     of_worker = tf.autograph.experimental.do_not_convert(training.batches)
     batches = iter(coordinator.create_per_worker_dataset(of_worker))
 
     @tf.function  # type: ignore[untyped-decorator]
-    def one_step(batches: Any) -> None:
-        strategy.run(training.step, (next(batches),))
+    def call(batches: Any, count: Any) -> None:
+        for _ in tf.range(count):
+            strategy.run(training.step, (next(batches),))
 
-    for done in steps.run(one_step, batches, last=chosen.max_steps, save_steps=chosen.save_steps):
+    for done in steps.run(call, batches, last=chosen.max_steps, every=chosen.save_steps):
         print(f"step {done} loss {training.metrics()['loss']:.6f}", flush=True)
         training.loss.reset_state()
     return steps.latest_checkpoint

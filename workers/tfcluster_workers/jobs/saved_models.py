@@ -21,7 +21,7 @@ class OtherModelError(JobError):
         others = ", ".join(name for name in MODELS if name != model)
         super().__init__(
             f"{checkpoint} is no checkpoint of {model} ({' '.join(str(problem).split())[:200]}); "
-            f"--model names another ({others}), and {__name__} builds them"
+            f"--model names another ({others}), --dataset images of another size"
         )
 
 
@@ -37,6 +37,7 @@ def load(checkpoint: str, *, model: str, shape: tuple[int, ...]) -> Any:
         status = tf.train.Checkpoint(model=built).restore(checkpoint).expect_partial()
         status.assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
+        tf.get_logger().setLevel("ERROR")  # else every value that found no place is told, at exit
         raise OtherModelError(checkpoint, model, error) from error
     return built
 
