@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class Harvest:
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
         self._comes_home = plan.checkpoints.dir is None
         self._shared_step: int | None = None
+        self._told: dict[str, int] = {}
         self._gathers = wanted and plan.checkpoints.gather and self._comes_home
         self._chief = plan.chief
         self._gatherer = self._gatherer_of(plan.chief)
@@ -89,7 +90,8 @@ class Harvest:
         """What the chief of an attempt that has ended saved last, also where nothing is gathered:
         the next attempt starts from it."""
         if not self._comes_home:
-            self._shared_step = await asyncio.to_thread(_newest_step_in, self._plan.checkpoints.dir)
+            shared, told = self._plan.checkpoints.dir, dict(self._told)
+            self._shared_step = await asyncio.to_thread(_newest_step_in, shared, told)
             return []
         found, notes = await asyncio.to_thread(self._look, self._gatherer.final_look)
         return [*found, *(ev.Warned(message=note) for note in notes)]
@@ -126,6 +128,8 @@ class Harvest:
 
     def saved(self, path: str, step: int | None) -> None:
         """The chief said that it saved."""
+        if step is not None:
+            self._told[path] = step
         self._gatherer.saved(path, step)
         self._hurry.set()
 
@@ -179,10 +183,16 @@ class Harvest:
         return ev.CheckpointGathered(path=path, step=gathered.step, kind=str(gathered.kind))
 
 
-def _newest_step_in(shared: str | None) -> int | None:
-    """The step of the newest whole checkpoint in storage that all tasks share, if it is a mount."""
+def _newest_step_in(shared: str | None, told: Mapping[str, int]) -> int | None:
+    """The step of the newest whole checkpoint in storage that all tasks share.
+
+    What the chief told of a path (`told`, oldest first) counts more than its name, and is all
+    there is where the storage is no mount.
+    """
     if shared is None or not Path(shared).is_dir():
-        return None
+        return [*told.values()][-1] if told else None
     found = find(scan(Path(shared)), None)
     newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
-    return newest.step if newest is not None else None
+    if newest is None:
+        return None
+    return told.get(str(Path(shared) / newest.path), newest.step)

@@ -71,3 +71,32 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
         seen += asyncio.run(harvest.bring_home())
     assert [type(event) for event in seen] == [ev.Warned]
     assert asyncio.run(harvest.finish()) == []
+
+
+def shared_harvest(paths: RunPaths, storage: str) -> Harvest:
+    plan = plan_of()
+    return Harvest(replace(plan, checkpoints=replace(plan.checkpoints, dir=storage)), paths)
+
+
+def test_of_a_backup_in_shared_storage_counts_the_step_that_the_chief_told(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    backup = tmp_path / "shared" / "backup"
+    backup.mkdir(parents=True)
+    for name in ("latest.weights.h5", "training_metadata.json"):
+        (backup / name).write_text("{}")
+    harvest = shared_harvest(paths, str(backup.parent))
+    asyncio.run(harvest.bring_home())
+    assert harvest.newest_step is None
+    harvest.saved(str(backup), 120)
+    asyncio.run(harvest.bring_home())
+    assert harvest.newest_step == 120
+
+
+def test_of_storage_that_is_no_mount_the_last_step_told_counts(paths: RunPaths) -> None:
+    harvest = shared_harvest(paths, "gs://bucket/exp7")
+    asyncio.run(harvest.bring_home())
+    assert harvest.newest_step is None
+    harvest.saved("gs://bucket/exp7/ckpt-3", 375)
+    asyncio.run(harvest.bring_home())
+    assert harvest.newest_step == 375
