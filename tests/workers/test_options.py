@@ -6,6 +6,7 @@ import argparse
 
 import pytest
 
+from tfcluster_workers import reporting
 from tfcluster_workers.errors import JobError, OptionError
 from tfcluster_workers.jobs import endings, options
 
@@ -82,10 +83,13 @@ def test_the_learning_rate_grows_with_the_batch_only_on_request() -> None:
     assert options.learning_rate_scale(parse("--scale-learning-rate"), 384) == 4.0
 
 
-def test_a_users_mistake_ends_the_job_with_one_line() -> None:
+def test_a_users_mistake_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = dict[str, object]()
+    monkeypatch.setattr(reporting, "error", lambda **event: told.update(event))
     with pytest.raises(SystemExit) as ended, endings.told("keras_mnist"):
         raise JobError("no such thing; try another")
     assert ended.value.code == "keras_mnist: no such thing; try another"
+    assert (told["exception"], told["message"]) == ("JobError", "no such thing; try another")
 
 
 def test_other_errors_keep_their_traceback() -> None:

@@ -25,6 +25,10 @@ class Ended(Protocol):
     def of(self, kind: str) -> list[dict[str, Any]]: ...
 
 
+class Started(Protocol):
+    def end(self, *, timeout_s: float) -> Ended: ...
+
+
 FIT = """
 import json, os, sys, threading
 from tfcluster_workers import keras_choice
@@ -87,7 +91,7 @@ for policy in ("auto", "file", "data", "off"):
     made = openings.batches(chosen, tf.data.Dataset.range(8), 4, training=True)
     tell("policy", asked=policy, set=made.options().experimental_distribute.auto_shard_policy.name)
 
-for prefetch, wanted in (("0", 2), ("3", 8)):
+for prefetch, wanted in (("0", 2), ("5", 12)):
     pulled = []
     def source():
         for number in range(100):
@@ -104,14 +108,15 @@ for prefetch, wanted in (("0", 2), ("3", 8)):
     tell("prefetch", asked=prefetch, pulled=len(pulled))
 
 for number, cache in enumerate(("--cache", "--no-cache")):
-    chosen = custom_loop.parse([cache, "--examples=100", f"--data-dir=data-{number}"])
+    chosen = custom_loop.parse([cache, "--examples=100", "--data-dir=data"])
     examples = openings.examples(chosen, "train")
     once = sum(1 for _ in examples)
-    shutil.rmtree(f"data-{number}")
+    shutil.move("data", f"away-{number}")
     try:
         again = sum(1 for _ in examples)
     except tf.errors.OpError:
         again = 0
+    shutil.move(f"away-{number}", "data")
     tell("cache", asked=cache, once=once, again=again)
 """
 
@@ -124,11 +129,12 @@ def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
 def test_precision_and_steps_per_execution(
-    boot: Callable[..., Ended], tmp_path: Path, tensorflow: str
+    start: Callable[..., Started], tmp_path: Path, tensorflow: str
 ) -> None:
     (tmp_path / "fit.py").write_text(FIT)
     env = {"TFDS_DATA_DIR": str(tmp_path / "tfds")}
-    ended = boot("script", str(tmp_path / "fit.py"), python=PYTHONS[tensorflow], env=env)
+    task = start("script", str(tmp_path / "fit.py"), python=PYTHONS[tensorflow], env=env)
+    ended = task.end(timeout_s=380)
 
     plain, bfloat16, float16 = lines_of(ended, "dtypes")
     assert plain["of"] == [["float32", "float32"]]
@@ -160,12 +166,16 @@ def test_precision_and_steps_per_execution(
     assert sum("mixed_float16 on a CPU works" in note for note in notes) == 1
 
 
-def test_sharding_prefetch_and_cache(boot: Callable[..., Ended], tmp_path: Path) -> None:
+def test_sharding_prefetch_and_cache(start: Callable[..., Started], tmp_path: Path) -> None:
     (tmp_path / "data.py").write_text(DATA)
-    ended = boot("script", str(tmp_path / "data.py"), python=PYTHONS["tf215"])
+    task = start("script", str(tmp_path / "data.py"), python=PYTHONS["tf215"])
+    ended = task.end(timeout_s=380)
     for line in lines_of(ended, "policy"):
         assert line["set"] == line["asked"].upper()
-    assert [line["pulled"] for line in lines_of(ended, "prefetch")] == [2, 8]
+    none, five = (line["pulled"] for line in lines_of(ended, "prefetch"))
+    # tf.data has one batch ready of its own accord.
+    assert none <= 4
+    assert five >= 12
     cached, uncached = lines_of(ended, "cache")
     assert (cached["once"], cached["again"]) == (100, 100)
     assert (uncached["once"], uncached["again"]) == (100, 0)
