@@ -16,10 +16,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster_workers import callbacks, context, keras_choice, precision
+from tfcluster_workers import callbacks, keras_choice, precision
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import digits_cnn, endings, options
+from tfcluster_workers.jobs import digits_cnn, endings, openings, options
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -40,19 +40,22 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
     size = options.global_batch(chosen, strategy.num_replicas_in_sync)
     keras.utils.set_random_seed(chosen.seed)
     precision.apply(keras)
-    examples, tests = load(chosen, "train", take=chosen.examples), load(chosen, "test")
+    examples, tests = (openings.examples(chosen, split) for split in ("train", "test"))
     with strategy.scope():
         shape = tuple(examples.element_spec[0].shape)
         model = digits_cnn.build(keras, shape=shape, seed=chosen.seed)
         digits_cnn.compile_for_training(
             keras, model, steps_per_execution=keras_choice.steps_per_execution()
         )
-    announce(keras, chosen, model, strategy.num_replicas_in_sync, size)
+    replicas = strategy.num_replicas_in_sync
+    openings.announce(
+        "keras_mnist", chosen, keras=keras, model=model, replicas=replicas, batch=size
+    )
     saving = callbacks.EpochCheckpoints(model, strategy=strategy, keep=chosen.keep)
     done = saving.restore()
     if done:
         print(f"resuming after epoch {done}", flush=True)
-    batches = batched(chosen, examples, size, drop_remainder=True)
+    batches = openings.batches(chosen, examples, size, training=True)
     model.fit(
         batches.repeat(),  # one iterator for all epochs: ending one can stall for seconds
         steps_per_epoch=pipeline.count(batches),
@@ -63,33 +66,11 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
         callbacks=watchers(keras, model, saving, chosen, size),
     )
     restored = saving.restore_latest()
-    loss, accuracy = model.evaluate(batched(chosen, tests, size, drop_remainder=False), verbose=0)
+    test_batches = openings.batches(chosen, tests, size, training=False)
+    loss, accuracy = model.evaluate(test_batches, verbose=0)
     saving.close()
     print(f"evaluated from {os.path.basename(restored or 'the first weights')}", flush=True)
     return float(loss), float(accuracy)
-
-
-def load(chosen: argparse.Namespace, split: str, *, take: int | None = None) -> Any:
-    """The examples of `split`, in a fixed order."""
-    return pipeline.load(
-        chosen.dataset,
-        split,
-        data_dir=chosen.data_dir,
-        take=take,
-        cache=chosen.cache,
-        policy=chosen.shard_policy,
-    )
-
-
-def batched(chosen: argparse.Namespace, examples: Any, size: int, *, drop_remainder: bool) -> Any:
-    """Global batches; each worker gets its share of them."""
-    return pipeline.batches(
-        examples,
-        size,
-        drop_remainder=drop_remainder,
-        policy=chosen.shard_policy,
-        prefetch=chosen.prefetch,
-    )
 
 
 def watchers(
@@ -104,21 +85,6 @@ def watchers(
         *callbacks.tensorboard(keras),
         *([callbacks.csv_log(keras, chosen.csv)] if chosen.csv else []),
     ]
-
-
-def announce(keras: Any, chosen: argparse.Namespace, model: Any, replicas: int, size: int) -> None:
-    """The start lines: which data, how many replicas, which Keras, which numbers."""
-    import tensorflow as tf
-
-    here = context.current()
-    print(
-        f"keras_mnist: {pipeline.describe(chosen.dataset)} · {here.task} of {here.num_workers} · "
-        f"global batch {size} on {replicas} replicas · TensorFlow {tf.__version__}, "
-        f"{keras.__name__.split('.')[0]} {keras_choice.version_of(keras)}",
-        f"the model {precision.describe(model)}",
-        sep="\n",
-        flush=True,
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
