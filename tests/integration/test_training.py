@@ -187,32 +187,6 @@ def test_tensorboard_of_the_chief_lies_whole_in_the_run_folder(first: Trained) -
     assert read.stdout.split("\n")[0] == "[0, 1, 2]"
 
 
-# -- Estimator -----------------------------------------------------------------------------------
-
-
-def test_the_estimator_spec_evaluates_in_a_task_of_its_own_and_ends_by_itself(
-    first: Trained, lab: Lab
-) -> None:
-    trained = lab.ready_spec("estimator-2w-evaluator")
-    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
-    assert "TensorFlow 2.15" in trained.err
-    assert [float(a) >= 0.95 for a in trained.said("evaluator:0", r"^test accuracy (\S+)")] == [
-        True
-    ]
-    assert trained.said("evaluator:0", r"^evaluated step (\d+) loss")[-1] == "300"
-    exits = {event["task"]: event for event in trained.of("task_exited")}
-    assert set(exits) == {"worker:0", "worker:1", "evaluator:0"}
-    # On a loaded machine TensorFlow's return from training can outlast finish_grace_s (60 s); a
-    # worker that is not the chief is then ended.
-    for task in ("worker:0", "evaluator:0"):
-        assert (exits[task]["exit_code"], exits[task]["ended_by"]) == (0, "itself")
-    for task in ("worker:0", "worker:1", "evaluator:0"):
-        assert trained.of("progress", task)[-1]["step"] == 300
-    evaluations = trained.of("progress", "evaluator:0")
-    assert evaluations[-1]["metrics"]["accuracy"] >= 0.95
-    assert not any("steps_per_second" in event for event in evaluations)
-
-
 # -- the same numbers ----------------------------------------------------------------------------
 
 

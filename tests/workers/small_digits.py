@@ -24,7 +24,7 @@ def stuck(self: Any, count: int, seed: int) -> Iterator[tuple[int, Any]]:
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    if arguments[0] == "stuck":
+    if arguments[:1] == ["stuck"]:
         del arguments[0]
         setattr(synthetic_digits.SyntheticDigits, "_generate_examples", stuck)  # noqa: B010
     prepare.main(arguments)

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster_workers import context
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.jobs import endings, options
@@ -53,7 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with endings.told("show_shards"):
         strategy = strategies.make()
         batch = options.global_batch(chosen, strategy.num_replicas_in_sync)
-        here = context.current()
         for policy in [chosen.shard_policy] if chosen.shard_policy else SHOWN:
             ids = pipeline.ids(
                 chosen.dataset,
@@ -64,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             total = int(ids.cardinality().numpy())
             found = read(ids, strategy, batch=batch, policy=policy)
-            print(here.task, describe(policy, found, total=total), flush=True)
+            print(describe(policy, found, total=total), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""`estimator_mnist` from its spec: trained by two workers, evaluated by a third task, exported."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+
+# A gang of three TensorFlows on two busy cores.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SPEC = str(SPECS / "estimator-2w-evaluator.json")
+TASKS = ("worker:0", "worker:1", "evaluator:0")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def trained(lab: Lab) -> Trained:
+    """The spec as it is shipped, where no data are yet."""
+    trained = lab.train("up", SPEC)
+    assert trained.code == 0, trained.complaint()
+    return trained
+
+
+def test_all_tasks_come_to_the_last_step_and_end_by_themselves(trained: Trained) -> None:
+    exits = {event["task"]: event for event in trained.of("task_exited")}
+    assert set(exits) == set(TASKS)
+    # On a loaded machine TensorFlow's return from training can outlast finish_grace_s (60 s); a
+    # worker that is not the chief is then ended.
+    for task in ("worker:0", "evaluator:0"):
+        assert (exits[task]["exit_code"], exits[task]["ended_by"]) == (0, "itself")
+    for task in TASKS:
+        assert trained.of("progress", task)[-1]["step"] == 300
+
+
+def test_each_worker_reads_its_own_part(trained: Trained) -> None:
+    for number in (0, 1):
+        parts = set(trained.said(f"worker:{number}", r"^reads part (.*) of the examples"))
+        assert parts == {f"{number + 1} of 2"}
+
+
+def test_the_evaluators_results_are_told_as_they_come(trained: Trained) -> None:
+    (accuracy,) = trained.said("evaluator:0", r"^test accuracy (\S+)")
+    assert float(accuracy) >= 0.95
+    assert trained.said("evaluator:0", r"^evaluated step (\d+) loss")[-1] == "300"
+    evaluations = trained.of("progress", "evaluator:0")
+    assert evaluations[-1]["metrics"]["accuracy"] == pytest.approx(float(accuracy), abs=1e-4)
+    assert not any("steps_per_second" in event for event in evaluations)
+
+
+def test_the_chief_predicts_and_its_export_predicts_the_same(trained: Trained) -> None:
+    (predicted,) = trained.said("worker:0", r"^predicted ([\d ]+), labels")
+    (labels,) = trained.said("worker:0", r"^predicted [\d ]+, labels ([\d ]+)$")
+    alike = [one == other for one, other in zip(predicted.split(), labels.split(), strict=True)]
+    assert sum(alike) >= 7
+    assert len(alike) == 8
+    (apart,) = trained.said("worker:0", r"^exported \S+: its predictions differ by (\S+) at most")
+    assert float(apart) < 1e-6
+
+
+def test_checkpoints_and_the_export_are_gathered(trained: Trained) -> None:
+    kinds = [one["kind"] for one in trained.state["checkpoints"]]
+    assert kinds[-1] == "saved_model"
+    steps = [one["step"] for one in trained.state["checkpoints"][:-1]]
+    assert steps[-1] == 300
+    assert "tf.saved_model.load(" in trained.err
+
+
+def test_a_newer_tensorflow_is_refused_before_anything_starts(lab: Lab) -> None:
+    before = lab.line.runs()
+    done = lab.line.run("up", SPEC, f"--python={PYTHONS['newest']}")
+    assert done.code == 3
+    said = " ".join(done.err.split())
+    assert re.search(r"Estimator ended with TensorFlow 2\.15, and \S+ \(--python\) has 2\.2", said)
+    assert "with TensorFlow 2.15: --python PATH" in said
+    assert lab.line.runs() == before

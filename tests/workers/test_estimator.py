@@ -1,0 +1,97 @@
+"""`estimator_mnist` without the launcher: two workers come to what one comes to; its refusal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import PYTHONS, WORKERS, Finished, clean_environment
+
+# Gangs of TensorFlow on two busy cores.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
+
+JOB = "tfcluster_workers.jobs.estimator_mnist"
+Ended = dict[str, Finished]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small `synthetic_digits`."""
+    folder = tmp_path_factory.mktemp("tfds")
+    script = Path(__file__).parent / "small_digits.py"
+    env = clean_environment() | {"PYTHONPATH": str(WORKERS)}
+    argv = [PYTHONS["tf215"], str(script), "--data-dir", str(folder)]
+    subprocess.run(argv, env=env, check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def train(
+    gang: Callable[..., Ended], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Ended]:
+    """Three steps; `train(*tasks)`."""
+
+    def run(*tasks: str) -> Ended:
+        place = tmp_path_factory.mktemp("estimator")
+
+        def env(task: str) -> dict[str, str]:
+            own = task.replace(":", "-") if task == "worker:1" else "chief"
+            folders = {"TFDS_DATA_DIR": data_dir, "TFCLUSTER_CHECKPOINT_DIR": place / own}
+            return {name: str(folder) for name, folder in folders.items()}
+
+        target = ["module", JOB, "--max-steps=3", "--save-steps=3"]
+        ended = gang(PYTHONS["tf215"], tasks, target, cwd=place, env=env)
+        for name, task in ended.items():
+            assert task.code == 0, name + task.text[-4000:]
+        return ended
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def two(train: Callable[..., Ended]) -> Ended:
+    return train("worker:0", "worker:1", "evaluator:0")
+
+
+def final_loss(task: Finished) -> float:
+    (loss,) = re.findall(r"Loss for final step: ([\d.]+)\.$", task.text, re.MULTILINE)
+    return float(loss)
+
+
+def test_two_workers_make_the_same_steps_as_one(train: Callable[..., Ended], two: Ended) -> None:
+    # Momentum, not Adam: that one hides a loss that is divided by the workers once too often.
+    (alone,) = train("worker:0").values()
+    for task in ("worker:0", "worker:1"):
+        assert final_loss(two[task]) == pytest.approx(final_loss(alone), abs=1e-5)
+
+
+def test_the_evaluator_says_that_it_lives_and_what_it_found(two: Ended) -> None:
+    events = two["evaluator:0"].events
+    assert {"type": "evaluated", "step": 3} in events
+    assert {"type": "alive"} in events
+    assert "evaluated step 3" in two["evaluator:0"].text
+
+
+def test_every_worker_reports_its_steps(two: Ended) -> None:
+    for task in ("worker:0", "worker:1"):
+        assert any(event["type"] == "progress" for event in two[task].events)
+
+
+def test_a_tensorflow_without_estimator_is_refused_with_the_cure() -> None:
+    refused = subprocess.run(
+        [PYTHONS["newest"], "-m", JOB],
+        env={**os.environ, "PYTHONPATH": str(WORKERS)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 1
+    last = refused.stderr.splitlines()[-1]
+    assert last.startswith("estimator_mnist: TensorFlow 2.2")
+    assert "has no tf.estimator (2.15 was the last release)" in last
+    assert last.endswith("tfcluster up SPEC --python PATH")
