@@ -42,7 +42,7 @@ class Searches:
         """Two tuners, and the id of the trial in which worker:1 was killed."""
         trials = ("--", *SMALL, "--trials", "5")
         live = Live(self.lab.line, "up", SPEC, f"--python={PYTHONS['tf215']}", *trials)
-        trial = wait_for(lambda: struck(live), what="a second trial of worker:1", timeout=200)
+        trial = wait_for(lambda: struck(live), what="a second trial of worker:1", timeout=300)
         code = live.end(300)
         out = live.out.read_text(errors="replace")
         return Trained(code, out, live.said(), live.folder, live.events(), live.state()), trial

@@ -1,4 +1,4 @@
-"""What the tuner job searches: a small network, and seeds that are the trial's own.
+"""What the tuner job searches: a small network, its data, and seeds that are the trial's own.
 
 A trial's first weights and the order of its data come from a hash of its hyperparameters, so that
 a trial has the same score whoever runs it, when, and how often it was begun.
@@ -6,14 +6,42 @@ a trial has the same score whoever runs it, when, and how often it was begun.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from tfcluster_workers import keras_choice
+from tfcluster_workers.data import pipeline
+
 SHUFFLE_BUFFER = 10_000
 """Examples among which the next one is drawn."""
+
+
+class Data:
+    """Training, validation and test examples; the last fifth of the training split validates."""
+
+    def __init__(self, chosen: argparse.Namespace, batch: int) -> None:
+        where = {"data_dir": chosen.data_dir, "cache": chosen.cache}
+        some, most = (chosen.examples, chosen.examples * 4 // 5) if chosen.examples else ("", "80%")
+        self.train = pipeline.load(chosen.dataset, f"train[:{most}]", **where)
+        self.validation = pipeline.load(chosen.dataset, f"train[{most}:{some}]", **where)
+        self.test = pipeline.load(chosen.dataset, "test", **where)
+        self.batch = batch
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.train.element_spec[0].shape)
+
+    def batches(self, examples: Any) -> Any:
+        return in_batches(examples, self.batch)
+
+
+def in_batches(examples: Any, size: int) -> Any:
+    """Every tuner trains alone, so each reads all of it."""
+    return pipeline.batches(examples, size, drop_remainder=False, policy="off")
 
 
 def seed_of(values: Mapping[str, Any], *, seed: int, execution: int = 0) -> int:
@@ -42,7 +70,12 @@ def network(keras: Any, values: Any, shape: tuple[int, ...]) -> Any:
         ]
     )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=keras.optimizers.Adam(rate), loss=loss, metrics=["accuracy"])
+    model.compile(
+        optimizer=keras.optimizers.Adam(rate),
+        loss=loss,
+        metrics=["accuracy"],
+        steps_per_execution=keras_choice.steps_per_execution(),
+    )
     return model
 
 
@@ -63,8 +96,7 @@ def hypermodel(
         def fit(self, values: Any, model: Any, examples: Any, **how: Any) -> Any:
             seed = self.seed(values)
             begun[str(values.values)] += 1
-            shuffled = examples.shuffle(SHUFFLE_BUFFER, seed=seed)
-            batches = shuffled.batch(batch).prefetch(2)
+            batches = in_batches(examples.shuffle(SHUFFLE_BUFFER, seed=seed), batch)
             return model.fit(batches, shuffle=False, verbose=0, **how)  # Keras 3 warns of True
 
         def seed(self, values: Any) -> int:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster_workers import context, keras_choice, reporting
+from tfcluster_workers import context, keras_choice, precision, reporting
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
 from tfcluster_workers.jobs import endings, options, search_space
@@ -51,25 +51,6 @@ def load_keras() -> Any:
     return keras
 
 
-class Data:
-    """Training, validation and test examples; the last fifth of the training split validates."""
-
-    def __init__(self, chosen: argparse.Namespace, batch: int) -> None:
-        where = {"data_dir": chosen.data_dir, "cache": chosen.cache}
-        some, most = (chosen.examples, chosen.examples * 4 // 5) if chosen.examples else ("", "80%")
-        self.train = pipeline.load(chosen.dataset, f"train[:{most}]", **where)
-        self.validation = pipeline.load(chosen.dataset, f"train[{most}:{some}]", **where)
-        self.test = pipeline.load(chosen.dataset, "test", **where)
-        self.batch = batch
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.train.element_spec[0].shape)
-
-    def batches(self, examples: Any) -> Any:
-        return pipeline.batches(examples, self.batch, drop_remainder=False)
-
-
 def make_tuner(keras_tuner: Any, hypermodel: Any, chosen: argparse.Namespace) -> Any:
     """The tuner that was asked for; its folder is shared by all tasks of the run."""
     common = {
@@ -85,7 +66,7 @@ def make_tuner(keras_tuner: Any, hypermodel: Any, chosen: argparse.Namespace) ->
     return kinds[chosen.search](hypermodel, max_trials=chosen.trials, **common)
 
 
-def train_best(tuner: Any, hypermodel: Any, data: Data) -> tuple[float, float]:
+def train_best(tuner: Any, hypermodel: Any, data: search_space.Data) -> tuple[float, float]:
     """The best trial once more, on all but the test data; loss and accuracy on those."""
     best = tuner.oracle.get_best_trials(1)
     if not best or best[0].score is None:
@@ -112,11 +93,11 @@ def say(line: str) -> None:
 def run(chosen: argparse.Namespace) -> None:
     """Search; where the oracle is, also what comes after."""
     keras = load_keras()
-    keras_choice.apply_precision(keras)
+    precision.apply(keras)
     import keras_tuner
 
     batch = options.global_batch(chosen, 1)
-    data = Data(chosen, batch)
+    data = search_space.Data(chosen, batch)
     executions = chosen.executions_per_trial
     hypermodel = search_space.hypermodel(
         keras, keras_tuner, shape=data.shape, batch=batch, seed=chosen.seed, executions=executions
