@@ -158,7 +158,8 @@ MESSAGES: tuple[Known, ...] = (
     ),
     Known(
         "kerastuner",
-        "set all three KERASTUNER_* in each task's `env`, or none: a shell's are not passed on",
+        '`"kind": "tuner"` sets them; else set all three in each task\'s `env`, or none: a shell\'s'
+        " are not passed on",
         r"KERASTUNER_(?:ORACLE_IP|ORACLE_PORT|TUNER_ID)",
         kind=PERMANENT,
     ),
