@@ -144,6 +144,23 @@ def dropout() -> dict[str, Any]:
 
 
 @case
+def masks_of_dropout() -> dict[str, Any]:
+    """No two examples of a batch have the same mask, whichever workers they are on."""
+    with strategy.scope():
+        layer = keras.layers.Dropout(0.5, seed=3)
+        layer.build((None, 60))
+    share = BATCH // strategy.num_replicas_in_sync
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def draw() -> Any:
+        drawn = strategy.run(lambda: layer(tf.ones((share, 60)), training=True))
+        return strategy.gather(drawn, axis=0)
+
+    masks = draw().numpy() > 0
+    return {"masks": len({mask.tobytes() for mask in masks}), "examples": len(masks)}
+
+
+@case
 def several_metrics() -> dict[str, Any]:
     with strategy.scope():
         top = keras.metrics.SparseTopKCategoricalAccuracy(k=1, name="top")

@@ -1,22 +1,50 @@
-"""Dropout and its like can be made on several workers, in releases before 3.5 too.
+"""Dropout and its like draw for each worker anew, and can be made on several in old releases too.
 
-They keep the state of their random numbers in a variable of uint32, and TensorFlow's collectives,
-by which every worker gets the chief's first value, know no uint32 ("Value for attr 'T' of uint32 is
-not in the list of allowed values", CollectiveBcastSend). Since 3.5 it is int64, as here: drawn are
-the same numbers, because the TensorFlow backend makes an int32 of either.
+The state of a SeedGenerator is the same on all workers, and so would be every mask, however many
+examples it is for (keras#20611 is about the same state); each replica adds its own number.
+
+Before 3.5 they keep it in a variable of uint32, and TensorFlow's collectives, by which every worker
+gets the chief's first value, know no uint32 ("Value for attr 'T' of uint32 is not in the list of
+allowed values", CollectiveBcastSend). Since 3.5 it is int64, as here: drawn are the same numbers,
+because the TensorFlow backend makes an int32 of either.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
+
+_APART = 1_000_003
+"""Between the seeds of two replicas: farther than those a script gives its layers."""
 
 
 def mend() -> None:
-    """Have `SeedGenerator` keep an int64, in releases where it does not."""
+    """Have `SeedGenerator` differ by replica, and keep an int64 in releases where it does not."""
     from keras.src.random import seed_generator
+
+    _tell_replicas_apart(seed_generator.SeedGenerator)
 
     if not hasattr(seed_generator.backend, "random_seed_dtype"):
         seed_generator.backend = _SignedSeeds(seed_generator.backend)
+
+
+def _tell_replicas_apart(owner: Any) -> None:
+    original = owner.next
+
+    @functools.wraps(original)
+    def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        from tfcluster_workers import keras3_trainer
+
+        seed = original(self, *args, **kwargs)
+        replica = tf.distribute.get_replica_context()
+        if replica is None or not keras3_trainer.spans_workers(replica.strategy):
+            return seed
+        number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
+        return seed + tf.stack([number * _APART, tf.zeros_like(number)])
+
+    owner.next = next_of_replica
 
 
 class _SignedSeeds:
