@@ -198,7 +198,15 @@ MESSAGES: tuple[Known, ...] = (
         'tasks of one host downloaded the same data at once: download it in `"prepare"`, which'
         " runs once on each",
         r"NonMatchingChecksumError|Incomplete or corrupted file detected"
-        r"|\.incomplete\b|tensorflow_datasets/downloads|/downloads/extracted/",
+        r"|\.incomplete\b|tensorflow_datasets/downloads(?!/manual)|/downloads/extracted/",
+    ),
+    Known(
+        "damaged-data",
+        "a file of the data set is damaged: remove its folder, and the next run prepares it anew",
+        r"DataLossError(?s:.){0,2000}(?:corrupted|truncated) record at"
+        r"|^(?:corrupted|truncated) record at",
+        kind=PERMANENT,
+        is_own=True,
     ),
     Known(
         "name-lookup",

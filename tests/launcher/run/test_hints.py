@@ -204,6 +204,19 @@ MESSAGES = [
         "Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
     ),
     (
+        "damaged-data",
+        Kind.PERMANENT,
+        f"{RUNTIME}.DataLossError",
+        GRAPH + "corrupted record at 4589\n\t [[{{node IteratorGetNext}}]]",
+    ),
+    (
+        "damaged-data",
+        Kind.PERMANENT,
+        f"{RUNTIME}.DataLossError",
+        "{{function_node __wrapped__IteratorGetNext}} truncated record at 1128204' failed with"
+        " Read less bytes than requested [Op:IteratorGetNext]",
+    ),
+    (
         "download-race",
         Kind.EXCEPTION,
         "tensorflow_datasets.core.download.download_manager.NonMatchingChecksumError",
@@ -343,3 +356,8 @@ def test_every_message_row_is_tried_here() -> None:
 
 def test_the_page_is_linked_from_the_readme() -> None:
     assert "](docs/failures.md)" in (ROOT / "README.md").read_text()
+
+
+def test_where_files_are_put_by_hand_is_no_sign_of_a_race() -> None:
+    said = "mnist: its files belong into /home/ann/tensorflow_datasets/downloads/manual/mnist"
+    assert hints.find(said) is None
