@@ -1,0 +1,116 @@
+"""`keras_mnist` from its specs: the same losses however the work is shared, also after a kill."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+
+from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+
+# Many gangs of TensorFlow, each started once.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SMALL = ("--epochs=2", "--examples=960")
+NO_STRATEGY = ("localhost-2w", "--set=cluster.worker=1", "--set=strategy.name=default")
+SHARED = {
+    "mirrored on two logical CPUs": (1, ("mirrored-local",)),
+    "two workers": (2, ("localhost-2w",)),
+    "three workers, one killed in the second epoch": (
+        3,
+        ("localhost-3w", "--set=supervision.backoff_s=0", "--chaos=kill worker:2 at step 15"),
+    ),
+}
+"""How the work is shared: how many tasks, the spec and what is changed of it."""
+
+
+class Runs:
+    """Each started once, on the first 960 examples."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+
+    @cache  # noqa: B019 (lives as long as the module's fixture)
+    def of(self, tensorflow: str, spec: str, *options: str) -> Trained:
+        python = f"--python={PYTHONS[tensorflow]}"
+        logical = ("--logical-cpus=2",) if spec == "mirrored-local" else ()
+        trained = self.lab.train(
+            "up", str(SPECS / f"{spec}.json"), python, *options, "--", *SMALL, *logical
+        )
+        assert trained.code == 0, trained.complaint()
+        return trained
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Runs]:
+    with a_lab() as lab:
+        yield Runs(lab)
+
+
+def losses_of(trained: Trained, task: str) -> list[float]:
+    return [float(loss) for loss in trained.said(task, r"^epoch \d+ loss (\S+)")]
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+@pytest.mark.parametrize("how", list(SHARED))
+def test_each_way_to_share_the_work_loses_the_same_each_epoch(
+    runs: Runs, tensorflow: str, how: str
+) -> None:
+    alone = runs.of(tensorflow, *NO_STRATEGY)
+    expected = losses_of(alone, "worker:0")
+    assert len(expected) == 2
+    tasks, spec = SHARED[how]
+    shared = runs.of(tensorflow, *spec)
+    for task in (f"worker:{number}" for number in range(tasks)):
+        assert losses_of(shared, task) == pytest.approx(expected, abs=1e-4)
+        assert shared.said(task, "^evaluated from (.*)") == ["ckpt-2"]
+        tested = alone.said("worker:0", r"^test loss (\S+)")
+        assert [float(loss) for loss in shared.said(task, r"^test loss (\S+)")] == pytest.approx(
+            [float(loss) for loss in tested], abs=1e-4
+        )
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_after_a_kill_all_three_go_on_from_the_chiefs_last_epoch(
+    runs: Runs, tensorflow: str
+) -> None:
+    _, spec = SHARED["three workers, one killed in the second epoch"]
+    trained = runs.of(tensorflow, *spec)
+    assert trained.state["attempt"] == 2
+    for task in ("worker:0", "worker:1", "worker:2"):
+        steps = [e["step"] for e in trained.of("progress", task) if e["attempt"] == 2]
+        assert (steps[0], steps[-1]) == (11, 20)
+        assert trained.said(task, "^resuming after (.*)") == ["epoch 1"]
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_the_start_lines_tell_data_replicas_and_keras(runs: Runs, tensorflow: str) -> None:
+    trained = runs.of(tensorflow, *SHARED["mirrored on two logical CPUs"][1])
+    (line,) = trained.said("worker:0", "^keras_mnist: (.*)")
+    assert "synthetic_digits, drawn; --dataset mnist for the real one" in line
+    assert "global batch 96 on 2 replicas" in line
+    assert line.endswith("keras 2.15.0" if tensorflow == "tf215" else "keras 3.15.1")
+    assert trained.said("worker:0", "^the model (.*)") == [
+        "computes in float32, keeps float32 variables"
+    ]
+
+
+def test_the_learning_rate_follows_its_schedule_and_the_global_batch_where_asked(
+    runs: Runs,
+) -> None:
+    trained = runs.lab.train(
+        "up",
+        str(SPECS / "mirrored-local.json"),
+        f"--python={PYTHONS['tf215']}",
+        "--",
+        *("--epochs=8", "--examples=192", "--replica-batch=96", "--logical-cpus=2"),
+        *("--scale-learning-rate", f"--csv={runs.lab.line.root}/epochs.csv"),
+    )
+    assert trained.code == 0, trained.complaint()
+    rates = trained.said("worker:0", r"learning rate (\S+)$")
+    assert [float(rate) for rate in rates] == [2e-3] * 3 + [2e-4] * 4 + [2e-5]
+    with open(runs.lab.line.root / "epochs.csv") as table:
+        losses = [float(row["loss"]) for row in csv.DictReader(table)]
+    assert losses == pytest.approx(losses_of(trained, "worker:0"), abs=1e-5)
