@@ -83,6 +83,14 @@ MESSAGES: tuple[Known, ...] = (
         is_own=True,
     ),
     Known(
+        "keras-2-script",
+        "the script is written for Keras 2: --set keras.version=2 takes tf_keras",
+        r"filepath provided must end in `\.(?:weights\.h5|keras)`"
+        r"|Invalid filepath extension for saving|Keras 3 only supports"
+        r"|Argument\(s\) not recognized: \{'lr'|module 'keras\._tf_keras\S*' has no attribute",
+        kind=PERMANENT,
+    ),
+    Known(
         "estimator-removed",  # 76349
         "TensorFlow 2.15 was the last with Estimator: name a Python that has it with --python",
         r"has no attribute 'estimator'|No module named '?tensorflow_estimator"

@@ -75,6 +75,19 @@ MESSAGES = [
         "keras_mnist: Keras 3.16.0 is not among the releases whose `fit` tfcluster mends",
     ),
     (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "ValueError",
+        "When using `save_weights_only=True` in `ModelCheckpoint`, the filepath provided must end"
+        " in `.weights.h5` (Keras weights format). Received: filepath=ckpt/at-{epoch}",
+    ),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'keras._tf_keras.keras' has no attribute 'experimental'",
+    ),
+    (
         "estimator-removed",
         Kind.PERMANENT,
         "AttributeError",
