@@ -96,6 +96,7 @@ def main(folder: Path) -> dict[str, Any]:
         "features": str(found.info.features),
         "files": [path.name for path in shards(whole / NAME / "1.0.0")],
         "beside": sorted(path.name for path in whole.iterdir()),
+        "copied": prepare.prepare(NAME, shutil.copytree(whole, folder / "copied"))[1],
         "damages": {kind: damaged(whole, kind) for kind in DAMAGES},
         "names": {name: told(prepare.prepare, name, whole) for name in names},
         "loads": {str(asked): told(load, *asked) for asked in loads},

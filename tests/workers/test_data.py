@@ -61,6 +61,10 @@ def test_a_part_of_a_split_is_read(
     assert tried["loads"][str(asked)] == came
 
 
+def test_a_prepared_folder_may_be_copied(tried: dict[str, Any]) -> None:
+    assert tried["copied"] == 0.0, "nothing was prepared again"
+
+
 # -- who reads what --------------------------------------------------------------------------------
 
 
