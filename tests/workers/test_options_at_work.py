@@ -70,8 +70,8 @@ for number, values in enumerate([
 os.environ["TFCLUSTER_CHECKPOINT_DIR"] = os.path.abspath("loop")
 loops = []
 class Loop(custom_loop.Loop):
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
         loops.append(self)
 custom_loop.Loop = Loop
 custom_loop.train(keras, custom_loop.parse(["--epochs=4", "--examples=960"]))
@@ -179,3 +179,18 @@ def test_sharding_prefetch_and_cache(start: Callable[..., Started], tmp_path: Pa
     cached, uncached = lines_of(ended, "cache")
     assert (cached["once"], cached["again"]) == (100, 100)
     assert (uncached["once"], uncached["again"]) == (100, 0)
+
+
+@pytest.mark.parametrize("job", ["keras_mnist", "custom_loop"])
+def test_a_batch_smaller_than_the_replicas_ends_a_job_with_one_line(
+    start: Callable[..., Started], job: str
+) -> None:
+    replicas = ("--strategy=mirrored", "--logical-cpus=2", "--global-batch=1")
+    module = ("module", f"tfcluster_workers.jobs.{job}")
+    ended = start(*module, *replicas, python=PYTHONS["tf215"]).end(timeout_s=380)
+    assert ended.code == 1
+    message = "--global-batch 1 is smaller than the 2 replicas: each needs at least one example"
+    assert f"\n{job}: {message}" in ended.err
+    assert "Traceback" not in ended.err
+    (event,) = ended.of("error")
+    assert (event["exception"], event["message"][: len(message)]) == ("OptionError", message)

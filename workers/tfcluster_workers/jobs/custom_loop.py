@@ -35,21 +35,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 class Loop:
     """Model, optimizer and metrics, and what is done with one batch."""
 
-    def __init__(self, keras: Any, chosen: argparse.Namespace, strategy: Any, shape: Any) -> None:
+    def __init__(
+        self, keras: Any, chosen: argparse.Namespace, strategy: Any, *, shape: Any, batch: int
+    ) -> None:
         import tensorflow as tf
 
-        self.strategy = strategy
-        self.batch = options.global_batch(chosen, strategy.num_replicas_in_sync)
+        self.strategy, self.batch = strategy, batch
         with strategy.scope():
             self.model = fashion_cnn.build(keras, shape=shape, seed=chosen.seed)
-            rate = 1e-3 * options.learning_rate_scale(chosen, self.batch)
+            rate = 1e-3 * options.learning_rate_scale(chosen, batch)
             # With Adam's own epsilon of 1e-7, rounding errors of gradients near 0 are steps.
             adam = keras.optimizers.Adam(rate, epsilon=1e-5)
             self.optimizer = precision.optimizer_for(keras, adam)
             precision.build(self.optimizer, self.model)
-            self.loss_of_each = keras.losses.SparseCategoricalCrossentropy(
-                from_logits=True, reduction="none"
-            )
+            cross_entropy = keras.losses.SparseCategoricalCrossentropy
+            self.loss_of_each = cross_entropy(from_logits=True, reduction="none")
             self.accuracy = keras.metrics.SparseCategoricalAccuracy(name="accuracy")
             self.loss_sum = tf.Variable(0.0, trainable=False)
 
@@ -102,17 +102,17 @@ class Loop:
 def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
     """Train and evaluate; loss and accuracy on the test split."""
     strategy = strategies.make(chosen.strategy, logical_cpus=chosen.logical_cpus)
+    replicas = strategy.num_replicas_in_sync
+    batch = options.global_batch(chosen, replicas)
     precision.apply(keras)
     examples = openings.examples(chosen, "train")
-    loop = Loop(keras, chosen, strategy, tuple(examples.element_spec[0].shape))
-    replicas = strategy.num_replicas_in_sync
+    shape = tuple(examples.element_spec[0].shape)
+    loop = Loop(keras, chosen, strategy, shape=shape, batch=batch)
     openings.announce(
-        "custom_loop", chosen, keras=keras, model=loop.model, replicas=replicas, batch=loop.batch
+        "custom_loop", chosen, keras=keras, model=loop.model, replicas=replicas, batch=batch
     )
-    batches = openings.batches(chosen, examples, loop.batch, training=True)
+    batches = openings.batches(chosen, examples, batch, training=True)
     saving = LoopCheckpoints(strategy, **loop.state())
-    if saving.steps_done:
-        print(f"resuming after step {saving.steps_done}", flush=True)
     per_epoch = pipeline.count(batches)
     data = epochs.distribute(strategy, batches, steps=per_epoch, done=saving.steps_done)
     way = epochs.WAYS[chosen.iterate](loop.step)
@@ -125,7 +125,7 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
                 saving.steps_done,
                 epoch=epoch + 1,
                 metrics={"loss": float(loss) / steps},
-                batch_size=loop.batch,
+                batch_size=batch,
                 steps_per_execution=steps,
             )
         loop.end_epoch(epoch + 1, per_epoch)

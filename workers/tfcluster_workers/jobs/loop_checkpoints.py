@@ -50,6 +50,8 @@ class LoopCheckpoints:
             init_fn=self._restore_the_chiefs,
         )
         self._handler: Any = self._watch_for_preemption(strategy)  # restores, too
+        if self.steps_done:
+            print(f"resuming after step {self.steps_done}", flush=True)
 
     def _watch_for_preemption(self, strategy: Any) -> Any:
         import tensorflow as tf
