@@ -4,7 +4,8 @@ JobError
 ├── OptionError              jobs/options.py: a command line that cannot work
 ├── NoTpuError               tpu.py: strategy.name is tpu
 ├── KerasChoiceError         keras_choice.py
-└── UnknownDatasetError, UnavailableDatasetError and others of data/
+├── NoEstimatorError         estimator_needs.py
+└── DataError                data/errors.py, with kinds of its own
 """
 
 from __future__ import annotations

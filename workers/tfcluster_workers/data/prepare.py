@@ -29,10 +29,7 @@ from tfcluster_workers.data.errors import (
     DataError,
     DataFolderError,
     UnavailableDatasetError,
-    UnknownDatasetError,
 )
-
-__all__ = ["UnavailableDatasetError", "UnknownDatasetError", "data_dir", "prepare"]
 
 RECORD_FRAME = 16
 """Bytes that TFRecord adds to each example (two lengths of 8 and two checksums of 4)."""
