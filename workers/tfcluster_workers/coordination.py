@@ -75,6 +75,7 @@ class Steps:
             self._follow(until)
             self.coordinator.join()
             self.done = until
+            self._report(until)
             self._save()
             yield until
         reporting.finished()
@@ -98,5 +99,4 @@ class Steps:
     def _save(self) -> None:
         self.checkpoint.step.assign(self.done)
         path = self._manager.save(checkpoint_number=self.done)
-        self._report(self.done)
         reporting.saved(str(path), step=self.done)

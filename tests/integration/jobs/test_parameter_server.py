@@ -18,8 +18,8 @@ SPEC = str(SPECS / "parameter-server.json")
 TASKS = ("chief:0", "worker:0", "worker:1", "ps:0")
 
 FIT = """
-import importlib, sys
-from tfcluster_workers import server
+import importlib, os, signal, sys
+from tfcluster_workers import callbacks, server
 server.serve_unless_chief()
 import tensorflow as tf
 
@@ -31,8 +31,16 @@ data = tf.data.Dataset.from_tensor_slices((x, tf.reduce_sum(x, axis=1, keepdims=
 with strategy.scope():
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1)])
     model.compile(optimizer="adam", loss="mse")
-history = model.fit(data.repeat().batch(32), epochs=2, steps_per_epoch=20, verbose=2)
-print("epochs", len(history.history["loss"]), flush=True)
+
+class Epochs(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        print("epoch", epoch + 1, flush=True)
+        if epoch == 1 and "dies" in sys.argv and os.environ["TFCLUSTER_ATTEMPT"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+backup = keras.callbacks.BackupAndRestore(callbacks.backup_dir())
+model.fit(data.repeat().batch(32), epochs=3, steps_per_epoch=20, verbose=2,
+          callbacks=[backup, Epochs()])
 """
 """A script of one's own that calls the server entry point, and `fit`."""
 
@@ -131,13 +139,20 @@ def test_a_new_chief_goes_on_where_the_last_checkpoint_was(chief_and_ps_killed: 
 # -- scripts of one's own ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("python", "keras"), [("tf215", "tf.keras"), ("newest", "tf_keras")])
-def test_fit_of_keras_2_trains_and_shows_its_steps(lab: Lab, python: str, keras: str) -> None:
-    trained = lab.train("up", "fit.json", f"--python={PYTHONS[python]}", "--", keras)
+def test_fit_of_keras_2_trains_and_shows_its_steps(lab: Lab) -> None:
+    trained = lab.train("up", "fit.json", f"--python={PYTHONS['newest']}", "--", "tf_keras")
     assert trained.code == 0, trained.complaint()
-    assert trained.said("chief:0", r"^epochs (\d)") == ["2"]
+    assert trained.said("chief:0", r"^epoch (\d)") == ["1", "2", "3"]
     last = trained.of("progress", "chief:0")[-1]
-    assert (last["step"], last["epoch"], set(last["metrics"])) == (40, 2, {"loss"})
+    assert (last["step"], last["epoch"], set(last["metrics"])) == (60, 3, {"loss"})
+
+
+def test_fit_goes_on_with_the_epoch_after_its_backup_when_the_chief_was_killed(lab: Lab) -> None:
+    options = (f"--python={PYTHONS['tf215']}", "--set=supervision.backoff_s=0")
+    trained = lab.train("up", "fit.json", *options, "--", "tf.keras", "dies")
+    assert trained.code == 0, trained.complaint()
+    assert trained.state["attempt"] == 2
+    assert trained.said("chief:0", r"^epoch (\d)") == ["1", "2", "3"]
 
 
 def test_fit_of_keras_3_is_told_what_to_use_instead(lab: Lab) -> None:
