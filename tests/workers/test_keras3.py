@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 from .conftest import PYTHONS, Finished
 
 # Two processes of TensorFlow 2.21 on two cores, busy ones perhaps.
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
 CASES = Path(__file__).with_name("keras3_cases.py")
 Gang = Callable[..., dict[str, Finished]]
 Numbers = dict[str, dict[str, Any]]
@@ -38,6 +39,7 @@ SPELLINGS = {
     "import keras": "import keras",
     "tf.keras": "import tensorflow as tf\nkeras = tf.keras",
 }
+KNOWN_FAULTS = r"Invalid reduction dimension 0|convert a value \(PerReplica"
 ANNOUNCED = "is mended for several workers (keras#20585)"
 
 
@@ -130,7 +132,7 @@ def test_without_the_shim_a_script_fails_and_with_it_works_as_it_is(
     if spelling == "import keras":
         for ended in train(TFCLUSTER_KERAS3_SHIM="off"):
             assert ended.code == 1, "Keras trains by itself: has upstream mended it?"
-            assert "Invalid reduction dimension 0" in ended.text
+            assert re.search(KNOWN_FAULTS, ended.text), ended.text[-3000:]
             assert ANNOUNCED not in ended.text
     mended = train()
     assert [ended.code for ended in mended] == [0, 0], mended[0].text[-3000:]

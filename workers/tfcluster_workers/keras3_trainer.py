@@ -175,18 +175,19 @@ def check_before_use(trainer: Any) -> None:
     """Refuse what cannot work on several workers before the first step, with the cure."""
     owner = trainer.TensorFlowTrainer
     steps = {"make_train_function": "train_step", "make_test_function": "test_step"}
-    for name, step in {**steps, "make_predict_function": ""}.items():
-        _check(trainer, owner, name, step)
+    for name in (*steps, "make_predict_function", "_maybe_symbolic_build"):
+        if hasattr(owner, name):
+            _check(trainer, owner, name, steps.get(name))
 
 
-def _check(trainer: Any, owner: Any, name: str, step: str) -> None:
+def _check(trainer: Any, owner: Any, name: str, step: str | None) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if spans_workers(self.distribute_strategy):
             keras3.require_mended(trainer)
-            if step:
+            if step is not None:
                 keras3_variables.require_shared_metrics(self)
                 keras3_batches.weight_shares(self, step)
         return original(self, *args, **kwargs)
