@@ -68,3 +68,21 @@ def test_the_module_alone_says_why_it_has_nothing_to_serve(
     assert done.returncode == 1
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "chosen", "threads"),
+    [
+        (2, 2, "", 3),
+        (2, 8, "", 0),
+        (8, 8, "", 9),
+        (2, 8, "1", 3),
+        (2, 1, "3", 0),
+        (2, 2, "0", 3),
+    ],
+)
+def test_a_server_has_more_threads_than_there_are_workers(
+    workers: int, cores: int, chosen: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_NUM_INTEROP_THREADS", chosen)
+    assert server.threads_between(workers, cores=cores) == threads

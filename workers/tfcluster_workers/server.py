@@ -67,24 +67,23 @@ def fail_as_the_caller_says() -> None:
 
 
 def config(workers: int) -> Any:
-    """The server's ConfigProto, with more threads between operations than there are workers.
+    """The server's ConfigProto, with threads enough for `workers`."""
+    import tensorflow as tf
+
+    return tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads_between(workers))
+
+
+def threads_between(workers: int, *, cores: int | None = None) -> int:
+    """Threads between operations: more than there are workers; 0 where there are so many anyway.
 
     With fewer, on a machine of few cores, workers that wait for each other's answers can block a
     server for good (same guide: "set inter_op_parallelism_threads").
     """
-    import tensorflow as tf
-
-    proto = tf.compat.v1.ConfigProto()
-    if _threads_by_default() < workers + 1:
-        proto.inter_op_parallelism_threads = workers + 1
-    return proto
-
-
-def _threads_by_default() -> int:
     chosen = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    if chosen.isdecimal() and int(chosen) > 0:
-        return int(chosen)
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    usual = int(chosen) if chosen.isdecimal() else 0
+    if (usual or cores or os.cpu_count() or 1) > workers:
+        return 0
+    return workers + 1
 
 
 def start_in_process(workers: int = 1, ps: int = 1) -> Any:
