@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+from .lab import PYTHONS, ROOT, SPECS, Lab, Trained, a_lab
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -38,7 +38,7 @@ def of_one_run(lab: Lab, runs: list[str]) -> str:
 @pytest.fixture(scope="module")
 def of_two_runs(lab: Lab, runs: list[str]) -> str:
     """Alone, with the newest TensorFlow; its output."""
-    done = alone(lab, "--runs", *runs, "--search", "random")
+    done = alone(lab, "newest", "--runs", *runs, "--search", "random")
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -51,10 +51,10 @@ def trained(lab: Lab, seed: int) -> Trained:
     return done
 
 
-def alone(lab: Lab, *args: str) -> subprocess.CompletedProcess[str]:
+def alone(lab: Lab, python: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(PYTHONS["newest"]), "-m", "tfcluster_workers.jobs.ensemble", *args],
-        env=lab.line.env,
+        [str(PYTHONS[python]), "-m", "tfcluster_workers.jobs.ensemble", *args],
+        env=lab.line.env | {"PYTHONPATH": str(ROOT / "workers")},
         cwd=lab.line.root,
         capture_output=True,
         text=True,
@@ -93,7 +93,7 @@ def test_several_runs_each_give_their_newest_model_whatever_keras_saved_it(
 
 
 def test_checkpoints_of_another_model_are_told_in_one_line(lab: Lab, runs: list[str]) -> None:
-    done = alone(lab, "--runs", runs[0], "--model", "fashion_cnn", "--examples", "10")
+    done = alone(lab, "tf215", "--runs", runs[0], "--model", "fashion_cnn", "--examples", "10")
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ensemble:")]
     assert "ckpt-1 is no checkpoint of fashion_cnn" in line
