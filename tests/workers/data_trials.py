@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -77,6 +78,20 @@ def silent_server() -> str:
         return told(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
 
 
+def offline(folder: Path) -> str:
+    """Where no name can be resolved."""
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    with mock.patch("socket.getaddrinfo", side_effect=unknown):
+        return told(prepare.prepare, "mnist", folder)
+
+
+def in_the_way(folder: Path) -> str:
+    """Where the data set's own place cannot be made, which shows at the very end."""
+    folder.mkdir()
+    (folder / NAME).touch()
+    return told(prepare.prepare, NAME, folder)
+
+
 def main(folder: Path) -> dict[str, Any]:
     synthetic_digits.TRAIN_EXAMPLES, synthetic_digits.TEST_EXAMPLES = TRAIN, TEST
     whole = folder / "whole"
@@ -102,7 +117,8 @@ def main(folder: Path) -> dict[str, Any]:
         "loads": {str(asked): told(load, *asked) for asked in loads},
         "unwritable": told(prepare.prepare, NAME, folder / "file" / "below"),
         "address": told(prepare.data_dir, "gs://bucket/tfds"),
-        "offline": told(prepare.prepare, "mnist", folder / "offline"),
+        "offline": offline(folder / "offline"),
+        "in the way": in_the_way(folder / "in-the-way"),
         "offline left": [path.name for path in (folder / "offline").iterdir()],
         "silent": silent_server(),
         "shares": {

@@ -188,3 +188,4 @@ def test_a_folder_that_cannot_be_written_is_told(tried: dict[str, Any]) -> None:
     assert tried["unwritable"].startswith("DataFolderError: ")
     assert "cannot be written (Not a directory); choose another folder" in tried["unwritable"]
     assert "a folder of this node" in tried["address"]
+    assert "in-the-way/synthetic_digits/1.0.0: cannot be written (" in tried["in the way"]

@@ -93,15 +93,24 @@ def _make(name: str, folder: Path) -> None:
     try:
         made = sources.builder(name, staging)
         _fetch(made, name, folder)
-        place = folder / Path(made.data_path).relative_to(staging)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.rename(made.data_path, place)
-        except OSError:
-            if not place.is_dir():  # else: another node was faster
-                raise
+        _move(Path(made.data_path), folder / Path(made.data_path).relative_to(staging))
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _move(made: Path, place: Path) -> None:
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(made, place)
+    except OSError as error:
+        if not place.is_dir():  # else: another node was faster
+            raise _unwritable(place, error) from error
+
+
+def _unwritable(folder: Path, error: OSError) -> DataFolderError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    what = "no space left" if full else f"cannot be written ({error.strerror})"
+    return DataFolderError(folder, what)
 
 
 def _fetch(made: Any, name: str, folder: Path) -> None:
@@ -119,8 +128,9 @@ def _fetch(made: Any, name: str, folder: Path) -> None:
     )
     try:
         network.require(missing)
-        size = f", {made.info.download_size} to fetch" if missing else ""
-        print(f"preparing {name} in {folder}{size}", flush=True)
+        size = sum(int(made.url_infos[url].size) for url in missing) / 2**20
+        fetching = f", {size:.0f} MiB to fetch" if missing else ""
+        print(f"preparing {name} in {folder}{fetching}", flush=True)
         # TFDS would name the folder that is moved afterwards.
         with network.impatient(), redirect_stdout(io.StringIO()):
             made.download_and_prepare(download_dir=downloads, download_config=config)
@@ -163,9 +173,7 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock = open(folder / f".prepare-{_plain(name)}.lock", "w")  # noqa: SIM115 (closed below)
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "no space left" if full else f"cannot be written ({error.strerror})"
-        raise DataFolderError(folder, what) from error
+        raise _unwritable(folder, error) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

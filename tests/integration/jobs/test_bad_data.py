@@ -1,0 +1,43 @@
+"""What is wrong with the data ends a run in its prepare step: exit 3, no task, the words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .lab import PYTHONS, SPECS, Lab, a_lab
+
+# TensorFlow is imported for the names it knows.
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(200)]
+
+UP = ("up", str(SPECS / "localhost-2w.json"), f"--python={PYTHONS['tf215']}", "--")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (
+            ["--dataset", "fashion_mnits"],
+            "prepare: no data set named 'fashion_mnits'; nearest: fashion_mnist, ",
+        ),
+        (
+            ["--data-dir=/dev/null/tfds"],
+            "prepare: /dev/null/tfds: cannot be written (Not a directory); choose another folder",
+        ),
+    ],
+)
+def test_the_run_ends_before_its_tasks_and_says_why(lab: Lab, args: list[str], words: str) -> None:
+    trained = lab.train(*UP, *args)
+    assert trained.code == 3
+    said = " ".join(trained.err.split())
+    assert "prepare failed on local with exit code 1; no task was started" in said
+    assert words in said
+    assert trained.of("task_started") == []
+    assert "Traceback" not in trained.out + trained.err
