@@ -117,7 +117,7 @@ def test_the_rich_spec_is_right() -> None:
     assert isinstance(load_bytes(json.dumps(RICH).encode()), ClusterSpec)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(mutated_specs())
 def test_a_mutated_spec_is_taken_or_explained(value: Any) -> None:
     found = load_bytes(json.dumps(value).encode())
@@ -126,7 +126,7 @@ def test_a_mutated_spec_is_taken_or_explained(value: Any) -> None:
         assert again == found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     at=st.integers(0, len(json.dumps(RICH))),
     cut=st.integers(0, 40),

@@ -1,0 +1,100 @@
+"""What the pages point to is there, and no ready-made job is without a page and a spec."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*_specs/*.md")])
+JOBS = ROOT / "workers/tfcluster_workers/jobs"
+INDEX = ROOT / "docs/jobs/README.md"
+TOOLS = {"evaluate", "show_shards"}
+"""Modules that can be run and teach nothing by themselves: other jobs' pages tell of them."""
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def without_code(page: Path) -> str:
+    """The text of a page; what stands in a block or a span of code is no link and no heading."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`\n]*`", lambda span: "`" + re.sub(r"[\[\](]", "", span[0][1:]), text)
+
+
+def links(page: Path) -> list[str]:
+    return [link for link in LINK.findall(without_code(page)) if "://" not in link]
+
+
+def anchors(page: Path) -> set[str]:
+    """What `#…` may name: a heading as GitHub writes it, or an `<a id>`."""
+    text = without_code(page)
+    titles = [title.lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    headings = {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
+    return headings | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def broken_links(page: Path) -> list[str]:
+    found = []
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(link)
+    return found
+
+
+def runnable() -> set[str]:
+    """The modules of `jobs` that `python -m` runs."""
+    return {path.stem for path in JOBS.glob("*.py") if "\nif __name__ ==" in path.read_text()}
+
+
+def specs_of(job: str) -> list[Path]:
+    module = f"tfcluster_workers.jobs.{job}"
+    specs = (ROOT / "cluster_specs").glob("*.json")
+    return [path for path in specs if json.loads(path.read_text())["job"].get("module") == module]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    (tmp_path / "other.md").write_text('# A `job`, or two\n<a id="x"></a>\n')
+    page.write_text(
+        "[a](other.md#a-job-or-two) [b](other.md#x) [c](#no) [d](gone.md) [e](other.md#y)\n"
+        "[f](https://example.org/gone) `[g](code.md)`\n```\n[h](block.md)\n```\n"
+    )
+
+    assert broken_links(page) == ["#no", "gone.md", "other.md#y"]
+
+
+def test_every_page_of_jobs_and_docs_is_linked_from_another() -> None:
+    named = {
+        (page.parent / link.partition("#")[0]).resolve() for page in PAGES for link in links(page)
+    }
+    assert [page for page in PAGES if page.parent.parts[-2:] == ("docs", "jobs")] != []
+    unseen = [page for page in PAGES if "docs" in page.parts and page not in named]
+    assert unseen == []
+
+
+@pytest.mark.parametrize("job", sorted(runnable() - TOOLS))
+def test_every_job_has_a_page_a_spec_and_a_line_in_the_index(job: str) -> None:
+    assert (INDEX.parent / f"{job}.md").is_file()
+    assert f"{job}.md" in links(INDEX)
+    assert specs_of(job), f"no spec of cluster_specs/ runs {job}"
+
+
+def test_every_spec_has_a_line_in_their_list() -> None:
+    listed = set(re.findall(r"^\| `([^`]+)`", (ROOT / "cluster_specs/README.md").read_text(), re.M))
+    assert listed == {path.name for path in (ROOT / "cluster_specs").glob("*.json*")}
+
+
+@pytest.mark.parametrize("tool", sorted(TOOLS))
+def test_a_tool_is_told_of_on_a_jobs_page(tool: str) -> None:
+    assert tool in runnable()
+    pages = [page for page in INDEX.parent.glob("*.md") if page != INDEX]
+    assert any(f"tfcluster_workers.jobs.{tool}" in page.read_text() for page in pages)
