@@ -37,7 +37,10 @@ from tfcluster_workers.jobs import custom_loop, keras_mnist, openings
 keras = keras_choice.load()
 import tensorflow as tf
 
-SMALL = ["--epochs=2", "--examples=960"]
+SMALL = ["--epochs=2", "--examples=192"]
+whole = openings.examples
+# A CPU takes its time for float16.
+openings.examples = lambda chosen, split: whole(chosen, split).take(192)
 
 def tell(what, **seen):
     print(json.dumps({"what": what, **seen}), flush=True)
@@ -58,7 +61,7 @@ keras_mnist.watchers = counting
 
 for number, values in enumerate([
     {},
-    {"precision": "mixed_bfloat16", "steps_per_execution": 5},
+    {"precision": "mixed_bfloat16", "steps_per_execution": 2},
     {"precision": "mixed_float16"},
 ]):
     settings(**values)
@@ -74,7 +77,7 @@ class Loop(custom_loop.Loop):
         super().__init__(*arguments, **more)
         loops.append(self)
 custom_loop.Loop = Loop
-custom_loop.train(keras, custom_loop.parse(["--epochs=4", "--examples=960"]))
+custom_loop.train(keras, custom_loop.parse(["--epochs=3", "--examples=192"]))
 (loop,) = loops
 tell("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
 """
@@ -144,9 +147,9 @@ def test_precision_and_steps_per_execution(
     assert float16["optimizer"].startswith("LossScaleOptimizer")
     assert "computes in bfloat16/float32, keeps float32 variables" in ended.out
 
-    each, fifth, _ = (line["ends"] for line in lines_of(ended, "fit"))
-    assert each == [*range(10)] * 2
-    assert fifth == [4, 9] * 2
+    each, second, _ = (line["ends"] for line in lines_of(ended, "fit"))
+    assert each == [0, 1] * 2
+    assert second == [1] * 2
 
     losses = [line["loss"] for line in lines_of(ended, "fit")]
     assert losses == pytest.approx([losses[0]] * 3, rel=0.05)
@@ -154,10 +157,8 @@ def test_precision_and_steps_per_execution(
     (loop,) = lines_of(ended, "loop")
     assert loop["dtypes"] == [["float16", "float32"], ["float32", "float32"]]
     assert loop["optimizer"].startswith("LossScaleOptimizer")
-    first, *_, last = (
-        float(line.split()[3]) for line in ended.out.splitlines() if "accuracy" in line
-    )
-    assert last < first
+    epochs = [line.split() for line in ended.out.splitlines() if line.startswith("epoch ")][-3:]
+    assert float(epochs[-1][3]) < float(epochs[0][3])
 
     notes = [event["message"] for event in ended.of("note")]
     assert [note for note in notes if "slower than float32" in note] == [
