@@ -52,7 +52,6 @@ def test_a_script_finds_all_that_plain_python_gives_it(shell: CommandLine) -> No
     theirs.mkdir()
     (theirs / "theirs.py").write_text("VALUE = 7\n")
     (theirs / "sitecustomize.py").write_text("import os\nos.environ['CUSTOMIZED'] = 'yes'\n")
-    shell.env["PYTHONPATH"] = str(theirs)
     code = shell.cwd / "code"
     code.mkdir()
     (code / "sibling.py").write_text("FACTOR = 2\n")
@@ -60,6 +59,7 @@ def test_a_script_finds_all_that_plain_python_gives_it(shell: CommandLine) -> No
     done = shell.run("run", "-n", "2", "code/family.py", "--name", "x", "-n", "--", "--set")
     assert done.code == 1, "-n is the script's own, and it does not know it"
     assert "unrecognized arguments: -n" in done.out.decode()
+    shell.env["PYTHONPATH"] = str(theirs)
     done = shell.run("run", "-n", "2", "code/family.py", "--name", "x", "--", "--set", "a b")
     assert done.code == 0, done.err
     for task in ("worker:0", "worker:1"):

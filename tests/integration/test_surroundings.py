@@ -409,14 +409,18 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandL
     line.script("progress.py", PROGRESS)
     line.spec("s.json", {"script": "progress.py", "args": [str(at), "1500"]}, workers=1)
 
-    done = line.shell("set -o pipefail; tfcluster up s.json | head -1")
+    run = line.start("up", "s.json")
+    assert run.stdout is not None
+    assert run.stdout.readline().decode() == "worker:0 │ step 00000 " + "." * 60 + "\n"
+    run.stdout.close()
+    assert run.stderr is not None
+    said = run.stderr.read().decode()
 
-    assert done.code == 0, done.err
-    assert done.out.decode() == "worker:0 │ step 00000 " + "." * 60 + "\n"
+    assert run.wait(10) == 0, said
     assert at.stat().st_size == 1500
-    assert done.err.count("stdout is closed; training goes on") == 1
-    assert "succeeded after" in done.err
-    assert "Traceback" not in done.err
+    assert said.count("stdout is closed; training goes on") == 1
+    assert "succeeded after" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow
