@@ -35,6 +35,7 @@ class Ran:
     shared: Path
 
     def facts(self, task: str, place: str) -> Any:
+        """What the task said in the line that begins with `place`."""
         lines = self.tasks[task].text.splitlines()
         (line,) = [line for line in lines if line.startswith(f"{place} ")]
         return json.loads(line.removeprefix(f"{place} "))
@@ -64,8 +65,8 @@ def ran(
 def test_both_workers_train_alike_through_every_epoch(ran: Ran) -> None:
     for place in ("shared", "own"):
         assert [ran.facts(task, place)["epochs"] for task in ran.tasks] == [2, 2]
-    weights = [task.text.splitlines()[-1].split()[1] for task in ran.tasks.values()]
-    assert weights[0] == weights[1]
+    chief, other = (ran.facts(task, "weights") for task in ran.tasks)
+    assert chief == other
 
 
 def test_of_separate_folders_only_the_chiefs_gets_files(ran: Ran) -> None:
