@@ -6,12 +6,13 @@ handed out from one checkpoint to the next, and what was reported once is never 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import context, reporting
+from tfcluster_workers import reporting
 
 LOOK_S = 0.2
 """How often the chief looks how far the workers are."""
@@ -42,8 +43,9 @@ class Steps:
         import tensorflow as tf
 
         self.checkpoint.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        # The ps write their part of it: the folder must mean the same to them.
-        folder = str(context.current().checkpoint_dir.absolute())
+        # The ps write their part of it: the folder must mean the same to them. It may be a URL,
+        # which a Path would spoil.
+        folder = os.environ.get("TFCLUSTER_CHECKPOINT_DIR") or os.path.abspath("checkpoints")
         self._manager = tf.train.CheckpointManager(
             self.checkpoint, folder, self.keep, checkpoint_name="ckpt"
         )
