@@ -114,6 +114,7 @@ def _unwritable(folder: Path, error: OSError) -> DataFolderError:
 
 
 def _fetch(made: Any, name: str, folder: Path) -> None:
+    import tensorflow  # noqa: F401 (TFDS would import it in several threads at once)
     import tensorflow_datasets as tfds
 
     tfds.disable_progress_bar()
