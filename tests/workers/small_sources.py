@@ -5,18 +5,23 @@
 The trick: TFDS is told the checksums of the small files instead of those of the real ones, and that
 mnist has as many examples as they hold. All else is TFDS's own: it finds the files where a user
 without a network puts them (DATA_DIR/downloads/manual/NAME), verifies, extracts, reads and writes.
+SOURCES=served: mnist is fetched from a server on this machine; SOURCES="as published": no trick, so
+the small files are not what TFDS expects.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
+import http.server
 import io
 import json
 import os
 import struct
 import sys
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +98,18 @@ def teach(data_dir: Path) -> None:
         }
 
 
+def serve_mnist(folder: Path) -> None:
+    """Fetch mnist from a server of this process instead of from TFDS's own."""
+    from tensorflow_datasets.image_classification import mnist
+
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    mnist.MNIST.URL = f"http://127.0.0.1:{server.server_port}/mnist/"
+    infos = mnist.MNIST.url_infos.values()
+    mnist.MNIST.url_infos = {mnist.MNIST.URL + info.filename: info for info in infos}
+
+
 def tell(name: str, data_dir: Path) -> None:
     """Print what has come of it: the images' shape and sum, the labels' sum."""
     import tensorflow_datasets as tfds
@@ -107,10 +124,14 @@ def tell(name: str, data_dir: Path) -> None:
 def main(data_dir: Path, names: list[str]) -> None:
     from tfcluster_workers.data import prepare
 
-    if not data_dir.exists():
-        write(data_dir)
-    if not os.environ.get("AS_PUBLISHED"):
-        teach(data_dir)
+    how = os.environ.get("SOURCES", "by hand")
+    folder = data_dir.parent / "served" if how == "served" else data_dir
+    if not folder.exists():
+        write(folder)
+    if how != "as published":
+        teach(folder)
+    if how == "served":
+        serve_mnist(folder / "downloads" / "manual")
     for name in names:
         prepare.main(["--dataset", name, "--data-dir", str(data_dir)])
         tell(name, data_dir)

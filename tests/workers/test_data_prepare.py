@@ -155,9 +155,19 @@ def test_a_job_makes_its_model_for_the_images_it_gets(
     assert "test accuracy" in done.stdout
 
 
+def test_what_is_not_there_is_fetched(begin: Begin, tmp_path: Path) -> None:
+    process = begin("small_sources.py", str(tmp_path / "tfds"), "mnist", SOURCES="served")
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert out.splitlines()[0].endswith(", 0 MiB to fetch")
+    assert err.count('-ubyte.gz HTTP/1.1" 200') == 4
+    fetched = [path.name for path in (tmp_path / "tfds" / "downloads" / "mnist").iterdir()]
+    assert len(fetched) == 8, "four files and what TFDS notes about each"
+
+
 def test_a_file_that_is_not_the_published_one_is_told(begin: Begin, tmp_path: Path) -> None:
     place = tmp_path / "tfds"
-    process = begin("small_sources.py", str(place), "mnist", AS_PUBLISHED="1")
+    process = begin("small_sources.py", str(place), "mnist", SOURCES="as published")
     last = process.communicate()[1].splitlines()[-1]
     assert process.returncode == 1
     assert last.startswith(f"prepare: mnist is not in {place}, and could not be prepared there: ")
