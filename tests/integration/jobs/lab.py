@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +47,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Lab:
-    """Starts `tfcluster` in one working folder; TFDS data are prepared there once."""
+    """Starts `tfcluster` in one working folder, with data that the first job prepares for all."""
 
     line: CommandLine
 
@@ -67,7 +69,7 @@ def a_lab() -> Iterator[Lab]:
     """A lab that leaves nothing behind."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     line = CommandLine(root)
-    line.env |= {"TFDS_DATA_DIR": str(root / "tfds"), "CUDA_VISIBLE_DEVICES": "-1"}
+    line.env |= {"TFDS_DATA_DIR": str(data_folder()), "CUDA_VISIBLE_DEVICES": "-1"}
     try:
         yield Lab(line)
     finally:
@@ -75,3 +77,11 @@ def a_lab() -> Iterator[Lab]:
             line.clean_up()
         finally:
             shutil.rmtree(root)
+
+
+@cache
+def data_folder() -> Path:
+    """One for all tests of this process: drawing the digits takes longer than training on them."""
+    folder = Path(tempfile.mkdtemp(prefix="tfc-data-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder)
+    return folder

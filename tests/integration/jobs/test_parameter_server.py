@@ -87,7 +87,15 @@ def chief_and_ps_killed(lab: Lab) -> Trained:
     options = (f"--python={PYTHONS['tf215']}", "--set=supervision.backoff_s=0")
     faults = "kill ps:0 at step 70; kill chief:0 at step 120 in attempt 2"
     return lab.train(
-        "up", SPEC, *options, "--chaos", faults, "--", "--max-steps=150", "--save-steps=50"
+        "up",
+        SPEC,
+        *options,
+        "--chaos",
+        faults,
+        "--",
+        "--max-steps=150",
+        "--save-steps=50",
+        "--examples=3000",
     )
 
 
