@@ -1,6 +1,6 @@
 """Keras 3 on two workers, as released it fails, mended it gives the numbers of one worker.
 
-The cases are those of keras3_cases.py: all run in one gang of two, and once by one worker.
+The cases are those of the folder keras3: all run in one gang of two, and once by one worker.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from .conftest import PYTHONS, Finished
+from .conftest import PYTHONS, REPOSITORY, Finished
 
 # Two processes of TensorFlow 2.21 on two cores, busy ones perhaps.
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(900)]
-CASES = Path(__file__).with_name("keras3_cases.py")
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(1200)]
+CASES = Path(__file__).with_name("keras3")
 Gang = Callable[..., dict[str, Finished]]
 Numbers = dict[str, dict[str, Any]]
 
@@ -44,10 +44,11 @@ ANNOUNCED = "is mended for several workers (keras#20585)"
 
 
 def named(kind: str) -> list[str]:
-    """Functions of keras3_cases.py with this decorator; importing it would import TensorFlow."""
+    """Functions of the cases with this decorator; importing them would import TensorFlow."""
     return [
         node.name
-        for node in ast.parse(CASES.read_text()).body
+        for name in ("data.py", "models.py")
+        for node in ast.parse((CASES / name).read_text()).body
         if isinstance(node, ast.FunctionDef)
         for decorator in node.decorator_list
         if isinstance(decorator, ast.Name) and decorator.id == kind
@@ -62,8 +63,8 @@ def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int],
     def of(workers: int) -> list[Finished]:
         tasks = [f"worker:{index}" for index in range(workers)]
         folder = tmp_path_factory.mktemp(f"{workers}w")
-        target = ["script", str(CASES)]
-        ended = gang(PYTHONS["newest"], tasks, target, cwd=folder, env=lambda task: {})
+        target, env = ["module", "tests.workers.keras3"], {"PYTHONPATH": str(REPOSITORY)}
+        ended = gang(PYTHONS["newest"], tasks, target, cwd=folder, env=lambda task: env)
         return [ended[task] for task in tasks]
 
     return of
@@ -104,7 +105,8 @@ def test_what_cannot_work_is_refused_with_the_way_out(
     error = numbers(run(2)[0])[refused]["error"]
     assert error.startswith("Keras3Error: ")
     assert {
-        "gradient_accumulation": "use more workers",
+        "gradient_accumulation": "gradient_accumulation_steps of Keras 3 does not work",
+        "averages_that_overwrite": "ema_overwrite_frequency of Keras 3 does not work",
         "a_metric_from_outside_the_scope": "the metric `top` was made outside strategy.scope()",
     }[refused] in error
 

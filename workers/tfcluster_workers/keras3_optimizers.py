@@ -41,10 +41,10 @@ def _sum_first(owner: Any) -> None:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not _is_replica_of_many() or hasattr(self, "_gets_sums"):
             return original(self, grads, trainable_variables)
-        _refuse_accumulation(self)
+        _refuse_conditions(self)
         inner = getattr(self, "inner_optimizer", None)
         if inner is not None:
-            _refuse_accumulation(inner)
+            _refuse_conditions(inner)
             vars(inner)["_gets_sums"] = True
         grads = list(grads)
         variables = trainable_variables
@@ -85,13 +85,14 @@ def _scaled(grad: Any) -> Any:
     return grad * tf.cast(share, grad.dtype)
 
 
-def _refuse_accumulation(optimizer: Any) -> None:
-    """Its `cond` in a replica cannot hold an update of mirrored variables (TensorFlow's rule)."""
-    if getattr(optimizer, "gradient_accumulation_steps", None):
-        raise keras3.Keras3Error(
-            "gradient_accumulation_steps of Keras 3 does not work under a tf.distribute strategy:"
-            " leave it out and use more workers, or keras.version 2 with a loop of your own"
-        )
+def _refuse_conditions(optimizer: Any) -> None:
+    """A `cond` in a replica cannot hold an update of mirrored variables (TensorFlow's rule)."""
+    for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
+        if getattr(optimizer, name, None):
+            raise keras3.Keras3Error(
+                f"{name} of Keras 3 does not work under a tf.distribute strategy: leave it out,"
+                " or keras.version 2"
+            )
 
 
 def _sum_no_more(owner: Any) -> None:
