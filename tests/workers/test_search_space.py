@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
+from tfcluster_workers import keras_choice
+from tfcluster_workers.jobs import tuner
 from tfcluster_workers.jobs.search_space import seed_of
 
 VALUES = {"filters": 16, "units": 64, "learning_rate": 0.0012345678901234567}
@@ -32,3 +38,12 @@ def test_a_seed_is_one_that_every_library_takes() -> None:
     seeds = [seed_of({"units": units}, seed=7) for units in range(100)]
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert len(set(seeds)) == 100
+
+
+def test_a_keras_that_keras_tuner_does_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = SimpleNamespace(__name__="tf_keras")
+    monkeypatch.setattr(keras_choice, "load", lambda: chosen)
+    with pytest.raises(keras_choice.KerasChoiceError, match=r"--set keras\.version=3"):
+        tuner.load_keras()
+    chosen.__name__ = "keras"
+    assert tuner.load_keras() is chosen
