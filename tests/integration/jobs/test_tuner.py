@@ -19,6 +19,7 @@ from tests.integration.commandline import wait_for
 from tests.integration.live import Live
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+from .own_searches import CHIEF_DIES, DIES, FAILS, SCRIPT
 
 # A chief and two tuners, each with a TensorFlow of its own.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -66,68 +67,6 @@ class Searches:
         spec = self.lab.line.spec("search.json", job, cluster={"chief": 1, "worker": 2})
         options = (f"--set={change}" for change in sets)
         return self.lab.train("up", str(spec), f"--python={PYTHONS['tf215']}", *options)
-
-
-SCRIPT = """
-import os, signal, time
-import keras_tuner
-
-ME = os.environ["KERASTUNER_TUNER_ID"]
-
-class Square(keras_tuner.RandomSearch):
-    def run_trial(self, trial, *args, **kwargs):
-        x = trial.hyperparameters.Float("x", -1.0, 1.0)
-        time.sleep(0.5)
-        return self.measure(trial, x)
-
-    def measure(self, trial, x):
-        return x * x
-
-def search(kind, **how):
-    space = keras_tuner.HyperParameters()
-    space.Float("x", -1.0, 1.0)  # else only the end of a first trial would tell the oracle
-    folder = os.environ["TFCLUSTER_TUNER_DIR"]
-    return kind(
-        directory=folder, project_name="square", seed=3, hyperparameters=space, **how
-    )
-"""
-DIES = """
-class Dies(Square):
-    def measure(self, trial, x):
-        if ME == "worker-1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return x * x
-
-search(Dies, max_trials=4).search()
-"""
-CHIEF_DIES = """
-import glob, json, threading
-
-def done(path):
-    try:
-        return json.load(open(path))["status"] == "COMPLETED"
-    except ValueError:  # it is being written
-        return False
-
-def strike():
-    folder = os.path.join(os.environ["TFCLUSTER_TUNER_DIR"], "square")
-    books, trials = os.path.join(folder, "oracle.json"), os.path.join(folder, "trial_*/trial.json")
-    # Not while the oracle writes: it does so in place, and has nothing else to begin again from.
-    while sum(map(done, glob.glob(trials))) < 2 or time.time() - os.path.getmtime(books) < 0.2:
-        time.sleep(0.02)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-if ME == "chief-0" and os.environ["TFCLUSTER_ATTEMPT"] == "1":
-    threading.Thread(target=strike, daemon=True).start()
-search(Square, max_trials=6).search()
-"""
-FAILS = """
-class Fails(Square):
-    def measure(self, trial, x):
-        raise ValueError("no such layer")
-
-search(Fails, max_trials={trials}).search()
-"""
 
 
 @pytest.fixture(scope="module")
