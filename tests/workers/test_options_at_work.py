@@ -37,10 +37,10 @@ from tfcluster_workers.jobs import custom_loop, keras_mnist, openings
 keras = keras_choice.load()
 import tensorflow as tf
 
-SMALL = ["--epochs=2", "--examples=192"]
+SMALL = ["--epochs=2", "--examples=96", "--global-batch=48"]
 whole = openings.examples
 # A CPU takes its time for float16.
-openings.examples = lambda chosen, split: whole(chosen, split).take(192)
+openings.examples = lambda chosen, split: whole(chosen, split).take(96)
 
 def tell(what, **seen):
     print(json.dumps({"what": what, **seen}), flush=True)
@@ -77,12 +77,13 @@ class Loop(custom_loop.Loop):
         super().__init__(*arguments, **more)
         loops.append(self)
 custom_loop.Loop = Loop
-custom_loop.train(keras, custom_loop.parse(["--epochs=3", "--examples=192"]))
+custom_loop.train(keras, custom_loop.parse(["--epochs=3", *SMALL[1:]]))
 (loop,) = loops
 tell("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
 """
 DATA = """
 import json, shutil, time
+from tfcluster_workers.data import prepare
 from tfcluster_workers.jobs import custom_loop, openings
 import tensorflow as tf
 
@@ -110,18 +111,25 @@ for prefetch, wanted in (("0", 2), ("5", 12)):
     time.sleep(0.2)
     tell("prefetch", asked=prefetch, pulled=len(pulled))
 
-for number, cache in enumerate(("--cache", "--no-cache")):
+prepare.prepare("synthetic_digits", prepare.data_dir())
+for cache in ("--cache", "--no-cache"):
+    shutil.copytree(prepare.data_dir(), "data")
     chosen = custom_loop.parse([cache, "--examples=100", "--data-dir=data"])
     examples = openings.examples(chosen, "train")
     once = sum(1 for _ in examples)
-    shutil.move("data", f"away-{number}")
+    shutil.rmtree("data")
     try:
         again = sum(1 for _ in examples)
     except tf.errors.OpError:
         again = 0
-    shutil.move(f"away-{number}", "data")
     tell("cache", asked=cache, once=once, again=again)
 """
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the first test of this file prepares the data."""
+    return str(tmp_path_factory.mktemp("tfds"))
 
 
 def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
@@ -132,10 +140,10 @@ def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
 def test_precision_and_steps_per_execution(
-    start: Callable[..., Started], tmp_path: Path, tensorflow: str
+    start: Callable[..., Started], tmp_path: Path, prepared: str, tensorflow: str
 ) -> None:
     (tmp_path / "fit.py").write_text(FIT)
-    env = {"TFDS_DATA_DIR": str(tmp_path / "tfds")}
+    env = {"TFDS_DATA_DIR": prepared}
     task = start("script", str(tmp_path / "fit.py"), python=PYTHONS[tensorflow], env=env)
     ended = task.end(timeout_s=380)
 
@@ -167,9 +175,12 @@ def test_precision_and_steps_per_execution(
     assert sum("mixed_float16 on a CPU works" in note for note in notes) == 1
 
 
-def test_sharding_prefetch_and_cache(start: Callable[..., Started], tmp_path: Path) -> None:
+def test_sharding_prefetch_and_cache(
+    start: Callable[..., Started], tmp_path: Path, prepared: str
+) -> None:
     (tmp_path / "data.py").write_text(DATA)
-    task = start("script", str(tmp_path / "data.py"), python=PYTHONS["tf215"])
+    env = {"TFDS_DATA_DIR": prepared}
+    task = start("script", str(tmp_path / "data.py"), python=PYTHONS["tf215"], env=env)
     ended = task.end(timeout_s=380)
     for line in lines_of(ended, "policy"):
         assert line["set"] == line["asked"].upper()
