@@ -107,6 +107,7 @@ def test_the_spec_may_come_over_a_pipe_and_the_id_into_a_variable(shell: Command
 
     assert done.code == 0, done.err
     assert done.out.decode().strip() == shell.last_run().name
+    wait_for(lambda: not shell.left())  # its coordinator, which is told of before it is gone
 
 
 def test_json_tells_run_and_folder(shell: CommandLine) -> None:
