@@ -14,7 +14,10 @@ import traceback
 import keras
 import numpy as np
 
-from . import lab
+from . import data, lab, models
+
+ROOMS = (data, models)
+"""Importing them fills the tables of `lab`."""
 
 
 def main(names: list[str]) -> None:
