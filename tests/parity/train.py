@@ -70,7 +70,9 @@ def main() -> None:
         for size, count in EXAMPLES.items():
             with strategy.scope():
                 model = build(keras, optimizer)
-            history = model.fit(batches(count), epochs=EPOCHS, verbose=0).history
+            # One iterator for all epochs: ending one can stall for seconds.
+            data, steps = batches(count).repeat(), -(-count // GLOBAL_BATCH)
+            history = model.fit(data, epochs=EPOCHS, steps_per_epoch=steps, verbose=0).history
             found = {name: [float(v) for v in values] for name, values in history.items()}
             weights = sum(float(np.abs(w).sum()) for w in model.get_weights())
             row = {"optimizer": optimizer, "batches": size, **found, "weights": weights}
