@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tfcluster.agent.files import Files
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.outside import Outside
 
@@ -36,7 +37,8 @@ class Agent:
         outside: Outside | None = None,
     ) -> None:
         """`config`: run_id, node, token, socket, ports_dir (null: all ports are this run's) and
-        lease_s (null: ends with the connection)."""
+        lease_s (null: ends with the connection); cache: where a remote node keeps what it is
+        sent."""
         self._is_over = self._is_shut_down = False
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
@@ -47,9 +49,13 @@ class Agent:
             recorder.pid,
             self._selector,
             obey=self._obey,
-            resume_logs=self._crew.resume_logs,
+            resume_logs=self._resume,
             stream_logs=self._crew.stream_logs,
+            take_file=self._take_file,
         )
+        self._cache: str = config.get("cache") or ""
+        self._files: Files | None = None
+        """Made with the first order for it: an agent beside its coordinator is never given one."""
         recorder.add_file(config["socket"])
         self._signals = _signals_as_bytes()
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
@@ -76,13 +82,33 @@ class Agent:
         moment = time.monotonic()
         self._crew.on_time(moment)
         self._line.on_time(moment)
+        if self._files is not None:
+            self._files.outgoing.on_time(moment)
         if 0 < self._crew.moved < SMALL_READ:
             select.select([self._signals], [], [], GATHER_S)  # an exit does not wait for it
 
     def _patience(self) -> float | None:
         """Seconds until something must be done without being woken; None: nothing."""
-        at = [when for when in (self._crew.deadline(), self._line.deadline()) if when is not None]
+        clocks = [self._crew.deadline(), self._line.deadline()]
+        if self._files is not None:
+            clocks.append(self._files.outgoing.deadline())
+        at = [when for when in clocks if when is not None]
         return max(0.0, min(at) - time.monotonic()) if at else None
+
+    def _resume(self, log_offsets: dict[str, int]) -> None:
+        if self._files is not None:
+            self._files.outgoing.forget()
+        self._crew.resume_logs(log_offsets)
+
+    def _take_file(self, name: str, offset: int, data: bytes) -> None:
+        self._with_files().incoming.take(name, offset, data)
+
+    def _with_files(self) -> Files:
+        if self._files is None:
+            from tfcluster.agent.files import Files
+
+            self._files = Files(self._cache, self._line)
+        return self._files
 
     def _on_signals(self, _events: int) -> None:
         numbers = os.read(self._signals, 4096)
@@ -103,6 +129,9 @@ class Agent:
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
             "shutdown": lambda order: self._shut_down(),
+            "receive": lambda order: self._with_files().incoming.receive(order),
+            "scan": lambda order: self._with_files().outgoing.scan(order),
+            "read": lambda order: self._with_files().outgoing.read(order),
             "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
         order = orders.get(message.get("type", ""))

@@ -1,8 +1,9 @@
 """What a bare node runs first, as `python3 -c SOURCE`: takes the bundle, then becomes the relay.
 
 Standing alone on purpose: its source is sent before any other file of ours is there. stdin has
-one line of JSON (digest, cache, config); the answer is `HAVE` or `NEED`, and after `NEED` come a
-line with a length and as many bytes of a zip. From then on stdin and stdout are the relay's.
+one line of JSON (digest, cache, folder, config); the answer is `HAVE` or `NEED`, and after `NEED`
+come a line with a length and as many bytes of a zip. From then on stdin and stdout are the
+relay's.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ NEED = b"\x00tfcluster-bundle need\n"
 
 def main() -> None:
     order = json.loads(_read_line())
-    folder = os.path.join(os.path.expanduser(order["cache"]), order["digest"])
+    cache = os.path.expanduser(order["cache"])
+    folder = os.path.join(cache, "bundles", order["digest"])
     if os.path.isdir(folder):
         os.write(1, HAVE)
     else:
@@ -26,7 +28,7 @@ def main() -> None:
     sys.path.append(os.path.join(folder, "agent"))
     from tfcluster.agent.relay import main as relay
 
-    relay(order["config"])
+    relay({**order["config"], "cache": cache})
 
 
 def _read_line() -> bytes:

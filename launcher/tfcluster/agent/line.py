@@ -12,7 +12,7 @@ import sys
 import time
 
 from tfcluster.agent import protocol
-from tfcluster.agent.connection import Connection, is_own_user, listen
+from tfcluster.agent.connection import ENOUGH_QUEUED, Connection, is_own_user, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,9 +35,11 @@ class Line:
         obey: Callable[[dict[str, Any]], None],
         resume_logs: Callable[[dict[str, int]], None],
         stream_logs: Callable[[], None],
+        take_file: Callable[[str, int, bytes], None],
     ) -> None:
-        """`obey` gets each new message once, `resume_logs` the offsets of a hello, and
-        `stream_logs` is called whenever there may be room for log bytes."""
+        """`obey` gets each new message once, `resume_logs` the offsets of a hello, `take_file`
+        the bytes of `F` frames, and `stream_logs` is called whenever there may be room."""
+        self._take_file = take_file
         self._config, self._guard_pid, self._selector = config, guard_pid, selector
         self._obey, self._resume_logs, self._stream_logs = obey, resume_logs, stream_logs
         self._session = protocol.Session()
@@ -59,6 +61,13 @@ class Line:
         """Bytes of log that may be queued now; 0 where nobody wants them."""
         connection = self._connection
         return connection.room if connection is not None and connection.streams_logs else 0
+
+    @property
+    def room(self) -> int:
+        """Bytes of files that may be queued now; logs go first, so half of what they may have."""
+        if self._connection is None or not self._connection.welcomed:
+            return 0
+        return max(0, self._connection.room - ENOUGH_QUEUED // 2)
 
     @property
     def wants_logs(self) -> bool:
@@ -134,6 +143,8 @@ class Line:
                     # First: some orders take seconds, and silence would look like a hung agent.
                     self.queue(self._session.acknowledgement())
                     self._obey(message)
+            elif kind == protocol.FILE and connection is self._connection:
+                self._take_file(*protocol.read_data(payload))
             elif kind == protocol.ACK and connection.welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
             if connection.welcomed:
@@ -176,6 +187,7 @@ class Line:
             "node": self._config["node"],
             "python": sys.version.split()[0],
             "last_seen": self._session.last_seen,
+            "cache": self._config.get("cache"),
         }
 
     def _refuse(self, connection: Connection, reason: str) -> None:

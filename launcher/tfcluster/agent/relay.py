@@ -24,6 +24,10 @@ _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main im
 _CHUNK = 1 << 18
 
 
+AGENT_GONE = 76
+"""Exit code of a relay that was to join an agent, not to start one."""
+
+
 class RelayError(Exception):
     """The agent is not there and does not start."""
 
@@ -33,7 +37,18 @@ def main(config: dict[str, Any]) -> None:
 
     Raises RelayError.
     """
-    join(reach_agent(config), 0, 1)
+    join(reach_agent(on_this_node(config)), 0, 1)
+
+
+def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
+    """Names of sockets and locks become paths in a folder of this user.
+
+    Not below XDG_RUNTIME_DIR, which goes with the user's last session, and an agent outlives
+    the connection it was started over.
+    """
+    runtime = os.path.join(os.environ.get("TMPDIR") or "/tmp", f"tfcluster-{os.getuid()}")
+    paths = {name: os.path.join(runtime, config[name]) for name in ("socket", "ports_dir")}
+    return {**config, **paths}
 
 
 def reach_agent(config: dict[str, Any]) -> socket.socket:
@@ -47,6 +62,9 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
         try:
             return _connect(path)
         except OSError:
+            if not config.get("starts", True):
+                sys.stderr.write("its agent has gone\n")
+                os._exit(AGENT_GONE)
             _start_agent(config)
             return _connect(path)
     finally:

@@ -8,7 +8,10 @@ from pathlib import Path
 from tfcluster.backends.base import Backend
 from tfcluster.errors import SurroundingsError
 
-_MODULES = {"local": ("tfcluster.backends.local", "LocalBackend")}
+_MODULES = {
+    "local": ("tfcluster.backends.local", "LocalBackend"),
+    "ssh": ("tfcluster.backends.ssh", "SshBackend"),
+}
 
 
 def get(name: str, *, runtime_dir: Path) -> Backend:
@@ -18,8 +21,8 @@ def get(name: str, *, runtime_dir: Path) -> Backend:
     """
     if name not in _MODULES:
         raise SurroundingsError(
-            f"this version of tfcluster starts tasks on this machine only, not through {name}",
-            cure="on each host, `tfcluster env SPEC TASK` prints what to start its task with",
+            f"this version of tfcluster does not start tasks through {name}",
+            cure=f"there are {', '.join(sorted(_MODULES))}",
         )
     module, backend = _MODULES[name]
     made: Backend = getattr(import_module(module), backend)(runtime_dir)

@@ -28,8 +28,11 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def connect(self, node: NodePlan, *, run_id: str, token: str) -> AgentLink:
-        """Reach the node's agent, started if need be, and greet it.
+    async def connect(
+        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 60.0
+    ) -> AgentLink:
+        """Reach the node's agent, started if need be, and greet it. Only an agent that is
+        reached over a network has a lease.
 
         Raises SurroundingsError when it does not come up; the text holds its last words.
         """

@@ -27,6 +27,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from tfcluster.agent import protocol
+from tfcluster.backends import far_files
+from tfcluster.backends.far_files import FarFiles
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[], Awaitable[Streams]]
@@ -61,20 +63,25 @@ class AgentLink:
         ended: Callable[[], Awaitable[None]] | None = None,
         last_words: Callable[[], str] = str,
         kill: Callable[[], None] | None = None,
+        gone: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
         dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone.
-        `kill`: called when the agent does not acknowledge a stop within seconds."""
+        `kill`: called when the agent does not acknowledge a stop within seconds. `gone`: whether
+        a dial that failed found the node without the agent: no lease is to be waited for."""
+        self._gone = gone
         self._last_words, self._kill, self._was_killed = last_words, kill, False
         self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_closing = False
+        self._is_closing = self._said_goodbye = False
         self.welcome: dict[str, Any] = {}
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
+        self.files = FarFiles(self.send, self.send_file)
+        """Of a node that shares no file system with us."""
 
     async def open(self) -> None:
         """Dial and greet. Raises OSError, ProtocolError or Refused."""
@@ -93,10 +100,15 @@ class AgentLink:
         encoded = self._session.number(dict(message))
         if self._writer is None and (self._lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
+        self._said_goodbye = self._said_goodbye or message["type"] == "shutdown"
         if self._kill is not None and message["type"] in _ENDING:
             number, loop = self._session.last_sent, asyncio.get_running_loop()
             loop.call_later(ANSWER_S, loop.call_later, SECOND_LOOK_S, self._judge, number)
         await self._write(encoded)
+
+    async def send_file(self, name: str, offset: int, data: bytes) -> None:
+        """One `F` frame: neither numbered nor kept, so gone with a connection that breaks."""
+        await self._write(protocol.data_frame(protocol.FILE, name, offset, data))
 
     def _judge(self, number: int) -> None:
         if self._kill is not None and self._writer is not None and self._session.waits_for(number):
@@ -111,10 +123,10 @@ class AgentLink:
     async def close(self) -> None:
         """End the connection (a local agent ends everything with it) and wait for the end."""
         self._is_closing = True
-        if self._writer is not None:
+        if self._writer is not None and self._lease_s is None:
             with contextlib.suppress(OSError, RuntimeError):
                 self._writer.write_eof()
-        if self._tasks:
+        if self._tasks and (self._lease_s is None or self._said_goodbye):
             # The agent reports its last exits before it closes its own end.
             patience = CLOSE_S if self._lease_s is None else HELLO_TIMEOUT_S
             await asyncio.wait(self._tasks[:1], timeout=patience)
@@ -159,7 +171,9 @@ class AgentLink:
                 if again is None:
                     return
                 reader, decoder, early = again
+                self.files.reconnected()
         finally:
+            self.files.lost()
             self._messages.put_nowait(None)
 
     async def _read_until_lost(
@@ -191,13 +205,18 @@ class AgentLink:
             if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
                 self.log_offsets[name] = offset + len(data)
             what = "log" if kind == protocol.LOG else "file"
-            message = {"type": what, "name": name, "offset": offset, "data": data}
-            self._messages.put_nowait(message)
+            self._put({"type": what, "name": name, "offset": offset, "data": data})
         return False
 
     def _take(self, message: dict[str, Any]) -> None:
         if self._session.is_new(message):
             message.pop("n", None)
+            self._put(message)
+
+    def _put(self, message: dict[str, Any]) -> None:
+        if message["type"] in far_files.KINDS:
+            self.files.hear(message)
+        else:
             self._messages.put_nowait(message)
 
     async def _acknowledge(self) -> None:
@@ -225,8 +244,10 @@ class AgentLink:
         loop = asyncio.get_running_loop()
         until = loop.time() + self._lease_s
         while loop.time() < until:
-            with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError):
+            with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
                 return await self._greet()
+            if self._gone is not None and await self._gone():
+                return None
             await asyncio.sleep(REDIAL_S)
         return None
 

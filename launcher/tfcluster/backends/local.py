@@ -39,7 +39,9 @@ class LocalBackend:
     def __init__(self, runtime_dir: Path, *, python: str = sys.executable) -> None:
         self._runtime_dir, self._python = runtime_dir, python
 
-    async def connect(self, node: NodePlan, *, run_id: str, token: str) -> AgentLink:
+    async def connect(
+        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 0.0
+    ) -> AgentLink:
         """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
         where this machine refuses the private network it asks for."""
         is_private = node.network == "private"

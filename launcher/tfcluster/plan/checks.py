@@ -78,7 +78,7 @@ def needed_paths(spec: ClusterSpec, around: Surroundings) -> Iterator[tuple[str,
 def _base(field: str, plan: Plan, around: Surroundings) -> str:
     if field == "job.workdir":
         return f"the spec's folder, {around.spec_dir}"
-    return f"the workdir, {plan.nodes[0].workdir}"
+    return f"the workdir, {plan.workdir}"
 
 
 def _without_tensorflow(

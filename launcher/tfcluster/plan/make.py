@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tfcluster.plan import command, notes
+from tfcluster.plan import command, notes, remote
 from tfcluster.plan.cluster import Seat, by_node, seats
 from tfcluster.plan.environment import UNSET
 from tfcluster.plan.plan import (
@@ -61,6 +61,7 @@ def make_plan(
         supervision=_supervision(spec),
         checkpoints=_checkpoints(spec, around),
         hooks=has_hooks(spec),
+        workdir=making.workdir,
         settings=tuned_settings(spec),
     )
     return replace(plan, notes=tuple(notes.find(spec, plan, around.imports)))
@@ -97,8 +98,9 @@ class _Making:
                 name=name,
                 backend=its_seats[0].backend,
                 interpreter=None if self._is_command else python,
-                workdir=self.workdir,
+                workdir=self._workdir(name),
                 network=self.spec.runtime.network,
+                destination=self._destination(its_seats[0]),
             )
 
     def tasks(self) -> Iterator[TaskPlan]:
@@ -126,24 +128,39 @@ class _Making:
             argv = command.argv(
                 step,
                 python=self._python(node),
-                workdir=self.workdir,
+                workdir=self._workdir(node),
                 bundle=self.around.bundle(node),
                 boot=False,
                 more=command.data_args(step, (*self.spec.job.args, *self.args)),
             )
             env = self.variables.of_prepare(node, its_seats[0].host)
-            yield node, Command(argv, env, self.workdir, UNSET)
+            yield node, Command(argv, env, self._workdir(node), UNSET)
 
     def _command(self, seat: Seat, share: Share) -> Command:
         argv = command.argv(
             self.spec.job,
             python=self._python(seat.node),
-            workdir=self.workdir,
+            workdir=self._workdir(seat.node),
             bundle=self.around.bundle(seat.node),
             boot=has_hooks(self.spec),
             more=self.args,
         )
-        return Command(argv, self.variables.of_task(seat, share), self.workdir, UNSET)
+        variables = self.variables.of_task(seat, share)
+        return Command(argv, variables, self._workdir(seat.node), UNSET)
+
+    def _workdir(self, node: str) -> str:
+        """Here the folder itself, elsewhere a copy of it."""
+        if node == LOCAL:
+            return self.workdir
+        settings = [self.spec.runtime.hosts.get(key) for key in (node, "*")]
+        chosen = [s.workdir for s in settings if s is not None and s.workdir is not None]
+        return remote.workdir(node, chosen[0] if chosen else None)
+
+    def _destination(self, seat: Seat) -> str | None:
+        if seat.node == LOCAL:
+            return None
+        settings = [self.spec.runtime.hosts.get(key) for key in (seat.host, "*")]
+        return next((s.ssh for s in settings if s is not None and s.ssh is not None), None)
 
     def _shares(self) -> Iterator[tuple[TaskId, Share]]:
         wishes = self.spec.resources

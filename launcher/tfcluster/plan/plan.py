@@ -80,6 +80,8 @@ class NodePlan:
     workdir: str
     network: Network = "host"
     """``private``: its tasks have a network of their own, with nothing in it but loopback."""
+    destination: str | None = None
+    """What ssh is given to reach it, where that is not its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class Plan:
     checkpoints: CheckpointPlan
     hooks: bool
     """Whether tasks are started through `tfcluster_workers.boot` with reporting attached."""
+    workdir: str = ""
+    """The job's folder on this machine: what tasks here run in, and what others get a copy of."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
     notes: tuple[str, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tfcluster.plan import remote
 from tfcluster.plan.plan import Interpreter
 
 LOCAL = "local"
@@ -41,4 +42,4 @@ class Surroundings:
         if node in self.bundles:
             return self.bundles[node]
         digest = self.bundles.get(LOCAL, "bundle").rsplit("/", 1)[-1]
-        return f"~/.cache/tfcluster/bundles/{digest}"
+        return f"{remote.CACHE}/bundles/{digest}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,8 +43,8 @@ class Attempts:
 
     async def first(self) -> None:
         """Agents, ports, prepare, attempt 1: raises SurroundingsError."""
-        for node in self.plan.nodes:
-            await self.connect(node)
+        await asyncio.gather(*map(self.connect, self.plan.nodes))
+        await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
         await self.startup.prepare()
         await self._start(1, tuple(task.id for task in self.plan.tasks))
@@ -123,6 +124,7 @@ class Attempts:
 
     async def _reach(self, node: NodePlan) -> None:
         await self.connect(node)
+        await self.startup.send_code([node])
         self._lost.discard(node.name)  # at once: it can be lost again before anyone looks
 
     async def _give_up(self, node: str, error: SurroundingsError) -> None:

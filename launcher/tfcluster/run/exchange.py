@@ -11,9 +11,12 @@ from functools import partial
 from typing import Any
 
 from tfcluster.backends.base import Backend
+from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.link import AgentLink
 from tfcluster.plan.plan import NodePlan
+from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import PREPARE
+from tfcluster.run.sites import LogsOfOthers, Site, site_of
 
 Message = Mapping[str, Any]
 
@@ -24,8 +27,12 @@ _GOODBYE_S = 15.0
 class Exchange:
     """Inputs are calls: put in the queue from anywhere, made by `turn` in the loop's own time."""
 
-    def __init__(self, backend_of: Callable[[NodePlan], Backend]) -> None:
-        self._backend_of = backend_of
+    def __init__(
+        self, backend_of: Callable[[NodePlan], Backend], paths: RunPaths, *, lease_s: float = 60.0
+    ) -> None:
+        self._backend_of, self._paths, self._lease_s = backend_of, paths, lease_s
+        self._logs = LogsOfOthers(paths)
+        self._sites: dict[str, Site] = {}
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: dict[str, bool] = {}
@@ -54,21 +61,35 @@ class Exchange:
         """Reach the node's agent and listen to it; raises SurroundingsError."""
         backend = self._backend_of(node)
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
-        link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
+        link = await backend.connect(
+            node, run_id=run_id, token=secrets.token_hex(16), lease_s=self._lease_s
+        )
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
         self._has_lease[node.name] = backend.capabilities.has_lease
         self._heard_at[node.name] = asyncio.get_running_loop().time()
+        self._sites[node.name] = site_of(node.name, self._paths, link.welcome.get("cache"))
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
             async for message in link:
                 self._heard_at[node.name] = asyncio.get_running_loop().time()
+                if message["type"] == "log":
+                    self._logs.take(node.name, message)
+                    continue
                 self.put(partial(on_message, node.name, message))
             if self._links.get(node.name) is link:
                 self.put(lambda: on_closed(node.name, link.last_words()))
 
         background.create_task(listen())
+
+    def files(self, node: str) -> FarFiles:
+        """Of a node whose site is remote."""
+        return self._links[node].files
+
+    def site(self, node: str) -> Site:
+        """Where the node, which was reached before, keeps this run's files."""
+        return self._sites[node]
 
     def holds_ports(self, node: str) -> bool:
         """Whether the node's agent keeps the ports of running tasks bound."""

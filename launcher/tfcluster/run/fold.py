@@ -31,7 +31,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
         pid_start=identity.start,
         started_at=now,
         spec=plan.spec_path,
-        workdir=plan.nodes[0].workdir,
+        workdir=plan.workdir,
     )
 
 

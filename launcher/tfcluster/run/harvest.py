@@ -31,7 +31,7 @@ class Harvest:
 
     def __init__(self, plan: Plan, paths: RunPaths, *, wanted: bool = True) -> None:
         self._plan, self._paths = plan, paths
-        self._workdir = Path(plan.nodes[0].workdir)
+        self._workdir = Path(plan.workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
         self._comes_home = plan.checkpoints.dir is None
         self._shared_step: int | None = None

@@ -11,8 +11,8 @@ from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
-from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import PREPARE
+from tfcluster.run.sites import Site
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
@@ -44,25 +44,24 @@ def attempt_of(
 
 def start(
     attempt: Attempt,
-    node: str,
-    paths: RunPaths,
+    site: Site,
     *,
     holds_ports: bool,
     only: Iterable[TaskId] | None = None,
     restored_step: int | None = None,
     chaos: Sequence[Fault] = (),
 ) -> dict[str, Any]:
-    """Start the attempt's tasks of one node, or `only` some; their logs lie in the run folder."""
-    plan = attempt.plan
+    """Start the attempt's tasks of one node, or `only` some; their logs lie at its site."""
+    plan, paths = attempt.plan, site.paths
     tasks = []
     for task_id in attempt.members if only is None else only:
         task = plan.task(task_id)
-        if task.node != node:
+        if task.node != site.node:
             continue
         ours = environment(
             attempt,
             task_id,
-            run_id=paths.run_id,
+            run_id=site.run_id,
             checkpoint_dir=str(paths.task_checkpoints(task_id)),
             tensorboard_dir=str(paths.tensorboard(task_id)),
             tuner_dir=str(paths.tuner),
@@ -70,15 +69,18 @@ def start(
             holds_ports=holds_ports,
         )
         ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
-        order = _order(str(task_id), task.command, paths.task_log(task_id, attempt.number), ours)
+        log = paths.task_log(task_id, attempt.number)
+        order = _order(str(task_id), site.command(task.command), log, ours)
         tasks.append(order | {"cores": task.cores})
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}
 
 
-def start_prepare(command: Command, log: Path, *, run_id: str) -> dict[str, Any]:
+def start_prepare(command: Command, site: Site) -> dict[str, Any]:
     """Run a node's prepare step, as attempt 0."""
-    ours = (EnvVar("TFCLUSTER_RUN_ID", run_id, "tfcluster"),)
-    return {"type": "start", "attempt": 0, "tasks": [_order(PREPARE, command, log, ours)]}
+    ours = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
+    log = site.paths.prepare_log(site.node)
+    order = _order(PREPARE, site.command(command), log, ours)
+    return {"type": "start", "attempt": 0, "tasks": [order]}
 
 
 def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:

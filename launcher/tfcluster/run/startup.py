@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from tfcluster.backends.far_files import Sent
+from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.run import launch
+from tfcluster.run import code, launch
 from tfcluster.run.chaos import Fault
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
@@ -48,14 +52,31 @@ class Startup:
             if reply is not None and reply["type"] == "port_taken":
                 raise launch.port_error(reply)
 
+    async def send_code(self, nodes: Iterable[NodePlan]) -> None:
+        """A copy of the workdir to each node that does not share it; raises SurroundingsError."""
+        far = [node.name for node in nodes if self.exchange.site(node.name).is_remote]
+        if not far:
+            return
+        files = await asyncio.to_thread(code.snapshot, Path(self.plan.workdir))
+        await asyncio.gather(*(self._send_code(node, files) for node in far))
+
+    async def _send_code(self, node: str, files: Sequence[Sent]) -> None:
+        site = self.exchange.site(node)
+        into = site.folder(self.plan.node(node).workdir)
+        try:
+            await self.exchange.files(node).send_tree(into, files, keep=True)
+        except OSError as error:
+            raise SurroundingsError(
+                f"the code cannot be copied to {node}: {error}",
+                cure=f"runtime.hosts.{node}.workdir names another folder for it",
+            ) from error
+
     async def prepare(self) -> None:
         """Once per node, before anything of the gang is started; raises PrepareError."""
         if not self.prepares:
             return
         for node, command in self.plan.prepare.items():
-            log = self.paths.prepare_log(node)
-            order = launch.start_prepare(command, log, run_id=self.paths.run_id)
-            self.exchange.send(node, order)
+            self.exchange.send(node, launch.start_prepare(command, self.exchange.site(node)))
         for node in self.plan.prepare:
             reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
             assert reply is not None
@@ -77,8 +98,7 @@ class Startup:
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = launch.start(
                 attempt,
-                node,
-                self.paths,
+                self.exchange.site(node),
                 holds_ports=self.exchange.holds_ports(node),
                 only=only,
                 restored_step=restored_step,

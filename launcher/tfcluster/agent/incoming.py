@@ -1,0 +1,233 @@
+"""Trees of files that come over the line: what is here already is not sent again.
+
+An order names a folder and what it shall hold, each file by its SHA-256. The agent answers with
+the digests it lacks, takes those as `F` frames into a content-addressed cache, and then makes the
+folder: all of it beside the place first, then one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    Say = Callable[[dict[str, Any]], None]
+
+_CHUNK = 1 << 20
+
+
+class BadTree(ValueError):
+    """A name that would lead out of the folder, or bytes that are not what was announced."""
+
+
+class Incoming:
+    """Serves `receive` orders, one or several at a time."""
+
+    def __init__(self, cache: str, say: Say) -> None:
+        self._files, self._say = os.path.join(cache, "files"), say
+        self._orders: dict[int, dict[str, Any]] = {}
+        self._wanted: dict[int, set[str]] = {}
+        self._open: dict[str, _Blob] = {}
+
+    def receive(self, order: dict[str, Any]) -> None:
+        """`id`, `into` (the folder), `files`: path with sha256, size, mode, mtime_ns, or with
+        link; `keep`: whether the files stay in the cache. Asked again, it starts again."""
+        number = order["id"]
+        try:
+            check(order["files"])
+            digests = {file["sha256"] for file in order["files"] if "sha256" in file}
+            os.makedirs(self._files, mode=0o700, exist_ok=True)
+            for digest in digests:
+                self._drop(digest)
+            missing = sorted(d for d in digests if not os.path.exists(self._path(d)))
+            self._orders[number], self._wanted[number] = order, set(missing)
+            self._say({"type": "wants", "id": number, "digests": missing})
+            self._finish_if_complete(number)
+        except (OSError, BadTree) as error:
+            self._fail(number, error)
+
+    def take(self, digest: str, offset: int, data: bytes) -> None:
+        """Bytes of a wanted file; its last come when its announced size is reached."""
+        numbers = [n for n, wanted in self._wanted.items() if digest in wanted]
+        if not numbers:
+            return
+        try:
+            blob = self._open.get(digest) or self._begin(digest, numbers[0])
+            blob.add(offset, data)
+            if not blob.is_full:
+                return
+            del self._open[digest]
+            blob.settle(self._path(digest))
+        except (OSError, BadTree) as error:
+            self._drop(digest)
+            for number in numbers:
+                self._fail(number, error)
+            return
+        for number in numbers:
+            self._wanted[number].discard(digest)
+            self._finish_if_complete(number)
+
+    def _begin(self, digest: str, number: int) -> _Blob:
+        files = self._orders[number]["files"]
+        size = next(int(f["size"]) for f in files if f.get("sha256") == digest)
+        partial = f"{self._path(digest)}.{os.getpid()}.partial"
+        self._open[digest] = blob = _Blob(partial, digest, size)
+        return blob
+
+    def _finish_if_complete(self, number: int) -> None:
+        if self._wanted[number]:
+            return
+        order = self._orders.pop(number)
+        del self._wanted[number]
+        place(order["into"], order["files"], self._path)
+        if not order.get("keep"):
+            for digest in {f["sha256"] for f in order["files"] if "sha256" in f}:
+                if not any(_names(digest, other) for other in self._orders.values()):
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._path(digest))
+        self._say({"type": "received", "id": number})
+
+    def _fail(self, number: int, error: Exception) -> None:
+        self._orders.pop(number, None)
+        self._wanted.pop(number, None)
+        reason = getattr(error, "strerror", None) or str(error)
+        self._say({"type": "receive_failed", "id": number, "error": reason})
+
+    def _path(self, digest: str) -> str:
+        return os.path.join(self._files, digest)
+
+    def _drop(self, digest: str) -> None:
+        blob = self._open.pop(digest, None)
+        if blob is not None:
+            blob.discard()
+
+
+def _names(digest: str, order: dict[str, Any]) -> bool:
+    return any(file.get("sha256") == digest for file in order["files"])
+
+
+class _Blob:
+    """One file on its way into the cache."""
+
+    def __init__(self, partial: str, digest: str, size: int) -> None:
+        self._partial, self._digest, self._size = partial, digest, size
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(partial, flags, 0o600)
+        self._hash, self._at = hashlib.sha256(), 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._at >= self._size
+
+    def add(self, offset: int, data: bytes) -> None:
+        if offset != self._at or self._at + len(data) > self._size:
+            raise BadTree(f"bytes at {offset} where {self._at} was next")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._hash.update(data)
+        self._at += len(data)
+
+    def settle(self, path: str) -> None:
+        os.close(self._fd)
+        self._fd = -1
+        if self._hash.hexdigest() != self._digest:
+            raise BadTree("what came is not what was announced (SHA-256)")
+        os.rename(self._partial, path)
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        with contextlib.suppress(OSError):
+            os.unlink(self._partial)
+
+
+def check(files: Iterable[dict[str, Any]]) -> None:
+    """Raises BadTree for a path or a link that leads out of the folder."""
+    links = set()
+    for file in files:
+        path = file["path"]
+        parts = path.split("/")
+        if not path or path.startswith("/") or "\0" in path or {"", ".", ".."} & set(parts):
+            raise BadTree(f"{path!r} is not a path below the folder")
+        if "link" in file:
+            links.add(path)
+            inside = os.path.normpath(os.path.join(os.path.dirname(path), file["link"]))
+            if file["link"].startswith("/") or inside.split("/")[0] == "..":
+                raise BadTree(f"{path!r} is a link that leads out of the folder")
+        elif not _is_digest(file["sha256"]):
+            raise BadTree(f"{file['sha256']!r} is not a SHA-256")
+    for file in files:
+        folder = os.path.dirname(file["path"])
+        while folder:
+            if folder in links:
+                raise BadTree(f"{file['path']!r} lies behind a link")
+            folder = os.path.dirname(folder)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and set(text) <= set("0123456789abcdef")
+
+
+def place(into: str, files: Iterable[dict[str, Any]], path_of: Callable[[str], str]) -> None:
+    """Make `into` hold exactly `files`; what was there before is gone. Raises OSError."""
+    fresh = f"{into}.{os.getpid()}.incoming"
+    remove(fresh)
+    os.makedirs(fresh)
+    try:
+        for file in files:
+            target = os.path.join(fresh, file["path"])
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if "link" in file:
+                os.symlink(file["link"], target)
+            else:
+                _copy(path_of(file["sha256"]), target, int(file["mode"]) & 0o777)
+                if "mtime_ns" in file:
+                    os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
+        old = f"{into}.{os.getpid()}.replaced"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(into, old)
+        os.rename(fresh, into)
+        remove(old)
+    except BaseException:
+        remove(fresh)
+        raise
+
+
+def _copy(source: str, target: str, mode: int) -> None:
+    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        writer = os.open(target, flags, mode | 0o600)
+        try:
+            os.fchmod(writer, mode | 0o600)
+            while data := os.read(reader, _CHUNK):
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(writer, view) :]
+        finally:
+            os.close(writer)
+    finally:
+        os.close(reader)
+
+
+def remove(folder: str) -> None:
+    """A folder and all below it, links themselves and never what they lead to."""
+    try:
+        entries = list(os.scandir(folder))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return
+        raise
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            remove(entry.path)
+        else:
+            os.unlink(entry.path)
+    os.rmdir(folder)

@@ -1,0 +1,66 @@
+"""Tasks on hosts that the system's ssh can log in to without a question.
+
+The user's own configuration, jump hosts, agents and known hosts are in force; keys of hosts are
+verified as ever.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+
+from tfcluster.backends import relayed
+from tfcluster.backends.base import Capabilities
+from tfcluster.backends.link import AgentLink
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan.plan import NodePlan
+
+CONNECT_S = 8
+OPTIONS = (
+    "BatchMode=yes",  # nobody is there to answer
+    f"ConnectTimeout={CONNECT_S}",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "RequestTTY=no",
+    "ForwardX11=no",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+    "LogLevel=ERROR",
+)
+
+
+class SshBackend:
+    """The backend called ``ssh``."""
+
+    capabilities = Capabilities(shares_filesystem=False, has_lease=True, holds_ports=True)
+
+    def __init__(self, runtime_dir: Path) -> None:
+        self._runtime_dir = runtime_dir
+
+    async def connect(
+        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 60.0
+    ) -> AgentLink:
+        """Log in, and reach the run's agent there; raises SurroundingsError with ssh's words."""
+        if shutil.which("ssh") is None:
+            raise SurroundingsError(
+                "there is no ssh client on this machine", cure="install openssh-client"
+            )
+        return await relayed.connect(
+            node.name, argv(node), run_id=run_id, token=token, lease_s=lease_s
+        )
+
+
+def argv(node: NodePlan) -> list[str]:
+    """The transport: ssh, and on the other side a Python that waits for its orders."""
+    python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
+    options = [word for option in OPTIONS for word in ("-o", option)]
+    starter = f"exec {python} -I -S -c '{relayed.STARTER}'"
+    return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
+
+
+def _quoted(path: str) -> str:
+    """For any login shell; a ``~`` in front stays one."""
+    if path.startswith("~/"):
+        return f'"$HOME"/{shlex.quote(path[2:])}'
+    return shlex.quote(path)

@@ -1,0 +1,82 @@
+"""Where a run's files lie on each node: here in the run folder, elsewhere in the node's cache."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from tfcluster.agent.protocol import NOT_IN_FILE
+from tfcluster.plan import remote
+from tfcluster.plan.plan import Command, TaskId
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.reports import PREPARE
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One node's folders, as its own tasks see them."""
+
+    node: str
+    run_id: str
+    paths: RunPaths
+    cache: str | None = None
+    """Of a node that shares no file system with us."""
+
+    @property
+    def is_remote(self) -> bool:
+        return self.cache is not None
+
+    def folder(self, path: str) -> str:
+        """`path` of the plan as it is there."""
+        if self.cache is None:
+            return path
+        return remote.there(path, cache=self.cache, run_id=self.run_id)
+
+    def command(self, command: Command) -> Command:
+        """`command` with the node's own folders in the place of the plan's names."""
+        if self.cache is None:
+            return command
+        return remote.command_there(command, cache=self.cache, run_id=self.run_id)
+
+
+def site_of(node: str, here: RunPaths, cache: str | None) -> Site:
+    """`cache`: what the node's agent said in its welcome; None where it shares our folders."""
+    if cache is None:
+        return Site(node, here.run_id, here)
+    folder = remote.there(remote.node_folder(node), cache=cache, run_id=here.run_id)
+    return Site(node, here.run_id, RunPaths(Path(folder)), cache)
+
+
+@dataclass(slots=True)
+class LogsOfOthers:
+    """Writes the log bytes that remote agents send into the run folder.
+
+    The file here may hold more than the one there, which a full disk can cut: bytes that are in
+    no file come marked, and are kept.
+    """
+
+    paths: RunPaths
+    _taken: dict[str, int] = field(default_factory=dict)
+    """Stream → offset, in the file there, up to which its bytes have been written here."""
+
+    def take(self, node: str, message: Mapping[str, Any]) -> None:
+        """Append what is new; a disk that is full here loses it, the node still has it."""
+        name, offset, data = message["name"], message["offset"], message["data"]
+        if offset != NOT_IN_FILE:
+            before = self._taken.get(f"{node} {name}", 0)
+            data = data[max(0, before - offset) :]
+            self._taken[f"{node} {name}"] = max(before, offset + len(message["data"]))
+        with contextlib.suppress(OSError, ValueError), self._open(node, name) as file:
+            file.write(data)
+
+    def _open(self, node: str, stream: str) -> IO[bytes]:
+        task, _, attempt = stream.rpartition("/")
+        if task == PREPARE:
+            path = self.paths.prepare_log(node)
+        else:
+            path = self.paths.task_log(TaskId.parse(task), int(attempt))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")

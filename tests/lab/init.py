@@ -1,0 +1,52 @@
+"""The first process of a machine of the lab: makes it its own, starts sshd, buries the dead.
+
+    python init.py NAME FOLDER HOME PYTHON_HOME
+"""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+MS_BIND = 4096
+
+
+def main(name, folder, home, python_home):
+    socket.sethostname(name)
+    own_home = os.path.join(folder, "home")
+    if python_home:
+        kept = os.path.join(own_home, os.path.basename(python_home))
+        os.makedirs(kept, exist_ok=True)
+        mount(python_home, kept)
+    mount(own_home, home)
+    os.makedirs("/run/sshd", exist_ok=True)
+    sys.stdout.write("up\n")
+    sys.stdout.flush()
+    while not os.path.exists(os.path.join(folder, "plugged")):
+        time.sleep(0.01)
+    if not folder.startswith("/tmp/"):
+        mount(os.path.join(folder, "tmp"), "/tmp")
+    subprocess.Popen(
+        ["/usr/sbin/sshd", "-D", "-f", os.path.join(folder, "sshd_config"),
+         "-E", os.path.join(folder, "sshd.log")],
+        start_new_session=True,
+    )
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        try:
+            os.wait()
+        except ChildProcessError:
+            signal.pause()
+
+
+def mount(what, where):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(what.encode(), where.encode(), None, MS_BIND | 16384, None):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), where)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
