@@ -1,6 +1,6 @@
 """The first process of a machine of the lab: makes it its own, starts sshd, buries the dead.
 
-    python init.py NAME FOLDER HOME PYTHON_HOME
+python init.py NAME FOLDER HOME PYTHON_HOME
 """
 
 import ctypes
@@ -30,8 +30,14 @@ def main(name, folder, home, python_home):
     if not folder.startswith("/tmp/"):
         mount(os.path.join(folder, "tmp"), "/tmp")
     subprocess.Popen(
-        ["/usr/sbin/sshd", "-D", "-f", os.path.join(folder, "sshd_config"),
-         "-E", os.path.join(folder, "sshd.log")],
+        [
+            "/usr/sbin/sshd",
+            "-D",
+            "-f",
+            os.path.join(folder, "sshd_config"),
+            "-E",
+            os.path.join(folder, "sshd.log"),
+        ],
         start_new_session=True,
     )
     signal.signal(signal.SIGCHLD, lambda *_: None)

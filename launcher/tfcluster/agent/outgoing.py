@@ -9,7 +9,7 @@ from tfcluster.agent import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from typing import Any
 
     from tfcluster.agent.line import Line
@@ -133,5 +133,3 @@ def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
                 yield f"{inside}{child.name}", found.st_size, found.st_mtime_ns
         except FileNotFoundError:
             continue
-
-

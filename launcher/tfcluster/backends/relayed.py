@@ -71,7 +71,7 @@ class Transport:
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        source = repr(Path(bootstrap.__file__).read_text(encoding="utf-8"))
+        source = repr(await asyncio.to_thread(_bootstrap))
         config = {**self._order["config"], "starts": not self._was_there}
         order = {**self._order, "config": config}
         writer.write(f"{source}\n{json.dumps(order)}\n".encode())
@@ -114,6 +114,10 @@ class Transport:
             await asyncio.wait([self._listener], timeout=1.0)
             self._listener.cancel()
             self._listener = None
+
+
+def _bootstrap() -> str:
+    return Path(bootstrap.__file__).read_text(encoding="utf-8")
 
 
 async def _answer(reader: asyncio.StreamReader) -> bytes:

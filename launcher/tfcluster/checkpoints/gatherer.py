@@ -16,7 +16,7 @@ from posixpath import dirname
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.following import Follower
-from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.source import Source, source_of
 from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
 
 LEAST_GAP_S = 0.5
@@ -30,14 +30,14 @@ class Gatherer:
 
     def __init__(
         self,
-        directory: Path,
+        directory: Path | Source,
         store: Store,
         *,
         followers: Iterable[Path] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
-        self._directory = directory
+        self._source = source_of(directory)
         self._followers = [Follower(path) for path in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
@@ -51,7 +51,7 @@ class Gatherer:
     def look(self) -> list[Gathered]:
         """Gather what is complete and was unchanged since the last look; oldest first."""
         with self._looking:
-            now, seen = self._clock(), scan(self._directory)
+            now, seen = self._clock(), self._source.scan()
             before, self._before = self._before, self._before or (now, seen)
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
@@ -63,7 +63,7 @@ class Gatherer:
         with self._looking:
             self._cancelled.clear()
             self._failed.clear()
-            seen = scan(self._directory)
+            seen = self._source.scan()
             gathered = self._gather(seen, find(seen, None))
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
@@ -75,8 +75,8 @@ class Gatherer:
         """Remember the step that a task reported for what it saved at `path`."""
         if step is not None:
             relative = Path(path)
-            if relative.is_absolute() and relative.is_relative_to(self._directory):
-                relative = relative.relative_to(self._directory)
+            if relative.is_absolute() and relative.is_relative_to(self._source.folder):
+                relative = relative.relative_to(self._source.folder)
             self._steps[relative.as_posix()] = step
 
     def cancel(self) -> None:
@@ -122,7 +122,7 @@ class Gatherer:
         step = self._steps.get(checkpoint.path, checkpoint.step)
         try:
             return self.store.add(
-                checkpoint, self._directory, step=step, stopped=self._cancelled.is_set
+                checkpoint, self._source, step=step, stopped=self._cancelled.is_set
             )
         except NotWholeError:
             self._failed[checkpoint] = float("inf")

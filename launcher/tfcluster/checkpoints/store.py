@@ -29,11 +29,11 @@ from tfcluster.checkpoints.copying import (
     PARTIAL,
     SourceChangedError,
     Stopped,
-    copy_verified,
     never,
     sync_folder,
     write_atomically,
 )
+from tfcluster.checkpoints.source import Source, source_of
 
 _NOTE = ".tfcluster.json"
 
@@ -100,7 +100,12 @@ class Store:
         return newest_of_each(self._held, step=step)
 
     def add(
-        self, checkpoint: Checkpoint, source: Path, *, step: int | None, stopped: Stopped = never
+        self,
+        checkpoint: Checkpoint,
+        source: Path | Source,
+        *,
+        step: int | None,
+        stopped: Stopped = never,
     ) -> Gathered | None:
         """Copy a complete checkpoint from `source`; None when its content is here already.
 
@@ -109,7 +114,7 @@ class Store:
         self.root.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         try:
-            gathered = _copy(checkpoint, source, partial, step=step, stopped=stopped)
+            gathered = _copy(checkpoint, source_of(source), partial, step=step, stopped=stopped)
             if self._has_content_of(gathered):
                 return None
             gathered = self._place(gathered)
@@ -195,17 +200,18 @@ def open_for_reading(root: Path) -> tuple[Gathered, ...]:
 
 
 def _copy(
-    checkpoint: Checkpoint, source: Path, folder: Path, *, step: int | None, stopped: Stopped
+    checkpoint: Checkpoint, source: Source, folder: Path, *, step: int | None, stopped: Stopped
 ) -> Gathered:
     """Data shards first and the index after them, as `checkpoint.files` has them."""
     new = Gathered(folder, step, checkpoint.kind, checkpoint.bytes, checkpoint, folder, ())
     digests = []
     for entry in checkpoint.files:
         copied = new.file(entry)
-        digests.append(copy_verified(source / entry.path, copied, entry, stopped=stopped))
+        digests.append(source.copy(entry, copied, stopped=stopped))
         if fault := formats.fault(copied):
             raise NotWholeError(f"{entry.path}: {fault}")
-    _check_nothing_moved(checkpoint, source)
+    # The last shard may have been rotated away, or rewritten, while the others were copied.
+    source.check(checkpoint.files)
     companions = tuple(
         entry for entry in checkpoint.companions if _copied(entry, new, source, stopped)
     )
@@ -213,24 +219,13 @@ def _copy(
     return replace(new, checkpoint=whole, digests=tuple(digests))
 
 
-def _copied(companion: Entry, new: Gathered, source: Path, stopped: Stopped) -> bool:
+def _copied(companion: Entry, new: Gathered, source: Source, stopped: Stopped) -> bool:
     try:
-        copy_verified(source / companion.path, new.file(companion), companion, stopped=stopped)
+        source.copy(companion, new.file(companion), stopped=stopped)
     except SourceChangedError:
         new.file(companion).unlink(missing_ok=True)
         return False
     return True
-
-
-def _check_nothing_moved(checkpoint: Checkpoint, source: Path) -> None:
-    """The last shard may have been rotated away, or rewritten, while the others were copied."""
-    for entry in checkpoint.files:
-        try:
-            found = (source / entry.path).lstat()
-        except OSError as error:
-            raise SourceChangedError(f"{entry.path}: {error.strerror}") from error
-        if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
-            raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 
 
 def _is_up_to(step: int | None, gathered: Gathered) -> bool:

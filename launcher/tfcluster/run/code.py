@@ -88,5 +88,5 @@ def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
     shown = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
     raise SurroundingsError(
         f"{workdir} holds {total / 1e6:.0f} MB to send to other hosts, more than 200: {shown}",
-        cure="have git ignore what is not code (.gitignore), or set job.workdir to a folder of code",
+        cure="have git ignore what is not code (.gitignore), or set job.workdir",
     )

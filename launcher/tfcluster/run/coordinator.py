@@ -21,6 +21,7 @@ from tfcluster.run.attempts import Attempts
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
+from tfcluster.run.folders import Folders
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop, Over
@@ -61,6 +62,7 @@ class Coordinator:
         startup = Startup(
             plan, self.paths, harvest, exchange, until, announce, faults, prepares=prepares
         )
+        harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
             plan,
             self._supervisor,
@@ -116,8 +118,9 @@ class Coordinator:
                 self._is_closing = True
                 if gathering is not None:
                     gathering.cancel()
+                harvested = await self._finish() if self._harvest.needs_agents else None
                 await self._exchange.close()
-            return await self._conclude(error)
+            return await self._conclude(error, harvested)
 
     # -- doing ------------------------------------------------------------------------------
 
@@ -223,11 +226,15 @@ class Coordinator:
 
     # -- the end ----------------------------------------------------------------------------
 
-    async def _conclude(self, error: SurroundingsError | None) -> Outcome:
+    async def _finish(self) -> list[Event]:
+        return await self._harvest.finish() if self._supervisor.gang.has_started else []
+
+    async def _conclude(
+        self, error: SurroundingsError | None, harvested: list[Event] | None
+    ) -> Outcome:
         self._carry_out()
-        if self._supervisor.gang.has_started:
-            for event in await self._harvest.finish():
-                self._record(event)
+        for event in await self._finish() if harvested is None else harvested:
+            self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))
         for warning in rehearsal.not_injected(self._faults, self.journal.state):

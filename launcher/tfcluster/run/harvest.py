@@ -15,12 +15,13 @@ from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.listing import scan
-from tfcluster.checkpoints.restore import PutBack, put_back, step_of
+from tfcluster.checkpoints.restore import PutBack, step_of
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.errors import RunFolderError
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
+from tfcluster.run.folders import Folders
 from tfcluster.run.paths import RunPaths
 
 _LOOK_EVERY_S = 2.0
@@ -37,21 +38,34 @@ class Harvest:
         self._shared_step: int | None = None
         self._told: dict[str, int] = {}
         self._gathers = wanted and plan.checkpoints.gather and self._comes_home
-        self._chief = plan.chief
-        self._gatherer = self._gatherer_of(plan.chief)
+        self._chief: TaskId | None = None
+        self._gatherer: Gatherer | None = None
+        self._folders: Folders
         self._before: outputs.WorkdirBefore | None = None
         self._hurry = asyncio.Event()
         self._chief_is_over = False
         self._is_cut = threading.Event()
         self._complaint = ""
 
+    def use(self, folders: Folders) -> None:
+        """Where the tasks' folders are; before anything else."""
+        self._folders = folders
+
     def _gatherer_of(self, chief: TaskId) -> Gatherer:
         evaluators = [t.id for t in self._plan.tasks if t.id.job == "evaluator"]
         return Gatherer(
-            self._paths.task_checkpoints(chief),
+            self._folders.checkpoints(chief),
             self._store,
-            followers=[self._paths.task_checkpoints(task) for task in evaluators],
+            followers=[
+                f for f in map(self._folders.checkpoints, evaluators) if isinstance(f, Path)
+            ],
         )
+
+    @property
+    def _watched(self) -> Gatherer:
+        """That of the chief whose start was ordered."""
+        assert self._gatherer is not None
+        return self._gatherer
 
     @property
     def newest_step(self) -> int | None:
@@ -66,18 +80,14 @@ class Harvest:
 
         Raises RunFolderError.
         """
-        folders = [self._paths.task_checkpoints(task) for task in tasks]
         if self._before is None:
             home = self._paths.root.parents[1]
             self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
         self._chief_is_over = False
-        return await asyncio.to_thread(self._put_back, folders)
-
-    def _put_back(self, folders: Sequence[Path]) -> PutBack:
-        tries = 3
+        wanted, tries = list(tasks), 3
         while True:
             try:
-                return put_back(self._store.state(), folders)
+                return await self._folders.put_back(self._store.state(), wanted)
             except (SourceChangedError, OSError) as error:
                 # While the others train on, a newer one may have taken the place of the newest.
                 if (tries := tries - 1) == 0:
@@ -93,7 +103,7 @@ class Harvest:
             shared, told = self._plan.checkpoints.dir, dict(self._told)
             self._shared_step = await asyncio.to_thread(_newest_step_in, shared, told)
             return []
-        found, notes = await asyncio.to_thread(self._look, self._gatherer.final_look)
+        found, notes = await asyncio.to_thread(self._look, self._watched.final_look)
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
     def _look(self, look: Callable[[], Sequence[Gathered]]) -> tuple[list[Event], list[str]]:
@@ -106,7 +116,7 @@ class Harvest:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 complaints.append(f"checkpoints cannot be gathered: {error}")
-        return found, [*self._gatherer.take_notes(), *complaints]
+        return found, [*self._watched.take_notes(), *complaints]
 
     def heed(self, chief: TaskId) -> None:
         """From now on `chief` is the one whose checkpoints count."""
@@ -121,7 +131,7 @@ class Harvest:
                     await self._hurry.wait()
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
-            look = self._gatherer.final_look if self._chief_is_over else self._gatherer.look
+            look = self._watched.final_look if self._chief_is_over else self._watched.look
             found, notes = await asyncio.to_thread(self._look, look)
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
@@ -130,7 +140,7 @@ class Harvest:
         """The chief said that it saved."""
         if step is not None:
             self._told[path] = step
-        self._gatherer.saved(path, step)
+        self._watched.saved(path, step)
         self._hurry.set()
 
     def chief_left(self) -> None:
@@ -141,14 +151,22 @@ class Harvest:
     def cancel(self) -> None:
         """Cut the last copies short: the user does not want to wait for them."""
         self._is_cut.set()
-        self._gatherer.cancel()
+        if self._gatherer is not None:
+            self._gatherer.cancel()
+
+    @property
+    def needs_agents(self) -> bool:
+        """Whether what is left can only come home while the agents live."""
+        return self._gatherer is not None and self._folders.are_far
 
     async def finish(self) -> list[Event]:
-        """Bring home what is left, after the last task has ended."""
+        """Bring home what is left, after the last task has ended, and before the agents go
+        where `needs_agents`."""
+        self._folders.hurry()
         return await asyncio.to_thread(self._finish)
 
     def _finish(self) -> list[Event]:
-        events, notes = self._look(self._gatherer.final_look if self._gathers else tuple)
+        events, notes = self._look(self._watched.final_look if self._gathers else tuple)
         notes += self._gather_outputs()
         if self._is_cut.is_set():
             notes.append(

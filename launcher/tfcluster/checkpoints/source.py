@@ -1,0 +1,60 @@
+"""Where checkpoints are gathered from: a folder here, or one that only another machine can see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Protocol
+
+from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.copying import SourceChangedError, Stopped, copy_verified, never
+from tfcluster.checkpoints.listing import scan
+
+
+class Source(Protocol):
+    """A folder that a task writes to. Every method may raise OSError where it is out of reach."""
+
+    @property
+    def folder(self) -> PurePath:
+        """As the task itself names it."""
+        ...
+
+    def scan(self) -> tuple[Entry, ...]:
+        """All that is in it now; nothing where it is not there."""
+        ...
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        """Bring one file to `target`; its SHA-256. See `copying.copy_verified`."""
+        ...
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        """Raises SourceChangedError unless all of them are still as they were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HereSource:
+    """A folder of this machine."""
+
+    folder: Path
+
+    def scan(self) -> tuple[Entry, ...]:
+        return scan(self.folder)
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)
+
+    def check(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            try:
+                found = (self.folder / entry.path).lstat()
+            except OSError as error:
+                raise SourceChangedError(f"{entry.path}: {error.strerror}") from error
+            if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
+                raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
+
+
+def source_of(place: Path | Source) -> Source:
+    """A path stands for a folder of this machine."""
+    return HereSource(place) if isinstance(place, Path) else place

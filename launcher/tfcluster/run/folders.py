@@ -1,0 +1,85 @@
+"""The tasks' own folders, wherever they lie: read from, and filled before a start."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from tfcluster.backends.far_files import FarFiles
+from tfcluster.checkpoints.restore import PutBack, fill, put_back, step_of
+from tfcluster.checkpoints.source import Source
+from tfcluster.checkpoints.store import Gathered
+from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.run import far
+from tfcluster.run.exchange import Exchange
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.sites import Site
+
+
+class Folders:
+    """Knows each task's folder once its node was reached."""
+
+    def __init__(self, plan: Plan, paths: RunPaths, exchange: Exchange) -> None:
+        self._plan, self._paths, self._exchange = plan, paths, exchange
+        self._is_over = False
+
+    @property
+    def are_far(self) -> bool:
+        """Whether the chief's lie on another machine."""
+        return self._site(self._plan.chief).is_remote
+
+    def hurry(self) -> None:
+        """No task trains any more: files come home as fast as they can."""
+        self._is_over = True
+
+    def checkpoints(self, task: TaskId) -> Path | Source:
+        """Where `task` saves."""
+        site = self._site(task)
+        folder = site.paths.task_checkpoints(task)
+        return self._source(task, PurePosixPath(folder)) if site.is_remote else folder
+
+    def _source(self, task: TaskId, folder: PurePosixPath) -> Source:
+        node, loop = self._plan.task(task).node, asyncio.get_running_loop()
+
+        def files() -> FarFiles:
+            try:
+                return self._exchange.files(node)
+            except KeyError:
+                raise OSError(f"{node} is lost") from None
+
+        return far.FarSource(folder, files, loop, lambda: None if self._is_over else far.RATE)
+
+    async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
+        """Make the tasks' folders hold `state`: all here or none, then those elsewhere.
+
+        Raises SourceChangedError, OSError.
+        """
+        here, there = list[Path](), list[tuple[TaskId, Site]]()
+        for task in tasks:
+            site = self._site(task)
+            if site.is_remote:
+                there.append((task, site))
+            else:
+                here.append(site.paths.task_checkpoints(task))
+        if there:
+            await self._send(state, there)
+        if here:
+            return await asyncio.to_thread(put_back, state, here)
+        return PutBack(step_of(state), tuple(state), ())
+
+    async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
+        with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:
+            await asyncio.to_thread(fill, Path(folder), state)
+            files = await asyncio.to_thread(far.tree, Path(folder))
+            sending = (
+                self._exchange.files(site.node).send_tree(
+                    str(site.paths.task_checkpoints(task)), files, keep=False
+                )
+                for task, site in tasks
+            )
+            await asyncio.gather(*sending)
+
+    def _site(self, task: TaskId) -> Site:
+        return self._exchange.site(self._plan.task(task).node)
