@@ -7,12 +7,16 @@ frames; the agent's magic marker tells the other side where noise ends.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import select
+import signal
 import socket
+import struct
 import sys
+import time
 
 from tfcluster.agent.private import make_private
 
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
 _CHUNK = 1 << 18
+_END_S = 10.0
 
 
 AGENT_GONE = 76
@@ -52,7 +57,8 @@ def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def reach_agent(config: dict[str, Any]) -> socket.socket:
-    """Connect to the run's agent on this node; raises RelayError when it cannot be started."""
+    """Connect to the run's agent on this node: with ``starts`` a fresh one, in the place of one
+    that was given up; else the one that is there. Raises RelayError."""
     path = config["socket"]
     folder = os.path.dirname(path)
     make_private(folder)
@@ -60,15 +66,33 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two relays must not start two agents
         try:
-            return _connect(path)
+            found = _connect(path)
         except OSError:
-            if not config.get("starts", True):
+            found = None
+        if not config.get("starts", True):
+            if found is None:
                 sys.stderr.write("its agent has gone\n")
                 os._exit(AGENT_GONE)
-            _start_agent(config)
-            return _connect(path)
+            return found
+        if found is not None:
+            _end(found, path)
+        _start_agent(config)
+        return _connect(path)
     finally:
         os.close(lock)
+
+
+def _end(agent: socket.socket, path: str) -> None:
+    """An agent that was given up: killed, and its guard then ends its tasks. Raises RelayError."""
+    with agent:
+        (pid,) = struct.unpack("i", agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4))
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + _END_S
+    while os.path.exists(path):  # the guard removes it last
+        if time.monotonic() > deadline:
+            raise RelayError(f"an agent of this run that was given up does not end (pid {pid})")
+        time.sleep(0.02)
 
 
 def _connect(path: str) -> socket.socket:

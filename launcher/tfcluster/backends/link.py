@@ -34,9 +34,14 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[], Awaitable[Streams]]
 """Opens a fresh byte stream to the agent; raises OSError."""
 
+Frame = tuple[bytes, bytes]
+"""Kind and payload."""
+
 HELLO_TIMEOUT_S = 10.0
 PING_S = 2.0
 REDIAL_S = 0.5
+SILENCE_S = 8.0
+"""A remote agent pings every two seconds; over a line so long without a ping nothing comes."""
 READ_BYTES = 1 << 18
 ANSWER_S = 3.0
 """A local agent that has not acknowledged a stop by then stands still (SIGSTOP, a dead disk)."""
@@ -64,12 +69,14 @@ class AgentLink:
         last_words: Callable[[], str] = str,
         kill: Callable[[], None] | None = None,
         gone: Callable[[], Awaitable[bool]] | None = None,
+        cut: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
         dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone.
         `kill`: called when the agent does not acknowledge a stop within seconds. `gone`: whether
-        a dial that failed found the node without the agent: no lease is to be waited for."""
-        self._gone = gone
+        a dial that failed found the node without the agent: no lease is to be waited for. `cut`:
+        ends a connection over which nothing comes any more."""
+        self._gone, self._cut, self._heard_at = gone, cut, 0.0
         self._last_words, self._kill, self._was_killed = last_words, kill, False
         self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
         self._session = protocol.Session()
@@ -89,6 +96,11 @@ class AgentLink:
         self._tasks = [asyncio.create_task(self._receive(reader, decoder, early))]
         if self._lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
+
+    @property
+    def heard_at(self) -> float:
+        """When the last byte came from the agent, on the loop's clock."""
+        return self._heard_at
 
     def last_words(self) -> str:
         """Why the agent went, where that is known: killed by us, or what it wrote to stderr."""
@@ -139,7 +151,7 @@ class AgentLink:
             ended, self._ended = self._ended, None
             await ended()
 
-    async def _greet(self) -> tuple[asyncio.StreamReader, protocol.Decoder, list[dict[str, Any]]]:
+    async def _greet(self) -> tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]:
         reader, writer = await self._dial()
         try:
             async with asyncio.timeout(HELLO_TIMEOUT_S):
@@ -147,11 +159,11 @@ class AgentLink:
                 hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
                 writer.write(protocol.control_frame(hello))
                 decoder = protocol.Decoder(after_magic=True)
-                first, *rest = await _first_messages(reader, decoder)
+                first, rest = await _welcome(reader, decoder)
         except BaseException:
             writer.close()
             raise
-        self.welcome = first
+        self.welcome, self._heard_at = first, asyncio.get_running_loop().time()
         for encoded in self._session.resume(first.get("last_seen", 0)):
             writer.write(encoded)
         self._writer = writer
@@ -161,16 +173,20 @@ class AgentLink:
         self,
         reader: asyncio.StreamReader,
         decoder: protocol.Decoder,
-        early: list[dict[str, Any]],
+        early: list[Frame],
     ) -> None:
         try:
             while True:
                 await self._read_until_lost(reader, decoder, early)
                 await self._hang_up()
+                if self._lease_s is not None and not self._is_closing:
+                    self._put({"type": "link_cut", "lease_s": self._lease_s})
                 again = await self._redial()
                 if again is None:
                     return
                 reader, decoder, early = again
+                pids = {name: self.welcome[name] for name in ("pid", "guard_pid")}
+                self._put({"type": "link_back", **pids})
                 self.files.reconnected()
         finally:
             self.files.lost()
@@ -180,13 +196,14 @@ class AgentLink:
         self,
         reader: asyncio.StreamReader,
         decoder: protocol.Decoder,
-        early: list[dict[str, Any]],
+        early: list[Frame],
     ) -> None:
         with contextlib.suppress(OSError, protocol.ProtocolError):
-            for message in early:
-                self._take(message)
+            for kind, payload in early:
+                self._on_frame(kind, payload)
             await self._acknowledge()
             while data := await reader.read(READ_BYTES):
+                self._heard_at = asyncio.get_running_loop().time()
                 control = False
                 for kind, payload in decoder.feed(data):
                     control = self._on_frame(kind, payload) or control
@@ -238,12 +255,11 @@ class AgentLink:
 
     async def _redial(
         self,
-    ) -> tuple[asyncio.StreamReader, protocol.Decoder, list[dict[str, Any]]] | None:
+    ) -> tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]] | None:
         if self._lease_s is None or self._is_closing:
             return None
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._lease_s
-        while loop.time() < until:
+        while loop.time() < self._heard_at + self._lease_s:
             with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
                 return await self._greet()
             if self._gone is not None and await self._gone():
@@ -252,9 +268,22 @@ class AgentLink:
         return None
 
     async def _ping(self) -> None:
+        """Both sides ping, so silence tells that a line is cut: a cut line itself tells nothing."""
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(PING_S)
-            await self._write(protocol.frame(protocol.PING))
+            if self._writer is None:
+                continue
+            if self._cut is not None and loop.time() > self._heard_at + SILENCE_S:
+                await self._cut()
+            else:
+                self._ping_now()
+
+    def _ping_now(self) -> None:
+        """Without waiting for a line that may take nothing any more."""
+        if self._writer is not None:
+            with contextlib.suppress(OSError, RuntimeError):
+                self._writer.write(protocol.frame(protocol.PING))
 
     async def _hang_up(self) -> None:
         writer, self._writer = self._writer, None
@@ -265,19 +294,17 @@ class AgentLink:
                 await writer.wait_closed()
 
 
-async def _first_messages(
+async def _welcome(
     reader: asyncio.StreamReader, decoder: protocol.Decoder
-) -> list[dict[str, Any]]:
-    """The welcome, and control messages that came along with it."""
+) -> tuple[dict[str, Any], list[Frame]]:
+    """The agent's answer to a hello, and the frames that came along with it."""
     while data := await reader.read(READ_BYTES):
-        messages = [
-            protocol.read_control(payload)
-            for kind, payload in decoder.feed(data)
-            if kind == protocol.CONTROL
-        ]
-        if messages:
-            if messages[0].get("type") == "refused":
-                raise Refused(str(messages[0].get("reason")))
-            return messages
+        frames = list(decoder.feed(data))
+        for number, (kind, payload) in enumerate(frames):
+            if kind == protocol.CONTROL:
+                message = protocol.read_control(payload)
+                if message.get("type") == "refused":
+                    raise Refused(str(message.get("reason")))
+                return message, frames[number + 1 :]
     shown = f"; it said: {decoder.noise!r}" if decoder.noise else ""
     raise ConnectionResetError(f"the agent closed the connection{shown}")

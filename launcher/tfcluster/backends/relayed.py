@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -47,26 +48,29 @@ class Transport:
         """Raises OSError with the transport's own words, or ProtocolError."""
         await self.hang_up()
         self._words.clear()
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
-        )
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
+            )
         self._listener = asyncio.create_task(self._listen(process))
-        assert process.stdout is not None
-        assert process.stdin is not None
+        reader, writer = await asyncio.open_connection(sock=ours)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
-                await self._shake_hands(process.stdout, process.stdin)
+                await self._shake_hands(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
+            writer.close()
             await self.hang_up()
             raise ConnectionError(self.last_words() or str(error) or "no answer") from error
         except BaseException:
+            writer.close()
             await self.hang_up()
             raise
-        return process.stdout, process.stdin
+        return reader, writer
 
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -158,6 +162,7 @@ async def connect(
         ended=transport.hang_up,
         last_words=transport.last_words,
         gone=transport.has_agent_gone,
+        cut=transport.hang_up,
     )
     try:
         await link.open()

@@ -129,8 +129,7 @@ class Attempts:
 
     async def _give_up(self, node: str, error: SurroundingsError) -> None:
         """A node does not come back: once nothing can live there, go on without it, or end."""
-        policy, now = self.plan.supervision, self.loop.now()
-        until = self.exchange.fenced_until(node, lease_s=policy.lease_s, grace_s=policy.grace_s)
+        now, until = self.loop.now(), self.exchange.fenced_until(node)
         if until > now:
             self.journal.wait_for(f"the lease of {node}: its tasks may live {until - now:.0f} s")
         await self.loop.pause(until)

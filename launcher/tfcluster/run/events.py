@@ -63,8 +63,17 @@ class NodeLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUnreachable(Event):
+    """The connection to a node broke; its tasks go on, for as long as its lease."""
+
+    node: str
+    lease_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReconnected(Event):
-    """A lost node has an agent again; tasks of before have ended."""
+    """An unreachable node is back, with the same agent and tasks; or a lost one, with a new agent
+    and no task of before."""
 
     node: str
     pid: int

@@ -12,7 +12,7 @@ from typing import Any
 
 from tfcluster.backends.base import Backend
 from tfcluster.backends.far_files import FarFiles
-from tfcluster.backends.link import AgentLink
+from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import PREPARE
@@ -20,6 +20,8 @@ from tfcluster.run.sites import LogsOfOthers, Site, site_of
 
 Message = Mapping[str, Any]
 
+_KILL_S = 3.0
+"""An agent whose lease has ended needs at most so long to kill what it started."""
 _GOODBYE_S = 15.0
 """An agent that has not said goodbye so long after `shutdown` is closed on."""
 
@@ -37,6 +39,7 @@ class Exchange:
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: dict[str, bool] = {}
         self._heard_at: dict[str, float] = {}
+        """Of nodes whose link is gone."""
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._outbox: list[tuple[str, dict[str, Any]]] = []
         self._replies: dict[tuple[str, str], Message] = {}
@@ -67,13 +70,11 @@ class Exchange:
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
         self._has_lease[node.name] = backend.capabilities.has_lease
-        self._heard_at[node.name] = asyncio.get_running_loop().time()
         self._sites[node.name] = site_of(node.name, self._paths, link.welcome.get("cache"))
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
             async for message in link:
-                self._heard_at[node.name] = asyncio.get_running_loop().time()
                 if message["type"] == "log":
                     self._logs.take(node.name, message)
                     continue
@@ -95,21 +96,23 @@ class Exchange:
         """Whether the node's agent keeps the ports of running tasks bound."""
         return self._holds_ports[node]
 
-    def fenced_until(self, node: str, *, lease_s: float, grace_s: float) -> float:
+    def fenced_until(self, node: str) -> float:
         """When nothing of a lost node's tasks can live any more, on the loop's clock.
 
-        An agent with a lease ends them that long after it heard us last, which was not before we
-        heard it; one without ends them with its connection, and `close` waits for that.
+        An agent with a lease kills them that long after it heard us last; we may have spoken for
+        a while into a line on which nothing came back any more. One without a lease ends them
+        with its connection, and `close` waits for that.
         """
         if not self._has_lease.get(node):
             return 0.0
-        return self._heard_at[node] + lease_s + grace_s
+        return self._heard_at[node] + SILENCE_S + self._lease_s + _KILL_S
 
     async def drop(self, node: str) -> None:
         """Cut the connection to an agent that does not answer; a local one is ended, and has
         ended when this returns, also where it was being dropped already."""
         async with self._dropping[node]:
             if (link := self._links.pop(node, None)) is not None:
+                self._heard_at[node] = link.heard_at
                 await link.close()
 
     def forget(self, node: str, *kinds: str) -> None:

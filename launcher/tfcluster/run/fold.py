@@ -72,6 +72,12 @@ def _node_reconnected(
     _move_node(state, event.node, event.type)
 
 
+def _node_unreachable(
+    state: RunSnapshot, event: ev.NodeUnreachable, now: float, paths: RunPaths
+) -> None:
+    _move_node(state, event.node, event.type)
+
+
 def _node_lost(state: RunSnapshot, event: ev.NodeLost, now: float, paths: RunPaths) -> None:
     _move_node(state, event.node, event.type)
     for task in state.tasks:
@@ -200,6 +206,7 @@ _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]]
     ev.Resumed: _resumed,
     ev.NodeConnected: _node_connected,
     ev.NodeReconnected: _node_reconnected,
+    ev.NodeUnreachable: _node_unreachable,
     ev.NodeLost: _node_lost,
     ev.PortsHeld: _ports_held,
     ev.TaskStarted: _task_started,

@@ -191,8 +191,18 @@ def _unkillable(node: str, message: Mapping[str, Any]) -> Event:
     return ev.Warned(message=f"{whose} (pid {pids}) was killed and still lives, {sleep}")
 
 
+def _unreachable(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.NodeUnreachable(node=node, lease_s=message["lease_s"])
+
+
+def _back(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.NodeReconnected(node=node, pid=message["pid"], guard_pid=message["guard_pid"])
+
+
 _BUILDERS = {
     "welcome": _connected,
+    "link_cut": _unreachable,
+    "link_back": _back,
     "ports_held": _ports_held,
     "task_started": _started,
     "task_exited": _exited,

@@ -32,8 +32,17 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
 finds the coordinator of such a run gone reads `lost`."""
 
 NODE: Final[Mapping[str, Mapping[str, str]]] = {
-    "connecting": {"node_connected": "connected", "node_lost": "lost"},
-    "connected": {"node_lost": "lost", "run_finished": "gone"},
+    "connecting": {
+        "node_connected": "connected",
+        "node_reconnected": "connected",
+        "node_lost": "lost",
+        "run_finished": "gone",
+    },
+    "connected": {
+        "node_unreachable": "connecting",
+        "node_lost": "lost",
+        "run_finished": "gone",
+    },
     "lost": {"node_reconnected": "connected", "run_finished": "gone"},
     "gone": {},
 }

@@ -121,8 +121,14 @@ def _task_thawed(event: Mapping[str, Any]) -> Told:
     return Told(f"{event['task']} runs again", ("dim",))
 
 
+def _node_unreachable(event: Mapping[str, Any]) -> Told:
+    lease = format_duration(event["lease_s"])
+    text = f"no connection to {event['node']}: its tasks go on, it is dialled again for {lease}"
+    return Told(text, ("yellow",))
+
+
 def _node_reconnected(event: Mapping[str, Any]) -> Told:
-    return Told(f"node {event['node']} is back, with a new agent", ("dim",))
+    return Told(f"node {event['node']} is back", ("dim",))
 
 
 def _chaos_injected(event: Mapping[str, Any]) -> Told:
@@ -139,6 +145,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "checkpoint_gathered": _checkpoint_gathered,
     "log_lost": _log_lost,
     "node_lost": _node_lost,
+    "node_unreachable": _node_unreachable,
     "warned": _warned,
     "restarting": _restarting,
     "diagnosis": _diagnosis,
