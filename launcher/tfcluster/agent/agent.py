@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import selectors
@@ -128,7 +129,7 @@ class Agent:
             "start": lambda order: self._crew.start_all(order["tasks"], order["attempt"]),
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
-            "shutdown": lambda order: self._shut_down(),
+            "shutdown": lambda order: self._shut_down(order.get("remove")),
             "receive": lambda order: self._with_files().incoming.receive(order),
             "scan": lambda order: self._with_files().outgoing.scan(order),
             "read": lambda order: self._with_files().outgoing.read(order),
@@ -150,8 +151,15 @@ class Agent:
         except PortTaken as taken:
             self._line.say({"type": "port_taken", **taken.wanted, **taken.holder})
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, folder: str | None) -> None:
+        """`folder`: this run's own on this node, wanted no more."""
         self._crew.end_all()
+        if folder is not None:
+            from tfcluster.agent.incoming import remove
+
+            with contextlib.suppress(OSError):
+                remove(folder)
+                os.rmdir(os.path.dirname(folder))  # the run's, unless another node is in it
         self._line.say({"type": "bye"})
         self._is_over = self._is_shut_down = True
 

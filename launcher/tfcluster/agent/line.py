@@ -46,6 +46,7 @@ class Line:
         self._connection: Connection | None = None
         self._lease_s: float | None = config["lease_s"]
         self._last_heard = time.monotonic()
+        self._was_greeted = False
         self._next_ping = 0.0
         self.is_over = False
         """The coordinator is gone for good: its connection without a lease, or its lease."""
@@ -84,7 +85,7 @@ class Line:
 
     def deadline(self) -> float | None:
         """When `on_time` must be called next."""
-        if self._lease_s is not None:
+        if self._lease_s is not None and self._was_greeted:
             return min(self._last_heard + self._lease_s, self._next_ping)
         return self._last_heard + FIRST_HELLO_S if self._connection is None else None
 
@@ -92,7 +93,8 @@ class Line:
         deadline = self.deadline()
         if deadline is None or now < deadline:
             return
-        patience = FIRST_HELLO_S if self._lease_s is None else self._lease_s
+        has_lease = self._lease_s is not None and self._was_greeted
+        patience = self._lease_s if has_lease and self._lease_s is not None else FIRST_HELLO_S
         if now >= self._last_heard + patience:
             self.is_over = True
         elif now >= self._next_ping:
@@ -158,7 +160,7 @@ class Line:
         if self._connection is not None:
             self._drop(self._connection)
         self._connection = connection
-        connection.welcomed = True
+        connection.welcomed = self._was_greeted = True
         connection.streams_logs = bool(hello.get("stream_logs"))
         self._resume_logs(hello.get("log_offsets", {}))
         connection.queue(protocol.control_frame(self._welcome()))

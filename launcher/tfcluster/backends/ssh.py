@@ -13,7 +13,7 @@ from pathlib import Path
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities
 from tfcluster.backends.link import AgentLink
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
 
 CONNECT_S = 8
@@ -46,9 +46,26 @@ class SshBackend:
             raise SurroundingsError(
                 "there is no ssh client on this machine", cure="install openssh-client"
             )
-        return await relayed.connect(
-            node.name, argv(node), run_id=run_id, token=token, lease_s=lease_s
-        )
+        try:
+            return await relayed.connect(
+                node.name, argv(node), run_id=run_id, token=token, lease_s=lease_s
+            )
+        except NodeLostError as error:
+            raise NodeLostError(error.message, cure=_cure(error.message, node)) from error
+
+
+_CURES = (
+    ("Permission denied", "ssh must log in without a question: ssh-copy-id {to}"),
+    ("Host key verification failed", "look at its key, then accept it: ssh {to}"),
+    ("Could not resolve hostname", "is the name right? see `ssh -v {to}`"),
+    ("python", "runtime.hosts.{name}.python names a Python (3.9 or newer) of that host"),
+)
+
+
+def _cure(message: str, node: NodePlan) -> str:
+    to = node.destination or node.name
+    cures = (cure for words, cure in _CURES if words in message)
+    return next(cures, "see `ssh -v {to}`").format(to=to, name=node.name)
 
 
 def argv(node: NodePlan) -> list[str]:

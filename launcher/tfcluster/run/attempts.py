@@ -43,11 +43,25 @@ class Attempts:
 
     async def first(self) -> None:
         """Agents, ports, prepare, attempt 1: raises SurroundingsError."""
-        await asyncio.gather(*map(self.connect, self.plan.nodes))
+        await self._connect_all()
         await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
         await self.startup.prepare()
         await self._start(1, tuple(task.id for task in self.plan.tasks))
+
+    async def _connect_all(self) -> None:
+        """All at once; raises SurroundingsError for all that could not be reached."""
+        connecting = map(self.connect, self.plan.nodes)
+        results = await asyncio.gather(*connecting, return_exceptions=True)
+        failures = [result for result in results if isinstance(result, BaseException)]
+        errors = [failure for failure in failures if isinstance(failure, SurroundingsError)]
+        if len(errors) != len(failures):
+            raise next(failure for failure in failures if failure not in errors)
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            messages = "\n".join(error.message for error in errors)
+            raise NodeLostError(messages, cure=errors[0].cure)
 
     async def keep_going(self) -> None:
         """Start again what the supervisor wants, for ever."""

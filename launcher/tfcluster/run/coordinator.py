@@ -119,7 +119,7 @@ class Coordinator:
                 if gathering is not None:
                     gathering.cancel()
                 harvested = await self._finish() if self._harvest.needs_agents else None
-                await self._exchange.close()
+                await self._exchange.close(keeps_folders=self._harvest.lacks_something)
             return await self._conclude(error, harvested)
 
     # -- doing ------------------------------------------------------------------------------

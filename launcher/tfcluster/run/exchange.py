@@ -146,13 +146,20 @@ class Exchange:
             with contextlib.suppress(ConnectionError, KeyError):
                 await self._links[node].send(message)
 
-    async def close(self) -> None:
+    async def close(self, *, keeps_folders: bool = False) -> None:
         """Have every agent end whatever is left, wait until agents and guards are gone, and hear
-        what they had to say."""
-        for link in self._links.values():
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                async with asyncio.timeout(_GOODBYE_S):
-                    await link.send({"type": "shutdown"})
-            await link.close()
+        what they had to say. Folders on other machines go with them, unless they are to be kept.
+        """
+        await asyncio.gather(*(self._dismiss(node, keeps_folders) for node in self._links))
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
+
+    async def _dismiss(self, node: str, keeps_folders: bool) -> None:
+        link, site = self._links[node], self._sites[node]
+        order: dict[str, Any] = {"type": "shutdown"}
+        if site.is_remote and not keeps_folders:
+            order["remove"] = str(site.paths.root)
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(_GOODBYE_S):
+                await link.send(order)
+        await link.close()

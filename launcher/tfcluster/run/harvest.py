@@ -46,6 +46,8 @@ class Harvest:
         self._chief_is_over = False
         self._is_cut = threading.Event()
         self._complaint = ""
+        self.lacks_something = False
+        """Whether something could not be brought home in the end."""
 
     def use(self, folders: Folders) -> None:
         """Where the tasks' folders are; before anything else."""
@@ -167,6 +169,7 @@ class Harvest:
 
     def _finish(self) -> list[Event]:
         events, notes = self._look(self._watched.final_look if self._gathers else tuple)
+        self.lacks_something = bool(notes)
         notes += self._gather_outputs()
         if self._is_cut.is_set():
             notes.append(
