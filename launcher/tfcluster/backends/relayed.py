@@ -52,8 +52,8 @@ class Transport:
         with theirs:
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
             )

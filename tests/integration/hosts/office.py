@@ -1,0 +1,157 @@
+"""A person at one machine of the lab who starts runs on others, and what can be seen of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.lab.machines import Lab, Machine
+
+COUNT = """
+import os, time
+for number in range(int(os.environ["COUNT"])):
+    os.write(1, f"line {number}\\n".encode())
+    time.sleep(0.05)
+"""
+"""Writes numbered lines, 20 a second."""
+
+HANG_S = 120.0
+
+
+class Office:
+    """Hosts of their own for one test, ended with it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.home = lab, lab.machines["home"]
+        self.hosts: list[Machine] = []
+        self.left: dict[str, Any] = {}
+        self._runs: list[subprocess.Popen[str]] = []
+        self.desk = self.home.root / f"desk-{len(lab.machines)}"
+        self.desk.mkdir()
+
+    def add_hosts(self, count: int) -> list[Machine]:
+        used = {int(m.address.rpartition(".")[2]) for m in self.lab.machines.values()}
+        for number in [n for n in range(1, 250) if n not in used][:count]:
+            self.hosts.append(self.lab.add(f"gpu{number}", number=number))
+        return self.hosts
+
+    def write(self, name: str, content: str) -> None:
+        path = self.desk / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
+        """One worker on each host, on ports that their agents choose."""
+        self.write("train.py", script)
+        runtime = {"hosts": {"*": {"python": sys.executable}}}
+        spec: dict[str, Any] = {
+            "name": "far",
+            "cluster": {"worker": [f"{host.address}:0" for host in self.hosts]},
+            "job": {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}},
+            "runtime": runtime,
+            **sections,
+        }
+        self.write("spec.json", json.dumps(spec))
+        return Path(_home()) / self.desk.name / "spec.json"
+
+    def start(self, *arguments: str) -> Run:
+        process = self.home.start(
+            [sys.executable, "-m", "tfcluster.cli.main", *arguments],
+            env={"PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1", "TERM": "dumb"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._runs.append(process)
+        return Run(self, process)
+
+    def up(self, spec: Path, *more: str) -> Run:
+        return self.start("up", str(spec), *more)
+
+    def close(self) -> None:
+        for process in self._runs:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for host in self.hosts:
+            if host.process.poll() is None:
+                self._look(host)
+            host.power_off()
+            del self.lab.machines[host.name]
+        shutil.rmtree(self.desk)
+        shutil.rmtree(self.home.root / ".local", ignore_errors=True)
+
+    def _look(self, host: Machine) -> None:
+        """Processes, sockets and the runs' folders must have gone with the runs."""
+        deadline = time.monotonic() + 10
+        while (processes := host.processes()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        nodes = host.root / ".cache" / "tfcluster" / "nodes"
+        files = [str(path) for path in nodes.rglob("*")] if nodes.is_dir() else []
+        if processes or files:
+            self.left[host.name] = (processes, files)
+
+
+class Run:
+    """One command, until its end."""
+
+    def __init__(self, office: Office, process: subprocess.Popen[str]) -> None:
+        self._office, self._process = office, process
+        self.said = ""
+
+    def end(self) -> int:
+        """Its exit code; what it said is in `said`."""
+        self.said += self._process.communicate(timeout=HANG_S)[0]
+        return self._process.returncode
+
+    @property
+    def folder(self) -> Path:
+        runs = self._office.home.root / ".local/state/tfcluster/runs"
+        return until(lambda: list(runs.glob("far-*/state.json")), "a run")[0].parent
+
+    def events(self) -> list[dict[str, Any]]:
+        lines = (self.folder / "events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def of_type(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events() if event["type"] == kind]
+
+    def log(self, task: str, attempt: int = 1) -> str:
+        path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for_line(self, text: str, task: str) -> None:
+        until(lambda: text in self.log(task), f"{text!r} of {task}")
+
+    def wait_for_event(self, kind: str) -> dict[str, Any]:
+        return until(lambda: self.of_type(kind), f"an event {kind}")[0]
+
+
+def until(look: Callable[[], Any], what: str) -> Any:
+    """What `look` finds once it finds anything."""
+    deadline = time.monotonic() + HANG_S
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.05)
+    return found
+
+
+def numbered(count: int) -> list[str]:
+    """All that `COUNT` writes."""
+    return [f"line {number}" for number in range(count)]
+
+
+def _home() -> str:
+    return str(Path("~").expanduser())
+
+
+def _import_path() -> str:
+    """The launcher under test, also where it is not what is installed."""
+    found = [importlib.util.find_spec(name) for name in ("tfcluster", "tfcluster_workers")]
+    return ":".join(str(Path(spec.origin or "").parents[1]) for spec in found if spec is not None)

@@ -1,0 +1,222 @@
+"""Runs on other machines: started, followed, gathered from, and left clean."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from .office import Office, Run, numbered
+
+SAVES = """
+import os, time, zipfile
+import sibling
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+os.makedirs(folder, exist_ok=True)
+found = sorted(os.listdir(folder))
+print("found", found, "step", os.environ.get("TFCLUSTER_RESTORED_STEP"), flush=True)
+first = 1 + max((int(name[6:-6]) for name in found), default=0)
+for step in range(first, 4):
+    with zipfile.ZipFile(f"{folder}/new", "w") as file:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            file.writestr(name, f"{step}" * 100_000)
+    os.rename(f"{folder}/new", f"{folder}/model-{step}.keras")
+    print("saved", step, flush=True)
+    attempt, task = os.environ["TFCLUSTER_ATTEMPT"], os.environ["TFCLUSTER_TASK"]
+    if (step, attempt, task) == (2, "1", "worker:1"):
+        time.sleep(1)
+        os.kill(os.getpid(), 9)
+    time.sleep(0.2)
+"""
+
+
+def test_a_run_on_two_hosts_leaves_its_logs_here_and_nothing_there(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(count=20))
+    assert run.end() == 0, run.said
+    for task in ("worker:0", "worker:1"):
+        assert run.log(task).splitlines() == numbered(20)
+    assert [event["seq"] for event in run.events()] == list(range(1, len(run.events()) + 1))
+
+
+def test_two_workers_of_one_host_share_its_agent_and_its_folder(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    cluster = {"worker": [f"{host.address}:0", f"{host.address}:0"]}
+    run = office.up(office.spec("import os; print(os.getcwd())", cluster=cluster))
+    assert run.end() == 0, run.said
+    assert run.log("worker:0") == run.log("worker:1")
+    assert len(run.of_type("node_connected")) == 1
+
+
+def test_the_code_arrives_as_git_knows_it(office: Office) -> None:
+    office.add_hosts(1)
+    odd = "a b'c\"d\n é.txt"
+    office.write(odd, "odd")
+    office.write("empty", "")
+    office.write("data/big.bin", "ignored")
+    office.write("data/kept.csv", "asked for")
+    office.write(".gitignore", "data/\n")
+    (office.desk / "link").symlink_to("empty")
+    list_all = "import os; print(sorted(os.path.join(f, n) for f, _, ns in os.walk('.') for n in ns))"
+    office.home.run(["git", "init", "-q", f"{Path('~').expanduser()}/{office.desk.name}"])
+    spec = office.spec(list_all, job={"script": "train.py", "include": ["data/*.csv"]})
+    run = office.up(spec)
+    assert run.end() == 0, run.said
+    expected = ["./" + name for name in (".gitignore", odd, "data/kept.csv", "empty", "link")]
+    assert run.log("worker:0").strip() == repr(sorted([*expected, "./spec.json", "./train.py"]))
+
+
+def test_after_a_restart_every_host_finds_what_the_chief_saved(office: Office) -> None:
+    office.add_hosts(2)
+    office.write("sibling.py", "")
+    run = office.up(office.spec(SAVES, supervision={"backoff_s": 0}))
+    assert run.end() == 0, run.said
+    (restarting,) = run.of_type("restarting")
+    step = restarting["from_step"]
+    assert step >= 1
+    for task in ("worker:0", "worker:1"):
+        assert f"model-{step}.keras'] step {step}" in run.log(task, attempt=2)
+    gathered = run.of_type("checkpoint_gathered")[-1]
+    assert gathered["step"] == 3
+    with zipfile.ZipFile(run.folder / gathered["path"]) as file:
+        assert file.read("config.json") == b"3" * 100_000
+
+
+def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(count=200))
+    run.wait_for_line("line 20", "worker:1")
+    assert kill_ssh_to(office, office.hosts[1].address)
+    run.wait_for_event("node_unreachable")
+    assert run.end() == 0, run.said
+    assert run.log("worker:1").splitlines() == numbered(200)
+    assert run.of_type("node_reconnected")
+    assert not run.of_type("restarting")
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_a_line_is_cut(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(count=400))
+    run.wait_for_line("line 20", "worker:1")
+    office.lab.cut(office.hosts[1])
+    run.wait_for_event("node_unreachable")
+    office.lab.mend(office.hosts[1])
+    assert run.end() == 0, run.said
+    assert run.log("worker:1").splitlines() == numbered(400)
+    assert run.log("worker:0").splitlines() == numbered(400)
+    assert not run.of_type("restarting")
+
+
+@pytest.mark.slow
+def test_a_host_without_power_ends_the_run_after_its_lease(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(count=4000, supervision={"lease_s": 10, "max_restarts": 1}))
+    run.wait_for_line("line 20", "worker:1")
+    office.hosts[1].power_off()
+    assert run.end() == 3, run.said
+    assert office.hosts[1].address in run.said
+    assert run.wait_for_event("node_lost")["node"] == office.hosts[1].address
+
+
+@pytest.mark.slow
+def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(count=4000, supervision={"lease_s": 5}))
+    run.wait_for_line("line 20", "worker:1")
+    for pid, words in office.home.processes().items():
+        if "tfcluster.cli.main" in words:
+            os.kill(pid, signal.SIGKILL)
+    assert run.end() == -signal.SIGKILL
+    remove_folders_of_lost_runs(office)
+
+
+def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:
+    office.add_hosts(2)
+    run = office.up(office.spec(count=4000))
+    run.wait_for_line("line 20", "worker:1")
+    for pid, words in office.home.processes().items():
+        if "tfcluster.cli.main" in words:
+            os.kill(pid, signal.SIGINT)
+    assert run.end() == 130, run.said
+
+
+def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(office: Office) -> None:
+    first, second = office.add_hosts(2)
+    (first.root / ".ssh/authorized_keys").unlink()
+    known = office.home.root / ".ssh/known_hosts"
+    content = known.read_text()
+    try:
+        known.write_text(content.replace("10.77.0.*", first.address))
+        run = office.up(office.spec())
+        assert run.end() == 3
+    finally:
+        known.write_text(content)
+    assert f"{first.address} cannot be reached" in run.said
+    assert "Permission denied" in run.said
+    assert f"{second.address} cannot be reached" in run.said
+    assert "Host key verification failed" in run.said
+
+
+def test_a_python_that_is_not_there_is_named(office: Office) -> None:
+    office.add_hosts(1)
+    runtime = {"hosts": {"*": {"python": "/no/such/python"}}}
+    run = office.up(office.spec(runtime=runtime))
+    assert run.end() == 3
+    assert "/no/such/python" in run.said
+    assert "runtime.hosts" in run.said
+
+
+def test_what_a_login_prints_is_skipped(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    noise = "for i in $(seq 600); do echo 'Welcome to this host, it greets at length today'; done\n"
+    (host.root / ".bashrc").write_text(noise)
+    run = office.up(office.spec(count=3))
+    assert run.end() == 0, run.said
+    assert run.log("worker:0").splitlines() == numbered(3)
+
+
+def test_a_secret_is_nowhere_to_be_seen(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    secret = "s3cr3t-0f-4nna"
+    job = {"script": "train.py", "env": {"API_KEY": secret, "COUNT": "60"}, "secrets": ["API_KEY"]}
+    run = office.up(office.spec("import os\n" + "print(len(os.environ['API_KEY']))\n" + _COUNT, job=job))
+    run.wait_for_line("line 5", "worker:0")
+    listed = [*host.processes().values(), *office.home.processes().values()]
+    assert not [words for words in listed if secret in words]
+    assert run.end() == 0, run.said
+    assert run.log("worker:0").startswith(f"{len(secret)}\n")
+    assert secret not in run.said
+    assert not [path for path in run.folder.rglob("*") if holds(path, secret)]
+    assert not [path for path in (host.root / ".cache").rglob("*") if holds(path, secret)]
+
+
+_COUNT = "import time\nfor n in range(60):\n    print('line', n, flush=True)\n    time.sleep(0.05)\n"
+
+
+def holds(path: Path, text: str) -> bool:
+    return path.is_file() and text.encode() in path.read_bytes()
+
+
+def kill_ssh_to(office: Office, address: str) -> bool:
+    found = [p for p, words in office.home.processes().items() if f"-- {address} " in words]
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(found)
+
+
+def remove_folders_of_lost_runs(office: Office) -> None:
+    """A coordinator that was killed cannot ask for it."""
+
+
+def test_a_run_says_where_it_was(office: Office) -> None:
+    office.add_hosts(2)
+    run: Run = office.up(office.spec(count=1), "--json")
+    assert run.end() == 0, run.said
+    nodes = [event["node"] for event in run.of_type("node_connected")]
+    assert sorted(nodes) == sorted(host.address for host in office.hosts)
