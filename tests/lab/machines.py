@@ -8,6 +8,7 @@ in a namespace, too. All of it ends with `Lab.close`, also where a test has lost
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -88,6 +89,8 @@ class Machine:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
 
 @dataclass
@@ -103,6 +106,7 @@ class Lab:
         self._switch = subprocess.Popen(
             ["unshare", "--net", "--", "sh", "-c", "echo up; exec sleep infinity"],
             stdout=subprocess.PIPE,
+            preexec_fn=_die_with_parent,
             start_new_session=True,
         )
         assert self._switch.stdout is not None
@@ -138,7 +142,12 @@ class Lab:
         argv = [*_UNSHARE, sys.executable, "-I", "-S", str(INIT), name, str(folder), _home()]
         argv += [_python_home()]
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            preexec_fn=_die_with_parent,
+            stderr=subprocess.DEVNULL,  # --kill-child makes unshare complain of a signal mask
+            start_new_session=True,
         )
         pid = _child_of(process)
         machine = Machine(name, f"{NETWORK}.{number}", folder, process, pid)
@@ -147,6 +156,12 @@ class Lab:
         (folder / "plugged").touch()
         _until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
         return machine
+
+    def remove(self, machine: Machine) -> None:
+        """Switch it off and clear its folder; its name and number can be used again."""
+        machine.power_off()
+        del self.machines[machine.name]
+        shutil.rmtree(machine.folder, ignore_errors=True)
 
     def link(self, machine: Machine) -> str:
         """The switch's end of the machine's cable."""
@@ -182,8 +197,10 @@ class Lab:
     def _plug_in(self, machine: Machine, number: int) -> None:
         assert self._switch is not None
         link = self.link(machine)
+        # The same card for the same address: others may remember who had it before.
+        card = f"02:00:0a:4d:00:{number:02x}"
         self.in_switch("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0",
-                       "netns", str(machine.pid))  # fmt: skip
+                       "address", card, "netns", str(machine.pid))  # fmt: skip
         self.in_switch("ip", "link", "set", link, "master", "lab", "up")
         inside = ["nsenter", "--target", str(machine.pid), "--net", "--", "ip"]
         _run(*inside, "address", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
@@ -204,6 +221,11 @@ StrictModes no
 MaxStartups 200
 Subsystem sftp internal-sftp
 """
+
+
+def _die_with_parent() -> None:
+    """A test process that is killed at its time-out cannot clear up."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _home() -> str:

@@ -62,6 +62,7 @@ def make_plan(
         checkpoints=_checkpoints(spec, around),
         hooks=has_hooks(spec),
         workdir=making.workdir,
+        include=tuple(spec.job.include),
         settings=tuned_settings(spec),
     )
     return replace(plan, notes=tuple(notes.find(spec, plan, around.imports)))

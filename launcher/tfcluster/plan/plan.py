@@ -163,6 +163,8 @@ class Plan:
     """Whether tasks are started through `tfcluster_workers.boot` with reporting attached."""
     workdir: str = ""
     """The job's folder on this machine: what tasks here run in, and what others get a copy of."""
+    include: tuple[str, ...] = ()
+    """Globs of what such a copy holds although git ignores it."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
     notes: tuple[str, ...] = ()

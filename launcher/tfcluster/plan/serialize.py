@@ -38,6 +38,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     checkpoints["outputs"] = tuple(checkpoints["outputs"])
     values["checkpoints"] = CheckpointPlan(**checkpoints)
     values["notes"] = tuple(data["notes"])
+    values["include"] = tuple(data.get("include", ()))
     return Plan(**values)
 
 

@@ -57,7 +57,7 @@ class Startup:
         far = [node.name for node in nodes if self.exchange.site(node.name).is_remote]
         if not far:
             return
-        files = await asyncio.to_thread(code.snapshot, Path(self.plan.workdir))
+        files = await asyncio.to_thread(code.snapshot, Path(self.plan.workdir), self.plan.include)
         await asyncio.gather(*(self._send_code(node, files) for node in far))
 
     async def _send_code(self, node: str, files: Sequence[Sent]) -> None:

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ for number in range(int(os.environ["COUNT"])):
 """
 """Writes numbered lines, 20 a second."""
 
-HANG_S = 120.0
+HANG_S = 100.0
+"""Below the time-out of a test, which would leave the machines standing."""
 
 
 class Office:
@@ -32,6 +33,8 @@ class Office:
         self.lab, self.home = lab, lab.machines["home"]
         self.hosts: list[Machine] = []
         self.left: dict[str, Any] = {}
+        self.folders_stay = False
+        """Whether a run may leave its folders on hosts: one whose coordinator was killed does."""
         self._runs: list[subprocess.Popen[str]] = []
         self.desk = self.home.root / f"desk-{len(lab.machines)}"
         self.desk.mkdir()
@@ -61,18 +64,18 @@ class Office:
         self.write("spec.json", json.dumps(spec))
         return Path(_home()) / self.desk.name / "spec.json"
 
-    def start(self, *arguments: str) -> Run:
+    def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         process = self.home.start(
             [sys.executable, "-m", "tfcluster.cli.main", *arguments],
-            env={"PYTHONPATH": _import_path(), "PYTHONDONTWRITEBYTECODE": "1", "TERM": "dumb"},
+            env={"PYTHONPATH": _import_path(), "TERM": "dumb", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         self._runs.append(process)
         return Run(self, process)
 
-    def up(self, spec: Path, *more: str) -> Run:
-        return self.start("up", str(spec), *more)
+    def up(self, spec: Path, *more: str, env: Mapping[str, str] | None = None) -> Run:
+        return self.start("up", str(spec), *more, env=env)
 
     def close(self) -> None:
         for process in self._runs:
@@ -82,8 +85,7 @@ class Office:
         for host in self.hosts:
             if host.process.poll() is None:
                 self._look(host)
-            host.power_off()
-            del self.lab.machines[host.name]
+            self.lab.remove(host)
         shutil.rmtree(self.desk)
         shutil.rmtree(self.home.root / ".local", ignore_errors=True)
 
@@ -94,7 +96,7 @@ class Office:
             time.sleep(0.1)
         nodes = host.root / ".cache" / "tfcluster" / "nodes"
         files = [str(path) for path in nodes.rglob("*")] if nodes.is_dir() else []
-        if processes or files:
+        if processes or (files and not self.folders_stay):
             self.left[host.name] = (processes, files)
 
 
@@ -107,7 +109,8 @@ class Run:
 
     def end(self) -> int:
         """Its exit code; what it said is in `said`."""
-        self.said += self._process.communicate(timeout=HANG_S)[0]
+        if not self.said:
+            self.said = self._process.communicate(timeout=HANG_S)[0]
         return self._process.returncode
 
     @property
@@ -127,7 +130,14 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def wait_for_line(self, text: str, task: str) -> None:
-        until(lambda: text in self.log(task), f"{text!r} of {task}")
+        until(lambda: text in self.log(task) or self._is_over(), f"{text!r} of {task}")
+        assert text in self.log(task), self.said
+
+    def _is_over(self) -> bool:
+        if self._process.poll() is None:
+            return False
+        self.end()
+        return True
 
     def wait_for_event(self, kind: str) -> dict[str, Any]:
         return until(lambda: self.of_type(kind), f"an event {kind}")[0]

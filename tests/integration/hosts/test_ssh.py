@@ -61,7 +61,7 @@ def test_the_code_arrives_as_git_knows_it(office: Office) -> None:
     office.write("data/kept.csv", "asked for")
     office.write(".gitignore", "data/\n")
     (office.desk / "link").symlink_to("empty")
-    list_all = "import os; print(sorted(os.path.join(f, n) for f, _, ns in os.walk('.') for n in ns))"
+    list_all = "import os\nprint(sorted(f'{f}/{n}' for f, _, ns in os.walk('.') for n in ns))"
     office.home.run(["git", "init", "-q", f"{Path('~').expanduser()}/{office.desk.name}"])
     spec = office.spec(list_all, job={"script": "train.py", "include": ["data/*.csv"]})
     run = office.up(spec)
@@ -132,7 +132,7 @@ def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office)
         if "tfcluster.cli.main" in words:
             os.kill(pid, signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
-    remove_folders_of_lost_runs(office)
+    office.folders_stay = True  # what was saved there and not gathered is still wanted
 
 
 def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:
@@ -183,8 +183,9 @@ def test_what_a_login_prints_is_skipped(office: Office) -> None:
 def test_a_secret_is_nowhere_to_be_seen(office: Office) -> None:
     (host,) = office.add_hosts(1)
     secret = "s3cr3t-0f-4nna"
-    job = {"script": "train.py", "env": {"API_KEY": secret, "COUNT": "60"}, "secrets": ["API_KEY"]}
-    run = office.up(office.spec("import os\n" + "print(len(os.environ['API_KEY']))\n" + _COUNT, job=job))
+    job = {"script": "train.py", "secrets": ["API_KEY"]}
+    spec = office.spec("import os\nprint(len(os.environ['API_KEY']))\n" + _COUNT, job=job)
+    run = office.up(spec, env={"API_KEY": secret})
     run.wait_for_line("line 5", "worker:0")
     listed = [*host.processes().values(), *office.home.processes().values()]
     assert not [words for words in listed if secret in words]
@@ -195,7 +196,9 @@ def test_a_secret_is_nowhere_to_be_seen(office: Office) -> None:
     assert not [path for path in (host.root / ".cache").rglob("*") if holds(path, secret)]
 
 
-_COUNT = "import time\nfor n in range(60):\n    print('line', n, flush=True)\n    time.sleep(0.05)\n"
+_COUNT = (
+    "import time\nfor n in range(60):\n    print('line', n, flush=True)\n    time.sleep(0.05)\n"
+)
 
 
 def holds(path: Path, text: str) -> bool:
@@ -208,10 +211,6 @@ def kill_ssh_to(office: Office, address: str) -> bool:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return bool(found)
-
-
-def remove_folders_of_lost_runs(office: Office) -> None:
-    """A coordinator that was killed cannot ask for it."""
 
 
 def test_a_run_says_where_it_was(office: Office) -> None:
