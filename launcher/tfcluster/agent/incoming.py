@@ -219,6 +219,9 @@ def _copy(source: str, target: str, mode: int) -> None:
 
 def remove(folder: str) -> None:
     """A folder and all below it, links themselves and never what they lead to."""
+    if os.path.islink(folder):
+        os.unlink(folder)
+        return
     try:
         entries = list(os.scandir(folder))
     except OSError as error:

@@ -22,7 +22,9 @@ NOISE = "echo 'Welcome to gpu1'; exec "
 class Transport:
     """What `ssh host` will be: a shell that greets, then a bootstrap on its stdin and stdout."""
 
-    def __init__(self, folder: Path, made: bundle.Bundle, session: protocol.Session) -> None:
+    def __init__(
+        self, folder: Path, made: bundle.Bundle, session: protocol.Session, *, starts: bool = True
+    ) -> None:
         source = Path(bootstrap.__file__).read_text()
         argv = ["sh", "-c", NOISE + '"$@"', "sh", sys.executable, "-I", "-S", "-c", source]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -33,6 +35,7 @@ class Transport:
         self.session, self.messages = session, list[dict[str, Any]]()
         self.decoder = protocol.Decoder(after_magic=True)
         config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
+        config["starts"] = starts
         config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
         order = {"digest": made.digest, "cache": str(folder / "cache"), "config": config}
         self.write(json.dumps(order).encode() + b"\n")
@@ -87,7 +90,7 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
         first.take("task_started")
         kill(first.process.pid)
         first.close()
-        second = Transport(folder, made, session)
+        second = Transport(folder, made, session, starts=False)
         assert second.answer == bootstrap.HAVE
         assert second.welcome["pid"] == pid
         assert second.take("task_exited")["exit_code"] == 6

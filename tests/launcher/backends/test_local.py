@@ -240,5 +240,5 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_cure(tmp_path: Path) 
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SurroundingsError, match="not through slurm"):
+    with pytest.raises(SurroundingsError, match="through slurm"):
         backends.get("slurm", runtime_dir=tmp_path)

@@ -256,7 +256,7 @@ def test_a_full_disk_leaves_what_was_there(
         target.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tfcluster.checkpoints.store.copy_verified", full)
+    monkeypatch.setattr("tfcluster.checkpoints.source.copy_verified", full)
     with pytest.raises(OSError, match="No space left"):
         add(store, chief)
 
@@ -270,7 +270,13 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize(
     "crash_before",
-    ["copy_verified", "_check_nothing_moved", "_write_note", "sync_folder", "write_proto"],
+    [
+        "source.copy_verified",
+        "source.HereSource.check",
+        "store._write_note",
+        "store.sync_folder",
+        "proto.write",
+    ],
 )
 def test_after_a_crash_the_next_process_finds_only_whole_ones(
     chief: Path, root: Path, crash_before: str, monkeypatch: pytest.MonkeyPatch
@@ -284,10 +290,7 @@ def test_after_a_crash_the_next_process_finds_only_whole_ones(
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_args, **_kwargs: None)
-        if crash_before == "write_proto":
-            patch.setattr("tfcluster.checkpoints.proto.write", crash)
-        else:
-            patch.setattr(f"tfcluster.checkpoints.store.{crash_before}", crash)
+        patch.setattr(f"tfcluster.checkpoints.{crash_before}", crash)
         with pytest.raises(Crash):
             add(Store(root), chief)
     store = Store(root)
