@@ -7,6 +7,7 @@ there and was not named is said with the cure.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -89,6 +90,32 @@ def gather_outputs(
                 notes.append(f"checkpoints.outputs: {match.relative_to(root)} leads elsewhere")
     copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
     return Outputs(tuple(copied), tuple(notes))
+
+
+def matching(paths: Iterable[str], globs: Sequence[str]) -> Outputs:
+    """Of the files of a folder that only another machine can see, those that the globs name;
+    a glob that names a folder means all that is in it."""
+    files, notes, known = set[str](), list[str](), list(paths)
+    for pattern in globs:
+        means = re.compile(_as_regex(pattern))
+        found = [path for path in known if means.match(path)]
+        if not found:
+            notes.append(f"checkpoints.outputs: nothing matches {pattern}")
+        files.update(found)
+    return Outputs(tuple(sorted(files)), tuple(notes))
+
+
+def _as_regex(pattern: str) -> str:
+    """As `Path.glob` reads it: ``**`` is any number of folders, ``*`` stays within one name."""
+    parts = []
+    for part in pattern.rstrip("/").split("/"):
+        if part == "**":
+            parts.append(r"(?:[^/]+/)*")
+        else:
+            name = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
+            parts.append(name.replace(".*", "[^/]*") + "/")
+    whole = "".join(parts)
+    return whole.removesuffix("/") + r"(?:/.*)?\Z" if whole.endswith("/") else whole + r".*\Z"
 
 
 def _matches(root: Path, pattern: str) -> Iterable[Path]:

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from tfcluster.backends.far_files import FarFiles
+from tfcluster.checkpoints import outputs
+from tfcluster.checkpoints.copying import Stopped
+from tfcluster.checkpoints.outputs import Outputs
 from tfcluster.checkpoints.restore import PutBack, fill, put_back, step_of
 from tfcluster.checkpoints.source import Source
 from tfcluster.checkpoints.store import Gathered
@@ -24,6 +27,7 @@ class Folders:
     def __init__(self, plan: Plan, paths: RunPaths, exchange: Exchange) -> None:
         self._plan, self._paths, self._exchange = plan, paths, exchange
         self._is_over = False
+        self._loop = asyncio.get_running_loop()
 
     @property
     def are_far(self) -> bool:
@@ -40,8 +44,32 @@ class Folders:
         folder = site.paths.task_checkpoints(task)
         return self._source(task, PurePosixPath(folder)) if site.is_remote else folder
 
+    def bring_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
+        """What the globs name in the chief's far workdir; blocks. Raises OSError and as
+        `Source.copy`."""
+        chief = self._plan.chief
+        site, node = self._site(chief), self._plan.node(self._plan.task(chief).node)
+        source = self._source(chief, PurePosixPath(site.folder(node.workdir)))
+        entries = {e.path: e for e in source.scan() if not e.path.endswith("/")}
+        found = outputs.matching(entries, globs)
+        for path in found.files:
+            source.copy(entries[path], into / path, stopped=stopped)
+        return found
+
+    def bring_tensorboard(self, *, stopped: Stopped) -> None:
+        """The TensorBoard files of far tasks; blocks. Raises OSError and as `Source.copy`."""
+        for task in self._plan.tasks:
+            site = self._site(task.id)
+            if not site.is_remote:
+                continue
+            source = self._source(task.id, PurePosixPath(site.paths.tensorboard(task.id)))
+            for entry in source.scan():
+                if not entry.path.endswith("/"):
+                    target = self._paths.tensorboard(task.id) / entry.path
+                    source.copy(entry, target, stopped=stopped)
+
     def _source(self, task: TaskId, folder: PurePosixPath) -> Source:
-        node, loop = self._plan.task(task).node, asyncio.get_running_loop()
+        node, loop = self._plan.task(task).node, self._loop
 
         def files() -> FarFiles:
             try:

@@ -182,18 +182,25 @@ class Harvest:
         stopped = self._is_cut.is_set
         try:
             if wanted.outputs:
-                found = outputs.gather_outputs(
-                    self._workdir, wanted.outputs, self._paths.outputs, stopped=stopped
-                )
+                found = self._bring_outputs()
                 notes, copied = list(found.notes), found.files
+            if self._gathers:
+                self._folders.bring_tensorboard(stopped=stopped)
             if wanted.to is not None:
                 folder = self._paths.outputs if copied else None
                 deliver(self._store.newest, folder, Path(wanted.to), stopped=stopped)
         except (CancelledError, SourceChangedError, OSError) as error:
+            self.lacks_something = True
             notes.append(f"not everything was copied: {error}")
         if self._before is not None and self._store.newest is None and wanted.gather:
             notes += filter(None, [outputs.news(self._before, gathered=copied)])
         return notes
+
+    def _bring_outputs(self) -> outputs.Outputs:
+        globs, into, stopped = self._plan.checkpoints.outputs, self._paths.outputs, self._is_cut
+        if self._folders.are_far:
+            return self._folders.bring_outputs(globs, into, stopped=stopped.is_set)
+        return outputs.gather_outputs(self._workdir, globs, into, stopped=stopped.is_set)
 
     def held(self) -> list[dict[str, Any]]:
         """What is at home, oldest first, as ``state.json`` lists it."""

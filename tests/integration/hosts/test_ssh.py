@@ -180,6 +180,25 @@ def test_what_a_login_prints_is_skipped(office: Office) -> None:
     assert run.log("worker:0").splitlines() == numbered(3)
 
 
+def test_outputs_and_tensorboard_files_come_home(office: Office) -> None:
+    office.add_hosts(1)
+    script = (
+        "import os\n"
+        "os.makedirs('plots/deep')\n"
+        "for name in ('plots/deep/a.png', 'b.txt', 'c.csv'):\n"
+        "    open(name, 'w').write(name)\n"
+        "os.makedirs(os.environ['TFCLUSTER_TENSORBOARD_DIR'])\n"
+        "open(os.environ['TFCLUSTER_TENSORBOARD_DIR'] + '/events.out', 'w').write('curve')\n"
+    )
+    run = office.up(office.spec(script, checkpoints={"outputs": ["plots/**", "*.txt", "no/*"]}))
+    assert run.end() == 0, run.said
+    brought = [p for p in (run.folder / "outputs").rglob("*") if p.is_file()]
+    assert sorted(path.name for path in brought) == ["a.png", "b.txt"]
+    assert (run.folder / "outputs/plots/deep/a.png").read_text() == "plots/deep/a.png"
+    assert (run.folder / "tensorboard/worker-0/events.out").read_text() == "curve"
+    assert "nothing matches no/*" in run.said
+
+
 def test_a_secret_is_nowhere_to_be_seen(office: Office) -> None:
     (host,) = office.add_hosts(1)
     secret = "s3cr3t-0f-4nna"
