@@ -23,6 +23,7 @@ from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.loop import Loop, Over
 from tfcluster.run.paths import RunPaths
+from tfcluster.run.sites import Site, site_of
 from tfcluster.run.startup import Startup
 
 from .story import Story, story
@@ -33,12 +34,16 @@ STOLEN = "UnknownError: Could not start gRPC server"
 class Lines(Exchange):
     """Nothing is reached; what is sent is kept."""
 
-    def __init__(self) -> None:
-        super().__init__(_no_backend)
+    def __init__(self, paths: RunPaths) -> None:
+        super().__init__(_no_backend, paths)
+        self._here = paths
         self.sent: list[str] = []
 
     def send(self, node: str, message: dict[str, Any]) -> None:
         self.sent.append(message["type"])
+
+    def site(self, node: str) -> Site:
+        return site_of(node, self._here, None)
 
     def hears(self, call: Callable[[], object]) -> None:
         """The loop makes the call in its own time."""
@@ -79,14 +84,14 @@ class Scene:
 
     def __init__(self, told: Story, tmp_path: Path) -> None:
         self.told, self.supervisor = told, told.supervisor
-        self.lines, self.home = Lines(), Home()
+        paths = RunPaths(tmp_path)
+        self.lines, self.home = Lines(paths), Home()
         self.on_connect: Callable[[], object] = int
         journal: Any = SimpleNamespace(wait_for=void, save=lambda: True, wake_s=None)
         turns = Loop(
             self.lines, self.supervisor, journal, lambda: void(self.supervisor.orders.take())
         )
         home: Any = self.home
-        paths = RunPaths(tmp_path)
         startup = Startup(told.plan, paths, home, self.lines, turns.until, announce=void)
         self.attempts = Attempts(
             told.plan,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tfcluster.checkpoints.copying import SourceChangedError
+from tfcluster.checkpoints.copying import SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
+from tfcluster.checkpoints.store import Gathered
 from tfcluster.errors import RunFolderError
+from tfcluster.plan.plan import TaskId
 from tfcluster.run import events as ev
-from tfcluster.run import harvest as room
 from tfcluster.run.events import Event
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.paths import RunPaths
@@ -28,20 +29,43 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 @pytest.fixture
 def harvest(paths: RunPaths, tmp_path: Path) -> Harvest:
     plan = plan_of()
-    node = replace(plan.nodes[0], workdir=str(tmp_path))
-    return Harvest(replace(plan, nodes=(node,)), paths)
+    made = Harvest(replace(plan, workdir=str(tmp_path)), paths)
+    made.use(Here(paths))  # type: ignore[arg-type]
+    made.heed(plan.chief)
+    return made
+
+
+class Here:
+    """Folders of a run on this machine alone."""
+
+    are_far = False
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+
+    def checkpoints(self, task: TaskId) -> Path:
+        return self._paths.task_checkpoints(task)
+
+    def hurry(self) -> None:
+        """Nothing here takes long."""
+
+    def bring_tensorboard(self, *, stopped: Stopped) -> None:
+        """It is here."""
+
+    async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
+        return PutBack(None, (), ())
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
     """Putting back meets these, one at a time, and then nothing any more."""
     left = list(errors)
 
-    def put_back(*_: Any) -> PutBack:
+    async def put_back(*_: Any) -> PutBack:
         if left:
             raise left.pop(0)
         return PutBack(7, (), ())
 
-    monkeypatch.setattr(room, "put_back", put_back)
+    monkeypatch.setattr(Here, "put_back", put_back)
 
 
 def test_what_was_rotated_away_while_it_was_copied_is_tried_again(
@@ -65,7 +89,7 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
     def final_look() -> list[Any]:
         raise FULL
 
-    monkeypatch.setattr(harvest._gatherer, "final_look", final_look)
+    monkeypatch.setattr(harvest._watched, "final_look", final_look)
     seen: list[Event] = []
     for _ in range(3):
         seen += asyncio.run(harvest.bring_home())

@@ -91,7 +91,7 @@ from tfcluster.ui.talk import format_event
         (ev.TaskThawed(task="worker:1", attempt=1), "worker:1 runs again"),
         (
             ev.NodeReconnected(node="local", pid=1, guard_pid=2),
-            "node local is back, with a new agent",
+            "node local is back",
         ),
         (
             ev.ChaosInjected(fault="kill worker:1 at step 50", task="worker:1", step=50),
