@@ -14,7 +14,7 @@ import time
 MS_BIND = 4096
 
 
-def main(name, folder, home, python_home):
+def main(name: str, folder: str, home: str, python_home: str) -> None:
     socket.sethostname(name)
     own_home = os.path.join(folder, "home")
     if python_home:
@@ -48,7 +48,7 @@ def main(name, folder, home, python_home):
             signal.pause()
 
 
-def mount(what, where):
+def mount(what: str, where: str) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.mount(what.encode(), where.encode(), None, MS_BIND | 16384, None):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), where)

@@ -116,7 +116,8 @@ class Run:
     @property
     def folder(self) -> Path:
         runs = self._office.home.root / ".local/state/tfcluster/runs"
-        return until(lambda: list(runs.glob("far-*/state.json")), "a run")[0].parent
+        found: list[Path] = until(lambda: list(runs.glob("far-*/state.json")), "a run")
+        return found[0].parent
 
     def events(self) -> list[dict[str, Any]]:
         lines = (self.folder / "events.jsonl").read_text().splitlines()
@@ -140,7 +141,8 @@ class Run:
         return True
 
     def wait_for_event(self, kind: str) -> dict[str, Any]:
-        return until(lambda: self.of_type(kind), f"an event {kind}")[0]
+        found: list[dict[str, Any]] = until(lambda: self.of_type(kind), f"an event {kind}")
+        return found[0]
 
 
 def until(look: Callable[[], Any], what: str) -> Any:

@@ -165,16 +165,20 @@ def test_a_chief_that_starts_alone_goes_on_where_it_saved_last(tmp_path: Path) -
     assert scene.home.asked == ["bring home", "put back"]
 
 
-def test_an_agent_is_ended_before_another_takes_its_place_also_when_it_is_being_dropped() -> None:
+def test_an_agent_is_ended_before_another_takes_its_place_also_when_it_is_being_dropped(
+    tmp_path: Path,
+) -> None:
     async def story_of_two() -> list[str]:
         seen: list[str] = []
 
         class Link:
+            heard_at = 0.0
+
             async def close(self) -> None:
                 await asyncio.sleep(0.05)
                 seen.append("ended")
 
-        lines = Lines()
+        lines = Lines(RunPaths(tmp_path))
         link: Any = Link()
         lines._links["local"] = link
         dropping = asyncio.create_task(lines.drop("local"))
