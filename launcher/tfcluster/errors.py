@@ -9,6 +9,7 @@
     ├── SurroundingsError            3  the machine, a node or the run folder must change
     │   ├── PortInUseError           3  a fixed port is held by somebody else
     │   ├── InterpreterError         3  no Python, or none with what the job needs
+    │   ├── PreflightError           3  a look at the nodes found what would fail
     │   ├── PrepareError             3  the job's prepare step failed
     │   ├── NodeLostError            3  an agent or its guard went away
     │   └── RunFolderError           3  the run folder cannot be written
@@ -99,6 +100,15 @@ class PortInUseError(SurroundingsError):
 
 class InterpreterError(SurroundingsError):
     """No Python for the tasks, or one that lacks what the job needs."""
+
+
+class PreflightError(SurroundingsError):
+    """All that a look at the nodes found to be wrong, told together."""
+
+    def __init__(self, findings: Sequence[tuple[str, str, str]]) -> None:
+        """`findings`: (node, what is wrong, what to do)."""
+        lines = [f"{node}: {what}\n  → {cure}" for node, what, cure in findings]
+        super().__init__("nothing was started:\n" + "\n".join(lines))
 
 
 class PrepareError(SurroundingsError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tfcluster.plan import command, notes, remote
+from tfcluster.plan.checks import needs_tensorflow
 from tfcluster.plan.cluster import Seat, by_node, seats
 from tfcluster.plan.environment import UNSET
 from tfcluster.plan.plan import (
@@ -62,6 +63,7 @@ def make_plan(
         checkpoints=_checkpoints(spec, around),
         hooks=has_hooks(spec),
         workdir=making.workdir,
+        needs_tensorflow=needs_tensorflow(spec, around),
         include=tuple(spec.job.include),
         settings=tuned_settings(spec),
     )

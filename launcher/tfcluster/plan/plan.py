@@ -163,6 +163,8 @@ class Plan:
     """Whether tasks are started through `tfcluster_workers.boot` with reporting attached."""
     workdir: str = ""
     """The job's folder on this machine: what tasks here run in, and what others get a copy of."""
+    needs_tensorflow: bool = False
+    """Whether it is certain that the job imports TensorFlow."""
     include: tuple[str, ...] = ()
     """Globs of what such a copy holds although git ignores it."""
     settings: Mapping[str, object] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from tfcluster.checkpoints.restore import PutBack
 from tfcluster.errors import NodeLostError, PortInUseError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run.actions import Again, StartAlone
-from tfcluster.run.events import Event
+from tfcluster.run.events import Event, Warned
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
@@ -46,6 +46,8 @@ class Attempts:
         await self._connect_all()
         await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
+        for finding in await self.startup.preflight():
+            self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))
         await self.startup.prepare()
         await self._start(1, tuple(task.id for task in self.plan.tasks))
 

@@ -26,7 +26,7 @@ from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop, Over
 from tfcluster.run.output import last_line, last_output, last_text
-from tfcluster.run.reports import PREPARE, saved, to_event
+from tfcluster.run.reports import STEPS, saved, to_event
 from tfcluster.run.startup import Startup
 from tfcluster.run.supervisor import Supervisor
 
@@ -189,7 +189,7 @@ class Coordinator:
             self._attempts.lose(node, "the guard beside its agent was killed")
         elif message["type"] == "refused":
             self._attempts.lose(node, f"its agent could not obey ({message['reason']})")
-        elif "attempt" in message and message["task"] != PREPARE:
+        elif "attempt" in message and message["task"] not in STEPS:
             self._on_task(message, event)
 
     def _on_task(self, message: Message, event: Event | None) -> None:

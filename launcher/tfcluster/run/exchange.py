@@ -15,7 +15,7 @@ from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
 from tfcluster.run.paths import RunPaths
-from tfcluster.run.reports import PREPARE
+from tfcluster.run.reports import STEPS
 from tfcluster.run.sites import LogsOfOthers, Site, site_of
 
 Message = Mapping[str, Any]
@@ -122,7 +122,7 @@ class Exchange:
 
     def keep(self, node: str, message: Message) -> None:
         """Remember a message as a possible answer to `answer`."""
-        prefix = f"{PREPARE} " if message.get("task") == PREPARE else ""
+        prefix = f"{message['task']} " if message.get("task") in STEPS else ""
         self._replies[node, prefix + message["type"]] = message
 
     def answer(self, node: str, kinds: Iterable[str]) -> Message | None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent import probe
 from tfcluster.errors import PortInUseError, PrepareError
+from tfcluster.plan import remote
 from tfcluster.plan.attempt import Attempt, environment
-from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
+from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
-from tfcluster.run.reports import PREPARE
+from tfcluster.run.reports import PREFLIGHT, PREPARE
 from tfcluster.run.sites import Site
 
 
@@ -81,6 +84,20 @@ def start_prepare(command: Command, site: Site) -> dict[str, Any]:
     log = site.paths.prepare_log(site.node)
     order = _order(PREPARE, site.command(command), log, ours)
     return {"type": "start", "attempt": 0, "tasks": [order]}
+
+
+def start_probe(
+    interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
+) -> dict[str, Any]:
+    """Look at a node with its tasks' Python (`agent.probe`), as attempt 0."""
+    python = interpreter.path if interpreter is not None else "python3"
+    script = probe.__file__
+    if site.is_remote:
+        script = f"{remote.CACHE}/bundles/{digest}/agent/tfcluster/agent/probe.py"
+    told = json.dumps({**order, "folder": site.cache or "/"})
+    command = site.command(Command((python, script, told), (), "/"))
+    log = site.paths.step_log(PREFLIGHT, site.node)
+    return {"type": "start", "attempt": 0, "tasks": [_order(PREFLIGHT, command, log, ())]}
 
 
 def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:

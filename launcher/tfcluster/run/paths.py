@@ -89,7 +89,11 @@ class RunPaths:
         return self.attempt_logs(attempt) / f"{task.file_name}.log"
 
     def prepare_log(self, node: str) -> Path:
-        return self.logs / "prepare" / f"{node}.log"
+        return self.step_log("prepare", node)
+
+    def step_log(self, step: str, node: str) -> Path:
+        """`step`: what is done once on each node before the tasks are started."""
+        return self.logs / step / f"{node}.log"
 
     @property
     def checkpoints(self) -> Path:

@@ -12,6 +12,10 @@ from tfcluster.run.events import Event
 
 PREPARE = "prepare"
 """Name under which an agent runs a node's prepare step."""
+PREFLIGHT = "preflight"
+"""That of the look at a node before anything else."""
+STEPS = frozenset({PREPARE, PREFLIGHT})
+"""What is no task of the cluster."""
 
 _Value = TypeVar("_Value", str, int)
 
@@ -19,6 +23,8 @@ _Value = TypeVar("_Value", str, int)
 def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
     """The event a message of `node`'s agent stands for; None where it is not one."""
     kind = message["type"]
+    if message.get("task") == PREFLIGHT:
+        return None
     if message.get("task") == PREPARE:
         return _prepare_event(node, message)
     if kind == "task_event":

@@ -12,7 +12,7 @@ from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.plan import remote
 from tfcluster.plan.plan import Command, TaskId
 from tfcluster.run.paths import RunPaths
-from tfcluster.run.reports import PREPARE
+from tfcluster.run.reports import STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class LogsOfOthers:
 
     def _open(self, node: str, stream: str) -> IO[bytes]:
         task, _, attempt = stream.rpartition("/")
-        if task == PREPARE:
-            path = self.paths.prepare_log(node)
+        if task in STEPS:
+            path = self.paths.step_log(task, node)
         else:
             path = self.paths.task_log(TaskId.parse(task), int(attempt))
         path.parent.mkdir(parents=True, exist_ok=True)

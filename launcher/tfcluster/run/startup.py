@@ -7,15 +7,18 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfcluster.backends import bundle
 from tfcluster.backends.far_files import Sent
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import PreflightError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.run import code, launch
+from tfcluster.run import code, launch, preflight
 from tfcluster.run.chaos import Fault
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
+from tfcluster.run.output import last_text
 from tfcluster.run.paths import RunPaths
-from tfcluster.run.reports import PREPARE
+from tfcluster.run.preflight import Finding, Seen
+from tfcluster.run.reports import PREFLIGHT, PREPARE
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,8 @@ class Startup:
     faults: Sequence[Fault] = ()
     """Rehearsed ones."""
     prepares: bool = True
+    looks_first: bool = True
+    """Unless ``--no-preflight``."""
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
@@ -71,6 +76,41 @@ class Startup:
                 cure=f"runtime.hosts.{node}.workdir names another folder for it",
             ) from error
 
+    async def preflight(self) -> Sequence[Finding]:
+        """Look at all nodes at once, where some are not this machine; what does not stop the run.
+
+        Raises PreflightError for what does.
+        """
+        names = [node.name for node in self.plan.nodes]
+        if not self.looks_first or not any(self.exchange.site(name).is_remote for name in names):
+            return ()
+        made = await asyncio.to_thread(bundle.build)
+        ports = launch.attempt_of(self.plan, 1, (), filter(None, self._held())).ports
+        for name in names:
+            order = preflight.order_for(self.plan, name, ports, self.paths.run_id)
+            python, site = self.plan.node(name).interpreter, self.exchange.site(name)
+            self.exchange.send(name, launch.start_probe(python, site, order, made.digest))
+        seen = [await self._seen(name) for name in names]
+        found = preflight.judge(seen, needs_tensorflow=self.plan.needs_tensorflow)
+        if any(finding.is_fatal for finding in found):
+            raise PreflightError([(f.node, f.what, f.cure) for f in found if f.is_fatal])
+        return found
+
+    async def _seen(self, node: str) -> Seen:
+        await self._answer(node, f"{PREFLIGHT} task_exited", f"{PREFLIGHT} start_failed")
+        log = self.paths.step_log(PREFLIGHT, node)
+        lines = last_text(log).splitlines()
+        try:
+            # It goes on listening for the others: its line came when it came.
+            return preflight.read(lines[-1] if lines else "", now=log.stat().st_mtime)
+        except (ValueError, OSError):
+            said = lines[-1] if lines else "it said nothing"
+            cure = f"runtime.hosts.{node}.python names its Python (3.9 or newer); see {log}"
+            raise PreflightError([(node, f"it cannot be looked at: {said}", cure)]) from None
+
+    def _held(self) -> list[Message | None]:
+        return [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
+
     async def prepare(self) -> None:
         """Once per node, before anything of the gang is started; raises PrepareError."""
         if not self.prepares:
@@ -91,8 +131,7 @@ class Startup:
         restored_step: int | None,
     ) -> None:
         """Give the order to start `only`, of an attempt of `members`."""
-        held = [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
-        attempt = launch.attempt_of(self.plan, number, members, filter(None, held))
+        attempt = launch.attempt_of(self.plan, number, members, filter(None, self._held()))
         if number == 1:
             self.announce({str(task): port for task, port in attempt.ports.items()})
         for node in dict.fromkeys(self.plan.task(task).node for task in only):

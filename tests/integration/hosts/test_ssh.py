@@ -238,3 +238,25 @@ def test_a_run_says_where_it_was(office: Office) -> None:
     assert run.end() == 0, run.said
     nodes = [event["node"] for event in run.of_type("node_connected")]
     assert sorted(nodes) == sorted(host.address for host in office.hosts)
+
+
+def test_a_blocked_line_between_two_of_three_hosts_is_named_before_the_start(
+    office: Office,
+) -> None:
+    first, second, third = office.add_hosts(3)
+    blocked = third.run(["ip", "route", "add", "unreachable", first.address])
+    assert blocked.returncode == 0, blocked.stderr
+    run = office.up(office.spec())
+    assert run.end() == 3, run.said
+    assert f"{third.address}: worker:0 ({first.address}:" in run.said
+    assert f"{second.address}: " not in run.said
+    assert not run.of_type("task_started")
+
+
+def test_a_python_without_tensorflow_is_named_before_the_start(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    bare = "/usr/bin/python3"
+    runtime = {"hosts": {"*": {"python": bare}}}
+    run = office.up(office.spec("import tensorflow", runtime=runtime))
+    assert run.end() == 3, run.said
+    assert f"{host.address}: its Python has no TensorFlow" in run.said

@@ -1,0 +1,84 @@
+"""What a look at the nodes finds wrong, and what it lets pass."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tfcluster.errors import PreflightError
+from tfcluster.run import preflight
+from tfcluster.run.preflight import Finding, Seen
+
+VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
+A = Seen("a", "3.11.7", VERSIONS, (), 0.1, 10**12, (), (), ())
+B, C = replace(A, node="b"), replace(A, node="c")
+
+
+def found(*seen: Seen, needs_tensorflow: bool = True) -> list[Finding]:
+    return list(preflight.judge(seen, needs_tensorflow=needs_tensorflow))
+
+
+def test_equal_nodes_that_reach_each_other_are_well() -> None:
+    assert found(A, B, C) == []
+
+
+def test_the_one_with_another_version_is_named_not_the_two_that_agree() -> None:
+    (finding,) = found(A, replace(B, packages={**VERSIONS, "tensorflow": "2.16.1"}), C)
+    assert finding.node == "b"
+    assert finding.what == "tensorflow is 2.16.1 there, 2.15.1 on the others"
+    assert finding.is_fatal
+
+
+def test_another_numpy_is_told_and_ends_nothing() -> None:
+    (finding,) = found(A, B, replace(C, packages={**VERSIONS, "numpy": "2.0.0"}))
+    assert (finding.node, finding.is_fatal) == ("c", False)
+
+
+def test_a_python_without_tensorflow_matters_to_a_job_that_imports_it() -> None:
+    bare = [replace(one, packages={}) for one in (A, B)]
+    assert [finding.what for finding in found(*bare)] == ["its Python has no TensorFlow"] * 2
+    assert found(*bare, needs_tensorflow=False) == []
+
+
+def test_a_patch_of_python_does_not_matter_its_minor_does() -> None:
+    assert found(A, replace(B, python="3.11.2")) == []
+    (finding,) = found(A, B, replace(C, python="3.12.1"))
+    assert finding.what == "Python is 3.12 there, 3.11 on the others"
+
+
+def test_gpus_must_be_as_many_and_of_one_kind() -> None:
+    two = replace(A, gpus=("H100", "H100"))
+    (finding,) = found(two, replace(B, gpus=two.gpus), replace(C, gpus=("H100",)))
+    assert finding.what == "GPUs is 1 × H100 there, 2 × H100 on the others"
+
+
+def test_a_blocked_port_is_told_from_the_side_that_cannot_reach_it() -> None:
+    line = ("b", "worker:1", "10.0.0.2", 2222, "Connection timed out")
+    (finding,) = found(replace(A, unreachable=(line,)), B)
+    assert finding.node == "a"
+    assert "worker:1 (10.0.0.2:2222) cannot be reached from there" in finding.what
+
+
+def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
+    bad = replace(A, strange_names=("gpu7",), free_bytes=10**6, clock_ahead_s=-90.0)
+    assert [(f.what, f.is_fatal) for f in found(bad, B)] == [
+        ("gpu7 is not one of its own addresses", True),
+        ("only 1 MB of disk are free", False),
+        ("its clock differs from ours by -90 s", False),
+    ]
+
+
+def test_what_is_no_report_is_refused() -> None:
+    for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
+        with pytest.raises(ValueError, match=""):
+            preflight.read(line, now=0.0)
+
+
+def test_the_error_tells_all_of_it_with_the_cures() -> None:
+    error = PreflightError([("a", "no TensorFlow", "install it"), ("b", "no disk", "make room")])
+    assert error.exit_code == 3
+    assert str(error) == (
+        "nothing was started:\na: no TensorFlow\n  → install it\nb: no disk\n  → make room"
+    )
