@@ -9,10 +9,10 @@ from typing import Any
 from tfcluster.cli.launching import (
     Options,
     conclude,
-    faults_of,
     finish,
     open_session,
     start_text,
+    wishes_of,
 )
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.run import background, registry
@@ -155,9 +155,7 @@ def _host(planned: Planned, options: Options, tell: Tell) -> None:
         session.journal.heard = _Start(session, tell)
         outcome = session.run(
             announce=lambda ports: tell({"ports": dict(ports)}),
-            gathers=options.gathers,
-            prepares=options.prepares,
-            faults=faults_of(planned, options),
+            wishes=wishes_of(planned, options),
         )
         if outcome.error is not None:
             Terminal().say(f"tfcluster: {outcome.error}")

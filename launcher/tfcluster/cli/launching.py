@@ -11,13 +11,13 @@ from tfcluster.run.paths import home
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tfcluster.run.chaos import Fault
     from tfcluster.run.ending import Outcome
     from tfcluster.run.paths import RunPaths
     from tfcluster.run.planning import Planned
     from tfcluster.run.resume import Resume
     from tfcluster.run.session import Session
     from tfcluster.run.snapshot import RunSnapshot
+    from tfcluster.run.wishes import Wishes
     from tfcluster.ui.follow import RunView
 
 
@@ -30,6 +30,7 @@ class Options:
     detach: bool = False
     gathers: bool = True
     prepares: bool = True
+    looks_first: bool = True
     resume: Resume | None = None
     chaos: tuple[str, ...] = ()
     """Faults to rehearse, as they were typed."""
@@ -41,7 +42,7 @@ def launch(planned: Planned, options: Options) -> int:
     Raises what stands in the way before the first task starts.
     """
     planned.require()
-    faults_of(planned, options)
+    wishes_of(planned, options)
     if options.detach:
         from tfcluster.cli.detached import launch_detached
 
@@ -49,11 +50,17 @@ def launch(planned: Planned, options: Options) -> int:
     return _launch_here(planned, options)
 
 
-def faults_of(planned: Planned, options: Options) -> tuple[Fault, ...]:
-    """The faults to rehearse; raises UsageError for what is none, or cannot be done."""
+def wishes_of(planned: Planned, options: Options) -> Wishes:
+    """Raises UsageError for a fault to rehearse that is none, or cannot be done."""
     from tfcluster.run.chaos import parse
+    from tfcluster.run.wishes import Wishes
 
-    return parse(options.chaos, planned.plan)
+    return Wishes(
+        looks_first=options.looks_first,
+        prepares=options.prepares,
+        gathers=options.gathers,
+        faults=parse(options.chaos, planned.plan),
+    )
 
 
 def open_session(planned: Planned, options: Options) -> Session:
@@ -86,9 +93,7 @@ def _launch_here(planned: Planned, options: Options) -> int:
         view.start()
         outcome = session.run(
             announce=announce,
-            gathers=options.gathers,
-            prepares=options.prepares,
-            faults=faults_of(planned, options),
+            wishes=wishes_of(planned, options),
         )
     finish(view)
     state, paths = session.journal.state, session.paths

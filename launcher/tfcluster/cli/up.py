@@ -23,6 +23,7 @@ from tfcluster.cli.job_args import WithJobArgs, job_args
               help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@click.option("--no-preflight", is_flag=True, help="Do not look at other hosts first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
 @click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 def command(
@@ -36,6 +37,7 @@ def command(
     chaos: tuple[str, ...],
     as_json: bool,
     collapse: bool,
+    no_preflight: bool,
     no_prepare: bool,
     no_gather: bool,
 ) -> int:
@@ -61,6 +63,7 @@ def command(
         detach=detach,
         gathers=not no_gather,
         prepares=not no_prepare,
+        looks_first=not no_preflight,
         resume=begins_with,
         chaos=chaos,
     )

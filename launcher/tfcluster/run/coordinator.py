@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tfcluster import __version__
@@ -29,6 +29,7 @@ from tfcluster.run.output import last_line, last_output, last_text
 from tfcluster.run.reports import STEPS, saved, to_event
 from tfcluster.run.startup import Startup
 from tfcluster.run.supervisor import Supervisor
+from tfcluster.run.wishes import Wishes
 
 STACKS = signal.SIGUSR1
 """Has `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
@@ -45,12 +46,11 @@ class Coordinator:
         *,
         backend_of: Callable[[NodePlan], Backend],
         announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
-        prepares: bool = True,
-        faults: Sequence[chaos.Fault] = (),
+        wishes: Wishes,
     ) -> None:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
-        self._harvest, self._faults = harvest, faults
+        self._harvest, self._faults = harvest, wishes.faults
         self._exchange = Exchange(backend_of, journal.paths, lease_s=plan.supervision.lease_s)
         self._supervisor = Supervisor(
             plan,
@@ -59,9 +59,7 @@ class Coordinator:
         )
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
         until, exchange = self._loop.until, self._exchange
-        startup = Startup(
-            plan, self.paths, harvest, exchange, until, announce, faults, prepares=prepares
-        )
+        startup = Startup(plan, self.paths, harvest, exchange, until, announce, wishes)
         harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
             plan,

@@ -7,7 +7,7 @@ import contextlib
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import fold, folder
-from tfcluster.run.chaos import Fault
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Resumed, RunFinished, Status
@@ -28,6 +27,7 @@ from tfcluster.run.journal import Journal
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.registry import new_run_id
 from tfcluster.run.resume import Resume, seed
+from tfcluster.run.wishes import Wishes
 
 Announce = Callable[[Mapping[str, int]], None]
 """Is told each task's port before the first start."""
@@ -72,9 +72,7 @@ class Session:
         self,
         *,
         announce: Announce,
-        gathers: bool = True,
-        prepares: bool = True,
-        faults: Sequence[Fault] = (),
+        wishes: Wishes,
     ) -> Outcome:
         """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills.
 
@@ -84,7 +82,7 @@ class Session:
             if self._resume is not None:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._telling(self._resume, announce)
-            return asyncio.run(self._run(announce, gathers, prepares, faults))
+            return asyncio.run(self._run(announce, wishes))
         except SurroundingsError as error:
             return self._fail(error)
         except Exception as fault:
@@ -92,17 +90,14 @@ class Session:
         finally:
             self.is_recorded = self.journal.close()
 
-    async def _run(
-        self, announce: Announce, gathers: bool, prepares: bool, faults: Sequence[Fault]
-    ) -> Outcome:
+    async def _run(self, announce: Announce, wishes: Wishes) -> Outcome:
         coordinator = Coordinator(
             self.plan,
             self.journal,
-            Harvest(self.plan, self.paths, wanted=gathers),
+            Harvest(self.plan, self.paths, wanted=wishes.gathers),
             backend_of=_backend_of,
             announce=announce,
-            prepares=prepares,
-            faults=faults,
+            wishes=wishes,
         )
         with _stopping(coordinator):
             return await coordinator.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfcluster.backends import bundle
@@ -12,13 +12,13 @@ from tfcluster.backends.far_files import Sent
 from tfcluster.errors import PreflightError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run import code, launch, preflight
-from tfcluster.run.chaos import Fault
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.output import last_text
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.preflight import Finding, Seen
 from tfcluster.run.reports import PREFLIGHT, PREPARE
+from tfcluster.run.wishes import Wishes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,7 @@ class Startup:
     """Handles inputs until a condition holds; raises when the run is to end instead."""
     announce: Callable[[Mapping[str, int]], None]
     """Told each task's port just before the start."""
-    faults: Sequence[Fault] = ()
-    """Rehearsed ones."""
-    prepares: bool = True
-    looks_first: bool = True
-    """Unless ``--no-preflight``."""
+    wishes: Wishes = field(default_factory=Wishes)
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
@@ -82,7 +78,9 @@ class Startup:
         Raises PreflightError for what does.
         """
         names = [node.name for node in self.plan.nodes]
-        if not self.looks_first or not any(self.exchange.site(name).is_remote for name in names):
+        if not self.wishes.looks_first or not any(
+            self.exchange.site(name).is_remote for name in names
+        ):
             return ()
         made = await asyncio.to_thread(bundle.build)
         ports = launch.attempt_of(self.plan, 1, (), filter(None, self._held())).ports
@@ -113,7 +111,7 @@ class Startup:
 
     async def prepare(self) -> None:
         """Once per node, before anything of the gang is started; raises PrepareError."""
-        if not self.prepares:
+        if not self.wishes.prepares:
             return
         for node, command in self.plan.prepare.items():
             self.exchange.send(node, launch.start_prepare(command, self.exchange.site(node)))
@@ -141,7 +139,7 @@ class Startup:
                 holds_ports=self.exchange.holds_ports(node),
                 only=only,
                 restored_step=restored_step,
-                chaos=self.faults,
+                chaos=self.wishes.faults,
             )
             self.exchange.send(node, order)
 

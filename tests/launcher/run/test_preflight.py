@@ -72,7 +72,7 @@ def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
 
 def test_what_is_no_report_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
-        with pytest.raises(ValueError, match="report|Expecting"):
+        with pytest.raises(ValueError, match=r"report|Expecting"):
             preflight.read(line, now=0.0)
 
 
