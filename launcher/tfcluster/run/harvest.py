@@ -142,7 +142,8 @@ class Harvest:
         """The chief said that it saved."""
         if step is not None:
             self._told[path] = step
-        self._watched.saved(path, step)
+        if self._gatherer is not None:
+            self._gatherer.saved(path, step)
         self._hurry.set()
 
     def chief_left(self) -> None:
