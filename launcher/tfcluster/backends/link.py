@@ -29,13 +29,11 @@ from typing import Any
 from tfcluster.agent import protocol
 from tfcluster.backends import far_files
 from tfcluster.backends.far_files import FarFiles
+from tfcluster.backends.greeting import Frame, Refused, welcome
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Dial = Callable[[], Awaitable[Streams]]
 """Opens a fresh byte stream to the agent; raises OSError."""
-
-Frame = tuple[bytes, bytes]
-"""Kind and payload."""
 
 HELLO_TIMEOUT_S = 10.0
 PING_S = 2.0
@@ -50,10 +48,6 @@ SECOND_LOOK_S = 0.5
 CLOSE_S = 4.0
 """How long the end of a local agent is waited for: longer than it waits for its tasks'."""
 _ENDING = ("stop", "shutdown")
-
-
-class Refused(Exception):
-    """The agent answered the hello, but will not serve us."""
 
 
 class AgentLink:
@@ -159,7 +153,7 @@ class AgentLink:
                 hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
                 writer.write(protocol.control_frame(hello))
                 decoder = protocol.Decoder(after_magic=True)
-                first, rest = await _welcome(reader, decoder)
+                first, rest = await welcome(reader, decoder)
         except BaseException:
             writer.close()
             raise
@@ -292,19 +286,3 @@ class AgentLink:
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
-
-
-async def _welcome(
-    reader: asyncio.StreamReader, decoder: protocol.Decoder
-) -> tuple[dict[str, Any], list[Frame]]:
-    """The agent's answer to a hello, and the frames that came along with it."""
-    while data := await reader.read(READ_BYTES):
-        frames = list(decoder.feed(data))
-        for number, (kind, payload) in enumerate(frames):
-            if kind == protocol.CONTROL:
-                message = protocol.read_control(payload)
-                if message.get("type") == "refused":
-                    raise Refused(str(message.get("reason")))
-                return message, frames[number + 1 :]
-    shown = f"; it said: {decoder.noise!r}" if decoder.noise else ""
-    raise ConnectionResetError(f"the agent closed the connection{shown}")

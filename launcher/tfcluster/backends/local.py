@@ -19,7 +19,8 @@ from tfcluster.agent import protocol
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.backends.base import Capabilities
-from tfcluster.backends.link import AgentLink, Refused, Streams
+from tfcluster.backends.greeting import Refused
+from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from tfcluster.agent import bootstrap, protocol, relay
 from tfcluster.backends import bundle
-from tfcluster.backends.link import AgentLink, Refused, Streams
+from tfcluster.backends.greeting import Refused
+from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError
 from tfcluster.plan import remote
 
