@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -58,13 +59,16 @@ def keras() -> Any:
         def __init__(self, filepath: str) -> None:
             self.filepath = filepath
             self.fails = False
+            self.meanwhile: Callable[[], None] = lambda: None  # what another process does
 
         def _get_file_path(self, epoch: int) -> str:
             return self.filepath.format(epoch=epoch)
 
         def _save_model(self, epoch: int) -> None:
             path = Path(self._get_file_path(epoch))
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.exists():  # as Keras does: looks first, fails if it is there then
+                self.meanwhile()
+                path.parent.mkdir(parents=True)
             path.write_text("weights")
             if self.fails:
                 raise OSError("disk full")
@@ -167,6 +171,15 @@ def test_another_worker_leaves_nothing_where_the_script_says() -> None:
     assert not board.file.exists()
     assert files() == ["out"]
     assert (board.log_dir, table.filename) == ("logs", "log.csv"), "for the script to read"
+
+
+def test_workers_may_make_the_folder_at_the_same_time() -> None:
+    """Seen once in twenty runs: `FileExistsError: 'shared'` of the chief's ModelCheckpoint."""
+    checkpoint = keras().ModelCheckpoint("out/{epoch}.keras")
+    checkpoint.set_model(Model(CHIEF))
+    checkpoint.meanwhile = lambda: os.makedirs("out/workertemp_worker_1")
+    checkpoint._save_model(3)
+    assert files() == ["out", "out/3.keras"]
 
 
 def test_a_save_that_fails_leaves_no_temporary_folder() -> None:

@@ -38,6 +38,7 @@ def mend(callbacks: ModuleType) -> None:
 def _checkpoint_path(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> str:
     path = str(stock(self, *args, **kwargs))
     if one_writer.may_write(strategy):
+        one_writer.make_folder_of(path)
         return path
     self._tfcluster_path = one_writer.beside(path, strategy)
     return str(self._tfcluster_path)

@@ -46,6 +46,13 @@ def within(path: str, strategy: Any) -> str:
     return os.path.join(path, temporary_name(strategy))
 
 
+def make_folder_of(path: str) -> None:
+    """Keras looks for the folder, then makes it, and fails where a peer has made it meanwhile."""
+    folder = os.path.dirname(path)
+    if folder and "://" not in folder:
+        os.makedirs(folder, exist_ok=True)
+
+
 def remove(folder: str) -> None:
     """Remove a temporary folder with all that is in it, where there is one."""
     if "://" not in folder:
