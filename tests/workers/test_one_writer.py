@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers import keras3_callbacks, one_writer
+from tfcluster_workers import keras2_callbacks, keras3_callbacks, one_writer
 
 
 @dataclass
@@ -135,6 +135,7 @@ ALONE = [Strategy(is_multi_worker=False), Strategy(1, workers=1)]
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keras3_callbacks, "_finished", set())
+    monkeypatch.setattr(keras2_callbacks, "_finished", set())
 
 
 def files() -> list[str]:
@@ -171,6 +172,22 @@ def test_another_worker_leaves_nothing_where_the_script_says() -> None:
     assert not board.file.exists()
     assert files() == ["out"]
     assert (board.log_dir, table.filename) == ("logs", "log.csv"), "for the script to read"
+
+
+def test_a_callback_that_was_given_no_model_writes_as_ever() -> None:
+    """A hand-written loop calls `on_train_begin` and sets no model."""
+    table = keras().CSVLogger("log.csv")
+    table.on_train_begin()
+    table.on_train_end()
+    assert files() == ["log.csv"]
+
+
+def test_a_model_may_be_given_by_name() -> None:
+    board = keras().TensorBoard("logs")
+    board.set_model(model=Model(OTHER))
+    assert board.file.exists()
+    board.on_train_end()
+    assert files() == []
 
 
 def test_workers_may_make_the_folder_at_the_same_time() -> None:
@@ -224,6 +241,41 @@ def test_who_ends_first_does_not_resume_the_next_fit_from_the_last_ones_backup()
     other.on_train_end()
     other.on_train_begin()
     assert other.model._initial_epoch is None
+
+
+def test_a_later_fit_is_resumed_from_a_backup_of_its_own() -> None:
+    callbacks = keras()
+    chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
+    other.on_train_end()
+    for one in (chief, other):  # the fit after that one
+        one._current_epoch = 3
+        one._save_model()
+    other.on_train_begin()
+    assert other.model._initial_epoch == 3
+
+
+def test_with_keras_2_too_a_later_fit_is_resumed_from_a_backup_of_its_own() -> None:
+    class WorkerTrainingState:
+        read_checkpoint_manager = SimpleNamespace(directory="backup/chief")
+        _model = Model(OTHER)
+
+        def back_up(self, epoch: int) -> None: ...
+
+        def delete_backup(self) -> None: ...
+
+        def restore(self) -> str:
+            return "restored"
+
+    inside: Any = ModuleType("callbacks")
+    inside.CSVLogger = type("CSVLogger", (), {})
+    inside.worker_training_state = SimpleNamespace(WorkerTrainingState=WorkerTrainingState)
+    keras2_callbacks.mend(inside)
+    state: Any = WorkerTrainingState()
+    assert state.restore() == "restored"
+    state.delete_backup()
+    assert state.restore() is None
+    state.back_up(1)
+    assert state.restore() == "restored"
 
 
 def test_a_chief_that_dies_while_it_backs_up_leaves_the_backup_before() -> None:

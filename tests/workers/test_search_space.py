@@ -7,8 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from tfcluster_workers import keras_choice
+from tfcluster_workers.errors import OptionError
 from tfcluster_workers.jobs import tuner
-from tfcluster_workers.jobs.search_space import seed_of
+from tfcluster_workers.jobs.search_space import Data, seed_of
 
 VALUES = {"filters": 16, "units": 64, "learning_rate": 0.0012345678901234567}
 
@@ -38,6 +39,11 @@ def test_a_seed_is_one_that_every_library_takes() -> None:
     seeds = [seed_of({"units": units}, seed=7) for units in range(100)]
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert len(set(seeds)) == 100
+
+
+def test_one_example_cannot_be_both_trained_and_validated_on() -> None:
+    with pytest.raises(OptionError, match="--examples 1 is too few to train and validate on"):
+        Data(tuner.parse(["--examples=1"]), 96)
 
 
 def test_a_keras_that_keras_tuner_does_not_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ def _restore(strategy: Any, stock: Method, self: Any) -> Any:
 
 
 def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    _finished.discard(_folder(self))
     result = stock(self, *args, **kwargs)
     if one_writer.may_write(strategy):
         folder = os.path.dirname(os.path.abspath(_folder(self)))

@@ -70,6 +70,7 @@ def _restore(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
 
 def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Keras writes two files, one after the other and in place: who dies meanwhile leaves half."""
+    _finished.discard(self.backup_dir)
     real = str(self.backup_dir)
     is_real = one_writer.may_write(strategy)
     if is_real and "://" in real:
@@ -104,7 +105,10 @@ def _write_below(callback: Any, folder: str) -> None:
 
 
 def _put_in_place(folder: str, real: str, *, keep_former: bool) -> None:
-    """The weights first: what describes them is then never older than they are."""
+    """The weights first: metadata older than the weights tell that it is not whole.
+
+    An epoch is repeated then, never lost.
+    """
     for name in ("latest.weights.h5", "training_metadata.json"):
         target = os.path.join(real, name)
         if keep_former and os.path.exists(target):

@@ -75,7 +75,10 @@ def change(owner: Any, name: str, changed: Method) -> None:
 
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        model = args[0] if name == "set_model" else getattr(self, "model", None) or self._model
+        if name == "set_model":
+            model = args[0] if args else kwargs.get("model")
+        else:  # Keras 2's WorkerTrainingState has `_model`; a hand-written loop may have none
+            model = getattr(self, "model", None) or getattr(self, "_model", None)
         strategy = getattr(model, "distribute_strategy", None)
         if not has_peers(strategy):
             return stock(self, *args, **kwargs)

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from tfcluster_workers.data import pipeline
+from tfcluster_workers.errors import JobError
 from tfcluster_workers.jobs import digits_cnn, endings, saved_models
 
 
 def find(path: str) -> str:
-    """The checkpoint prefix that `path` means; exits where there is none."""
+    """The checkpoint prefix that `path` means. Raises JobError where there is none."""
     import tensorflow as tf
 
     found = tf.train.latest_checkpoint(path) if os.path.isdir(path) else path
     if found is None or not os.path.exists(f"{found}.index"):
-        sys.exit(f"evaluate: no checkpoint at {path}")
+        raise JobError(f"no checkpoint at {path}")
     return str(found)
 
 

@@ -19,7 +19,6 @@ from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import OptionError
 
-SHARD_POLICIES = ("auto", "file", "data", "off")
 AUTOTUNE = -1
 """`tf.data.AUTOTUNE`, without importing TensorFlow for a command line."""
 BASE_BATCH = 96
@@ -35,7 +34,7 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=7, help="of the first weights (default: 7)")
     add(
         "--shard-policy",
-        choices=SHARD_POLICIES,
+        choices=pipeline.POLICIES,
         default="data",
         help="who reads what: data = each worker keeps its part of every global batch (default), "
         "file = its own files, auto = file where there are enough, off = everybody reads all",

@@ -15,33 +15,37 @@ from typing import Any
 
 from tfcluster_workers import keras_choice
 from tfcluster_workers.data import pipeline
+from tfcluster_workers.errors import OptionError
 
 SHUFFLE_BUFFER = 10_000
 """Examples among which the next one is drawn."""
 
 
 class Data:
-    """Training, validation and test examples; the last fifth of the training split validates."""
+    """Training, validation and test examples; the last fifth of the training split validates.
+
+    Raises OptionError where there is not one example for each.
+    """
 
     def __init__(self, chosen: argparse.Namespace, batch: int) -> None:
+        if chosen.examples == 1:
+            raise OptionError("--examples 1 is too few to train and validate on; try 2")
         where = {"data_dir": chosen.data_dir, "cache": chosen.cache}
         some, most = (chosen.examples, chosen.examples * 4 // 5) if chosen.examples else ("", "80%")
         self.train = pipeline.load(chosen.dataset, f"train[:{most}]", **where)
         self.validation = pipeline.load(chosen.dataset, f"train[{most}:{some}]", **where)
         self.test = pipeline.load(chosen.dataset, "test", **where)
-        self.batch = batch
+        self.batch, self.prefetch = batch, chosen.prefetch
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.train.element_spec[0].shape)
 
     def batches(self, examples: Any) -> Any:
-        return in_batches(examples, self.batch)
-
-
-def in_batches(examples: Any, size: int) -> Any:
-    """Every tuner trains alone, so each reads all of it."""
-    return pipeline.batches(examples, size, drop_remainder=False, policy="off")
+        """Every tuner trains alone, so each reads all of it."""
+        return pipeline.batches(
+            examples, self.batch, drop_remainder=False, policy="off", prefetch=self.prefetch
+        )
 
 
 def seed_of(values: Mapping[str, Any], *, seed: int, execution: int = 0) -> int:
@@ -79,28 +83,26 @@ def network(keras: Any, values: Any, shape: tuple[int, ...]) -> Any:
     return model
 
 
-def hypermodel(
-    keras: Any, keras_tuner: Any, *, shape: tuple[int, ...], batch: int, seed: int, executions: int
-) -> Any:
+def hypermodel(keras: Any, keras_tuner: Any, chosen: argparse.Namespace, data: Data) -> Any:
     """`network` as KerasTuner wants it: `build` and `fit`, both with the trial's seed.
 
-    `executions` per trial: each has a seed of its own.
+    Each of `chosen.executions_per_trial` has a seed of its own.
     """
     begun: Counter[str] = Counter()
 
     class Seeded(keras_tuner.HyperModel):  # type: ignore[misc]
         def build(self, values: Any) -> Any:
             keras.utils.set_random_seed(self.seed(values))
-            return network(keras, values, shape)
+            return network(keras, values, data.shape)
 
         def fit(self, values: Any, model: Any, examples: Any, **how: Any) -> Any:
             seed = self.seed(values)
             begun[str(values.values)] += 1
-            batches = in_batches(examples.shuffle(SHUFFLE_BUFFER, seed=seed), batch)
+            batches = data.batches(examples.shuffle(SHUFFLE_BUFFER, seed=seed))
             return model.fit(batches, shuffle=False, verbose=0, **how)  # Keras 3 warns of True
 
         def seed(self, values: Any) -> int:
-            execution = begun[str(values.values)] % executions
-            return seed_of(values.values, seed=seed, execution=execution)
+            execution = begun[str(values.values)] % chosen.executions_per_trial
+            return seed_of(values.values, seed=chosen.seed, execution=execution)
 
     return Seeded()

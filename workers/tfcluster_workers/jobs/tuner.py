@@ -96,12 +96,8 @@ def run(chosen: argparse.Namespace) -> None:
     precision.apply(keras)
     import keras_tuner
 
-    batch = options.global_batch(chosen, 1)
-    data = search_space.Data(chosen, batch)
-    executions = chosen.executions_per_trial
-    hypermodel = search_space.hypermodel(
-        keras, keras_tuner, shape=data.shape, batch=batch, seed=chosen.seed, executions=executions
-    )
+    data = search_space.Data(chosen, options.global_batch(chosen, 1))
+    hypermodel = search_space.hypermodel(keras, keras_tuner, chosen, data)
     name = os.environ.get("KERASTUNER_TUNER_ID", "the only tuner")
     version = keras_choice.version_of(keras)
     said = f"tuner: {pipeline.describe(chosen.dataset)} · {chosen.search} search · {name}"
