@@ -9,6 +9,7 @@ from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import command
 from tfcluster.plan.keras import (
     TESTED,
+    as_inherited,
     has_keras_3,
     install_tf_keras,
     legacy_keras,
@@ -38,7 +39,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_tensorflow(spec, node, around)
         yield from _without_estimator(spec, node, around)
         yield from _without_keras_2(spec, node)
-        yield from _unknown_keras_3(spec, node, around)
+        yield from _unknown_keras_3(as_inherited(spec, node.name, around), node, around)
     yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
     yield from _private_network(plan)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.settings import has_hooks, strategy_name
+from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -18,7 +19,17 @@ TESTED: Final = ("3.3.0", "3.15.1")
 """First and last release of Keras that can be mended: `keras3.TESTED` of the workers' half."""
 
 SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
-"""`off` in `job.env`: Keras 3 stays as it is (`keras3.SWITCH` of the workers' half)."""
+"""`off` in a task's environment: Keras 3 stays as it is (`keras3.SWITCH` of the workers' half)."""
+
+
+def as_inherited(spec: ClusterSpec, node: str, around: Surroundings) -> ClusterSpec:
+    """`spec` whose `job.env` names the switch, where tasks of `node` have it of the launcher."""
+    own, inherited = spec.job.env, around.environ.get(SWITCH)
+    reaches = node == LOCAL or SWITCH in own  # null: the launcher's value, everywhere
+    if inherited is None or own.get(SWITCH) is not None or not reaches:
+        return spec
+    job = spec.job.model_copy(update={"env": {**own, SWITCH: inherited}})
+    return spec.model_copy(update={"job": job})
 
 
 def has_keras_3(python: Interpreter | None) -> bool:

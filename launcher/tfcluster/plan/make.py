@@ -67,7 +67,7 @@ def make_plan(
         include=tuple(spec.job.include),
         settings=tuned_settings(spec),
     )
-    return replace(plan, notes=tuple(notes.find(spec, plan, around.imports)))
+    return replace(plan, notes=tuple(notes.find(spec, plan, around)))
 
 
 @dataclass(frozen=True, slots=True)

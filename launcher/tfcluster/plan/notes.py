@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfcluster.plan.keras import (
     SWITCH,
+    as_inherited,
     fails_with_keras_3,
     has_keras_3,
     install_tf_keras,
@@ -16,6 +17,7 @@ from tfcluster.plan.keras import (
 )
 from tfcluster.plan.plan import Interpreter, Plan
 from tfcluster.plan.settings import has_hooks
+from tfcluster.plan.surroundings import Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -25,12 +27,13 @@ _KERAS_3_FAILS = (
 )
 
 
-def find(spec: ClusterSpec, plan: Plan, imports: Collection[str] | None = None) -> Iterator[str]:
-    """One sentence each, in the order in which they matter; `imports`: the job's own."""
-    packages = {name.partition(".")[0] for name in imports or ()}
+def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
+    """One sentence each, in the order in which they matter."""
+    packages = {name.partition(".")[0] for name in around.imports or ()}
     for node in plan.nodes:
         if node.interpreter is not None and has_keras_3(node.interpreter):
-            yield from _keras(spec, node.interpreter, imports_keras="keras" in packages)
+            seen = as_inherited(spec, node.name, around)
+            yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
             "communication AUTO runs RING over gRPC even on GPUs; "

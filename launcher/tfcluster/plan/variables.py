@@ -17,7 +17,7 @@ from tfcluster.plan.environment import (
     resolve,
     without_set_env,
 )
-from tfcluster.plan.keras import legacy_keras
+from tfcluster.plan.keras import as_inherited, legacy_keras
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import Share, gpu_env, thread_env
 from tfcluster.plan.settings import has_hooks, settings_json, strategy_name
@@ -48,7 +48,8 @@ class Variables:
             add_defaults(found, values, "resources: an even share of the cores", inherited=wins)
         visible = gpu_env(share.gpus, shared=share.gpu_is_shared)
         add_defaults(found, visible, "resources.gpus", inherited={})
-        if legacy_keras(self.spec, self.around.interpreters.get(seat.node)):
+        spec = as_inherited(self.spec, seat.node, self.around)
+        if legacy_keras(spec, self.around.interpreters.get(seat.node)):
             add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version", inherited={})
         found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(self.spec), OURS)
         if not has_hooks(self.spec):

@@ -231,6 +231,23 @@ def test_why_keras_3_is_not_mended_is_said(
     assert "is used" not in asked
 
 
+def test_a_switch_in_the_launchers_own_environment_is_seen_where_tasks_inherit_it(
+    plan_of: Planner,
+) -> None:
+    environ = {"HOME": "/home/ann", "TFCLUSTER_KERAS3_SHIM": "off"}
+    plan = plan_of(environ=environ)
+    assert env(plan)["TF_USE_LEGACY_KERAS"] == "1"
+    (note,) = plan.notes
+    assert "TFCLUSTER_KERAS3_SHIM is off" in note
+    own = {"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "on"}}}
+    assert "TF_USE_LEGACY_KERAS" not in env(plan_of(own, environ=environ))
+    python = Interpreter("/usr/bin/python3", "why", "3.11.7", MENDED)
+    hosts = {"cluster": {"worker": ["other-1:2222", "other-2:2222"]}}
+    far = plan_of(hosts, environ=environ, interpreters={"other-1": python, "other-2": python})
+    assert {task.node for task in far.tasks} == {"other-1", "other-2"}
+    assert "TF_USE_LEGACY_KERAS" not in env(far)
+
+
 def test_a_keras_3_that_is_mended_needs_no_word(plan_of: Planner) -> None:
     assert plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes == ()
 
