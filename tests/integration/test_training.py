@@ -7,66 +7,27 @@ launcher (parity for 3 workers, resuming) is tested in tests/workers.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from . import tutorial
-from .commandline import CommandLine
+from .jobs.lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
-ROOT = Path(__file__).parents[2]
-SPECS = ROOT / "cluster_specs"
-PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin/python"}
 # Several gangs of TensorFlow on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """A run that has ended, as the user and the run folder tell it."""
-
-    code: int
-    out: str
-    err: str
-    folder: Path
-    events: list[dict[str, Any]]
-    state: dict[str, Any]
-
-    def of(self, kind: str, task: str | None = None) -> list[dict[str, Any]]:
-        found = [event for event in self.events if event["type"] == kind]
-        return [event for event in found if task is None or event["task"] == task]
-
-    def said(self, task: str, pattern: str) -> list[str]:
-        """What `pattern` finds in the lines of `task`."""
-        lines = re.findall(rf"^{task} │ (.*)$", self.out, re.MULTILINE)
-        return [found for line in lines for found in re.findall(pattern, line)]
-
-
-class Lab:
-    """One home for all runs of this file, and one folder of prepared data."""
-
-    def __init__(self, line: CommandLine) -> None:
-        self.line = line
-        line.env |= {"TFDS_DATA_DIR": str(line.root / "tfds"), "CUDA_VISIBLE_DEVICES": "-1"}
-
-    def train(self, *args: str) -> Trained:
-        done = self.line.run(*args, timeout=380)
-        folder = self.line.last_run()
-        return Trained(
-            done.code, done.out.decode(), done.err, folder, self.line.events(), self.line.state()
-        )
+class Runs(Lab):
+    """Each started once."""
 
     @cache  # noqa: B019 (lives as long as the module's fixture)
     def ready_spec(self, name: str) -> Trained:
@@ -96,21 +57,16 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab() -> Iterator[Lab]:
-    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
-    line = CommandLine(root)
-    yield Lab(line)
-    try:
-        line.clean_up()
-    finally:
-        shutil.rmtree(root)
+def lab() -> Iterator[Runs]:
+    with a_lab() as made:
+        yield Runs(made.line)
 
 
 @pytest.fixture(scope="module")
-def first(lab: Lab) -> Trained:
-    """`tfcluster up cluster_specs/localhost-2w.json`, where no data are yet."""
+def first(lab: Runs) -> Trained:
+    """`tfcluster up cluster_specs/localhost-2w.json`."""
     trained = lab.ready_spec("localhost-2w")
-    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    assert trained.code == 0, trained.complaint()
     return trained
 
 
@@ -129,7 +85,7 @@ def test_the_first_spec_trains_two_workers_to_95_percent(first: Trained) -> None
 
 
 def test_a_gathered_checkpoint_restores_without_a_strategy_wherever_it_is_moved(
-    first: Trained, lab: Lab, tmp_path: Path
+    first: Trained, lab: Runs, tmp_path: Path
 ) -> None:
     (accuracy,) = first.said("worker:0", r"^test accuracy (\S+)")
     moved = shutil.copytree(first.folder / "checkpoints", tmp_path / "elsewhere")
@@ -161,7 +117,7 @@ def test_speeds_in_the_events_are_those_between_the_events(first: Trained) -> No
             assert event["examples_per_second"] == pytest.approx(examples, rel=0.01)
 
 
-def test_status_tells_each_tasks_end_speed_and_memory(first: Trained, lab: Lab) -> None:
+def test_status_tells_each_tasks_end_speed_and_memory(first: Trained, lab: Runs) -> None:
     done = lab.line.run("status", "--json", first.folder.name)
     status = json.loads(done.out)
     assert (done.code, status["status"], status["exit_code"]) == (0, "succeeded", 0)
@@ -195,30 +151,26 @@ def test_tensorboard_of_the_chief_lies_whole_in_the_run_folder(first: Trained) -
     ("tensorflow", "communication"), [("newest", "RING"), ("newest", "AUTO"), ("tf215", "RING")]
 )
 def test_one_and_two_workers_lose_the_same_each_epoch(
-    first: Trained, lab: Lab, tensorflow: str, communication: str
+    first: Trained, lab: Runs, tensorflow: str, communication: str
 ) -> None:
     alone = lab.small(tensorflow, 1, "AUTO")
     gang = lab.small(tensorflow, 2, communication)
     for trained in (alone, gang):
-        assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+        assert trained.code == 0, trained.complaint()
         assert trained.state["warnings"] == [], "every setting has been read"
-    losses = losses_of(alone, "worker:0")
+    losses = alone.losses()
     assert len(losses) == 2
     for task in ("worker:0", "worker:1"):
-        assert losses_of(gang, task) == pytest.approx(losses, abs=1e-4)
-
-
-def losses_of(trained: Trained, task: str) -> list[float]:
-    return [float(loss) for loss in trained.said(task, r"^epoch \d+ loss (\S+)")]
+        assert gang.losses(task) == pytest.approx(losses, abs=1e-4)
 
 
 # -- scripts that know nothing of tfcluster --------------------------------------------------------
 
 
 @each_tensorflow
-def test_a_tutorials_script_shows_its_progress(lab: Lab, tensorflow: str) -> None:
+def test_a_tutorials_script_shows_its_progress(lab: Runs, tensorflow: str) -> None:
     trained = lab.fit(tensorflow)
-    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    assert trained.code == 0, trained.complaint()
     for task in ("worker:0", "worker:1"):
         progress = trained.of("progress", task)
         assert (progress[-1]["step"], progress[-1]["epoch"]) == (200, 2)
@@ -236,7 +188,7 @@ def test_a_tutorials_script_shows_its_progress(lab: Lab, tensorflow: str) -> Non
 
 @each_tensorflow
 def test_files_beside_a_script_and_settings_it_ignores_are_told_with_the_cure(
-    lab: Lab, tensorflow: str
+    lab: Runs, tensorflow: str
 ) -> None:
     outputs, settings = sorted(lab.fit(tensorflow).state["warnings"])
     assert "ckpt/, model/" in outputs
@@ -247,19 +199,19 @@ def test_files_beside_a_script_and_settings_it_ignores_are_told_with_the_cure(
 
 @each_tensorflow
 def test_a_custom_training_loop_trains_and_its_checkpoint_is_gathered(
-    lab: Lab, tensorflow: str
+    lab: Runs, tensorflow: str
 ) -> None:
     lab.line.script("mnist_setup.py", tutorial.SETUP)
     lab.line.script("loop.py", tutorial.LOOP)
     trained = lab.train("run", f"--python={PYTHONS[tensorflow]}", "loop.py")
-    assert trained.code == 0, trained.err[-4000:] + trained.out[-4000:]
+    assert trained.code == 0, trained.complaint()
     losses = trained.said("worker:0", r"^loop epoch \d loss (\S+)")
     assert len(losses) == 2
     assert losses == trained.said("worker:1", r"^loop epoch \d loss (\S+)")
     assert trained.state["checkpoints"][-1]["kind"] == "tf_checkpoint"
 
 
-def test_a_keras_3_that_cannot_be_mended_is_explained_before_and_after(lab: Lab) -> None:
+def test_a_keras_3_that_cannot_be_mended_is_explained_before_and_after(lab: Runs) -> None:
     lab.line.script("keras3.py", tutorial.KERAS_3)
     options = (f"--python={PYTHONS['newest']}", "--set=job.hooks=off")
     trained = lab.train("run", *options, "keras3.py")
@@ -273,7 +225,7 @@ def test_a_keras_3_that_cannot_be_mended_is_explained_before_and_after(lab: Lab)
     assert len(cause["reason"].splitlines()) < 10
 
 
-def test_nccl_without_a_gpu_is_refused_before_anything_starts(lab: Lab) -> None:
+def test_nccl_without_a_gpu_is_refused_before_anything_starts(lab: Runs) -> None:
     before = lab.line.runs()
     done = lab.line.run(
         "up", str(SPECS / "localhost-2w.json"), "--set", "strategy.communication=NCCL"

@@ -40,12 +40,16 @@ class Trained:
         lines = re.findall(rf"^{task} │ (.*)$", self.out, re.MULTILINE)
         return [found for line in lines for found in re.findall(pattern, line)]
 
+    def losses(self, task: str = "worker:0") -> list[float]:
+        """The loss of each epoch, as `task` told it."""
+        return [float(loss) for loss in self.said(task, r"^epoch \d+ loss (\S+)")]
+
     def complaint(self) -> str:
         """For a failing assertion: the end of what was said."""
         return self.err[-4000:] + self.out[-4000:]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Lab:
     """Starts `tfcluster` in one working folder, with data that the first job prepares for all."""
 

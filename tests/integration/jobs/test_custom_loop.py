@@ -53,10 +53,6 @@ def small(lab: Lab) -> Small:
     return train
 
 
-def losses_of(trained: Trained, task: str = "worker:0") -> list[float]:
-    return [float(loss) for loss in trained.said(task, r"^epoch \d+ loss (\S+)")]
-
-
 # -- the shipped spec ------------------------------------------------------------------------------
 
 
@@ -124,9 +120,9 @@ def test_every_keras_and_every_way_to_iterate_loses_what_one_process_loses(
     (start,) = trained.said("worker:0", r"^custom_loop: .*")
     assert f", {keras}" in start
     alone = small("tf215", "for", "--set=cluster.worker=1")
-    assert len(losses_of(alone)) == 3
+    assert len(alone.losses()) == 3
     for task in TASKS:
-        assert losses_of(trained, task) == pytest.approx(losses_of(alone), abs=1e-4)
+        assert trained.losses(task) == pytest.approx(alone.losses(), abs=1e-4)
 
 
 def test_steps_in_one_call_are_told_at_once(small: Small) -> None:
@@ -134,7 +130,7 @@ def test_steps_in_one_call_are_told_at_once(small: Small) -> None:
     assert trained.state["warnings"] == []
     told = trained.of("progress", "worker:0")
     assert {event["step"] for event in told} <= {5, 10, 15}
-    assert losses_of(trained) == losses_of(small("tf215", "steps"))
+    assert trained.losses() == small("tf215", "steps").losses()
 
 
 # -- preemption ------------------------------------------------------------------------------------
@@ -155,7 +151,7 @@ def test_a_worker_that_is_told_to_leave_costs_no_step(small: Small, tensorflow: 
         attempt_2 = [e["step"] for e in trained.of("progress", task) if e["attempt"] == 2]
         assert attempt_2[0] == step + 1
     undisturbed = small("tf215", "steps")
-    assert losses_of(trained) == pytest.approx(losses_of(undisturbed), abs=1e-4)
+    assert trained.losses() == pytest.approx(undisturbed.losses(), abs=1e-4)
     assert trained.said("worker:0", r"^test accuracy (\S+)") == undisturbed.said(
         "worker:0", r"^test accuracy (\S+)"
     )

@@ -47,6 +47,7 @@ def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
         digits_cnn.compile_for_training(
             keras, model, steps_per_execution=keras_choice.steps_per_execution()
         )
+        precision.build(model.optimizer, model)  # `restore` fills variables that are there
     replicas = strategy.num_replicas_in_sync
     openings.announce(
         "keras_mnist", chosen, keras=keras, model=model, replicas=replicas, batch=size
