@@ -44,7 +44,7 @@ def input_function(chosen: argparse.Namespace, batch: int) -> Any:
             data_dir=chosen.data_dir,
             take={"train": chosen.examples, "infer": chosen.predict}.get(mode),
             cache=chosen.cache,
-            policy=chosen.shard_policy,
+            policy=chosen.shard_policy if mode == "train" else "data",
             input_context=input_context,
         )
         if mode == "train":
