@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +123,24 @@ def mended_reduce(values: Any, strategy: Any, reduction: Any) -> Any:
 
 def other_build(self: Any, data_batch: Any) -> Any:
     self._symbolic_build(self.DistributedValues, self.reduce("MEAN", data_batch))
+
+
+def test_a_keras_that_was_mended_by_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that lacks what one of the later parts replaces: the others are in place."""
+
+    def fail(trainer: Any) -> None:
+        raise AttributeError("_moments")
+
+    half: Any = ModuleType("trainer")
+    vars(half).update(vars(trainer(known_reduce, known_build)))
+    monkeypatch.setitem(sys.modules, keras3.TRAINER, half)
+    monkeypatch.setattr(keras3, "_version", lambda: "3.15.1")
+    monkeypatch.setattr(keras3, "_mend", fail)
+    with pytest.raises(AttributeError):
+        keras3.attach()
+    assert hasattr(half.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__"), "it is checked"
+    with pytest.raises(keras3.Keras3Error, match="could not mend Keras 3"):
+        keras3.require_mended(half)
 
 
 @pytest.mark.parametrize(

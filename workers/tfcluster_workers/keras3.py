@@ -4,7 +4,8 @@ Keras 3's own fail there in every release to 3.15 (keras#20585, tensorflow#72388
 not fail some numbers are wrong. The rooms of the cure, each with the upstream places it mends:
 keras3_trainer.py (what fails), keras3_batches.py (uneven shares of a batch), keras3_optimizers.py
 (clipping, loss scale) and keras3_variables.py (metrics and moving averages of older releases).
-All of them act under a strategy that spans workers only; else Keras's own code runs.
+All of them act under a strategy that spans workers only; else Keras's own code runs. The exception
+is the type of seeds before 3.5 (keras3_seeds.py), which changes no number.
 """
 
 from __future__ import annotations
@@ -35,23 +36,29 @@ def attach() -> None:
     trainer: Any = sys.modules.get(TRAINER)
     if trainer is None or is_switched_off() or hasattr(trainer, "_mended_by_tfcluster"):
         return
-    trainer._mended_by_tfcluster = True
+    trainer._mended_by_tfcluster = False  # until all of it is: half mended is refused
     from tfcluster_workers import keras3_trainer
 
-    if not _obstacle(trainer):
-        from tfcluster_workers import (
-            keras3_batches,
-            keras3_optimizers,
-            keras3_seeds,
-            keras3_variables,
-        )
-
-        keras3_seeds.mend()
-        keras3_variables.mend()
-        keras3_batches.mend(trainer)
-        keras3_optimizers.mend()
-        keras3_trainer.mend(trainer)
     keras3_trainer.check_before_use(trainer)
+    if not _obstacle(trainer):
+        _mend(trainer)
+        trainer._mended_by_tfcluster = True
+
+
+def _mend(trainer: Any) -> None:
+    from tfcluster_workers import (
+        keras3_batches,
+        keras3_optimizers,
+        keras3_seeds,
+        keras3_trainer,
+        keras3_variables,
+    )
+
+    keras3_seeds.mend()
+    keras3_variables.mend()
+    keras3_batches.mend(trainer)
+    keras3_optimizers.mend()
+    keras3_trainer.mend(trainer)
 
 
 def is_switched_off() -> bool:
@@ -100,6 +107,11 @@ def require_mended(trainer: Any) -> None:
     """Say once, in the chief's log, that Keras is mended; raise Keras3Error where it is not."""
     if obstacle := _obstacle(trainer):
         raise Keras3Error(f"{obstacle}, or keras.version 2")
+    if not trainer._mended_by_tfcluster:
+        raise Keras3Error(
+            f"tfcluster could not mend Keras {_version()} for several workers, and half mended it"
+            f" would train wrongly: {SWITCH}=off leaves it as it is, or keras.version 2"
+        )
     if context.current().is_chief:
         sys.stderr.write(
             f"tfcluster: Keras {_version()} is mended for several workers (keras#20585);"

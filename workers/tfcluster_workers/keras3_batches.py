@@ -10,11 +10,13 @@ Releases to 3.7 do not scale at all: there the gradients are scaled.
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+_MEANS = {"sum_over_batch_size", "mean", "mean_with_sample_weight"}
 _here = threading.local()
 """`share`, a scalar tensor, inside a replica's step; `of_gradients`: they are yet to be scaled."""
 
@@ -38,6 +40,7 @@ def mend(trainer: Any) -> None:
     trainer.scales_losses = hasattr(loss, "scale_loss_for_distribution")
     if trainer.scales_losses:
         _mend_scaling(loss)
+    _mend_reduction(loss, scales=trainer.scales_losses)
     _mend_moments(BatchNormalization)
     _mend_losses_of_outputs(CompileLoss)
 
@@ -70,11 +73,12 @@ def _scales_losses() -> bool:
 
 @contextmanager
 def _known(share: Any, *, of_gradients: bool) -> Iterator[None]:
+    before = getattr(_here, "share", None), getattr(_here, "of_gradients", False)
     _here.share, _here.of_gradients = share, of_gradients
     try:
         yield
     finally:
-        _here.share, _here.of_gradients = None, False
+        _here.share, _here.of_gradients = before  # those of a step around this one
 
 
 def _share_of(data: Any) -> Any:
@@ -112,7 +116,10 @@ def _mend_scaling(loss: Any) -> None:
         import tensorflow as tf
 
         known = share()
-        return scale(value) if known is None else value * tf.cast(known, value.dtype)
+        if known is None:
+            return scale(value)
+        # A mean over no example is NaN, and counts nothing.
+        return tf.math.multiply_no_nan(value, tf.cast(known, value.dtype))
 
     @functools.wraps(unscale)
     def unscale_loss_for_distribution(value: Any) -> Any:
@@ -125,6 +132,31 @@ def _mend_scaling(loss: Any) -> None:
 
     loss.scale_loss_for_distribution = scale_loss_for_distribution
     loss.unscale_loss_for_distribution = unscale_loss_for_distribution
+
+
+def _mend_reduction(loss: Any, *, scales: bool) -> None:
+    """A loss function may return the mean itself, which Keras hands on as it is, unscaled.
+
+    Where gradients are scaled, it is only that of an empty share that must not be NaN.
+    """
+    original = loss.reduce_values
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def reduce_values(*args: Any, **kwargs: Any) -> Any:
+        import tensorflow as tf
+
+        reduced, known = original(*args, **kwargs), share()
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        if known is None or given.arguments["reduction"] not in _MEANS:
+            return reduced
+        if not scales:
+            return tf.math.multiply_no_nan(reduced, tf.cast(known > 0, reduced.dtype))
+        is_scalar = tuple(given.arguments["values"].shape) == ()
+        return loss.scale_loss_for_distribution(reduced) if is_scalar else reduced
+
+    loss.reduce_values = reduce_values
 
 
 def _mend_moments(layer: Any) -> None:

@@ -6,7 +6,8 @@ examples it is for (keras#20611 is about the same state); each replica adds its 
 Before 3.5 they keep it in a variable of uint32, and TensorFlow's collectives, by which every worker
 gets the chief's first value, know no uint32 ("Value for attr 'T' of uint32 is not in the list of
 allowed values", CollectiveBcastSend). Since 3.5 it is int64, as here: drawn are the same numbers,
-because the TensorFlow backend makes an int32 of either.
+because the TensorFlow backend makes an int32 of either. This one holds under every strategy: a seed
+made outside a scope may be drawn from inside, and its steps must have its type.
 """
 
 from __future__ import annotations

@@ -28,9 +28,19 @@ def mend() -> None:
     _remember(Variable)
 
 
+def _spans_workers() -> bool:
+    import tensorflow as tf
+
+    from tfcluster_workers import keras3_trainer
+
+    return keras3_trainer.spans_workers(tf.distribute.get_strategy())
+
+
 def _summed_on_read(make: Any, **kwargs: Any) -> Any:
     import tensorflow as tf
 
+    if not _spans_workers():
+        return make(**kwargs)
     kwargs["synchronization"] = tf.VariableSynchronization.ON_READ
     kwargs["aggregation"] = tf.VariableAggregation.SUM
     return make(**kwargs)
@@ -40,7 +50,7 @@ def _mean_of_replicas(make: Any, **kwargs: Any) -> Any:
     """Of what is not trained: the optimizer itself updates the rest alike everywhere."""
     import tensorflow as tf
 
-    if kwargs.get("trainable") is False:
+    if kwargs.get("trainable") is False and _spans_workers():
         kwargs["aggregation"] = tf.VariableAggregation.MEAN
     return make(**kwargs)
 

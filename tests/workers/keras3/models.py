@@ -81,6 +81,26 @@ def metrics_of_probabilities() -> dict[str, Any]:
     return found | {"f1": [float(f[0]) for f in found["f1"]]}
 
 
+def mean_of_squares(labels: Any, predicted: Any) -> Any:
+    """One number for all, where Keras expects one for each example; NaN for no example."""
+    return tf.reduce_mean(
+        tf.square(predicted[:, 0] - tf.cast(tf.reshape(labels, [-1]), tf.float32))
+    )
+
+
+@case
+def a_loss_that_is_a_scalar() -> dict[str, Any]:
+    """Of full batches, and with a share that is empty in the last one."""
+    found = {}
+    for count in (40, 41):
+        keras.utils.set_random_seed(1)
+        with strategy.scope():
+            model = compiled(network(), loss=mean_of_squares, metrics=[])
+        fitted = trained(model, batches(count))
+        found[str(count)] = fitted | {"evaluate": model.evaluate(batches(count), verbose=0)}
+    return found
+
+
 @case
 def regularization() -> dict[str, Any]:
     with strategy.scope():
