@@ -99,6 +99,7 @@ class Agent:
     def _resume(self, log_offsets: dict[str, int]) -> None:
         if self._files is not None:
             self._files.outgoing.forget()
+            self._files.incoming.forget()
         self._crew.resume_logs(log_offsets)
 
     def _take_file(self, name: str, offset: int, data: bytes) -> None:

@@ -37,17 +37,21 @@ class Incoming:
 
     def receive(self, order: dict[str, Any]) -> None:
         """`id`, `into` (the folder), `files`: path with sha256, size, mode, mtime_ns, or with
-        link; `keep`: whether the files stay in the cache. Asked again, it starts again."""
+        link; `keep`: whether the files stay in the cache; `unless_there`: a folder that exists
+        stays as it is. Asked again, it starts again."""
         number = order["id"]
+        if order.get("unless_there") and os.path.isdir(order["into"]):
+            self._say({"type": "received", "id": number})
+            return
         try:
             check(order["files"])
             digests = {file["sha256"] for file in order["files"] if "sha256" in file}
             os.makedirs(self._files, mode=0o700, exist_ok=True)
-            for digest in digests:
-                self._drop(digest)
-            missing = sorted(d for d in digests if not os.path.exists(self._path(d)))
-            self._orders[number], self._wanted[number] = order, set(missing)
-            self._say({"type": "wants", "id": number, "digests": missing})
+            missing = {d for d in digests if not os.path.exists(self._path(d))}
+            others = {d for n, wanted in self._wanted.items() if n != number for d in wanted}
+            self._orders[number], self._wanted[number] = order, missing
+            # What another order has asked for comes once, for both.
+            self._say({"type": "wants", "id": number, "digests": sorted(missing - others)})
             self._finish_if_complete(number)
         except (OSError, BadTree) as error:
             self._fail(number, error)
@@ -62,16 +66,26 @@ class Incoming:
             blob.add(offset, data)
             if not blob.is_full:
                 return
-            del self._open[digest]
             blob.settle(self._path(digest))
+            del self._open[digest]
         except (OSError, BadTree) as error:
             self._drop(digest)
             for number in numbers:
                 self._fail(number, error)
             return
         for number in numbers:
-            self._wanted[number].discard(digest)
-            self._finish_if_complete(number)
+            try:
+                self._wanted[number].discard(digest)
+                self._finish_if_complete(number)
+            except OSError as error:
+                self._fail(number, error)
+
+    def forget(self) -> None:
+        """The connection broke: what is still wanted is ordered again, from the beginning."""
+        for digest in list(self._open):
+            self._drop(digest)
+        self._orders.clear()
+        self._wanted.clear()
 
     def _begin(self, digest: str, number: int) -> _Blob:
         files = self._orders[number]["files"]
@@ -85,13 +99,18 @@ class Incoming:
             return
         order = self._orders.pop(number)
         del self._wanted[number]
-        place(order["into"], order["files"], self._path)
-        if not order.get("keep"):
-            for digest in {f["sha256"] for f in order["files"] if "sha256" in f}:
-                if not any(_names(digest, other) for other in self._orders.values()):
-                    with contextlib.suppress(OSError):
-                        os.unlink(self._path(digest))
+        try:
+            place(order["into"], order["files"], self._path)
+        finally:
+            if not order.get("keep"):
+                self._clear_away(order)
         self._say({"type": "received", "id": number})
+
+    def _clear_away(self, order: dict[str, Any]) -> None:
+        for digest in {f["sha256"] for f in order["files"] if "sha256" in f}:
+            if not any(_names(digest, other) for other in self._orders.values()):
+                with contextlib.suppress(OSError):
+                    os.unlink(self._path(digest))
 
     def _fail(self, number: int, error: Exception) -> None:
         self._orders.pop(number, None)
@@ -126,8 +145,10 @@ class _Blob:
         return self._at >= self._size
 
     def add(self, offset: int, data: bytes) -> None:
-        if offset != self._at or self._at + len(data) > self._size:
-            raise BadTree(f"bytes at {offset} where {self._at} was next")
+        if offset != self._at:
+            return  # of a sender that goes on from before a reconnect; the right ones will come
+        if self._at + len(data) > self._size:
+            raise BadTree(f"more than the {self._size} bytes that were announced")
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]

@@ -54,6 +54,11 @@ class Line:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     @property
+    def has_lease(self) -> bool:
+        """Whether a connection that broke may come back."""
+        return self._lease_s is not None
+
+    @property
     def backlog(self) -> int:
         return self._session.backlog
 
@@ -150,7 +155,16 @@ class Line:
             elif kind == protocol.ACK and connection.welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
             if connection.welcomed:
-                self._last_heard = time.monotonic()
+                self._hear_now()
+
+    def _hear_now(self) -> None:
+        """What was said before the lease ended, and read after it, does not renew it: others may
+        count on this agent's tasks having gone (it stood still, and wakes)."""
+        now = time.monotonic()
+        if self._lease_s is not None and now >= self._last_heard + self._lease_s:
+            self.is_over = True
+        else:
+            self._last_heard = now
 
     def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
         wrong = self._what_is_wrong(hello)
@@ -162,8 +176,8 @@ class Line:
         self._connection = connection
         connection.welcomed = self._was_greeted = True
         connection.streams_logs = bool(hello.get("stream_logs"))
-        self._resume_logs(hello.get("log_offsets", {}))
         connection.queue(protocol.control_frame(self._welcome()))
+        self._resume_logs(hello.get("log_offsets", {}))
         for encoded in self._session.resume(hello.get("last_seen", 0)):
             connection.queue(encoded)
 

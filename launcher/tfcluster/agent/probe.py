@@ -188,7 +188,7 @@ def is_own(host: str) -> bool:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError:
         return False
-    return all(_can_bind(family, address) for family, _, _, _, address in found)
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
 
 
 def _can_bind(family: int, address: Any) -> bool:

@@ -106,13 +106,17 @@ class FarFiles:
                     case "lost":
                         raise FarFilesError("the node was lost")
 
-    async def send_tree(self, into: str, files: Sequence[Sent], *, keep: bool) -> int:
+    async def send_tree(
+        self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False
+    ) -> int:
         """Make `into` hold exactly `files`; how many bytes had to be sent.
 
-        `keep`: the node keeps them for the next run. Raises FarFilesError, OSError.
+        `keep`: the node keeps them for the next run. `unless_there`: a folder that exists is left
+        as it is. Raises FarFilesError, OSError.
         """
         entries, sources = await asyncio.to_thread(_announced, files)
         order = {"type": "receive", "into": into, "files": entries, "keep": keep}
+        order["unless_there"] = unless_there
         sent = 0
         async with self._asking() as (number, answers):
             await self._send({**order, "id": number})
@@ -121,7 +125,7 @@ class FarFiles:
                 match answer["type"]:
                     case "wants":
                         for digest in answer["digests"]:
-                            sent += await self._send_one(digest, sources[digest])
+                            sent += await self._send_one(digest, *sources[digest])
                     case "reconnected":
                         await self._send({**order, "id": number})
                     case "received":
@@ -131,16 +135,19 @@ class FarFiles:
                     case "lost":
                         raise FarFilesError("the node was lost")
 
-    async def _send_one(self, digest: str, source: Path) -> int:
+    async def _send_one(self, digest: str, source: Path, size: int) -> int:
+        """Raises FarFilesError for a file that is shorter than it was when it was announced."""
         at = 0
         with source.open("rb") as reader:
-            while True:
-                data = await asyncio.to_thread(reader.read, _CHUNK)
-                if data or at == 0:  # an empty file is announced by an empty frame
-                    await self._send_file(digest, at, data)
-                if not data:
-                    return at
+            while at < size or size == 0:
+                data = await asyncio.to_thread(reader.read, min(_CHUNK, size - at))
+                if not data and size:
+                    raise FarFilesError(f"{source} was cut while it was sent")
+                await self._send_file(digest, at, data)
                 at += len(data)
+                if size == 0:
+                    break
+        return at
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[tuple[int, asyncio.Queue[Mapping[str, Any]]]]:
@@ -171,9 +178,9 @@ def _judge(answer: Mapping[str, Any], came: int, size: int, digest: str) -> None
         raise FarFileChangedError("changed while it was read")
 
 
-def _announced(files: Iterable[Sent]) -> tuple[list[dict[str, Any]], dict[str, Path]]:
+def _announced(files: Iterable[Sent]) -> tuple[list[dict[str, Any]], dict[str, tuple[Path, int]]]:
     entries: list[dict[str, Any]] = []
-    sources: dict[str, Path] = {}
+    sources: dict[str, tuple[Path, int]] = {}
     for file in files:
         if file.link is not None:
             entries.append({"path": file.path, "link": file.link})
@@ -181,7 +188,7 @@ def _announced(files: Iterable[Sent]) -> tuple[list[dict[str, Any]], dict[str, P
         with file.source.open("rb") as reader:
             digest = hashlib.file_digest(reader, "sha256").hexdigest()
             size = reader.tell()
-        sources[digest] = file.source
+        sources[digest] = (file.source, size)
         entry = {"path": file.path, "sha256": digest, "size": size, "mode": file.mode}
         entries.append(entry if file.mtime_ns is None else entry | {"mtime_ns": file.mtime_ns})
     return entries, sources

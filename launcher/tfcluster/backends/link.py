@@ -115,6 +115,9 @@ class AgentLink:
     async def send_file(self, name: str, offset: int, data: bytes) -> None:
         """One `F` frame: neither numbered nor kept, so gone with a connection that breaks."""
         await self._write(protocol.data_frame(protocol.FILE, name, offset, data))
+        if self._writer is not None:
+            with contextlib.suppress(OSError):
+                await self._writer.drain()
 
     def _judge(self, number: int) -> None:
         if self._kill is not None and self._writer is not None and self._session.waits_for(number):
@@ -238,11 +241,9 @@ class AgentLink:
         if self._writer is None:
             return  # kept by the session, sent on resuming
         try:
+            # Orders are few and small, and an agent or a line that stands still must not make the
+            # coordinator stand still with it: only files wait until there is room.
             self._writer.write(frame)
-            if self._lease_s is not None:
-                await self._writer.drain()
-            # Few and small orders go to a local agent, and one that stands still must not make
-            # the coordinator stand still with it.
         except (OSError, RuntimeError) as error:
             if self._lease_s is None:
                 raise ConnectionError("the agent is gone") from error

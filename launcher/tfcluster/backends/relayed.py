@@ -30,6 +30,7 @@ STARTER = "import sys;exec(eval(sys.stdin.buffer.raw.readline()))"
 it means anything to a shell within single quotes."""
 HANDSHAKE_S = 60.0
 """From the transport's start to its relay, the bundle's way over a slow line included."""
+_LONGEST_LINE = 2000
 _WORDS = 40
 """Lines of a transport's stderr that are kept."""
 
@@ -88,8 +89,12 @@ class Transport:
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        while line := await process.stderr.readline():
-            self._words.append(line.decode(errors="replace").rstrip())
+        rest = ""
+        while data := await process.stderr.read(4096):
+            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+            self._words.extend(line.rstrip()[:_LONGEST_LINE] for line in lines)
+            rest = rest[-_LONGEST_LINE:]
+        self._words.append(rest)
 
     def note_agent(self) -> None:
         """It has answered: from now on it is joined, never started anew."""
@@ -111,14 +116,14 @@ class Transport:
     async def hang_up(self) -> None:
         """End the transport's process, which a cut line would keep for long."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        if self._listener is not None:
-            await asyncio.wait([self._listener], timeout=1.0)
-            self._listener.cancel()
-            self._listener = None
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await asyncio.wait([listener], timeout=1.0)
+            listener.cancel()
 
 
 def _bootstrap() -> str:
@@ -171,5 +176,8 @@ async def connect(
         await transport.hang_up()
         words = transport.last_words() or error
         raise NodeLostError(f"{node} cannot be reached: {words}") from error
+    except BaseException:  # called off: Ctrl-C
+        await transport.hang_up()
+        raise
     transport.note_agent()
     return link

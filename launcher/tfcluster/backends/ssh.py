@@ -27,6 +27,9 @@ OPTIONS = (
     "ClearAllForwardings=yes",
     "RemoteCommand=none",
     "LogLevel=ERROR",
+    # A shared connection that is cut would be dialled over again and again.
+    "ControlMaster=no",
+    "ControlPath=none",
 )
 
 

@@ -23,8 +23,11 @@ def node_folder(node: str) -> str:
 
 
 def workdir(node: str, chosen: str | None) -> str:
-    """`chosen`: the spec's ``runtime.hosts.H.workdir``."""
-    return chosen if chosen is not None else posixpath.join(node_folder(node), "work")
+    """`chosen`: the spec's ``runtime.hosts.H.workdir``, in which the copy gets a folder of its own:
+    what the user has there stays."""
+    if chosen is None:
+        return posixpath.join(node_folder(node), "work")
+    return posixpath.join(chosen, "tfcluster", RUN, file_name(node), "work")
 
 
 def file_name(node: str) -> str:
@@ -34,7 +37,7 @@ def file_name(node: str) -> str:
 
 def there(text: str, *, cache: str, run_id: str) -> str:
     """`text` with the names of this module replaced by the node's own folders."""
-    return text.replace(CACHE, cache).replace(RUN, run_id) if CACHE in text else text
+    return text.replace(CACHE, cache).replace(RUN, run_id)
 
 
 def command_there(command: Command, *, cache: str, run_id: str) -> Command:

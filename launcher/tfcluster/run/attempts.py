@@ -43,7 +43,7 @@ class Attempts:
 
     async def first(self) -> None:
         """Agents, ports, prepare, attempt 1: raises SurroundingsError."""
-        await self._connect_all()
+        await self.loop.meanwhile(self._connect_all())
         await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
@@ -140,7 +140,7 @@ class Attempts:
 
     async def _reach(self, node: NodePlan) -> None:
         await self.connect(node)
-        await self.startup.send_code([node])
+        await self.startup.send_code([node], again=True)
         self._lost.discard(node.name)  # at once: it can be lost again before anyone looks
 
     async def _give_up(self, node: str, error: SurroundingsError) -> None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tfcluster.backends.base import Backend
-from tfcluster.backends.far_files import FarFiles
+from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
 from tfcluster.run.paths import RunPaths
@@ -85,8 +85,10 @@ class Exchange:
         background.create_task(listen())
 
     def files(self, node: str) -> FarFiles:
-        """Of a node whose site is remote."""
-        return self._links[node].files
+        """Of a node whose site is remote; raises FarFilesError for one that is lost."""
+        if (link := self._links.get(node)) is None:
+            raise FarFilesError(f"{node} is lost")
+        return link.files
 
     def site(self, node: str) -> Site:
         """Where the node, which was reached before, keeps this run's files."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
@@ -34,6 +35,11 @@ class Folders:
         """Whether the chief's lie on another machine."""
         return self._site(self._plan.chief).is_remote
 
+    @property
+    def any_are_far(self) -> bool:
+        """Whether a task's lie on another machine."""
+        return any(self._site(task.id).is_remote for task in self._plan.tasks)
+
     def hurry(self) -> None:
         """No task trains any more: files come home as fast as they can."""
         self._is_over = True
@@ -57,16 +63,17 @@ class Folders:
         return found
 
     def bring_tensorboard(self, *, stopped: Stopped) -> None:
-        """The TensorBoard files of far tasks; blocks. Raises OSError and as `Source.copy`."""
+        """The TensorBoard files of far tasks; blocks. Raises as `Source.copy`, but OSError."""
         for task in self._plan.tasks:
             site = self._site(task.id)
             if not site.is_remote:
                 continue
             source = self._source(task.id, PurePosixPath(site.paths.tensorboard(task.id)))
-            for entry in source.scan():
-                if not entry.path.endswith("/"):
-                    target = self._paths.tensorboard(task.id) / entry.path
-                    source.copy(entry, target, stopped=stopped)
+            with contextlib.suppress(OSError):  # a lost node's stay with it
+                for entry in source.scan():
+                    if not entry.path.endswith("/"):
+                        target = self._paths.tensorboard(task.id) / entry.path
+                        source.copy(entry, target, stopped=stopped)
 
     def _source(self, task: TaskId, folder: PurePosixPath) -> Source:
         node, loop = self._plan.task(task).node, self._loop
@@ -107,7 +114,10 @@ class Folders:
                 )
                 for task, site in tasks
             )
-            await asyncio.gather(*sending)
+            results = await asyncio.gather(*sending, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     def _site(self, task: TaskId) -> Site:
         return self._exchange.site(self._plan.task(task).node)

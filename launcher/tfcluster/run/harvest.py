@@ -160,7 +160,7 @@ class Harvest:
     @property
     def needs_agents(self) -> bool:
         """Whether what is left can only come home while the agents live."""
-        return self._gatherer is not None and self._folders.are_far
+        return self._gatherer is not None and self._folders.any_are_far
 
     async def finish(self) -> list[Event]:
         """Bring home what is left, after the last task has ended, and before the agents go

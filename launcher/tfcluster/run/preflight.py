@@ -83,9 +83,13 @@ def read(line: str, *, now: float) -> Seen:
         raise ValueError(f"not a probe's report: {error}") from error
 
 
-def judge(seen: Sequence[Seen], *, needs_tensorflow: bool) -> tuple[Finding, ...]:
-    """All findings, the fatal ones first."""
-    found = [*_alone(seen, needs_tensorflow), *_together(seen), *_lines(seen)]
+def judge(
+    seen: Sequence[Seen], *, needs_tensorflow: bool, is_gang: bool = True
+) -> tuple[Finding, ...]:
+    """All findings, the fatal ones first. `is_gang`: the nodes train as one, so that they must
+    be alike; not so parameter servers, tuners, and commands whose Python nobody knows."""
+    found = [*_alone(seen, needs_tensorflow), *_lines(seen)]
+    found += _together(seen) if is_gang else ()
     return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
 
 

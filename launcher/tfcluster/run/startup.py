@@ -53,19 +53,25 @@ class Startup:
             if reply is not None and reply["type"] == "port_taken":
                 raise launch.port_error(reply)
 
-    async def send_code(self, nodes: Iterable[NodePlan]) -> None:
-        """A copy of the workdir to each node that does not share it; raises SurroundingsError."""
+    async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> None:
+        """A copy of the workdir to each node that does not share it; raises SurroundingsError.
+
+        `again`: to a node that was lost; where the copy is still there it stays as it is, with
+        what tasks have written into it.
+        """
         far = [node.name for node in nodes if self.exchange.site(node.name).is_remote]
         if not far:
             return
         files = await asyncio.to_thread(code.snapshot, Path(self.plan.workdir), self.plan.include)
-        await asyncio.gather(*(self._send_code(node, files) for node in far))
+        await asyncio.gather(*(self._send_code(node, files, unless_there=again) for node in far))
 
-    async def _send_code(self, node: str, files: Sequence[Sent]) -> None:
+    async def _send_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
         site = self.exchange.site(node)
         into = site.folder(self.plan.node(node).workdir)
         try:
-            await self.exchange.files(node).send_tree(into, files, keep=True)
+            await self.exchange.files(node).send_tree(
+                into, files, keep=True, unless_there=unless_there
+            )
         except OSError as error:
             raise SurroundingsError(
                 f"the code cannot be copied to {node}: {error}",
@@ -89,7 +95,9 @@ class Startup:
             python, site = self.plan.node(name).interpreter, self.exchange.site(name)
             self.exchange.send(name, launch.start_probe(python, site, order, made.digest))
         seen = [await self._seen(name) for name in names]
-        found = preflight.judge(seen, needs_tensorflow=self.plan.needs_tensorflow)
+        found = preflight.judge(
+            seen, needs_tensorflow=self.plan.needs_tensorflow, is_gang=self._is_gang()
+        )
         if any(finding.is_fatal for finding in found):
             raise PreflightError([(f.node, f.what, f.cure) for f in found if f.is_fatal])
         return found
@@ -105,6 +113,11 @@ class Startup:
             said = lines[-1] if lines else "it said nothing"
             cure = f"runtime.hosts.{node}.python names its Python (3.9 or newer); see {log}"
             raise PreflightError([(node, f"it cannot be looked at: {said}", cure)]) from None
+
+    def _is_gang(self) -> bool:
+        known = all(node.interpreter is not None for node in self.plan.nodes)
+        trains = self.plan.kind == "training" and self.plan.strategy == "multi_worker_mirrored"
+        return known and trains
 
     def _held(self) -> list[Message | None]:
         return [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]

@@ -73,7 +73,7 @@ class Host(Section):
         {}, "Environment variables of this host's tasks.", {"NCCL_SOCKET_IFNAME": "eth0"}
     )
     workdir: Text | None = documented(
-        None, "Folder for the copy of the code; null: one per run in the cache.", "/scratch/anna"
+        None, "Folder in which each run gets a copy of the code; null: the cache.", "/scratch/anna"
     )
 
 

@@ -19,7 +19,7 @@ def who_listens(plan: Plan, *, where: str = "a task's machine") -> str:
 
 def open_ports(plan: Plan, ports: Sequence[int]) -> str:
     """One line for the start panel; `ports` of the tasks that listen, 0: still to be chosen."""
-    known = sorted(port for port in ports if port)
+    known = sorted({port for port in ports if port})
     if all(node.network == "private" for node in plan.nodes):
         return "none: the network is private, only the tasks of this run are in it"
     if not known:
@@ -28,4 +28,5 @@ def open_ports(plan: Plan, ports: Sequence[int]) -> str:
         shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
     else:
         shown = ", ".join(map(str, known))
-    return f"{shown}: {who_listens(plan, where='this machine')}"
+    here = all(node.backend == "local" for node in plan.nodes)
+    return f"{shown}: {who_listens(plan, where='this machine' if here else 'its host')}"

@@ -27,7 +27,7 @@ def start_panel(
     and its step, that this one begins with.
     """
     held = ports or {}
-    pairs = [*_pythons(plan), ("workdir", _joined({n.workdir for n in plan.nodes}))]
+    pairs = [*_pythons(plan), ("workdir", workdir(plan))]
     pairs.append(("strategy", _strategy(plan)))
     cluster = [task for task in plan.listening if task.in_cluster]
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
@@ -38,6 +38,13 @@ def start_panel(
     parts: list[Part] = [Facts(tuple(pairs)), _task_grid(plan, held)]
     parts += [f"note: {note}" for note in plan.notes]
     return Panel(paths.run_id, tuple(parts))
+
+
+def workdir(plan: Plan) -> str:
+    """The folder of the code here; other hosts run in copies of it."""
+    if all(node.backend == "local" for node in plan.nodes):
+        return _joined({node.workdir for node in plan.nodes})
+    return f"{plan.workdir}, a copy on each host"
 
 
 def _pythons(plan: Plan) -> list[tuple[str, str]]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from .office import Office, Run, numbered
+from .office import COUNT, Office, Run, numbered
 
 SAVES = """
 import os, time, zipfile
@@ -86,6 +87,29 @@ def test_after_a_restart_every_host_finds_what_the_chief_saved(office: Office) -
         assert file.read("config.json") == b"3" * 100_000
 
 
+def test_two_workers_of_one_host_are_given_what_the_chief_saved(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    office.write("sibling.py", "")
+    big = SAVES.replace("100_000", "3_000_000")
+    cluster = {"worker": [f"{host.address}:0", f"{host.address}:0"]}
+    run = office.up(office.spec(big, cluster=cluster, supervision={"backoff_s": 0}))
+    assert run.end() == 0, run.said
+    step = run.of_type("restarting")[0]["from_step"]
+    for task in ("worker:0", "worker:1"):
+        assert f"model-{step}.keras'] step {step}" in run.log(task, attempt=2)
+
+
+def test_a_folder_named_for_the_code_keeps_what_is_in_it(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    (host.root / "scratch").mkdir()
+    (host.root / "scratch" / "precious").write_text("the user's")
+    python = {"python": sys.executable, "workdir": f"{Path('~').expanduser()}/scratch"}
+    run = office.up(office.spec("import os; print(os.getcwd())", runtime={"hosts": {"*": python}}))
+    assert run.end() == 0, run.said
+    assert "/scratch/tfcluster/" in run.log("worker:0")
+    assert (host.root / "scratch" / "precious").read_text() == "the user's"
+
+
 def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=200))
@@ -96,6 +120,23 @@ def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
     assert run.log("worker:1").splitlines() == numbered(200)
     assert run.of_type("node_reconnected")
     assert not run.of_type("restarting")
+
+
+@pytest.mark.slow
+def test_last_words_that_were_written_while_a_line_was_cut_are_heard(office: Office) -> None:
+    office.add_hosts(2)
+    script = COUNT + "raise ValueError('what it died of')\n"
+    run = office.up(office.spec(script, count=100, supervision={"max_restarts": 0}))
+    run.wait_for_line("line 20", "worker:1")
+    for host in office.hosts:
+        office.lab.cut(host)
+    run.wait_for_event("node_unreachable")
+    for host in office.hosts:
+        office.lab.mend(host)
+    assert run.end() == 1, run.said
+    for task in ("worker:0", "worker:1"):
+        assert run.log(task).splitlines()[:100] == numbered(100)
+    assert "what it died of" in run.said
 
 
 @pytest.mark.slow

@@ -118,17 +118,45 @@ def test_bytes_that_are_not_what_was_announced_are_refused(node: Node) -> None:
     assert not node.into.exists()
 
 
-def test_a_hole_and_an_excess_are_refused(node: Node) -> None:
-    for offset, data in ((1, b"data"), (0, b"data and more")):
-        node.receive(file("a", b"data"))
-        node.incoming.take(sha(b"data"), offset, data)
-        assert node.said[-1]["type"] == "receive_failed"
+def test_more_than_was_announced_is_refused(node: Node) -> None:
+    node.receive(file("a", b"data"))
+    node.incoming.take(sha(b"data"), 0, b"data and more")
+    assert node.said[-1]["type"] == "receive_failed"
+
+
+def test_bytes_out_of_their_order_are_of_an_earlier_sender(node: Node) -> None:
+    node.receive(file("a", b"data"))
+    node.incoming.take(sha(b"data"), 2, b"ta")
+    node.incoming.take(sha(b"data"), 0, b"da")
+    node.incoming.take(sha(b"data"), 2, b"ta")
+    node.incoming.take(sha(b"data"), 2, b"ta")
+    assert node.said[-1]["type"] == "received"
+    assert (node.into / "a").read_bytes() == b"data"
+
+
+def test_a_disk_that_fails_fails_the_order_and_not_the_agent(node: Node) -> None:
+    node.into = node.into / "below" / "a file"
+    node.into.parent.parent.write_text("in the way")
+    node.receive(file("a", b"data"), keep=False)
+    node.incoming.take(sha(b"data"), 0, b"data")
+    assert node.said[-1]["type"] == "receive_failed"
+
+
+def test_a_folder_that_is_to_stay_stays(node: Node) -> None:
+    node.into.mkdir()
+    (node.into / "written").touch()
+    order = {"id": 9, "into": str(node.into), "files": [file("a")], "unless_there": True}
+    node.incoming.receive(order)
+    assert node.said == [{"type": "received", "id": 9}]
+    assert node.names() == ["written"]
 
 
 def test_asked_again_after_a_broken_connection_it_starts_again(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 0, b"da")
-    node.receive(file("a", b"data"))
+    node.incoming.forget()
+    node.incoming.take(sha(b"data"), 2, b"ta")
+    assert node.receive(file("a", b"data"))["digests"] == [sha(b"data")]
     node.incoming.take(sha(b"data"), 0, b"data")
     assert (node.into / "a").read_bytes() == b"data"
 
@@ -141,6 +169,7 @@ def test_the_same_file_for_two_folders_comes_once(node: Node, tmp_path: Path) ->
     node.incoming.take(sha(b"data"), 0, b"data")
     assert (first / "a").read_bytes() == (node.into / "a").read_bytes() == b"data"
     assert [said["type"] for said in node.said] == ["wants", "wants", "received", "received"]
+    assert node.said[1]["digests"] == []
 
 
 def test_bytes_that_nobody_asked_for_are_dropped(node: Node, tmp_path: Path) -> None:

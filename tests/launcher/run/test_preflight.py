@@ -70,6 +70,11 @@ def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
     ]
 
 
+def test_parameter_servers_and_tuners_need_not_be_alike() -> None:
+    other = replace(B, packages={}, gpus=("H100",))
+    assert preflight.judge([A, other], needs_tensorflow=False, is_gang=False) == ()
+
+
 def test_what_is_no_report_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
         with pytest.raises(ValueError, match=r"report|Expecting"):
