@@ -43,7 +43,11 @@ class Attempts:
 
     async def first(self) -> None:
         """Agents, ports, prepare, attempt 1: raises SurroundingsError."""
-        await self.loop.meanwhile(self._connect_all())
+        here = [node for node in self.plan.nodes if node.backend == "local"]
+        await self._connect_all(here)  # not to be called off: an agent half started would stay
+        far = [node for node in self.plan.nodes if node not in here]
+        if far:
+            await self.loop.meanwhile(self._connect_all(far))
         await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
@@ -51,9 +55,9 @@ class Attempts:
         await self.startup.prepare()
         await self._start(1, tuple(task.id for task in self.plan.tasks))
 
-    async def _connect_all(self) -> None:
+    async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
         """All at once; raises SurroundingsError for all that could not be reached."""
-        connecting = map(self.connect, self.plan.nodes)
+        connecting = map(self.connect, nodes)
         results = await asyncio.gather(*connecting, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
         errors = [failure for failure in failures if isinstance(failure, SurroundingsError)]
