@@ -15,7 +15,7 @@ from tfcluster.agent.ports import PortHolder, PortTaken
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from tfcluster.agent.files import Files
@@ -130,7 +130,7 @@ class Agent:
             "start": lambda order: self._crew.start_all(order["tasks"], order["attempt"]),
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
-            "shutdown": lambda order: self._shut_down(order.get("remove")),
+            "shutdown": lambda order: self._shut_down(order.get("remove", ())),
             "receive": lambda order: self._with_files().incoming.receive(order),
             "scan": lambda order: self._with_files().outgoing.scan(order),
             "read": lambda order: self._with_files().outgoing.read(order),
@@ -152,10 +152,10 @@ class Agent:
         except PortTaken as taken:
             self._line.say({"type": "port_taken", **taken.wanted, **taken.holder})
 
-    def _shut_down(self, folder: str | None) -> None:
-        """`folder`: this run's own on this node, wanted no more."""
+    def _shut_down(self, folders: Iterable[str]) -> None:
+        """`folders`: this run's own on this node, wanted no more."""
         self._crew.end_all()
-        if folder is not None:
+        for folder in folders:
             from tfcluster.agent.incoming import remove
 
             with contextlib.suppress(OSError):

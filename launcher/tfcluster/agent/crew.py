@@ -10,6 +10,7 @@ import signal
 import time
 
 from tfcluster.agent import leftovers, protocol, stop
+from tfcluster.agent.ended_logs import EndedLogs
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.output import drain
 from tfcluster.agent.processes import kill_descendants
@@ -47,8 +48,7 @@ class Crew:
         self._witness = Witness()
         self._ended: dict[str, frozenset[bytes]] = {}
         """What the processes of each task's last attempt can be known by."""
-        self._ended_logs: dict[str, tuple[str, int, int]] = {}
-        """Stream → path, first and last offset of the task's output."""
+        self._ended_logs = EndedLogs()
         self._gang_since = 0
         """Start time of the first task since none ran; 0: nothing but `prepare` has run."""
         self.moved = 0
@@ -144,18 +144,9 @@ class Crew:
         nothing: what was sent last may have been lost with the connection."""
         for task in self._tasks.values():
             task.streamed = offsets.get(task.stream_name, task.log_begin)
-        for name, (path, begin, end) in self._ended_logs.items():
-            self._send_rest(name, path, offsets.get(name, begin), end)
-
-    def _send_rest(self, name: str, path: str, offset: int, end: int) -> None:
-        """What an ended task wrote, as far as it may have gone with a connection."""
-        if not self.line.wants_logs or offset >= end:
-            return
-        with contextlib.suppress(OSError), open(path, "rb") as log:
-            log.seek(offset)
-            while offset < end and (data := log.read(min(_READ_BYTES, end - offset))):
-                self.line.queue(protocol.data_frame(protocol.LOG, name, offset, data))
-                offset += len(data)
+        if self.line.wants_logs:
+            for frame in self._ended_logs.missing(offsets):
+                self.line.queue(frame)
 
     def stream_logs(self) -> None:
         if self.line.wants_logs:
@@ -265,7 +256,7 @@ class Crew:
         del self._tasks[task.name]
         self._ended[task.name] = task.marks
         if self.line.has_lease:
-            self._ended_logs[task.stream_name] = (task.log.path, task.log_begin, task.log.size)
+            self._ended_logs.add(task)
         task.close()
         self._recorder.drop_group(task.pid)
         self.line.say(task.exited_message())

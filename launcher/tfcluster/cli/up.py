@@ -56,7 +56,6 @@ def command(
     stored = begins_with.source if begins_with is not None and spec is None else None
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
     options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
-    planned = plan(sets=sets, options=options, python=python, args=job_args())
     how = Options(
         as_json=as_json,
         collapse=collapse,
@@ -67,7 +66,7 @@ def command(
         resume=begins_with,
         chaos=chaos,
     )
-    return launch(planned, how)
+    return launch(plan(sets=sets, options=options, python=python, args=job_args()), how)
 
 
 def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:

@@ -8,6 +8,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from posixpath import dirname
 from typing import Any
 
 from tfcluster.backends.base import Backend
@@ -35,6 +36,8 @@ class Exchange:
         self._backend_of, self._paths, self._lease_s = backend_of, paths, lease_s
         self._logs = LogsOfOthers(paths)
         self._sites: dict[str, Site] = {}
+        self._code: dict[str, str] = {}
+        """Node → its tasks' working directory."""
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: dict[str, bool] = {}
@@ -71,6 +74,7 @@ class Exchange:
         self._holds_ports[node.name] = backend.capabilities.holds_ports
         self._has_lease[node.name] = backend.capabilities.has_lease
         self._sites[node.name] = site_of(node.name, self._paths, link.welcome.get("cache"))
+        self._code[node.name] = self._sites[node.name].folder(node.workdir)
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
@@ -160,7 +164,7 @@ class Exchange:
         link, site = self._links[node], self._sites[node]
         order: dict[str, Any] = {"type": "shutdown"}
         if site.is_remote and not keeps_folders:
-            order["remove"] = str(site.paths.root)
+            order["remove"] = sorted({str(site.paths.root), dirname(self._code[node])})
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await link.send(order)

@@ -108,6 +108,7 @@ def test_a_folder_named_for_the_code_keeps_what_is_in_it(office: Office) -> None
     assert run.end() == 0, run.said
     assert "/scratch/tfcluster/" in run.log("worker:0")
     assert (host.root / "scratch" / "precious").read_text() == "the user's"
+    assert [path.name for path in (host.root / "scratch").rglob("*")] == ["precious", "tfcluster"]
 
 
 def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
