@@ -92,6 +92,14 @@ def in_the_way(folder: Path) -> str:
     return told(prepare.prepare, NAME, folder)
 
 
+def read_after_a_dropped_reader(count: int = 20_000) -> int:
+    """How many examples a cache keeps whose first reader is dropped while it reads ahead."""
+    counted = tf.data.Dataset.range(count).map(lambda n: n + 1, num_parallel_calls=2)
+    kept = pipeline._cached(counted.prefetch(tf.data.AUTOTUNE))
+    next(iter(kept.batch(96).prefetch(100)))
+    return sum(1 for _ in kept.batch(96, drop_remainder=True)) * 96 + count % 96
+
+
 def main(folder: Path) -> dict[str, Any]:
     synthetic_digits.TRAIN_EXAMPLES, synthetic_digits.TEST_EXAMPLES = TRAIN, TEST
     whole = folder / "whole"
@@ -128,6 +136,7 @@ def main(folder: Path) -> dict[str, Any]:
         },
         "first of files": shares(whole, "file", 2, 240),
         "too few": told(shares, whole, "file", 5),
+        "after a dropped reader": [read_after_a_dropped_reader() for _ in range(12)],
         "auto of too few": [len(share) for share in shares(whole, "auto", 5)],
     }
 

@@ -103,6 +103,11 @@ def test_the_first_examples_are_shared_too_where_files_are(tried: dict[str, Any]
     assert [len(share) for share in tried["first of files"]] == [120, 120]
 
 
+def test_a_cache_is_whole_although_its_first_reader_was_dropped(tried: dict[str, Any]) -> None:
+    # A bare `cache` was cut short for more than half of such readers.
+    assert tried["after a dropped reader"] == [20_000] * 12
+
+
 def test_fewer_files_than_workers_are_told_and_auto_goes_by_example(tried: dict[str, Any]) -> None:
     assert tried["too few"] == (
         "TooFewFilesError: --shard-policy file needs a file for each of the 5 workers, and "

@@ -126,17 +126,31 @@ def _mend_build(trainer: Any) -> None:
 def _first_batch(tree: Any, iterator: Any, strategy: Any) -> Any:
     """What the first replica of this task would get: its shapes are everybody's.
 
-    Of a generator the shapes alone: what is read of it is lost, and the workers would be out of
-    step, each with its own copy.
+    The shapes alone where the data tell them. Reading a batch drops an iterator that others may
+    feel: of a generator the batch is lost, and the workers are out of step, each with its own copy;
+    a `cache` may be cut short (data/pipeline.py).
     """
-    if type(iterator.data_adapter).__name__ == "GeneratorDataAdapter":
-        specs = iterator._distributed_dataset.element_spec
-        return tree.map_structure(lambda spec: getattr(spec, "_value_specs", (spec,))[0], specs)
+    specs = tree.map_structure(
+        lambda spec: getattr(spec, "_value_specs", (spec,))[0],
+        iterator._distributed_dataset.element_spec,
+    )
+    of_generator = type(iterator.data_adapter).__name__ == "GeneratorDataAdapter"
+    if of_generator or all(map(_tells_its_shape, tree.flatten(specs))):
+        return specs
     epoch = iterator.enumerate_epoch() if hasattr(iterator, "enumerate_epoch") else iterator
     for found in epoch:
         batch = next(found[-1])
         return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
     return None
+
+
+def _tells_its_shape(spec: Any) -> bool:
+    """Whether `spec` leaves at most the size of the batch open."""
+    import tensorflow as tf
+
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+        return False
+    return bool(spec.shape[1:].is_fully_defined())
 
 
 def _mend_executions(owner: Any) -> None:

@@ -69,11 +69,12 @@ class Lab:
 
 
 @contextmanager
-def a_lab() -> Iterator[Lab]:
-    """A lab that leaves nothing behind."""
+def a_lab(*, own_data: bool = False) -> Iterator[Lab]:
+    """A lab that leaves nothing behind. With `own_data` its data folder is not that of others."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     line = CommandLine(root)
-    line.env |= {"TFDS_DATA_DIR": str(data_folder()), "CUDA_VISIBLE_DEVICES": "-1"}
+    data = root / "data" if own_data else data_folder()
+    line.env |= {"TFDS_DATA_DIR": str(data), "CUDA_VISIBLE_DEVICES": "-1"}
     try:
         yield Lab(line)
     finally:

@@ -21,7 +21,7 @@ FILES = [f"0000{number}-of-00004" for number in range(4)]
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     """With 320 examples in four files."""
-    with a_lab() as made:
+    with a_lab(own_data=True) as made:
         script = ROOT / "tests" / "workers" / "small_digits.py"
         env = {**os.environ, **made.line.env, "PYTHONPATH": str(ROOT / "workers")}
         subprocess.run([PYTHON, script], env=env, check=True, capture_output=True)

@@ -122,6 +122,28 @@ def a_generator() -> dict[str, Any]:
 
 
 @case
+def a_data_set_that_tells_its_shapes() -> dict[str, Any]:
+    """It is read by the epochs alone: a reader dropped in building could cut a cache short."""
+    readers: list[int] = []
+
+    def draw() -> Iterator[np.ndarray]:
+        readers.append(len(readers))
+        yield from arrays()[0]
+
+    signature = tf.TensorSpec((6,), tf.float32)
+    data = tf.data.Dataset.from_generator(draw, output_signature=signature)
+    data = data.map(lambda x: (x, tf.cast(tf.reduce_sum(x) > 3, tf.int32))).batch(BATCH)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    with strategy.scope():
+        model = compiled(network())
+    model.fit(data.with_options(options), epochs=2, shuffle=False, verbose=0)
+    # One worker's building, by Keras's own code, reads and drops one.
+    several = strategy.num_replicas_in_sync > 1
+    return {"is_read_once_an_epoch": not several or len(readers) == 2}
+
+
+@case
 def a_data_set_of_each_workers_own() -> dict[str, Any]:
     """distribute_datasets_from_function: the script shards for itself."""
 

@@ -43,12 +43,29 @@ def load(
     share = reading.Reading(found, split, take, policy, input_context)
     examples = share.examples(as_supervised=True)
     if cache:
-        examples = examples.cache()
+        examples = _cached(examples)
 
     def scale(image: Any, label: Any) -> Any:
         return tf.cast(image, tf.float32) / 255.0, label
 
     return examples.map(scale, num_parallel_calls=1)
+
+
+def _cached(examples: Any) -> Any:
+    """`examples`, kept in memory once all have been read.
+
+    An iterator that is dropped while `prefetch` (TFDS ends with one) reads ahead for it may see the
+    end of the data there, and `cache` then keeps what had come by as the whole: with TensorFlow
+    2.21 half of the iterators dropped so left a data set cut short. Keras 3 drops one in each first
+    `fit` and `evaluate` under a strategy (trainer.py, `_maybe_symbolic_build`). An end before the
+    last example is an error here, which `cache` does not keep.
+    """
+    import tensorflow as tf
+
+    number = int(examples.cardinality().numpy())
+    if number < 0:
+        return examples  # nobody knows where its end is
+    return examples.apply(tf.data.experimental.assert_cardinality(number)).cache()
 
 
 def ids(
