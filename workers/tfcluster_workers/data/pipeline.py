@@ -62,6 +62,8 @@ def _cached(examples: Any) -> Any:
     """
     import tensorflow as tf
 
+    if not tf.executing_eagerly():
+        return examples.cache()  # a graph's own (Estimator, a dataset_fn): nobody reads it again
     number = int(examples.cardinality().numpy())
     if number < 0:
         return examples  # nobody knows where its end is
