@@ -3,65 +3,90 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import stat
-import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
+from tfcluster.run import tracked
 
 MOST_BYTES = 200 * 1000 * 1000
+MOST_FILES = 50_000
+"""What a host lists and makes within seconds; more is data."""
+MARK = ".tfcluster-mark-"
+"""Begins the names of files that only tell whether a host sees this folder itself."""
 _NEVER = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache"})
 """Folders that are no code, where there is no git to say so."""
+_IN_ONE = 0.9
+"""A folder is named by the one below it that holds so much of it."""
 
 
 def snapshot(workdir: Path, include: Sequence[str] = ()) -> list[Sent]:
     """The files of `workdir` to send; `include`: globs that git may ignore.
 
-    Raises SurroundingsError above 200 MB, and where the folder cannot be read.
+    Raises SurroundingsError above 200 MB or 50,000 files, for a glob that finds nothing, and
+    where git does not answer or the folder cannot be read.
     """
-    names = _tracked(workdir)
+    names = tracked.names(workdir)
     found = set(_all(workdir) if names is None else names)
     for pattern in include:
         found.update(_matching(workdir, pattern))
+    found = {one for name in found for one in _as_copied(workdir, name)}
     files = [sent for name in sorted(found) if (sent := _sent(workdir, name)) is not None]
     _check_size(workdir, files)
     return files
 
 
-def _tracked(workdir: Path) -> list[str] | None:
-    """As git lists them below `workdir`; None where there is no git, or no repository."""
-    list_them = ["git", "-C", str(workdir), "ls-files", "-z", "--cached", "--others"]
-    try:
-        answer = subprocess.run(
-            [*list_them, "--exclude-standard", "--deduplicate"],
-            capture_output=True,
-            check=True,
-            timeout=60,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return [os.fsdecode(name) for name in answer.stdout.split(b"\0") if name]
-
-
 def _all(workdir: Path) -> Iterator[str]:
     for folder, folders, names in os.walk(workdir):
+        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
         folders[:] = sorted(set(folders) - _NEVER)
-        for name in names:
+        for name in [*names, *links]:
             yield os.path.relpath(os.path.join(folder, name), workdir)
 
 
 def _matching(workdir: Path, pattern: str) -> Iterator[str]:
+    """What a glob finds, of folders all that is in them. Raises SurroundingsError for nothing."""
+    if pattern.startswith("/") or ".." in pattern.split("/"):
+        raise SurroundingsError(
+            f"job.include: {pattern} leads out of the workdir, {workdir}",
+            cure="write it relative to job.workdir, or set job.workdir to a folder that holds both",
+        )
+    is_empty = True
     for path in workdir.glob(pattern):
-        inside = [path] if not path.is_dir() else [p for p in path.rglob("*") if not p.is_dir()]
-        yield from (str(one.relative_to(workdir)) for one in inside)
+        is_empty = False
+        inside = path.rglob("*") if path.is_dir() else [path]
+        below = (one.relative_to(workdir) for one in inside if one.is_symlink() or one.is_file())
+        yield from (str(one) for one in below if ".git" not in one.parts)
+    if is_empty:
+        raise SurroundingsError(
+            f"job.include: nothing in {workdir} matches {pattern}",
+            cure="correct it, or take it out of the spec; * does not cross folders, ** does",
+        )
+
+
+def _as_copied(workdir: Path, name: str) -> Iterator[str]:
+    """`name`, and where it lies behind a link that stays one: the link, and what it leads to."""
+    parts = name.split("/")
+    for length in range(1, len(parts)):
+        folder = workdir.joinpath(*parts[:length])
+        if folder.is_symlink() and (target := _link_inside(workdir, folder)) is not None:
+            yield "/".join(parts[:length])
+            above = "/".join(parts[: length - 1])
+            led = posixpath.normpath(posixpath.join(above, target, *parts[length:]))
+            yield from _as_copied(workdir, led)
+            return
+    yield name
 
 
 def _sent(workdir: Path, name: str) -> Sent | None:
-    """None for what is neither a file nor a link to one: a socket, a folder of a submodule."""
+    """None for what is neither a file nor a link to one: a socket, a link to a folder elsewhere."""
     path = workdir / name
+    if path.name.startswith(MARK):
+        return None
     try:
         if path.is_symlink() and (target := _link_inside(workdir, path)) is not None:
             return Sent(name, path, link=target)
@@ -74,19 +99,62 @@ def _sent(workdir: Path, name: str) -> Sent | None:
 
 
 def _link_inside(workdir: Path, path: Path) -> str | None:
-    """A link that leads to something in the copy stays one; of others the content is sent."""
+    """A link that leads to something in the copy stays one; of others the content is sent.
+
+    One that goes up again after it went down may, over other links, lead anywhere.
+    """
     target = os.readlink(path)
     led = Path(os.path.normpath(path.parent / target))
-    return target if not os.path.isabs(target) and led.is_relative_to(workdir) else None
+    stays = led.is_relative_to(workdir) and not goes_up_late(target)
+    return target if stays and not os.path.isabs(target) else None
+
+
+def goes_up_late(target: str) -> bool:
+    """Whether a ``..`` of a link's target follows a name."""
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    return ".." in parts[ups:]
 
 
 def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
     sizes = {file.path: file.source.stat().st_size for file in files if file.link is None}
-    if (total := sum(sizes.values())) <= MOST_BYTES:
+    total = sum(sizes.values())
+    if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return
-    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
-    shown = ", ".join(f"{name} ({sizes[name] / 1e6:.0f} MB)" for name in largest)
+    if total > MOST_BYTES:
+        largest = [f"{name} ({size / 1e6:.0f} MB)" for name, size in _heaviest(sizes)]
+        much = f"{total / 1e6:.0f} MB to send to other hosts, more than {MOST_BYTES / 1e6:.0f}"
+    else:
+        largest = [f"{name} ({n} files)" for name, n in _heaviest(dict.fromkeys(sizes, 1))]
+        much = f"{len(sizes)} files to send to other hosts, more than {MOST_FILES}"
     raise SurroundingsError(
-        f"{workdir} holds {total / 1e6:.0f} MB to send to other hosts, more than 200: {shown}",
-        cure="have git ignore what is not code (.gitignore), or set job.workdir",
+        f"{workdir} holds {much}: {', '.join(largest)}",
+        cure="have git ignore what is not code (.gitignore), or set job.workdir; data that each"
+        " host has goes into runtime.hosts.H.data_dir",
     )
+
+
+def _heaviest(sizes: dict[str, int]) -> list[tuple[str, int]]:
+    """The three folders (with a slash) and files of the workdir that weigh most, heaviest first."""
+    weights: Counter[str] = Counter()
+    for path, size in sizes.items():
+        parts = path.split("/")
+        for length in range(1, len(parts)):
+            weights["/".join(parts[:length]) + "/"] += size
+        weights[path] += size
+    top = [name for name in weights if "/" not in name.rstrip("/")]
+    named = sorted(top, key=weights.__getitem__, reverse=True)[:3]
+    narrowed = [_narrowed(name, weights) for name in named]
+    return [(name, weights[name]) for name in narrowed]
+
+
+def _narrowed(name: str, weights: Counter[str]) -> str:
+    """`name`, or the folder below it in which nearly all of it lies."""
+    while name.endswith("/"):
+        depth = name.count("/")
+        below = [n for n in weights if n.startswith(name) and n.rstrip("/").count("/") == depth]
+        heavy = [n for n in below if n.endswith("/") and weights[n] >= _IN_ONE * weights[name]]
+        if not heavy:
+            break
+        name = heavy[0]
+    return name
