@@ -53,7 +53,14 @@ class DropNode:
     node: str
 
 
-Action = Record | StopTasks | DumpStacks | StartAlone | BringHome | DropNode
+@dataclass(frozen=True, slots=True)
+class AskLinks:
+    """Every task blames another: have the nodes dial each other, then tell with `linked`."""
+
+    attempt: int
+
+
+Action = Record | StopTasks | DumpStacks | StartAlone | BringHome | DropNode | AskLinks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from tfcluster.run import actions as do
 from tfcluster.run import chaos, control, rehearsal
 from tfcluster.run import events as ev
 from tfcluster.run.attempts import Attempts
+from tfcluster.run.elsewhere import Elsewhere
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
@@ -29,6 +30,7 @@ from tfcluster.run.output import last_line, last_output, last_text
 from tfcluster.run.reports import STEPS, saved, to_event
 from tfcluster.run.startup import Startup
 from tfcluster.run.supervisor import Supervisor
+from tfcluster.run.survey import Survey
 from tfcluster.run.wishes import Wishes
 
 STACKS = signal.SIGUSR1
@@ -56,7 +58,9 @@ class Coordinator:
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
             last_line=lambda member: last_line(self.paths, member),
+            absent=lambda: self._elsewhere.absent(),
         )
+        self._elsewhere = Elsewhere(plan, journal.wait_for)
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
         until, exchange = self._loop.until, self._exchange
         startup = Startup(plan, self.paths, harvest, exchange, until, announce, wishes)
@@ -72,6 +76,8 @@ class Coordinator:
             self._connect,
             self._record,
         )
+        self._survey = Survey(plan, self.paths, exchange)
+        self._looking: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
 
@@ -131,8 +137,14 @@ class Coordinator:
             background=self._background,
         )
 
+    async def _look_at_links(self, attempt: int) -> None:
+        lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
+        self._exchange.put(lambda: self._supervisor.linked(lost, self._now()))
+
     async def _bring_home(self) -> None:
         events = await self._harvest.bring_home()
+        if self._looking is not None:  # the cause may be among what it finds
+            await asyncio.wait([self._looking])
         self._exchange.put(lambda: self._on_home(events))
 
     def _on_home(self, events: list[Event]) -> None:
@@ -158,6 +170,8 @@ class Coordinator:
                 self._attempts.due_alone.append(action)
             case do.BringHome():
                 self._background.create_task(self._bring_home())
+            case do.AskLinks(attempt):
+                self._looking = self._background.create_task(self._look_at_links(attempt))
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._exchange.drop(node))

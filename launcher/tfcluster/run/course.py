@@ -36,7 +36,7 @@ class Course:
     """The gang and the stage of its attempt; `outcome` is set when the run is over."""
 
     def __init__(self, plan: Plan) -> None:
-        self.gang = Gang(plan)
+        self.gang, self._elsewhere = Gang(plan), plan.elsewhere
         self.orders = Orders(plan.supervision.grace_s)
         self.timers = Timers()
         self.stage = Stage.STARTING
@@ -103,7 +103,8 @@ class Course:
     def fail(self, cause: Failure, why: GiveUp, now: float) -> None:
         """The run has failed for good, because of `cause`."""
         self.diagnose(why=why.why)
-        self.ending, self.stage = findings.outcome_of(cause, why), Stage.ENDING_RUN
+        self.ending = findings.outcome_of(cause, why, self._elsewhere)
+        self.stage = Stage.ENDING_RUN
         self.again = None
         self.timers.clear_all()
         self.stop(self.gang.running(), "another task failed", now)
@@ -128,6 +129,14 @@ class Course:
         self.orders.record(ev.RunStopping(why=why, grace_s=longest))
         self.stop(running, why, now, grace_s=grace_s)
 
+    def end_late(self, now: float) -> None:
+        """The others have ended well long ago."""
+        running = self.gang.running()
+        late = ", ".join(str(member.id) for member in running)
+        self.orders.record(ev.Warned(message=f"{late} did not end with the others: ended"))
+        self.stage = Stage.ENDING_RUN
+        self.stop(running, "the others have ended", now)
+
     def stop(
         self,
         members: list[Member],
@@ -146,7 +155,8 @@ class Course:
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
-            self.outcome = findings.outcome_of(self.cause(), GiveUp("it is not started again"))
+            why = GiveUp("it is not started again")
+            self.outcome = findings.outcome_of(self.cause(), why, self._elsewhere)
 
     def _failures(self) -> list[Failure]:
         return self.gang.failures or self.gang.lone_failures

@@ -14,19 +14,20 @@ from tfcluster.run.failure import Failure, Kind
 
 __all__ = ["Failure", "Kind", "root_cause", "to_json"]
 
-_INFERRED = frozenset({Kind.LATE, Kind.STALLED})
-"""Nothing but silence speaks against such a task."""
+_INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
+"""Nothing but silence speaks against such a task, or against the line to it."""
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
     """The first of `failures`, in the order in which they arrived, that follows from no other.
 
-    A task that failed by its own doing comes before one that was merely silent; where all are
-    collateral it is the first of all, and None without failures.
+    A task that failed by its own doing comes before a lost link, and that before one that was
+    merely silent; where all are collateral it is the first of all, and None without failures.
     """
     own = [failure for failure in failures if not failure.is_collateral]
     certain = [failure for failure in own if failure.kind not in _INFERRED]
-    return next(iter([*certain, *own, *failures]), None)
+    links = [failure for failure in own if failure.kind is Kind.LINK_LOST]
+    return next(iter([*certain, *links, *own, *failures]), None)
 
 
 def to_json(failures: Sequence[Failure]) -> dict[str, Any] | None:

@@ -27,6 +27,8 @@ class Kind(StrEnum):
     """It would fail again just so: the script, the packages or the hosts must change."""
     EXCEPTION = "exception"
     EXIT_CODE = "exit_code"
+    LINK_LOST = "link_lost"
+    """Other hosts could not reach its host, which goes on."""
     STALLED = "stalled"
     """Nothing was heard of any task for longer than the spec allows."""
     FROZEN = "frozen"
@@ -55,6 +57,7 @@ _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
 """What a task said before such a signal is not what ended it."""
 _OBSERVED_WORDS = {
     Kind.NODE_LOST: "its node is lost",
+    Kind.LINK_LOST: "link to its host lost",
     Kind.FROZEN: "stopped by a signal",
     Kind.LATE: "it did not end while the others failed because of it",
     Kind.STALLED: "nothing was heard of it",
@@ -80,7 +83,7 @@ class Failure:
     out_of_memory: str | None = None
     """How it is known that the kernel killed it for memory, in words."""
     observed: Kind | None = None
-    """What tfcluster itself saw: NODE_LOST, FROZEN, LATE, STALLED or START_FAILED."""
+    """What tfcluster itself saw: NODE_LOST, LINK_LOST, FROZEN, LATE, STALLED or START_FAILED."""
     words: str = ""
     """What was seen, in words, where `observed` is set."""
     saved: bool = False

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tfcluster.errors import DeadlineError, NodeLostError, SurroundingsError, TfclusterError
+from tfcluster.errors import (
+    CollateralError,
+    DeadlineError,
+    NodeLostError,
+    SurroundingsError,
+    TfclusterError,
+)
+from tfcluster.plan.plan import TaskPlan
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind, signal_name
@@ -16,6 +23,8 @@ CAUSE_WAIT_S = 12.0
 """How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
 FROZEN_S = 10.0
 """How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
+_NAMED = 8
+"""Of the tasks elsewhere, how many a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,13 @@ class Finding:
     """How the run ends with it; None: that is for the restart policy to say."""
 
 
-def outlived(core: Sequence[Member]) -> Finding:
-    """The others failed as a consequence and no cause came: whoever lives on is the cause."""
+def outlived(core: Sequence[Member], *, is_part: bool = False) -> Finding:
+    """The others failed as a consequence and no cause came: whoever lives on is the cause.
+
+    Of a gang of which only a part is here the cause is elsewhere, and nobody is blamed.
+    """
+    if is_part:
+        return Finding(Kind.LATE, [], "a task on another machine failed")
     words = "it did not end while the others failed because of it: hung or cut off"
     late = [(member, words) for member in core if member.is_running and not member.alone]
     return Finding(Kind.LATE, late, "it outlived the others' failure")
@@ -77,15 +91,18 @@ def missing(
     deadline_s: float,
     last_line: Callable[[Member], str],
     now: float,
+    elsewhere: Sequence[str] = (),
 ) -> Finding:
     """The tasks that others wait for, each with its age and last line.
 
     Where all wait, nobody is missing: they cannot reach each other, and all are named.
+    `elsewhere`: tasks that somebody else starts and that cannot be reached, and why not.
     """
     absent = [m for m in core if not m.waits_for_peers and not m.has_joined]
-    absent = absent or [m for m in core if m.waits_for_peers]
+    absent = absent or [m for m in core if m.waits_for_peers and not elsewhere]
     named = [(member, _not_there(member, last_line(member), now)) for member in absent]
-    listed = "".join(f"\n  {member.id} {words}" for member, words in named)
+    all_words = [f"{member.id} {words}" for member, words in named] + [*elsewhere]
+    listed = "".join(f"\n  {words}" for words in all_words)
     error = DeadlineError(
         f"the tasks did not find each other within {deadline_s:g} s:{listed}",
         cure="the stacks of all tasks are in their logs; "
@@ -139,8 +156,8 @@ def too_long(deadline_s: float) -> Outcome:
     return Outcome(Status.TIMED_OUT, error.exit_code, error)
 
 
-def outcome_of(cause: Failure, why: GiveUp) -> Outcome:
-    """How a run ends that `cause` has ended for good."""
+def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) -> Outcome:
+    """How a run ends that `cause` has ended for good; `elsewhere` are tasks others started."""
     error: TfclusterError | None = None
     status = Status.FAILED
     match cause.kind:
@@ -149,10 +166,23 @@ def outcome_of(cause: Failure, why: GiveUp) -> Outcome:
                 f"node {cause.node} is lost: {cause.words}; its tasks were ended ({why.why})",
                 cure="the summary says what was gathered; go on from it: `tfcluster up --resume`",
             )
+        case Kind.LINK_LOST:
+            error = NodeLostError(
+                f"{cause.words} ({why.why})",
+                cure="look at the network between the hosts; "
+                "then go on from what was gathered: `tfcluster up --resume`",
+            )
         case Kind.START_FAILED:
             error = SurroundingsError(
                 f"{cause.task} cannot start: {cause.words}",
                 cure="`tfcluster plan --task` shows its command",
+            )
+        case Kind.COLLATERAL if elsewhere:
+            named = ", ".join(str(task.id) for task in elsewhere[:_NAMED])
+            more = ", …" if len(elsewhere) > _NAMED else ""
+            error = CollateralError(
+                f"what failed here followed a failure on another machine ({named}{more})",
+                cure="what was started there says why; then start all of them again",
             )
         case Kind.STALLED:
             status = Status.TIMED_OUT

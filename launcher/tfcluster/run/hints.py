@@ -45,6 +45,11 @@ CIRCUMSTANCES: Mapping[str, Known] = {
     "node_lost": Known(
         "node-lost", "its host or its agent is gone: look whether the machine is up and has memory"
     ),
+    "link_lost": Known(
+        "link-lost",
+        "the host is up, but TensorFlow's connections to it broke: look at its network, at"
+        " firewalls and at idle time-outs between the hosts",
+    ),
     "frozen": Known("frozen", "something stopped the process: SIGSTOP, Ctrl-Z, a debugger"),
     "late": Known("late", "the end of its log says what it did last, and where its threads stood"),
     "stalled": Known(

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfcluster.agent import probe
+from tfcluster.agent import dial, probe
 from tfcluster.errors import PortInUseError, PrepareError
 from tfcluster.plan import remote
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
-from tfcluster.run.reports import PREFLIGHT, PREPARE
+from tfcluster.run.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.run.sites import Site
 
 
@@ -90,14 +90,32 @@ def start_probe(
     interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
 ) -> dict[str, Any]:
     """Look at a node with its tasks' Python (`agent.probe`), as attempt 0."""
+    told = {**order, "folder": site.cache or "/"}
+    return _start_look(PREFLIGHT, probe.__file__, interpreter, site, told, digest)
+
+
+def start_dial(
+    interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
+) -> dict[str, Any]:
+    """Look at the lines from a node to the others (`agent.dial`), as attempt 0."""
+    return _start_look(LINKS, dial.__file__, interpreter, site, order, digest)
+
+
+def _start_look(
+    step: str,
+    script: str,
+    interpreter: Interpreter | None,
+    site: Site,
+    order: Mapping[str, Any],
+    digest: str,
+) -> dict[str, Any]:
     python = interpreter.path if interpreter is not None else "python3"
-    script = probe.__file__
     if site.is_remote:
-        script = f"{remote.CACHE}/bundles/{digest}/agent/tfcluster/agent/probe.py"
-    told = json.dumps({**order, "folder": site.cache or "/"})
-    command = site.command(Command((python, script, told), (), "/"))
-    log = site.paths.step_log(PREFLIGHT, site.node)
-    return {"type": "start", "attempt": 0, "tasks": [_order(PREFLIGHT, command, log, ())]}
+        bundled = f"{remote.CACHE}/bundles/{digest}/agent/tfcluster/agent"
+        script = f"{bundled}/{script.rpartition('/')[2]}"
+    command = site.command(Command((python, script, json.dumps(order)), (), "/"))
+    log = site.paths.step_log(step, site.node)
+    return {"type": "start", "attempt": 0, "tasks": [_order(step, command, log, ())]}
 
 
 def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:

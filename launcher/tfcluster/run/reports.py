@@ -14,7 +14,9 @@ PREPARE = "prepare"
 """Name under which an agent runs a node's prepare step."""
 PREFLIGHT = "preflight"
 """That of the look at a node before anything else."""
-STEPS = frozenset({PREPARE, PREFLIGHT})
+LINKS = "links"
+"""That of the look at the lines between the nodes, after a failure."""
+STEPS = frozenset({PREPARE, PREFLIGHT, LINKS})
 """What is no task of the cluster."""
 
 _Value = TypeVar("_Value", str, int)
@@ -23,7 +25,7 @@ _Value = TypeVar("_Value", str, int)
 def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
     """The event a message of `node`'s agent stands for; None where it is not one."""
     kind = message["type"]
-    if message.get("task") == PREFLIGHT:
+    if message.get("task") in (PREFLIGHT, LINKS):
         return None
     if message.get("task") == PREPARE:
         return _prepare_event(node, message)

@@ -9,7 +9,7 @@ because of somebody is that somebody.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.plan.plan import Plan, TaskId
@@ -31,7 +31,6 @@ from tfcluster.run.watch import Watch
 START_ANSWER_S: Final = 60.0
 """An agent that has not said whether a task runs so long after the order is itself lost."""
 
-
 EVALUATOR_S: Final = 10.0
 """Most evaluators leave by themselves once they have seen the last checkpoint; not every one."""
 
@@ -45,13 +44,18 @@ class Supervisor:
         *,
         last_output: Callable[[], float] = lambda: 0.0,
         last_line: Callable[[Member], str] = lambda member: "",
+        absent: Callable[[], Sequence[str]] = tuple,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`last_output`: when a task last wrote a line, on the clock of the inputs."""
+        """`last_output`: when a task last wrote a line, on the clock of the inputs;
+        `absent`: the tasks elsewhere that nobody reaches, and why not."""
         self.plan, self.policy = plan, plan.supervision
         self._course = course = Course(plan)
         self.gang, self.orders = course.gang, course.orders
-        self._timers, self._watch = course.timers, Watch(plan, course, last_output, last_line)
+        self._timers, self._watch = (
+            course.timers,
+            Watch(plan, course, last_output, last_line, absent),
+        )
         self._restarts = Restarts(plan, jitter)
         self._lone = Lone(course, self._restarts)
         self._forms_gang = plan.kind != "plain"
@@ -86,7 +90,7 @@ class Supervisor:
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Attempt `number` begins; returns the tasks to start: not an evaluator that runs on."""
         to_start = self.gang.enlist(members, number)
-        self._anew.members, self.chief = members, shrinking.chief_of(members)
+        self._anew.members, self.chief = members, shrinking.chief_among(self.plan, members)
         self._verdict = Next.GO_ON
         self._restarts.begin()
         self._course.begin()
@@ -194,6 +198,11 @@ class Supervisor:
             self._anew.decide(now)
             self._react(now)
 
+    def linked(self, lost: Mapping[str, str], now: float) -> None:
+        """What the nodes found that were to dial each other: node → how it is cut off."""
+        self._watch.linked(lost, now)
+        self._react(now)
+
     def stop(self, stop: Stop, now: float) -> None:
         """The user wants the run to end; a second wish kills at once."""
         before = self._course.ending
@@ -216,6 +225,7 @@ class Supervisor:
     def _react(self, now: float) -> None:
         if self.outcome is not None:
             return
+        self._watch.ask_links()
         if self.again is None:
             if self._course.is_training and not self._watch.has_stacks_written:
                 self._follow(self._judge(), now)
@@ -276,7 +286,7 @@ class Supervisor:
             case "late" if self._verdict is Next.DESERTED:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
-                self._due_late(now)
+                self._course.end_late(now)
             case "satisfied" if member is not None and member in self._satisfied():
                 self._course.stop([member], "it has evaluated the last checkpoint", now)
             case "again" if member is not None:
@@ -292,9 +302,3 @@ class Supervisor:
                     self.node_lost(node, "its agent does not answer", now)
             case _:
                 self._watch.due(name, member, now)
-
-    def _due_late(self, now: float) -> None:
-        late = ", ".join(str(member.id) for member in self.gang.running())
-        self.orders.record(ev.Warned(message=f"{late} did not end with the others: ended"))
-        self._course.stage = Stage.ENDING_RUN
-        self._course.stop(self.gang.running(), "the others have ended", now)

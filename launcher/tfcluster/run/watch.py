@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.plan.plan import Plan
 from tfcluster.run import events as ev
-from tfcluster.run import findings
+from tfcluster.run import findings, links
+from tfcluster.run.actions import AskLinks
 from tfcluster.run.course import Course
+from tfcluster.run.failure import Failure, Kind
 from tfcluster.run.findings import FROZEN_S, Finding
 from tfcluster.run.member import Member
 from tfcluster.run.patience import Patience
@@ -26,17 +28,42 @@ class Watch:
         course: Course,
         last_output: Callable[[], float],
         last_line: Callable[[Member], str],
+        absent: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._policy, self._course, self._gang = plan.supervision, course, course.gang
         self._orders, self._timers = course.orders, course.timers
-        self._last_output, self._last_line = last_output, last_line
+        self._last_output, self._last_line, self._absent = last_output, last_line, absent
+        self._is_part = bool(plan.elsewhere)
         self._forms_gang = plan.kind != "plain"
+        self._links_break = self._forms_gang and links.can_break(plan)
+        self._has_asked = False
         self._patience = Patience(self._policy)
         self._why_end = ""
 
     def begin(self) -> None:
         """An attempt begins."""
-        self._patience = Patience(self._policy)
+        self._patience, self._has_asked = Patience(self._policy), False
+
+    def ask_links(self) -> None:
+        """Once tasks fail and none by its own doing, the lines between the nodes are looked at,
+        at once: they may be whole again soon."""
+        failures = self._gang.failures
+        if self._links_break and failures and not self._has_asked and _none_is_own(failures):
+            self._has_asked = True
+            self._orders.add(AskLinks(self._gang.number))
+
+    def linked(self, lost: Mapping[str, str], now: float) -> None:
+        """`lost`: node → how the others do not reach it, as the nodes found."""
+        if not lost and all(failure.is_collateral for failure in self._gang.failures):
+            nodes = {str(member.id): member.node for member in self._gang}
+            lost = links.missed(self._gang.failures, nodes)
+        for node, words in lost.items():
+            for member in [
+                m for m in self._gang.core() if m.node == node and not m.alone and not m.end().ok
+            ][:1]:
+                self._gang.blame(member, Kind.LINK_LOST, words)
+        if lost and self._course.is_training:
+            self._course.end_gang("the link between hosts is lost", now)
 
     def note(self, member: Member, report: Mapping[str, Any], now: float) -> None:
         """A sign of life; an evaluator's tells nothing of the gang."""
@@ -71,12 +98,13 @@ class Watch:
         core = self._gang.core()
         match name:
             case "cause":
-                self.act_on(findings.outlived(core), now)
+                self.act_on(findings.outlived(core, is_part=self._is_part), now)
             case "frozen" if member is not None and self._is_to_end(member):
                 self.act_on(findings.frozen(member), now)
             case "start":
                 limit = self._policy.start_deadline_s
-                self.act_on(findings.missing(core, limit, self._last_line, now), now)
+                absent = self._absent()
+                self.act_on(findings.missing(core, limit, self._last_line, now, absent), now)
             case "stall":
                 self._due_stall(now)
             case "stacks" if self._course.ending is not None:
@@ -121,3 +149,7 @@ class Watch:
             self._course.stop(frozen, found.why_end, now, grace_s=0.0)
             if not found.blamed or any(not member.alone for member, _ in found.blamed):
                 self._course.end_gang(found.why_end, now)
+
+
+def _none_is_own(failures: Sequence[Failure]) -> bool:
+    return all(failure.is_collateral or failure.kind is Kind.LATE for failure in failures)
