@@ -13,7 +13,8 @@
     │   ├── PrepareError             3  the job's prepare step failed
     │   ├── NodeLostError            3  an agent or its guard went away
     │   └── RunFolderError           3  the run folder cannot be written
-    └── DeadlineError                4  a deadline of the spec passed
+    ├── DeadlineError                4  a deadline of the spec passed
+    └── CollateralError              5  `join`: a task elsewhere failed first
 
 A message says what is wrong, where, and what to do; it is built here, in the class, and
 printed once, by ``tfcluster.cli.main``.
@@ -127,3 +128,9 @@ class DeadlineError(TfclusterError):
     """A deadline of ``supervision`` passed."""
 
     exit_code = 4
+
+
+class CollateralError(TfclusterError):
+    """What failed here only followed a failure on another machine: start all of them again."""
+
+    exit_code = 5

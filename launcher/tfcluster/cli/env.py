@@ -21,14 +21,12 @@ def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
-    from tfcluster.cli.plan import find_task
-    from tfcluster.run.planning import plan_file
+    from tfcluster.run.joined import plan_by_hand
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    planned = plan_file(spec, sets=sets, python=python)
+    planned, task = plan_by_hand(spec, task_name, sets=sets, python=python)
     plan = planned.plan
-    task = find_task(plan, task_name)
     env = tuple(by_hand(plan, task, bundle=planned.around.bundle(plan.task(task).node)))
     Terminal().out("\n".join(plan_view.format_exports(plan, task, env, known=os.environ)))
 

@@ -18,6 +18,7 @@ from tfcluster.errors import SurroundingsError, TfclusterError
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
         "up": "Start the cluster of a spec and stay with it to its end.",
+        "join": "Start this machine's tasks of a cluster, the others start elsewhere.",
         "run": "Run a script as N workers on this machine, without a spec.",
     },
     "Look": {

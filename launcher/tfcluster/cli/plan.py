@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.host_options import host_options
 from tfcluster.cli.job_args import WithJobArgs, job_args
-from tfcluster.errors import UsageError
+from tfcluster.plan import joined
 from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("plan", cls=WithJobArgs)
 @click.argument("spec", required=False)
 @click.option("--task", "task_name", metavar="TASK", help="One task in full: worker:1.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+@host_options
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
     spec: str | None,
     task_name: str | None,
     sets: tuple[str, ...],
+    at: HostChoice,
     python: str | None,
     as_json: bool,
 ) -> None:
@@ -31,7 +35,7 @@ def command(
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    planned = plan_file(spec, sets=sets, python=python, args=job_args())
+    planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=at)
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
         task = find_task(plan, task_name)
@@ -48,12 +52,4 @@ def command(
 
 def find_task(plan: Plan, name: str) -> TaskId:
     """The plan's task called `name`; raises UsageError with the list of those there are."""
-    names = [str(task.id) for task in plan.tasks]
-    try:
-        task = TaskId.parse(name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if str(task) not in names:
-        shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-        raise UsageError(f"the plan has no task {task}", cure=f"one of {shown}")
-    return task
+    return joined.named((task.id for task in plan.tasks), name)

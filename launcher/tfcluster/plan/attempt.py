@@ -26,7 +26,11 @@ class Attempt:
     def address(self, task: TaskId) -> str:
         """``host:port`` as the others reach it; raises KeyError for a task without a port."""
         planned = self.plan.task(task)
-        return f"{planned.host}:{self.ports[task]}"
+        return planned.address if self.is_elsewhere(task) else f"{planned.host}:{self.ports[task]}"
+
+    def is_elsewhere(self, task: TaskId) -> bool:
+        """Whether somebody else starts it, on the port that the spec says."""
+        return any(other.id == task for other in self.plan.elsewhere)
 
     @property
     def forms_cluster(self) -> bool:

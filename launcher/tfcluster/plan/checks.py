@@ -161,7 +161,7 @@ def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
     """Their state is spread over the tasks: no one task's folder holds all of it."""
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
         return
-    if len(plan.nodes) > 1 and plan.checkpoints.dir is None:
+    if (len(plan.nodes) > 1 or plan.elsewhere) and plan.checkpoints.dir is None:
         what = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
         message = f"{what} over several hosts needs storage that all of them share"
         cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
@@ -171,7 +171,8 @@ def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
 def _private_network(plan: Plan) -> Iterator[SurroundingsError]:
     """Inside it there is this machine's loopback and nothing else (user_namespaces(7))."""
     private = {node.name for node in plan.nodes if node.network == "private"}
-    far = [t for t in plan.tasks if t.node in private and not is_loopback(t.host)]
+    mine = [t for t in plan.tasks if t.node in private]
+    far = [t for t in mine if not is_loopback(t.host)] or (mine and [*plan.elsewhere])
     if far:
         message = f"in a private network {far[0].host} ({far[0].id}) cannot be reached"
         cure = "give numbers instead of addresses (--set cluster.worker=2), or localhost:0"

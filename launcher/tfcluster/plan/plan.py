@@ -171,11 +171,15 @@ class Plan:
     """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
     notes: tuple[str, ...] = ()
     """Said once in the start panel: open ports, tf_keras instead of Keras 3, …"""
+    joins: bool = False
+    """Started by `tfcluster join`: a part of a cluster, never started again from here."""
+    elsewhere: tuple[TaskPlan, ...] = ()
+    """The cluster's other tasks, which somebody else starts: `tasks` only have to find them."""
 
     @property
     def chief(self) -> TaskId:
-        """The task whose checkpoints count: ``chief:0``, else ``worker:0``."""
-        ids = {task.id for task in self.tasks}
+        """The task whose checkpoints count: ``chief:0``, else ``worker:0``; maybe elsewhere."""
+        ids = {task.id for task in (*self.tasks, *self.elsewhere)}
         chief = TaskId("chief", 0)
         return chief if chief in ids else TaskId("worker", 0)
 
@@ -188,8 +192,8 @@ class Plan:
         return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
 
     def task(self, task_id: TaskId) -> TaskPlan:
-        """Raises KeyError for a task the plan does not have."""
-        for task in self.tasks:
+        """Also one elsewhere; raises KeyError for a task the plan does not have."""
+        for task in (*self.tasks, *self.elsewhere):
             if task.id == task_id:
                 return task
         raise KeyError(str(task_id))

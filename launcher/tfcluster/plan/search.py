@@ -33,7 +33,8 @@ def folder(plan: Plan, *, run_id: str, own: str) -> str:
     """Where the search of this run is kept; all its tasks share it.
 
     `own` is the folder below the run's, on this machine; ``checkpoints.dir`` is what several
-    hosts share.
+    hosts share. Those that join have a run each, and only the spec's name in common.
     """
     shared = plan.checkpoints.dir
-    return f"{shared.rstrip('/')}/tuner/{run_id}" if shared else own
+    part = plan.name if plan.joins else run_id
+    return f"{shared.rstrip('/')}/tuner/{part}" if shared else own

@@ -24,6 +24,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     data = asdict(plan)
     data["tasks"] = [_task_to_json(task) for task in plan.tasks]
     data["prepare"] = {node: command_to_json(c) for node, c in plan.prepare.items()}
+    data["elsewhere"] = [_task_to_json(task) for task in plan.elsewhere]
+    if not plan.joins:
+        del data["joins"], data["elsewhere"]
     return data
 
 
@@ -32,6 +35,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     values = _known(Plan, data)
     values["nodes"] = tuple(_node_from_json(node) for node in data["nodes"])
     values["tasks"] = tuple(_task_from_json(task) for task in data["tasks"])
+    values["elsewhere"] = tuple(_task_from_json(task) for task in data.get("elsewhere", ()))
     values["prepare"] = {n: _command_from_json(c) for n, c in data["prepare"].items()}
     values["supervision"] = Supervision(**_known(Supervision, data["supervision"]))
     checkpoints = _known(CheckpointPlan, data["checkpoints"])

@@ -38,6 +38,7 @@ def one_line(attempt: Attempt, task: TaskId) -> str:
 
 
 def sorted_members(attempt: Attempt) -> list[TaskId]:
-    """In TensorFlow's order of jobs, each job's tasks by index."""
+    """With those elsewhere, in TensorFlow's order of jobs, each job's tasks by index."""
     rank: dict[str, int] = {job: place for place, job in enumerate(JOB_NAMES)}
-    return sorted(attempt.members, key=lambda t: (rank[t.job], t.index))
+    together = (*attempt.members, *(task.id for task in attempt.plan.elsewhere))
+    return sorted(together, key=lambda t: (rank[t.job], t.index))

@@ -16,7 +16,7 @@ from tfcluster.run.exchange import Exchange
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop
-from tfcluster.run.shrinking import chief_of
+from tfcluster.run.shrinking import chief_among
 from tfcluster.run.startup import Startup
 from tfcluster.run.supervisor import Supervisor
 
@@ -93,7 +93,7 @@ class Attempts:
         to_start = self.supervisor.begin(number, members)
         self.due_alone.clear()
         restored = await self.loop.meanwhile(self.harvest.put_state_back(to_start))
-        self.harvest.heed(chief_of(members))
+        self.harvest.heed(chief_among(self.plan, members))
         self._order(number, members, to_start, restored)
 
     def _order(

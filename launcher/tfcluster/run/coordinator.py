@@ -60,7 +60,7 @@ class Coordinator:
             last_line=lambda member: last_line(self.paths, member),
             absent=lambda: self._elsewhere.absent(),
         )
-        self._elsewhere = Elsewhere(plan, journal.wait_for)
+        self._elsewhere = Elsewhere(plan, self._wait_for)
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
         until, exchange = self._loop.until, self._exchange
         startup = Startup(plan, self.paths, harvest, exchange, until, announce, wishes)
@@ -108,11 +108,12 @@ class Coordinator:
             self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
             self._supervisor.begin_run(self._now(), from_step=self._harvest.newest_step)
             self._background = background
-            gathering: asyncio.Task[None] | None = None
+            following: list[asyncio.Task[None]] = []
             error: SurroundingsError | None = None
             try:
                 await self._attempts.first()
-                gathering = background.create_task(self._harvest.follow(self._put_event))
+                for follow in (self._harvest.follow(self._put_event), self._follow_elsewhere()):
+                    following.append(background.create_task(follow))
                 await self._attempts.keep_going()
             except Over:
                 pass
@@ -120,8 +121,8 @@ class Coordinator:
                 error = found
             finally:
                 self._is_closing = True
-                if gathering is not None:
-                    gathering.cancel()
+                for task in following:
+                    task.cancel()
                 harvested = await self._finish() if self._harvest.needs_agents else None
                 await self._exchange.close(keeps_folders=self._harvest.lacks_something)
             return await self._conclude(error, harvested)
@@ -140,6 +141,15 @@ class Coordinator:
     async def _look_at_links(self, attempt: int) -> None:
         lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
         self._exchange.put(lambda: self._supervisor.linked(lost, self._now()))
+
+    async def _follow_elsewhere(self) -> None:
+        gang = self._supervisor.gang
+        await self._elsewhere.follow(
+            lambda: any(member.is_running and member.waits_for_peers for member in gang)
+        )
+
+    def _wait_for(self, what: str | None) -> None:
+        self._exchange.put(lambda: self.journal.wait_for(what))
 
     async def _bring_home(self) -> None:
         events = await self._harvest.bring_home()

@@ -37,6 +37,8 @@ class Harvest:
         self._comes_home = plan.checkpoints.dir is None
         self._shared_step: int | None = None
         self._told: dict[str, int] = {}
+        self._chief_is_here = any(task.id == plan.chief for task in plan.tasks)
+        """Else somebody else starts it, and gathers what it saves."""
         self._gathers = wanted and plan.checkpoints.gather and self._comes_home
         self._chief: TaskId | None = None
         self._gatherer: Gatherer | None = None
@@ -105,6 +107,8 @@ class Harvest:
             shared, told = self._plan.checkpoints.dir, dict(self._told)
             self._shared_step = await asyncio.to_thread(_newest_step_in, shared, told)
             return []
+        if not self._chief_is_here:
+            return []
         found, notes = await asyncio.to_thread(self._look, self._watched.final_look)
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
@@ -122,12 +126,12 @@ class Harvest:
 
     def heed(self, chief: TaskId) -> None:
         """From now on `chief` is the one whose checkpoints count."""
-        if chief != self._chief:
+        if chief != self._chief and self._chief_is_here:
             self._chief, self._gatherer = chief, self._gatherer_of(chief)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled, every two seconds and soon after a task said that it saved."""
-        while self._gathers:
+        while self._gathers and self._chief_is_here:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._hurry.wait()
@@ -166,6 +170,8 @@ class Harvest:
         """Bring home what is left, after the last task has ended, and before the agents go
         where `needs_agents`."""
         self._folders.hurry()
+        if not self._chief_is_here:
+            return []
         return await asyncio.to_thread(self._finish)
 
     def _finish(self) -> list[Event]:

@@ -39,8 +39,8 @@ class Journal:
     def task(self, task: str) -> TaskSnapshot:
         return fold.task_of(self.state, task)
 
-    def wait_for(self, what: str) -> None:
-        """Have `status` say what the next start waits for."""
+    def wait_for(self, what: str | None) -> None:
+        """Have `status` say what the next start waits for; None: nothing any more."""
         self.state.waits_for = what
         self.touch()
 

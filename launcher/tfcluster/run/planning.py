@@ -113,8 +113,9 @@ def plan_spec(
     args: Sequence[str] = (),
     set_paths: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
+    here: Collection[str] = (),
 ) -> Planned:
-    """Plan `spec` for this machine.
+    """Plan `spec` for this machine, which is also called what `here` holds.
 
     Its paths are relative to `spec_dir`: the folder of `spec_path`, else the current one.
     Raises UsageError (exit 2) and InterpreterError (exit 3) as `gather` and `make_plan` do.
@@ -122,7 +123,9 @@ def plan_spec(
     if spec_dir is None:
         spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
-    around = gather(spec, spec_dir=spec_dir, bundle=str(folder), python=python, environ=environ)
+    around = gather(
+        spec, spec_dir=spec_dir, bundle=str(folder), python=python, environ=environ, here=here
+    )
     plan = make_plan(
         spec,
         around,

@@ -17,7 +17,7 @@ class Restarts:
     """A unit is the gang (None), or a task that restarts alone; each has a budget of its own."""
 
     def __init__(self, plan: Plan, jitter: Callable[[], float]) -> None:
-        self._policy, self._jitter = plan.supervision, jitter
+        self._policy, self._jitter, self._joins = plan.supervision, jitter, plan.joins
         self._is_search = plan.kind == "tuner"
         self._past: dict[TaskId | None, Past] = defaultdict(Past)
         self._from_step: int | None = None
@@ -57,6 +57,8 @@ class Restarts:
 
         `step` is as far as the attempt came (`progress_of`): progress is what no other has.
         """
+        if self._joins:
+            return GiveUp("`join` starts nothing again: that is for whoever started it everywhere")
         furthest = self._furthest.get(unit, -1)
         progressed = step is not None and (step > furthest or self._is_search)
         self._furthest[unit] = max(furthest, step if step is not None else -1)

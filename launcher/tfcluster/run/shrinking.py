@@ -20,6 +20,11 @@ def chief_of(members: Iterable[TaskId]) -> TaskId:
     return min((task for task in members if task.job in TRAINERS), key=_rank)
 
 
+def chief_among(plan: Plan, members: Iterable[TaskId]) -> TaskId:
+    """As `chief_of`, where `members` may be a part of the cluster, without its chief."""
+    return plan.chief if plan.joins else chief_of(members)
+
+
 def _rank(task: TaskId) -> tuple[bool, int]:
     return task.job != "chief", task.index
 

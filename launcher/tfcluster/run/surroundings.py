@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,17 +36,19 @@ def gather(
     bundle: str,
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    here: Collection[str] = (),
 ) -> Surroundings:
     """Everything `make_plan` needs to know besides `spec`; starts no TensorFlow.
 
     `spec_dir`: the folder of the spec; `bundle`: where the bundle lies unpacked on this
-    machine; `python`: the value of ``--python``. Raises InterpreterError (exit 3) for a Python
-    that was asked for and is not there, UsageError (exit 2) for an unreadable ``env_file``.
+    machine; `python`: the value of ``--python``; `here`: more names of this machine. Raises
+    InterpreterError (exit 3) for a Python that was asked for and is not there, UsageError
+    (exit 2) for an unreadable ``env_file``.
     """
     seen = Surroundings(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
-        addresses=own_addresses(),
+        addresses=own_addresses().union(here),
         cores=usable_cores(),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},

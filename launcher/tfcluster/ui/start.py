@@ -32,6 +32,8 @@ def start_panel(
     cluster = [task for task in plan.listening if task.in_cluster]
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
         pairs.append(("open ports", open_ports(plan, listening)))
+    if plan.elsewhere:
+        pairs.append(("elsewhere", _elsewhere(plan)))
     pairs.append(("folder", str(paths.root)))
     if resumes is not None:
         pairs.append(("resumes", resumed(*resumes)))
@@ -71,6 +73,12 @@ def _python(interpreter: Interpreter) -> str:
 def _strategy(plan: Plan) -> str:
     settings = [f"{name} {value}" for name, value in plan.settings.items()]
     return ", ".join([plan.strategy, *settings])
+
+
+def _elsewhere(plan: Plan) -> str:
+    """The tasks that are not started from here."""
+    shown = [f"{task.id} at {task.address}" for task in plan.elsewhere[:_TASKS_LISTED]]
+    return ", ".join(shown) + (", …" if len(plan.elsewhere) > len(shown) else "")
 
 
 def _task_grid(plan: Plan, held: Mapping[str, int]) -> Part:

@@ -1,0 +1,62 @@
+"""`tfcluster join`: start this machine's tasks of a cluster, whose others start elsewhere."""
+
+from __future__ import annotations
+
+import click
+
+from tfcluster.cli.job_args import WithJobArgs, job_args
+
+
+@click.command("join", cls=WithJobArgs)
+@click.argument("spec", required=False)
+@click.option("--task", "names", multiple=True, metavar="TASK",
+              help="Start worker:1, whatever its address; may be given again.")  # fmt: skip
+@click.option("-d", "--detach", is_flag=True,
+              help="Return when the tasks run; stdout is the run's id.")  # fmt: skip
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--name", metavar="NAME", help="Name of the run (name).")
+@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
+@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
+@click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
+def command(
+    spec: str | None,
+    names: tuple[str, ...],
+    detach: bool,
+    sets: tuple[str, ...],
+    python: str | None,
+    name: str | None,
+    as_json: bool,
+    collapse: bool,
+    no_prepare: bool,
+    no_gather: bool,
+) -> int:
+    """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
+
+    To be typed on every machine, or started there by an engine: no ssh, and nobody above them.
+    All need the same SPEC, with the port of every task written in it. Nothing is ever started
+    again; to resume, set checkpoints.dir to storage that all machines share.
+
+    ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 where all that
+    failed here only followed a failure on another machine: start all of them again.
+    """
+    from tfcluster.cli.launching import Options, launch
+    from tfcluster.run.joined import plan_join
+
+    planned = plan_join(
+        spec,
+        names=names,
+        sets=sets,
+        options={"--name": ("name", name)} if name is not None else None,
+        python=python,
+        args=job_args(),
+    )
+    how = Options(
+        as_json=as_json,
+        collapse=collapse,
+        detach=detach,
+        gathers=not no_gather,
+        prepares=not no_prepare,
+    )
+    return launch(planned, how)
