@@ -9,88 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from .machine import CARD, LabError, Machine, bucket, command, home
+
+__all__ = ["Lab", "LabError", "Machine"]
 
 INIT = Path(__file__).with_name("init.py")
 NETWORK = "10.77.0"
 BOOT_S = 20.0
 """How long a machine may take to come up."""
-
-
-class LabError(RuntimeError):
-    """The lab could not be built; the text holds what the system said."""
-
-
-@dataclass
-class Machine:
-    """One of the lab's machines; `run` starts a command in it."""
-
-    name: str
-    address: str
-    folder: Path
-    process: subprocess.Popen[bytes]
-    pid: int
-    """Of its first process, seen from outside."""
-
-    @property
-    def root(self) -> Path:
-        """Its home folder, seen from outside."""
-        return self.folder / "home"
-
-    def inside(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command line for outside that runs in this machine."""
-        enter = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--net", "--pid"]
-        return [*enter, "--wdns=/", "--", *argv]
-
-    def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **how: object
-    ) -> subprocess.Popen[str]:
-        full = {**os.environ, "HOME": os.environ["HOME"], **(env or {})}
-        return subprocess.Popen(self.inside(argv), env=full, text=True, **how)  # type: ignore[call-overload, no-any-return]
-
-    def run(
-        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60
-    ) -> subprocess.CompletedProcess[str]:
-        """To its end, with what it said."""
-        process = self.start(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            process.communicate()
-            raise
-        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
-
-    def processes(self) -> dict[int, str]:
-        """Command line of all that lives in it but its first process and sshd, by outer pid."""
-        mine = os.readlink(f"/proc/{self.pid}/ns/pid")
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdecimal() or int(entry.name) == self.pid:
-                continue
-            with contextlib.suppress(OSError):
-                if os.readlink(entry / "ns/pid") != mine:
-                    continue
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                if words and "sshd" not in words.split(" ")[0]:
-                    found[int(entry.name)] = words
-        return found
-
-    def power_off(self) -> None:
-        """As if the plug was pulled: nothing of it can say goodbye."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.process.wait()
-        if self.process.stdout is not None:
-            self.process.stdout.close()
 
 
 @dataclass
@@ -121,7 +55,7 @@ class Lab:
 
     def close(self) -> None:
         for machine in self.machines.values():
-            machine.power_off()
+            machine.end()
         if self._switch is not None:
             self._switch.kill()
             self._switch.wait()
@@ -132,14 +66,14 @@ class Lab:
     def in_switch(self, *argv: str) -> None:
         """Run an `ip` or `tc` command where the bridge is."""
         assert self._switch is not None
-        _run("nsenter", "--target", str(self._switch.pid), "--net", "--", *argv)
+        command("nsenter", "--target", str(self._switch.pid), "--net", "--", *argv)
 
     def add(self, name: str, *, number: int | None = None) -> Machine:
         """A machine at 10.77.0.NUMBER that all others can log in to as its root user."""
         number = number or len(self.machines) + 1
         folder = self.folder / name
         self._furnish(folder)
-        argv = [*_UNSHARE, sys.executable, "-I", "-S", str(INIT), name, str(folder), _home()]
+        argv = [*_UNSHARE, sys.executable, "-I", "-S", str(INIT), name, str(folder), home()]
         argv += [_python_home()]
         process = subprocess.Popen(
             argv,
@@ -159,7 +93,9 @@ class Lab:
 
     def remove(self, machine: Machine) -> None:
         """Switch it off and clear its folder; its name and number can be used again."""
-        machine.power_off()
+        with contextlib.suppress(LabError):  # its network may have gone with it
+            self.in_switch("ip", "link", "delete", self.link(machine))
+        machine.end()
         del self.machines[machine.name]
         shutil.rmtree(machine.folder, ignore_errors=True)
 
@@ -168,16 +104,47 @@ class Lab:
         return f"to-{machine.name}"
 
     def cut(self, machine: Machine) -> None:
+        """Pull its cable: no packet of anybody goes in or out."""
         self.in_switch("ip", "link", "set", self.link(machine), "down")
 
     def mend(self, machine: Machine) -> None:
+        """The end of `cut`."""
         self.in_switch("ip", "link", "set", self.link(machine), "up")
+
+    def block(self, one: Machine, other: Machine, *, port: int | None = None) -> None:
+        """Drop packets between two machines, both ways and in silence; all others pass.
+
+        Connections that are open just hang, new ones time out. With `port`: only TCP packets that
+        have it at either end, such as 22 between "home" and a host for the ssh path alone.
+        """
+        one.drop(other, port=port)
+        other.drop(one, port=port)
+
+    def unblock(self, one: Machine, other: Machine, *, port: int | None = None) -> None:
+        """The end of a `block` with the same words."""
+        one.accept(other, port=port)
+        other.accept(one, port=port)
+
+    def shape(self, machine: Machine, *, mbit: float) -> None:
+        """Hold the machine's cable to `mbit` million bits a second each way (1000 = 1 Gbit/s)."""
+        self.in_switch("tc", *bucket(self.link(machine), mbit))
+        machine.shape(mbit)
+
+    def share(self, *machines: Machine, where: str = "shared") -> Path:
+        """One folder for all of them at `~/WHERE`, as from a file server; its path outside."""
+        folder = self.folder / "served" / where
+        folder.mkdir(parents=True, exist_ok=True)
+        for machine in machines:
+            machine.share(folder, where)
+        return folder
 
     def _make_key(self) -> None:
         key = self.folder / "key"
         if not key.exists():
-            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "host_key"))
+            command("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+            command(
+                "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "host_key")
+            )
 
     def _furnish(self, folder: Path) -> None:
         """The home of a user who can log in everywhere, and knows every host's key."""
@@ -199,13 +166,10 @@ class Lab:
         link = self.link(machine)
         # The same card for the same address: others may remember who had it before.
         card = f"02:00:0a:4d:00:{number:02x}"
-        self.in_switch("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0",
+        self.in_switch("ip", "link", "add", link, "type", "veth", "peer", "name", CARD,
                        "address", card, "netns", str(machine.pid))  # fmt: skip
         self.in_switch("ip", "link", "set", link, "master", "lab", "up")
-        inside = ["nsenter", "--target", str(machine.pid), "--net", "--", "ip"]
-        _run(*inside, "address", "add", f"{NETWORK}.{number}/24", "dev", "eth0")
-        _run(*inside, "link", "set", "eth0", "up")
-        _run(*inside, "link", "set", "lo", "up")
+        machine.plug_in()
 
 
 _UNSHARE = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child=KILL"]
@@ -228,17 +192,11 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def _home() -> str:
-    import pwd
-
-    return pwd.getpwuid(os.getuid()).pw_dir
-
-
 def _python_home() -> str:
     """The folder of the home that holds this Python, else nothing: the machines need it."""
     for place in (Path(sys.base_prefix), Path(sys.prefix)):
-        if place.is_relative_to(_home()):
-            return str(Path(_home()) / place.relative_to(_home()).parts[0])
+        if place.is_relative_to(home()):
+            return str(Path(home()) / place.relative_to(home()).parts[0])
     return ""
 
 
@@ -250,12 +208,6 @@ def _child_of(process: subprocess.Popen[bytes]) -> int:
         raise LabError("a machine did not come up")
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return int(children[0])
-
-
-def _run(*argv: str) -> None:
-    result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
-    if result.returncode != 0:
-        raise LabError(f"{' '.join(argv)}: {result.stderr.strip()}")
 
 
 def _until(condition: object, what: str) -> None:
