@@ -134,6 +134,7 @@ class Agent:
             "receive": lambda order: self._with_files().incoming.receive(order),
             "scan": lambda order: self._with_files().outgoing.scan(order),
             "read": lambda order: self._with_files().outgoing.read(order),
+            "look": lambda order: self._with_files().look(order),
             "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
         order = orders.get(message.get("type", ""))

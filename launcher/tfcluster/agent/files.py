@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from tfcluster.agent.incoming import Incoming
 from tfcluster.agent.outgoing import Outgoing
+from tfcluster.agent.shared import look
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from tfcluster.agent.line import Line
 
 
@@ -16,3 +19,8 @@ class Files:
     def __init__(self, cache: str, line: Line) -> None:
         self.incoming = Incoming(cache, line.say)
         self.outgoing = Outgoing(line)
+        self._line = line
+
+    def look(self, order: dict[str, Any]) -> None:
+        """Whether a folder of the coordinator's machine is here, too."""
+        self._line.say(look(order))

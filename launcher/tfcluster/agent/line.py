@@ -202,6 +202,7 @@ class Line:
             "guard_pid": self._guard_pid,
             "node": self._config["node"],
             "python": sys.version.split()[0],
+            "executable": sys.executable,
             "last_seen": self._session.last_seen,
             "cache": self._config.get("cache"),
         }

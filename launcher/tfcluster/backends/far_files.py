@@ -17,7 +17,7 @@ from typing import Any
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 SendFile = Callable[[str, int, bytes], Awaitable[None]]
 
-KINDS = frozenset({"wants", "received", "receive_failed", "scanned", "read_end", "file"})
+KINDS = frozenset({"wants", "received", "receive_failed", "scanned", "read_end", "file", "looked"})
 """Types of the messages that are for `FarFiles.hear`."""
 _CHUNK = 1 << 20
 
@@ -77,6 +77,14 @@ class FarFiles:
             await self._send({"type": "scan", "id": number, "folder": folder})
             answer = await _next(answers, "scanned")
             return [(str(path), int(size), int(when)) for path, size, when in answer["entries"]]
+
+    async def look(self, folders: Sequence[str], *, name: str, text: str, inode: int) -> str | None:
+        """In which of `folders` the node sees the file `name` of ours, and may write."""
+        order = {"type": "look", "folders": list(folders), "name": name, "text": text}
+        async with self._asking() as (number, answers):
+            await self._send({**order, "inode": inode, "id": number})
+            folder = (await _next(answers, "looked"))["folder"]
+            return None if folder is None else str(folder)
 
     async def read(
         self, folder: str, path: str, *, size: int, mtime_ns: int, rate: float | None = None

@@ -57,6 +57,8 @@ class SshBackend:
             raise NodeLostError(error.message, cure=_cure(error.message, node)) from error
 
 
+_FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
+"""A folder with ``bin/python`` stands for it; within single quotes, which login shells share."""
 _CURES = (
     ("Permission denied", "ssh must log in without a question: ssh-copy-id {to}"),
     ("Host key verification failed", "look at its key, then accept it: ssh {to}"),
@@ -75,7 +77,7 @@ def argv(node: NodePlan) -> list[str]:
     """The transport: ssh, and on the other side a Python that waits for its orders."""
     python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
     options = [word for option in OPTIONS for word in ("-o", option)]
-    starter = f"exec {python} -I -S -c '{relayed.STARTER}'"
+    starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
     return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
 

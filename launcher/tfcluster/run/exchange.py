@@ -37,7 +37,7 @@ class Exchange:
         self._logs = LogsOfOthers(paths)
         self._sites: dict[str, Site] = {}
         self._code: dict[str, str] = {}
-        """Node → its tasks' working directory."""
+        """Node → where its copy of the code lies, if it needs one."""
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: dict[str, bool] = {}
@@ -73,7 +73,7 @@ class Exchange:
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
         self._has_lease[node.name] = backend.capabilities.has_lease
-        self._sites[node.name] = site_of(node.name, self._paths, link.welcome.get("cache"))
+        self._sites[node.name] = site_of(node.name, self._paths, link.welcome)
         self._code[node.name] = self._sites[node.name].folder(node.workdir)
         on_message(node.name, {"type": "welcome", **link.welcome})
 
@@ -97,6 +97,10 @@ class Exchange:
     def site(self, node: str) -> Site:
         """Where the node, which was reached before, keeps this run's files."""
         return self._sites[node]
+
+    def share_code(self, node: NodePlan, folder: str) -> None:
+        """The node sees our workdir itself, as `folder`: its tasks work in it."""
+        self._sites[node.name] = self._sites[node.name].sharing(node.workdir, folder)
 
     def holds_ports(self, node: str) -> bool:
         """Whether the node's agent keeps the ports of running tasks bound."""

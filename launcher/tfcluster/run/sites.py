@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from tfcluster.agent.protocol import NOT_IN_FILE
-from tfcluster.plan import remote
 from tfcluster.plan.plan import Command, TaskId
+from tfcluster.plan.remote import There, node_folder
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import STEPS
 
@@ -22,32 +22,43 @@ class Site:
     node: str
     run_id: str
     paths: RunPaths
-    cache: str | None = None
-    """Of a node that shares no file system with us."""
+    there: There | None = None
+    """Of a node that is another machine."""
 
     @property
     def is_remote(self) -> bool:
-        return self.cache is not None
+        return self.there is not None
+
+    @property
+    def cache(self) -> str | None:
+        """Where a remote node keeps what it is sent."""
+        return self.there.cache if self.there is not None else None
+
+    @property
+    def sees_our_code(self) -> bool:
+        """Whether its tasks run in the workdir itself, over a shared file system."""
+        return self.there is None or self.there.shared is not None
+
+    def sharing(self, workdir: str, folder: str) -> Site:
+        """The same node, with our own `folder` in the place of the plan's `workdir`."""
+        assert self.there is not None
+        return replace(self, there=replace(self.there, shared=(workdir, folder)))
 
     def folder(self, path: str) -> str:
         """`path` of the plan as it is there."""
-        if self.cache is None:
-            return path
-        return remote.there(path, cache=self.cache, run_id=self.run_id)
+        return path if self.there is None else self.there.folder(path)
 
     def command(self, command: Command) -> Command:
         """`command` with the node's own folders in the place of the plan's names."""
-        if self.cache is None:
-            return command
-        return remote.command_there(command, cache=self.cache, run_id=self.run_id)
+        return command if self.there is None else self.there.command(command)
 
 
-def site_of(node: str, here: RunPaths, cache: str | None) -> Site:
-    """`cache`: what the node's agent said in its welcome; None where it shares our folders."""
-    if cache is None:
+def site_of(node: str, here: RunPaths, welcome: Mapping[str, Any]) -> Site:
+    """`welcome`: what the node's agent says of itself; one beside us names no cache."""
+    if (cache := welcome.get("cache")) is None:
         return Site(node, here.run_id, here)
-    folder = remote.there(remote.node_folder(node), cache=cache, run_id=here.run_id)
-    return Site(node, here.run_id, RunPaths(Path(folder)), cache)
+    there = There(str(cache), here.run_id, welcome.get("executable"))
+    return Site(node, here.run_id, RunPaths(Path(there.folder(node_folder(node)))), there)
 
 
 @dataclass(slots=True)

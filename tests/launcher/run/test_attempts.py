@@ -43,7 +43,7 @@ class Lines(Exchange):
         self.sent.append(message["type"])
 
     def site(self, node: str) -> Site:
-        return site_of(node, self._here, None)
+        return site_of(node, self._here, {})
 
     def hears(self, call: Callable[[], object]) -> None:
         """The loop makes the call in its own time."""
