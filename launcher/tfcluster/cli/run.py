@@ -1,24 +1,29 @@
-"""`tfcluster run`: a script as N workers on this machine, without a spec."""
+"""`tfcluster run`: a script as N workers, on this machine or on hosts, without a spec."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tfcluster.cli.host_options import host_options
 from tfcluster.errors import UsageError
+from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command(
     "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
-@click.option("-n", "workers", type=click.IntRange(1), default=2, metavar="N", help="Workers (2).")
+@click.option("-n", "workers", type=click.IntRange(1), metavar="N",
+              help="Workers (2; with --hosts: their slots).")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
 @click.option("-d", "--detach", is_flag=True,
               help="Return when all tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
+@host_options
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (the script's).")
 @click.option("--chaos", multiple=True, metavar="FAULT",
@@ -28,10 +33,11 @@ from tfcluster.errors import UsageError
 @click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
 def command(
-    workers: int,
+    workers: int | None,
     module: str | None,
     detach: bool,
     sets: tuple[str, ...],
+    at: HostChoice,
     python: str | None,
     name: str | None,
     chaos: tuple[str, ...],
@@ -40,13 +46,19 @@ def command(
     no_gather: bool,
     line: tuple[str, ...],
 ) -> int:
-    """Run SCRIPT as workers of one cluster on this machine; what follows SCRIPT is the script's."""
+    """Run SCRIPT as workers of one cluster; what follows SCRIPT is the script's.
+
+    On this machine, or with --hosts on others, through ssh.
+    """
     from tfcluster.cli.launching import Options, launch
     from tfcluster.run.planning import plan_spec
     from tfcluster.spec.load import from_value
 
     spec = from_value(
-        spec_of(line, module=module, workers=workers, name=name), where="tfcluster run", sets=sets
+        spec_of(line, module=module, workers=workers or 2, name=name),
+        where="tfcluster run",
+        sets=sets,
+        hosts=replace(at, workers=workers),
     )
     planned = plan_spec(
         spec,

@@ -6,7 +6,9 @@ from functools import partial
 
 import click
 
+from tfcluster.cli.host_options import host_options
 from tfcluster.cli.job_args import WithJobArgs, job_args
+from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)
@@ -14,6 +16,7 @@ from tfcluster.cli.job_args import WithJobArgs, job_args
 @click.option("-d", "--detach", is_flag=True,
               help="Return when all tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+@host_options
 @click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
@@ -30,6 +33,7 @@ def command(
     spec: str | None,
     detach: bool,
     sets: tuple[str, ...],
+    at: HostChoice,
     backend: str | None,
     python: str | None,
     name: str | None,
@@ -66,7 +70,7 @@ def command(
         resume=begins_with,
         chaos=chaos,
     )
-    return launch(plan(sets=sets, options=options, python=python, args=job_args()), how)
+    return launch(plan(sets=sets, options=options, python=python, args=job_args(), hosts=at), how)
 
 
 def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:

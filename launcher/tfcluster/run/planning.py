@@ -17,6 +17,7 @@ from tfcluster.plan.surroundings import Surroundings
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.surroundings import gather
+from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -64,11 +65,12 @@ def plan_file(
     options: Mapping[str, tuple[str, Any]] | None = None,
     python: str | None = None,
     args: Sequence[str] = (),
+    hosts: HostChoice = NO_CHOICE,
 ) -> Planned:
     """Load a spec as the command line names it, and plan it; SpecError (exit 2) for a bad one."""
     from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
 
-    loaded = load_file(source, sets=sets, options=options)
+    loaded = load_file(source, sets=sets, options=options, hosts=hosts)
     return plan_spec(
         loaded.spec,
         spec_path=loaded.path,
@@ -86,11 +88,12 @@ def plan_again(
     options: Mapping[str, tuple[str, Any]] | None = None,
     python: str | None = None,
     args: Sequence[str] = (),
+    hosts: HostChoice = NO_CHOICE,
 ) -> Planned:
     """Plan what an earlier run was, as it was started; see `plan_file`."""
     from tfcluster.spec.load import load_file
 
-    loaded = load_file(run.spec, sets=sets, options=options)
+    loaded = load_file(run.spec, sets=sets, options=options, hosts=hosts)
     state = registry.load(run)
     spec_path = Path(state.spec) if state.spec else None
     folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir

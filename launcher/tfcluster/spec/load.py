@@ -13,8 +13,12 @@ from pydantic import ValidationError
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import explain, overrides, positions
 from tfcluster.spec.fields import Finding, Path, shorten
+from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
+from tfcluster.spec.hosts_file import read_hosts
 from tfcluster.spec.model import VERSION, ClusterSpec
+from tfcluster.spec.selection import select
 from tfcluster.spec.source import Source, read_source
+from tfcluster.spec.spread import spread
 from tfcluster.spec.suggest import dotted, shown
 
 
@@ -41,29 +45,44 @@ def load_file(
     *,
     sets: Sequence[str] = (),
     options: Mapping[str, tuple[str, Any]] | None = None,
+    hosts: HostChoice = NO_CHOICE,
 ) -> LoadedSpec:
     """Read a spec file, ``-`` for standard input, None for ``./tfcluster.json`` or ``.jsonc``.
 
     `sets` are the ``a.b=c`` of ``--set``; `options` maps another option of the command line to
-    the dotted field it sets and the value: ``{"--name": ("name", "exp7")}``. Raises SpecError
-    with every problem, for whatever the file holds.
+    the dotted field it sets and the value: ``{"--name": ("name", "exp7")}``; `hosts` take the
+    place of the spec's, or leave out some. Raises SpecError with every problem, for whatever the
+    file holds.
     """
-    read = read_source(source)
-    document = _parse(read)
-    chosen = _overrides(sets, options or {})
-    value = _apply(document.value, chosen)
-    spec = _Check(value, document, read, chosen).spec()
-    set_paths = frozenset(dotted(override.path) for override in chosen)
-    return LoadedSpec(spec, read.path, read.folder, set_paths)
+    return _load(read_source(source), _overrides(sets, options or {}), hosts)
 
 
-def from_value(value: Mapping[str, Any], *, where: str, sets: Sequence[str] = ()) -> ClusterSpec:
+def from_value(
+    value: Mapping[str, Any],
+    *,
+    where: str,
+    sets: Sequence[str] = (),
+    hosts: HostChoice = NO_CHOICE,
+) -> ClusterSpec:
     """A spec made from options (`tfcluster run`); `where` stands before each of its problems."""
-    text = json.dumps(value)
-    source = Source(text, where, None, FilePath.cwd(), has_places=False)
-    chosen = _overrides(sets, {})
+    source = Source(json.dumps(value), where, None, FilePath.cwd(), has_places=False)
+    return _load(source, _overrides(sets, {}), hosts).spec
+
+
+def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostChoice) -> LoadedSpec:
     document = _parse(source)
-    return _Check(_apply(document.value, chosen), document, source, chosen).spec()
+    value = _apply(document.value, chosen)
+    set_paths: Sequence[Path | None] = [override.path for override in chosen]
+    if named := read_hosts(hosts):
+        value, places = spread(value, named, workers=hosts.workers)
+        value, chosen = _apply(value, places), (*chosen, *places)
+    spec = _Check(value, document, source, chosen).spec()
+    if hosts.include or hosts.exclude:
+        left = select(value, spec, hosts)
+        spec = _Check(left.value, document, source, (*chosen, left.override)).spec()
+        set_paths = [left.path_now(path) for path in set_paths if path is not None]
+    dotted_paths = frozenset(dotted(path) for path in set_paths if path is not None)
+    return LoadedSpec(spec, source.path, source.folder, dotted_paths)
 
 
 def _parse(source: Source) -> positions.Document:

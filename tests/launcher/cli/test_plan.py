@@ -152,3 +152,18 @@ def test_exports_start_a_task_by_hand(folder: Path) -> None:
 
 def test_exports_hold_no_secret(tfcluster: Tfcluster) -> None:
     assert "s3cret" not in tfcluster("env", "tfcluster.json", "worker:0").stdout
+
+
+def test_hosts_of_the_command_line_take_the_place_of_the_specs(
+    tfcluster: Tfcluster, folder: Path
+) -> None:
+    (folder / "lab").write_text("anna@gpu1 slots=2\n")
+    result = tfcluster("plan", "--hosts", "lab", "--json")
+    plan = json.loads(result.stdout)
+    assert [(task["host"], task["port"]) for task in plan["tasks"]] == [("gpu1", 0)] * 2
+    assert [node["destination"] for node in plan["nodes"]] == ["anna@gpu1"]
+    result = tfcluster(
+        "plan", "--hosts", "gpu1:2", "--exclude", "gpu1:worker:0", "--exclude", "gpu2"
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--exclude gpu2: no task is on the host 'gpu2'" in result.stderr

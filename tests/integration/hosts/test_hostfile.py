@@ -1,0 +1,40 @@
+"""Hosts that only the command line names."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from .office import Office, numbered
+
+
+def test_a_file_of_hosts_is_a_cluster_and_the_run_keeps_it(office: Office) -> None:
+    first, second = office.add_hosts(2)
+    office.write("hosts", f"root@{first.address} slots=2  # a pair\n{second.address}\n")
+    cluster = {"worker": 7}
+    spec = office.spec(count=3, cluster=cluster)
+    run = office.up(spec, "--hosts", str(spec.with_name("hosts")))
+    assert run.end() == 0, run.said
+    for task in ("worker:0", "worker:1", "worker:2"):
+        assert run.log(task).splitlines() == numbered(3)
+    assert len(run.of_type("node_connected")) == 2
+    kept = json.loads((run.folder / "spec.json").read_text())
+    addresses = [task["address"] for task in kept["cluster"]["worker"]]
+    assert addresses == [f"{first.address}:0", f"{first.address}:0", f"{second.address}:0"]
+    logins = kept["runtime"]["hosts"]
+    assert logins == {
+        "*": {"python": sys.executable},
+        first.address: {"ssh": f"root@{first.address}"},
+    }
+
+
+def test_a_script_runs_on_hosts_without_a_spec(office: Office) -> None:
+    first, second = office.add_hosts(2)
+    office.write("far.py", "import os; print(os.environ['TFCLUSTER_TASK'])")
+    desk = office.spec().parent
+    hosts = f"{first.address}:2,{second.address}"
+    where = ("--set", f"job.workdir={desk}", "--python", sys.executable)
+    run = office.start("run", "--hosts", hosts, *where, "far.py")
+    assert run.end() == 0, run.said
+    for number in range(3):
+        assert f"worker:{number} │ worker:{number}\n" in run.said

@@ -1,0 +1,257 @@
+"""Hosts on the command line: files and lists of them, and parts of a spec's cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.errors import SpecError
+from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec.load import LoadedSpec, from_value, load_file
+from tfcluster.spec.model import ClusterSpec
+
+from .writing import LEAST
+
+FILE = """\
+# all of the lab
+anna@gpu1 slots=2
+
+gpu2      # the old one
+[2001:db8::5]:2
+"""
+PLACED: dict[str, Any] = {
+    "cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222", "10.0.0.2:2223", "[::5]:2222"]},
+    "job": {"script": "train.py"},
+}
+
+
+def loaded(value: Any, folder: Path, choice: HostChoice, *sets: str) -> LoadedSpec:
+    path = folder / "a.json"
+    path.write_text(json.dumps(value))
+    return load_file(path, sets=sets, hosts=choice)
+
+
+def addresses(spec: ClusterSpec, job: Any = "worker") -> list[str]:
+    tasks = spec.cluster.get(job, ())
+    assert not isinstance(tasks, int)
+    return [task.address for task in tasks]
+
+
+def refused(value: Any, folder: Path, choice: HostChoice) -> list[tuple[str, str, str]]:
+    with pytest.raises(SpecError) as caught:
+        loaded(value, folder, choice)
+    return [
+        (problem.place.removeprefix(f"{folder}/"), problem.message, problem.cure)
+        for problem in caught.value.problems
+    ]
+
+
+def test_a_file_of_hosts_becomes_workers_on_ports_that_are_chosen_there(tmp_path: Path) -> None:
+    path = tmp_path / "lab"
+    path.write_text(FILE)
+    for choice in (HostChoice(hosts=str(path)), HostChoice(hostfile=str(path))):
+        spec = loaded(LEAST, tmp_path, choice).spec
+        gpu1, last = ["gpu1:0"] * 2, ["[2001:db8::5]:0"] * 2
+        assert addresses(spec) == [*gpu1, "gpu2:0", *last]
+        logins = {host: said.ssh for host, said in spec.runtime.hosts.items()}
+        assert logins == {"gpu1": "anna@gpu1"}
+
+
+def test_a_list_of_hosts_does_the_same(tmp_path: Path) -> None:
+    spec = loaded(LEAST, tmp_path, HostChoice("gpu1,anna@gpu2:2, b@[2001:db8::5]")).spec
+    assert addresses(spec) == ["gpu1:0", "gpu2:0", "gpu2:0", "[2001:db8::5]:0"]
+    logins = {host: said.ssh for host, said in spec.runtime.hosts.items()}
+    assert logins == {"gpu2": "anna@gpu2", "[2001:db8::5]": "b@2001:db8::5"}
+
+
+def test_what_was_expanded_is_a_spec_that_stands_alone(tmp_path: Path) -> None:
+    spec = loaded(LEAST, tmp_path, HostChoice("gpu1:2,anna@gpu2")).spec
+    kept = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    assert loaded(kept, tmp_path, HostChoice()).spec == spec
+
+
+def test_a_spec_may_leave_its_cluster_to_the_hosts(tmp_path: Path) -> None:
+    spec = loaded({"job": LEAST["job"]}, tmp_path, HostChoice("gpu1,gpu2")).spec
+    assert addresses(spec) == ["gpu1:0", "gpu2:0"]
+
+
+def test_the_other_jobs_stay_as_many_as_they_are(tmp_path: Path) -> None:
+    cluster = {"chief": 1, "worker": 9, "ps": ["10.0.0.1:1"], "evaluator": 1}
+    value = {**LEAST, "cluster": cluster, "checkpoints": {"dir": "/mnt"}}
+    spec = loaded(value, tmp_path, HostChoice("gpu1:3,gpu2:2")).spec
+    assert addresses(spec, "chief") == ["gpu1:0"]
+    assert addresses(spec) == ["gpu1:0", "gpu1:0"]
+    assert addresses(spec, "ps") == addresses(spec, "evaluator") == ["gpu2:0"]
+    (problem,) = refused(value, tmp_path, HostChoice("gpu1:3"))
+    assert problem[:2] == ("--hosts", "3 slots for 4 tasks: 1 chief, 1 worker, 1 ps, 1 evaluator")
+
+
+def test_settings_of_hosts_stay_with_those_that_are_used(tmp_path: Path) -> None:
+    hosts = {"10.0.0.1": {"python": "/a"}, "gpu1": {"python": "/b"}, "*": {"python": "/c"}}
+    value = {**PLACED, "runtime": {"hosts": hosts}}
+    spec = loaded(value, tmp_path, HostChoice("anna@gpu1")).spec
+    assert set(spec.runtime.hosts) == {"gpu1", "*"}
+    assert (spec.runtime.hosts["gpu1"].python, spec.runtime.hosts["gpu1"].ssh) == (
+        "/b",
+        "anna@gpu1",
+    )
+    (problem,) = refused(value, tmp_path, HostChoice("gpu3"))
+    assert problem[1] == "no address of the cluster has the host 'gpu1'"
+
+
+def test_a_run_takes_so_many_slots_as_it_has_workers() -> None:
+    value = {**LEAST, "name": "train"}
+    for workers, expected in ((None, 4), (3, 3)):
+        at = HostChoice("gpu1:2,gpu2:2", workers=workers)
+        spec = from_value(value, where="tfcluster run", hosts=at)
+        assert addresses(spec) == ["gpu1:0", "gpu1:0", "gpu2:0", "gpu2:0"][:expected]
+    at = HostChoice("gpu1:2,gpu2:2", workers=5)
+    with pytest.raises(SpecError, match="4 slots for 5 tasks: 5 worker"):
+        from_value(value, where="tfcluster run", hosts=at)
+
+
+# (a line of a file, a part of the message, a part of the cure)
+BAD_LINES = {
+    "no slots": ("gpu1 slots=0", "'0' is no number of slots", "1 to 10000"),
+    "slots that are no number": ("gpu1 slots=two", "'two' is no number", "1 to 10000"),
+    "slots apart": ("gpu1 slots = 2", "'slots' is not known", "host slots=2"),
+    "slots twice": ("gpu1:2 slots=2", "written twice", "keep one"),
+    "another key": ("gpu1 max_slots=2", "'max_slots=2' is not known", "host slots=2"),
+    "an address": ("gpu1:22222222", "'22222222' is no number of slots", "ports are chosen"),
+    "a scheme": ("ssh://gpu1", "has a scheme", '"user@host"'),
+    "no user": ("@gpu1", "no user before the @", '"user@host"'),
+    "an option of ssh": ("-oProxyCommand=x@gpu1", "no user before the @", '"user@host"'),
+    "a range": ("gpu[1-4]", "not the name of a host", 'write "host"'),
+    "bare IPv6": ("2001:db8::5", "not the name of a host", '"[2001:db8::5]"'),
+    "any address": ("0.0.0.0", "not the name of a host", "by which the other tasks reach"),
+    "too large a number": ("10.0.0.300", "not the name of a host", "four numbers"),
+    "a list": ("gpu1,gpu2", "not the name of a host", 'write "host"'),
+    "a host again": ("GPU0", "GPU0 is named before: ", "slots=2"),
+}
+
+
+@pytest.mark.parametrize(("line", "message", "cure"), BAD_LINES.values(), ids=BAD_LINES)
+def test_a_bad_line_is_told_with_its_place(
+    tmp_path: Path, line: str, message: str, cure: str
+) -> None:
+    (tmp_path / "lab").write_text(f"gpu0\n# two\n{line}\n@\n")
+    first, second = refused(LEAST, tmp_path, HostChoice(str(tmp_path / "lab")))
+    assert (first[0], second[0]) == ("lab:3", "lab:4")
+    assert message in first[1]
+    assert cure in first[2]
+
+
+def test_a_file_that_cannot_be_one(tmp_path: Path) -> None:
+    for name, content, message in (
+        ("empty", b"# nothing\n\n", "no host is named"),
+        ("binary", b"gpu1\n\xff\n", "not UTF-8"),
+        ("large", b"#" * 2_000_000, "larger than 1 MiB"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        (problem,) = refused(LEAST, tmp_path, HostChoice(str(tmp_path / name)))
+        assert problem[1] == message
+    for name in ("hosts.txt", f"{tmp_path}/none", str(tmp_path)):
+        (problem,) = refused(LEAST, tmp_path, HostChoice(name))
+        assert "cannot be read: " in problem[1]
+    (problem,) = refused(LEAST, tmp_path, HostChoice("gpu1", "hosts"))
+    assert problem == ("--hostfile", "--hosts says where the tasks run, too", "keep one")
+
+
+def test_what_the_model_refuses_is_told_at_the_host(tmp_path: Path) -> None:
+    (problem,) = refused(LEAST, tmp_path, HostChoice("gpu1,localhost"))
+    assert problem[0] == "--hosts localhost"
+    (tmp_path / "lab").write_text("gpu1\n127.0.0.1 slots=1\n")
+    (problem,) = refused(LEAST, tmp_path, HostChoice(str(tmp_path / "lab")))
+    assert problem[0] == "lab:2"
+
+
+def test_a_spec_that_is_none_is_refused_as_ever(tmp_path: Path) -> None:
+    broken: list[Any] = [
+        [],
+        {},
+        {"cluster": 3},
+        {"cluster": {"worker": "x", "job": 1}, "runtime": []},
+    ]
+    for value in broken:
+        for choice in (HostChoice("gpu1"), HostChoice(include=("gpu1",))):
+            assert refused(value, tmp_path, choice)
+
+
+def test_settings_of_a_task_are_not_lost_in_silence(tmp_path: Path) -> None:
+    value = {**LEAST, "cluster": {"worker": [{"address": "gpu1:0", "gpus": 1}]}}
+    (problem,) = refused(value, tmp_path, HostChoice("gpu2"))
+    assert "cluster.worker.0 has gpus or env of its own" in problem[1]
+
+
+# (--include, --exclude, what is left)
+SELECTIONS = {
+    "a host": ([], ["10.0.0.1"], [1, 2, 3]),
+    "worker:0, whose place another takes": ([], ["10.0.0.1", "[::5]"], [1, 2]),
+    "hosts with commas": ([], ["10.0.0.1,[::5]"], [1, 2]),
+    "a task by name": ([], ["10.0.0.2:worker:2"], [0, 1, 3]),
+    "a task as files are named": ([], ["10.0.0.2:worker-1"], [0, 2, 3]),
+    "a task by its place on the host": ([], ["10.0.0.2:0"], [0, 2, 3]),
+    "a task by its port": ([], ["10.0.0.2:2223"], [0, 1, 3]),
+    "DeepSpeed's form": (["10.0.0.1@10.0.0.2:0,1"], [], [0, 1, 2]),
+    "another spelling": ([], ["[0::5]"], [0, 1, 2]),
+    "both": (["10.0.0.2", "10.0.0.1"], ["10.0.0.2:1"], [0, 1]),
+}
+
+
+@pytest.mark.parametrize(("include", "exclude", "left"), SELECTIONS.values(), ids=SELECTIONS)
+def test_a_part_of_the_cluster_is_taken(
+    tmp_path: Path, include: list[str], exclude: list[str], left: list[int]
+) -> None:
+    choice = HostChoice(include=tuple(include), exclude=tuple(exclude))
+    spec = loaded(PLACED, tmp_path, choice).spec
+    assert addresses(spec) == [PLACED["cluster"]["worker"][index] for index in left]
+
+
+def test_settings_move_with_their_task(tmp_path: Path) -> None:
+    value = {**PLACED, "runtime": {"hosts": {"10.0.0.1": {"python": "/a"}}}}
+    sets = ("cluster.worker.0.env.A=1", "cluster.worker.2.env.B=2")
+    found = loaded(value, tmp_path, HostChoice(exclude=("10.0.0.1",)), *sets)
+    assert found.set_paths == {"cluster.worker.1.env.B"}
+    assert not found.spec.runtime.hosts
+    tasks = found.spec.cluster["worker"]
+    assert not isinstance(tasks, int)
+    assert [task.env for task in tasks] == [{}, {"B": "2"}, {}]
+
+
+def test_what_names_nothing_is_told_with_what_there_is(tmp_path: Path) -> None:
+    exclude = ("10.0.0.9", "10.0.0.1:worker:1", "10.0.0.1:7")
+    first, second, third = refused(PLACED, tmp_path, HostChoice(exclude=exclude))
+    assert first == (
+        "--exclude 10.0.0.9",
+        "no task is on the host '10.0.0.9'",
+        "write one of 10.0.0.1, 10.0.0.2, [::5]",
+    )
+    assert second[1:] == ("10.0.0.1 has no task 'worker:1'", "its tasks are worker:0")
+    assert third[1] == "10.0.0.1 has no task '7'"
+    (problem,) = refused(LEAST, tmp_path, HostChoice(exclude=("gpu1",)))
+    assert "the cluster gives numbers" in problem[2]
+
+
+def test_neither_chief_nor_the_last_worker_or_ps_can_be_left_out(tmp_path: Path) -> None:
+    cluster = {job: [f"10.0.0.{n}:1"] for n, job in enumerate(("chief", "worker", "ps"))}
+    value = {**LEAST, "cluster": cluster, "checkpoints": {"dir": "/mnt"}}
+    for number, job in enumerate(cluster):
+        (problem,) = refused(value, tmp_path, HostChoice(exclude=(f"10.0.0.{number}",)))
+        place = f"--exclude 10.0.0.{number}"
+        assert problem[:2] == (place, f"no {job} would be left; the spec has 1, on 10.0.0.{number}")
+
+
+def test_an_evaluator_may_be_left_out(tmp_path: Path) -> None:
+    cluster = {**PLACED["cluster"], "evaluator": ["10.0.0.7:1"]}
+    spec = loaded({**PLACED, "cluster": cluster}, tmp_path, HostChoice(exclude=("10.0.0.7",))).spec
+    assert set(spec.cluster) == {"worker"}
+
+
+def test_what_is_too_little_for_the_rest_of_the_spec_is_told_there(tmp_path: Path) -> None:
+    value = {**PLACED, "supervision": {"min_workers": 4}}
+    (problem,) = refused(value, tmp_path, HostChoice(exclude=("10.0.0.1",)))
+    assert problem[0].startswith("a.json:1:")
+    assert "min_workers is 4, the cluster has 3" in problem[1]
