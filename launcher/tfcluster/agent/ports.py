@@ -162,6 +162,13 @@ def _bind_exclusively(port: int) -> list[socket.socket]:
     return []
 
 
+def taken_by(port: int, folder: str | None) -> dict[str, Any] | None:
+    """Who has the port, as `find_holder` says it; None where it is free."""
+    bound = _bind_exclusively(port)
+    _close(bound)
+    return None if bound else find_holder(port, folder)
+
+
 def find_holder(port: int, folder: str | None) -> dict[str, Any]:
     """Who has the port: {pid, command, run_id}, each None where it cannot be known."""
     record = _who_locks(_lock_file(folder, port)) if folder is not None else None

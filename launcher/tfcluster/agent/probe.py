@@ -2,26 +2,21 @@
 
     python probe.py '{"run": …, "node": …, "mine": […], "others": […], "patience_s": 8, …}'
 
-Prints one line of JSON. It listens on the node's task ports, beside the agent's holders, and
-dials those of all other nodes, where the same program listens: TensorFlow itself would wait an
-hour for a peer that cannot be reached. Versions come from package metadata; nothing is imported.
+Prints one line of JSON: `machine.facts`, and who can reach whom. It listens on the node's task
+ports, beside the agent's holders, and dials those of all other nodes, where the same program
+listens: TensorFlow itself would wait an hour for a peer that cannot be reached. With ``deep`` it
+imports TensorFlow, in a process of its own.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
-import subprocess
 import sys
 import threading
 import time
 
-PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
-_DISTRIBUTIONS = {
-    "tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly"),
-}
 _RETRY_S = 0.1
 _DIAL_S = 3.0
 
@@ -31,26 +26,42 @@ if TYPE_CHECKING:
 
 
 def main(order: dict[str, Any]) -> None:
+    machine = _sibling()
     until = time.monotonic() + order["patience_s"]
     party = Party(order["run"], order["node"], {other["node"] for other in order["others"]})
     for mine in order["mine"]:
         party.listen(mine["port"], until)
+    seen: dict[str, Any] = {}
+    look = threading.Thread(target=lambda: seen.update(_look(machine, order)), daemon=True)
+    look.start()
     unreachable = dial_all(party, order["others"], until)
-    report = {
-        "node": order["node"],
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "packages": versions(),
-        "gpus": gpus(),
-        "clock": time.time(),
-        "free_bytes": free_bytes(order["folder"]),
-        "strange_names": [m["host"] for m in order["mine"] if not is_own(m["host"])],
-        "not_listening": party.failures,
-        "unreachable": unreachable,
-    }
-    sys.stdout.write(json.dumps(report) + "\n")
+    look.join()
+    seen.update(not_listening=party.failures, unreachable=unreachable)
+    sys.stdout.write(json.dumps(seen) + "\n")
     sys.stdout.flush()
     party.wait_for_all(until)  # those who still have to dial us
     os._exit(0)
+
+
+def _look(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "node": order["node"],
+        **machine.facts(order),
+        "strange_names": [m["host"] for m in order["mine"] if not machine.is_own(m["host"])],
+        "imported": machine.tensorflow_imported() if order.get("deep") else None,
+    }
+
+
+def _sibling() -> Any:
+    """`machine`, from beside this file, also where the task's Python has a tfcluster of its own;
+    nothing of ours stays on the import path."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [folder for folder in sys.path if os.path.abspath(folder) != here]
+    sys.path[:] = [os.path.dirname(os.path.dirname(here)), *others]
+    from tfcluster.agent import machine
+
+    sys.path[:] = others
+    return machine
 
 
 class Party:
@@ -147,57 +158,6 @@ def call(party: Party, other: dict[str, Any], until: float) -> str:
             why = error.strerror or str(error)
         time.sleep(_RETRY_S)
     return why
-
-
-def versions() -> dict[str, str]:
-    import importlib.metadata
-
-    found = {}
-    for package in PACKAGES:
-        for name in _DISTRIBUTIONS.get(package, (package,)):
-            try:
-                found[package] = importlib.metadata.version(name)
-                break
-            except importlib.metadata.PackageNotFoundError:
-                continue
-    return found
-
-
-def gpus() -> list[str]:
-    """Names of the GPUs in order; none without nvidia-smi."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return []
-    query = [smi, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-
-
-def free_bytes(folder: str) -> int:
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return shutil.disk_usage(folder).free
-
-
-def is_own(host: str) -> bool:
-    """Whether a name or address is one of this machine's: only those can be bound."""
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return any(_can_bind(family, address) for family, _, _, _, address in found)
-
-
-def _can_bind(family: int, address: Any) -> bool:
-    try:
-        with socket.socket(family) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

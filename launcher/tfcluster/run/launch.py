@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
 from tfcluster.run.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.run.sites import Site
+
+_BARE = Command((), (), "/")
+_NOTHING: Mapping[str, str] = {}
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
@@ -53,8 +57,10 @@ def start(
     only: Iterable[TaskId] | None = None,
     restored_step: int | None = None,
     chaos: Sequence[Fault] = (),
+    guards: Mapping[str, str] = _NOTHING,
 ) -> dict[str, Any]:
-    """Start the attempt's tasks of one node, or `only` some; their logs lie at its site."""
+    """Start the attempt's tasks of one node, or `only` some; their logs lie at its site. `guards`:
+    variables that the node's own surroundings ask for."""
     plan, paths = attempt.plan, site.paths
     tasks = []
     for task_id in attempt.members if only is None else only:
@@ -71,6 +77,7 @@ def start(
             restored_step=restored_step,
             holds_ports=holds_ports,
         )
+        ours += tuple(EnvVar(name, value, "tfcluster") for name, value in guards.items())
         ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
         log = paths.task_log(task_id, attempt.number)
         order = _order(str(task_id), site.command(task.command), log, ours)
@@ -86,12 +93,11 @@ def start_prepare(command: Command, site: Site) -> dict[str, Any]:
     return {"type": "start", "attempt": 0, "tasks": [order]}
 
 
-def start_probe(
-    interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
-) -> dict[str, Any]:
-    """Look at a node with its tasks' Python (`agent.probe`), as attempt 0."""
-    told = {**order, "folder": site.cache or "/"}
-    return _start_look(PREFLIGHT, probe.__file__, interpreter, site, told, digest)
+def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    """Look at a node with its tasks' Python and variables (`agent.probe`), as attempt 0."""
+    task = next(task for task in plan.tasks if task.node == site.node)
+    interpreter = plan.node(site.node).interpreter
+    return _start_look(PREFLIGHT, probe.__file__, interpreter, site, order, digest, task.command)
 
 
 def start_dial(
@@ -108,12 +114,14 @@ def _start_look(
     site: Site,
     order: Mapping[str, Any],
     digest: str,
+    like: Command = _BARE,
 ) -> dict[str, Any]:
+    """With the variables of `like`."""
     python = interpreter.path if interpreter is not None else "python3"
     if site.is_remote:
         bundled = f"{remote.CACHE}/bundles/{digest}/agent/tfcluster/agent"
         script = f"{bundled}/{script.rpartition('/')[2]}"
-    command = site.command(Command((python, script, json.dumps(order)), (), "/"))
+    command = site.command(replace(like, argv=(python, script, json.dumps(order)), cwd="/"))
     log = site.paths.step_log(step, site.node)
     return {"type": "start", "attempt": 0, "tasks": [_order(step, command, log, ())]}
 

@@ -69,6 +69,11 @@ class RunPaths:
         return self.root / ".reserve"
 
     @property
+    def preflight(self) -> Path:
+        """What was seen of the nodes before the start."""
+        return self.root / "preflight.json"
+
+    @property
     def fault(self) -> Path:
         """Traceback of a fault in tfcluster itself (exit 70)."""
         return self.root / "fault.txt"

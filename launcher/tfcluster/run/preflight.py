@@ -6,19 +6,26 @@ unequal versions tensorflow#34156, unequal GPUs #47203 and #60847, unreachable p
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from tfcluster.agent.probe import PACKAGES
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.plan import Plan
+from tfcluster.run.seen import Seen
 
-PATIENCE_S = 8.0
-"""How long the nodes try to reach each other."""
 _LEAST_BYTES = 1_000_000_000
+_LEAST_SHM_BYTES = 64_000_000
 _MOST_SKEW_S = 5.0
+
+VERSIONS = {
+    "TensorFlow": "tensorflow",
+    "Keras": "keras",
+    "tf_keras": "tf-keras",
+    "NumPy": "numpy",
+    "protobuf": "protobuf",
+}
+"""Row of the table → package. Those of the first three must be equal."""
+_MAY_DIFFER = ("NumPy", "protobuf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,99 +33,133 @@ class Finding:
     """One thing about one node; what `is_fatal` ends the run before it begins."""
 
     node: str
+    check: str
+    """Row of the table: ``TensorFlow``, ``port``, ``clock`` …"""
     what: str
     cure: str
     is_fatal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A node's report."""
+class Needs:
+    """What a job asks of the nodes it runs on."""
 
-    node: str
-    python: str
-    packages: Mapping[str, str]
-    gpus: Sequence[str]
-    clock_ahead_s: float
-    """Against ours; the time its line took to come is in it."""
-    free_bytes: int
-    strange_names: Sequence[str]
-    not_listening: Sequence[tuple[int, str]]
-    unreachable: Sequence[tuple[str, str, str, int, str]]
-    """(node, task, host, port, why)."""
-
-
-def order_for(plan: Plan, node: str, ports: Mapping[TaskId, int], run_id: str) -> dict[str, Any]:
-    """What the probe of `node` is to do; see `agent.probe`."""
-    mine = [t for t in plan.tasks if t.node == node and t.id in ports]
-    others = [t for t in plan.tasks if t.node != node and t.id in ports]
-    return {
-        "run": run_id,
-        "node": node,
-        "mine": [{"host": t.host, "port": ports[t.id]} for t in mine],
-        "others": [
-            {"node": t.node, "task": str(t.id), "host": t.host.strip("[]"), "port": ports[t.id]}
-            for t in others
-        ],
-        "patience_s": PATIENCE_S,
-    }
+    tensorflow: bool = True
+    gang: bool = True
+    """The nodes train as one, so that they must be alike; not so parameter servers, tuners, and
+    commands whose Python nobody knows."""
+    nccl: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Node → its tasks that reduce with NCCL."""
+    gpu_indexes: Mapping[str, int] = field(default_factory=dict)
+    """Node → the highest index of a GPU that its tasks are given by the spec."""
+    script_sha256: str | None = None
+    """Of the job's script here."""
+    writes: str | None = None
+    """The folder in which every node must be able to write."""
 
 
-def read(line: str, *, now: float) -> Seen:
-    """Raises ValueError for what is no report."""
-    try:
-        data = json.loads(line)
-        return Seen(
-            node=str(data["node"]),
-            python=str(data["python"]),
-            packages=dict(data["packages"]),
-            gpus=tuple(data["gpus"]),
-            clock_ahead_s=float(data["clock"]) - now,
-            free_bytes=int(data["free_bytes"]),
-            strange_names=tuple(data["strange_names"]),
-            not_listening=tuple((int(port), str(why)) for port, why in data["not_listening"]),
-            unreachable=tuple(tuple(row) for row in data["unreachable"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a probe's report: {error}") from error
+def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
+    """What `plan` asks for."""
+    known = all(node.interpreter is not None for node in plan.nodes)
+    nccl: dict[str, list[str]] = {}
+    highest: dict[str, int] = {}
+    for task in plan.tasks:
+        if plan.settings.get("communication") == "NCCL" and task.id.job in ("chief", "worker"):
+            nccl.setdefault(task.node, []).append(str(task.id))
+        if task.gpus:
+            highest[task.node] = max(highest.get(task.node, 0), *task.gpus)
+    return Needs(
+        tensorflow=plan.needs_tensorflow,
+        gang=known and plan.kind == "training" and plan.strategy == "multi_worker_mirrored",
+        nccl=nccl,
+        gpu_indexes=highest,
+        script_sha256=script_sha256,
+        writes=plan.checkpoints.dir,
+    )
 
 
-def judge(
-    seen: Sequence[Seen], *, needs_tensorflow: bool, is_gang: bool = True
-) -> tuple[Finding, ...]:
-    """All findings, the fatal ones first. `is_gang`: the nodes train as one, so that they must
-    be alike; not so parameter servers, tuners, and commands whose Python nobody knows."""
-    found = [*_alone(seen, needs_tensorflow), *_lines(seen)]
-    found += _together(seen) if is_gang else ()
+def judge(seen: Sequence[Seen], needs: Needs) -> tuple[Finding, ...]:
+    """All findings, the fatal ones first."""
+    found: list[Finding] = []
+    for one in seen:
+        found += [*_python(one, needs), *_network(one), *_storage(one, needs), *_gpus(one, needs)]
+        found += _clock(one)
+    found += _together(seen) if needs.gang else ()
     return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
 
 
-def _alone(seen: Sequence[Seen], needs_tensorflow: bool) -> Iterator[Finding]:
-    for one in seen:
-        if needs_tensorflow and "tensorflow" not in one.packages:
-            cure = f"runtime.hosts.{one.node}.python names a Python that has it"
-            yield Finding(one.node, "its Python has no TensorFlow", cure)
-        for host in one.strange_names:
-            cure = "correct the name (DNS, /etc/hosts) there, or write the address"
-            yield Finding(one.node, f"{host} is not one of its own addresses", cure)
-        for port, why in one.not_listening:
-            yield Finding(one.node, f"nothing can listen on port {port}: {why}", "another port")
-        if one.free_bytes < _LEAST_BYTES:
-            left = f"{one.free_bytes / 1e6:.0f} MB"
-            yield Finding(one.node, f"only {left} of disk are free", "make room", is_fatal=False)
-        if abs(one.clock_ahead_s) > _MOST_SKEW_S:
-            what = f"its clock differs from ours by {one.clock_ahead_s:+.0f} s"
-            yield Finding(one.node, what, "set it by NTP: times in logs mislead", is_fatal=False)
+def _python(one: Seen, needs: Needs) -> Iterator[Finding]:
+    if needs.tensorflow and "tensorflow" not in one.packages:
+        cure = f"name a Python that has it: {_field_of_python(one.node)}"
+        yield Finding(one.node, "TensorFlow", "its Python has no TensorFlow", cure)
+    if one.imported is not None and "error" in one.imported and "tensorflow" in one.packages:
+        what = f"import tensorflow fails: {one.imported['error']}"
+        cure = f"try it there: {one.executable} -c 'import tensorflow'"
+        yield Finding(one.node, "import", what, cure)
+
+
+def _field_of_python(node: str) -> str:
+    return "--python PATH" if node == "local" else f"runtime.hosts.{node}.python"
+
+
+def _network(one: Seen) -> Iterator[Finding]:
+    for host in one.strange_names:
+        cure = "correct the name (DNS, /etc/hosts) there, or write the address"
+        yield Finding(one.node, "names", f"{host} is not one of its own addresses", cure)
+    for port, why in one.not_listening:
+        what = f"nothing can listen on port {port}: {why}"
+        yield Finding(one.node, "ports", what, "write another port in the spec (0 = choose one)")
+    for _node, task, host, port, why in one.unreachable:
+        what = f"{task} ({host}:{port}) cannot be reached from there: {why}"
+        cure = "open that port between the two (firewall, security group), or write another"
+        yield Finding(one.node, "peers", what, cure)
+
+
+def _storage(one: Seen, needs: Needs) -> Iterator[Finding]:
+    if one.free_bytes is not None and one.free_bytes < _LEAST_BYTES:
+        left = f"{one.free_bytes / 1e6:.0f} MB"
+        yield Finding(one.node, "disk", f"only {left} of disk are free", "make room", False)
+    if one.shm_bytes is not None and one.shm_bytes < _LEAST_SHM_BYTES and one.gpus:
+        what = f"only {one.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
+        cure = "NCCL shares memory there: mount a larger one (docker: --shm-size=1g)"
+        yield Finding(one.node, "/dev/shm", what, cure, False)
+    for folder, why in one.unwritable:
+        is_fatal = folder == needs.writes  # a data set may be there already, read-only
+        cure = "make it writable for the user of the tasks, or name another"
+        yield Finding(one.node, "folders", f"{folder} cannot be written: {why}", cure, is_fatal)
+    ours, theirs = needs.script_sha256, one.script_sha256
+    if ours is not None and theirs is not None and ours != theirs:
+        cure = "its working directory must hold the code that is here: is the mount the same?"
+        yield Finding(one.node, "script", "the script there is not the one here", cure)
+
+
+def _gpus(one: Seen, needs: Needs) -> Iterator[Finding]:
+    if one.gpu_trouble:
+        cure = "look at the driver: nvidia-smi, dmesg | grep -i nvrm"
+        yield Finding(one.node, "GPUs", one.gpu_trouble, cure, False)
+        return
+    if (tasks := needs.nccl.get(one.node)) and not one.gpus:
+        what = f"strategy.communication is NCCL, and there is no GPU for {', '.join(tasks)}"
+        yield Finding(one.node, "GPUs", what, "--set strategy.communication=RING, or AUTO")
+    elif (highest := needs.gpu_indexes.get(one.node, -1)) >= len(one.gpus):
+        what = f"GPU {highest} is asked for, and it has {len(one.gpus) or 'none'}"
+        yield Finding(one.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
+
+
+def _clock(one: Seen) -> Iterator[Finding]:
+    if abs(one.clock_ahead_s) > _MOST_SKEW_S:
+        what = f"its clock differs from ours by {one.clock_ahead_s:+.0f} s"
+        yield Finding(one.node, "clock", what, "set it by NTP: times in logs mislead", False)
 
 
 def _together(seen: Sequence[Seen]) -> Iterator[Finding]:
     """Versions and GPUs, against what most nodes have."""
-    for package in PACKAGES:
-        is_fatal = package in ("tensorflow", "keras", "tf-keras")
+    for row, package in VERSIONS.items():
         having = {one.node: one.packages.get(package, "none") for one in seen}
-        yield from _odd(package, having, is_fatal=is_fatal)
+        yield from _odd(row, having, is_fatal=row not in _MAY_DIFFER)
     yield from _odd("Python", {one.node: one.python.rpartition(".")[0] for one in seen})
-    yield from _odd("GPUs", {one.node: _shown(one.gpus) for one in seen})
+    known = [one for one in seen if not one.gpu_trouble]
+    yield from _odd("GPUs", {one.node: shown_gpus(one.gpus) for one in known})
 
 
 def _odd(what: str, having: Mapping[str, str], *, is_fatal: bool = True) -> Iterator[Finding]:
@@ -129,16 +170,9 @@ def _odd(what: str, having: Mapping[str, str], *, is_fatal: bool = True) -> Iter
     for node, value in having.items():
         if value != usual:
             text = f"{what} is {value} there, {usual} on the others"
-            yield Finding(node, text, "all nodes must have the same", is_fatal)
+            yield Finding(node, what, text, "all nodes must have the same", is_fatal)
 
 
-def _shown(gpus: Sequence[str]) -> str:
+def shown_gpus(gpus: Sequence[str]) -> str:
+    """``2 × NVIDIA H200``."""
     return ", ".join(f"{count} × {name}" for name, count in Counter(gpus).items()) or "none"
-
-
-def _lines(seen: Sequence[Seen]) -> Iterator[Finding]:
-    for one in seen:
-        for _node, task, host, port, why in one.unreachable:
-            what = f"{task} ({host}:{port}) cannot be reached from there: {why}"
-            cure = "open that port between the two (firewall, security group), or write another"
-            yield Finding(one.node, what, cure)

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfcluster.backends import bundle
 from tfcluster.backends.far_files import Sent
-from tfcluster.errors import PreflightError, SurroundingsError
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan import remote
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.run import code, launch, preflight
+from tfcluster.run import code, folder, here, inspection, launch, shared
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
-from tfcluster.run.output import last_text
+from tfcluster.run.inspection import Inspection
 from tfcluster.run.paths import RunPaths
-from tfcluster.run.preflight import Finding, Seen
-from tfcluster.run.reports import PREFLIGHT, PREPARE
+from tfcluster.run.preflight import Finding
+from tfcluster.run.reports import PREPARE
 from tfcluster.run.wishes import Wishes
 
 
@@ -34,6 +36,8 @@ class Startup:
     announce: Callable[[Mapping[str, int]], None]
     """Told each task's port just before the start."""
     wishes: Wishes = field(default_factory=Wishes)
+    _guards: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Node → variables that keep gRPC between the tasks off the proxies there."""
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
@@ -59,11 +63,23 @@ class Startup:
         `again`: to a node that was lost; where the copy is still there it stays as it is, with
         what tasks have written into it.
         """
-        far = [node.name for node in nodes if self.exchange.site(node.name).is_remote]
+        far = [node for node in nodes if self.exchange.site(node.name).is_remote]
+        with shared.marked(Path(self.plan.workdir)) if far else nullcontext() as mark:
+            if mark is not None:
+                await asyncio.gather(*(self._look_for_code(node, mark) for node in far))
+        far = [node for node in far if not self.exchange.site(node.name).sees_our_code]
         if not far:
             return
         files = await asyncio.to_thread(code.snapshot, Path(self.plan.workdir), self.plan.include)
-        await asyncio.gather(*(self._send_code(node, files, unless_there=again) for node in far))
+        await asyncio.gather(*(self._send_code(n.name, files, unless_there=again) for n in far))
+
+    async def _look_for_code(self, node: NodePlan, mark: shared.Mark) -> None:
+        """Over a shared file system a node may see the workdir, maybe where the spec says."""
+        named = remote.chosen_folder(node.workdir)
+        with contextlib.suppress(OSError):  # a lost node will be told of
+            found = await mark.seen_by(self.exchange.files(node.name), [named] if named else [])
+            if found is not None:
+                self.exchange.share_code(node, found)
 
     async def _send_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
         site = self.exchange.site(node)
@@ -79,45 +95,26 @@ class Startup:
             ) from error
 
     async def preflight(self) -> Sequence[Finding]:
-        """Look at all nodes at once, where some are not this machine; what does not stop the run.
+        """Look at all nodes at once; what does not stop the run. What was seen is in the folder.
 
         Raises PreflightError for what does.
         """
         names = [node.name for node in self.plan.nodes]
-        if not self.wishes.looks_first or not any(
-            self.exchange.site(name).is_remote for name in names
-        ):
+        far = [name for name in names if self.exchange.site(name).is_remote]
+        for name in far:  # a login there may have a proxy of which nobody here knows
+            self._guards[name] = inspection.guards_unseen(self.plan)
+        if not self.wishes.looks_first:
             return ()
-        made = await asyncio.to_thread(bundle.build)
-        ports = launch.attempt_of(self.plan, 1, (), filter(None, self._held())).ports
-        for name in names:
-            order = preflight.order_for(self.plan, name, ports, self.paths.run_id)
-            python, site = self.plan.node(name).interpreter, self.exchange.site(name)
-            self.exchange.send(name, launch.start_probe(python, site, order, made.digest))
-        seen = [await self._seen(name) for name in names]
-        found = preflight.judge(
-            seen, needs_tensorflow=self.plan.needs_tensorflow, is_gang=self._is_gang()
-        )
-        if any(finding.is_fatal for finding in found):
-            raise PreflightError([(f.node, f.what, f.cure) for f in found if f.is_fatal])
-        return found
-
-    async def _seen(self, node: str) -> Seen:
-        await self._answer(node, f"{PREFLIGHT} task_exited", f"{PREFLIGHT} start_failed")
-        log = self.paths.step_log(PREFLIGHT, node)
-        lines = last_text(log).splitlines()
-        try:
-            # It goes on listening for the others: its line came when it came.
-            return preflight.read(lines[-1] if lines else "", now=log.stat().st_mtime)
-        except (ValueError, OSError):
-            said = lines[-1] if lines else "it said nothing"
-            cure = f"runtime.hosts.{node}.python names its Python (3.9 or newer); see {log}"
-            raise PreflightError([(node, f"it cannot be looked at: {said}", cure)]) from None
-
-    def _is_gang(self) -> bool:
-        known = all(node.interpreter is not None for node in self.plan.nodes)
-        trains = self.plan.kind == "training" and self.plan.strategy == "multi_worker_mirrored"
-        return known and trains
+        if far:
+            ports = launch.attempt_of(self.plan, 1, (), filter(None, self._held())).ports
+            task = Inspection(self.plan, self.paths, self.exchange, self.until)
+            look = await task.look(names, ports)
+        else:
+            look = await asyncio.to_thread(here.look, self.plan)
+        folder.write_json(self.paths.preflight, look.to_json())
+        self._guards.update({one.node: inspection.guards(self.plan, one) for one in look.seen})
+        look.require()
+        return look.told
 
     def _held(self) -> list[Message | None]:
         return [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
@@ -153,6 +150,7 @@ class Startup:
                 only=only,
                 restored_step=restored_step,
                 chaos=self.wishes.faults,
+                guards=self._guards.get(node, {}),
             )
             self.exchange.send(node, order)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tfcluster.errors import PreflightError
-from tfcluster.run import preflight
-from tfcluster.run.preflight import Finding, Seen
+from tfcluster.run import preflight, seen
+from tfcluster.run.look import Look
+from tfcluster.run.preflight import Finding, Needs
+from tfcluster.run.seen import Seen
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
-A = Seen("a", "3.11.7", VERSIONS, (), 0.1, 10**12, (), (), ())
+A = Seen("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
 B, C = replace(A, node="b"), replace(A, node="c")
 
 
-def found(*seen: Seen, needs_tensorflow: bool = True) -> list[Finding]:
-    return list(preflight.judge(seen, needs_tensorflow=needs_tensorflow))
+def found(*those: Seen, **needs: Any) -> list[Finding]:
+    return list(preflight.judge(those, Needs(**needs)))
 
 
 def test_equal_nodes_that_reach_each_other_are_well() -> None:
@@ -27,7 +30,7 @@ def test_equal_nodes_that_reach_each_other_are_well() -> None:
 def test_the_one_with_another_version_is_named_not_the_two_that_agree() -> None:
     (finding,) = found(A, replace(B, packages={**VERSIONS, "tensorflow": "2.16.1"}), C)
     assert finding.node == "b"
-    assert finding.what == "tensorflow is 2.16.1 there, 2.15.1 on the others"
+    assert finding.what == "TensorFlow is 2.16.1 there, 2.15.1 on the others"
     assert finding.is_fatal
 
 
@@ -39,7 +42,7 @@ def test_another_numpy_is_told_and_ends_nothing() -> None:
 def test_a_python_without_tensorflow_matters_to_a_job_that_imports_it() -> None:
     bare = [replace(one, packages={}) for one in (A, B)]
     assert [finding.what for finding in found(*bare)] == ["its Python has no TensorFlow"] * 2
-    assert found(*bare, needs_tensorflow=False) == []
+    assert found(*bare, tensorflow=False) == []
 
 
 def test_a_patch_of_python_does_not_matter_its_minor_does() -> None:
@@ -72,13 +75,13 @@ def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
 
 def test_parameter_servers_and_tuners_need_not_be_alike() -> None:
     other = replace(B, packages={}, gpus=("H100",))
-    assert preflight.judge([A, other], needs_tensorflow=False, is_gang=False) == ()
+    assert found(A, other, tensorflow=False, gang=False) == []
 
 
 def test_what_is_no_report_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
         with pytest.raises(ValueError, match=r"report|Expecting"):
-            preflight.read(line, now=0.0)
+            seen.read(line, now=0.0)
 
 
 def test_the_error_tells_all_of_it_with_the_cures() -> None:
@@ -87,3 +90,55 @@ def test_the_error_tells_all_of_it_with_the_cures() -> None:
     assert str(error) == (
         "nothing was started:\na: no TensorFlow\n  → install it\nb: no disk\n  → make room"
     )
+
+
+def test_a_driver_that_hangs_is_no_machine_without_gpus() -> None:
+    silent = replace(B, gpu_trouble="nvidia-smi did not answer within 5 s")
+    two = replace(A, gpus=("H100", "H100"))
+    (finding,) = found(two, silent, nccl={"a": ["worker:0"], "b": ["worker:1"]})
+    assert (finding.node, finding.what, finding.is_fatal) == ("b", silent.gpu_trouble, False)
+
+
+def test_nccl_without_a_gpu_and_a_gpu_that_is_not_there() -> None:
+    nccl = found(A, nccl={"a": ["worker:0", "worker:1"]})
+    assert [f.what for f in nccl] == [
+        "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"
+    ]
+    (finding,) = found(replace(A, gpus=("H100",)), gpu_indexes={"a": 1})
+    assert finding.what == "GPU 1 is asked for, and it has 1"
+
+
+def test_a_folder_all_write_to_must_be_writable_a_data_set_may_be_read_only() -> None:
+    one = replace(A, unwritable=(("/mnt/exp", "Read-only file system"), ("/mnt/data", "…")))
+    assert [(f.what, f.is_fatal) for f in found(one, writes="/mnt/exp")] == [
+        ("/mnt/exp cannot be written: Read-only file system", True),
+        ("/mnt/data cannot be written: …", False),
+    ]
+
+
+def test_another_script_on_a_shared_folder_is_no_accident() -> None:
+    one = replace(A, script_sha256="aa")
+    assert found(one, script_sha256="aa") == []
+    assert [f.check for f in found(one, script_sha256="bb")] == ["script"]
+    assert found(A, script_sha256="bb") == []  # where it is not there yet it will be sent
+
+
+def test_an_import_that_fails_is_told_with_its_last_line() -> None:
+    one = replace(A, imported={"error": "ImportError: libcudart.so.12"}, executable="/tf/python")
+    (finding,) = found(one)
+    assert finding.what == "import tensorflow fails: ImportError: libcudart.so.12"
+    assert "/tf/python" in finding.cure
+
+
+def test_a_look_is_read_back_as_it_was_written() -> None:
+    look = Look(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
+    again = Look.from_json(json.loads(json.dumps(look.to_json())))
+    assert json.dumps(again.to_json()) == json.dumps(look.to_json())
+    assert look.told == look.findings
+    look.require()
+
+
+def test_a_look_that_found_something_fatal_says_all_of_it() -> None:
+    look = Look(("a",), (A,), ()).with_more([Finding("a", "ports", "taken", "another")])
+    with pytest.raises(PreflightError, match="a: taken"):
+        look.require()

@@ -1,0 +1,93 @@
+"""Has the agents of all nodes look at them, and at each other, before anything is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.agent import machine
+from tfcluster.backends import bundle
+from tfcluster.plan.environment import proxy_guards
+from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.run import launch, preflight
+from tfcluster.run.exchange import Exchange
+from tfcluster.run.look import Look
+from tfcluster.run.output import last_text
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.preflight import Finding
+from tfcluster.run.reports import PREFLIGHT
+from tfcluster.run.seen import Seen, order_for, read, script_of
+
+_ANSWERS = (f"{PREFLIGHT} task_exited", f"{PREFLIGHT} start_failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """One look at nodes whose agents have been reached."""
+
+    plan: Plan
+    paths: RunPaths
+    exchange: Exchange
+    until: Callable[[Callable[[], bool]], Awaitable[None]]
+    """Handles inputs until a condition holds."""
+
+    async def look(
+        self, nodes: Sequence[str], ports: Mapping[TaskId, int], *, deep: bool = False
+    ) -> Look:
+        """At `nodes` all at once; `ports` are those that their agents hold."""
+        made = await asyncio.to_thread(bundle.build)
+        for name in nodes:
+            site = self.exchange.site(name)
+            order = order_for(self.plan, site, ports, deep=deep)
+            self.exchange.forget(name, *_ANSWERS)
+            self.exchange.send(name, launch.start_probe(self.plan, site, order, made.digest))
+        seen: list[Seen] = []
+        silent: list[Finding] = []
+        for name in nodes:
+            found = await self._heard(name, ports)
+            if isinstance(found, Seen):
+                seen.append(found)
+            else:
+                silent.append(found)
+        needs = preflight.needs_of(self.plan, await asyncio.to_thread(self._script_here))
+        look = Look(tuple(nodes), tuple(seen), preflight.judge(seen, needs))
+        return look.with_more(silent)
+
+    async def _heard(self, node: str, ports: Mapping[TaskId, int]) -> Seen | Finding:
+        await self.until(lambda: self.exchange.answer(node, _ANSWERS) is not None)
+        log = self.paths.step_log(PREFLIGHT, node)
+        lines = last_text(log).splitlines()
+        nodes = {task: self.plan.task(task).node for task in ports}
+        mine = [port for task, port in ports.items() if nodes[task] == node]
+        peers = sum(1 for task in ports if nodes[task] != node)
+        try:
+            # It goes on listening for the others: its line came when it came.
+            now = log.stat().st_mtime
+            return read(lines[-1] if lines else "", now=now, ports=mine, peers=peers)
+        except (ValueError, OSError):
+            reply = self.exchange.answer(node, _ANSWERS) or {}
+            said = lines[-1] if lines else reply.get("error", "it said nothing")
+            cure = f"runtime.hosts.{node}.python names its Python (3.9 or newer)"
+            return Finding(node, "Python", f"it cannot be looked at: {said}", cure)
+
+    def _script_here(self) -> str | None:
+        command = self.plan.tasks[0].command
+        if (script := script_of(command)) is None:
+            return None
+        return machine.sha256(str(Path(self.plan.workdir) / Path(script).relative_to(command.cwd)))
+
+
+def guards(plan: Plan, one: Seen) -> dict[str, str]:
+    """What keeps gRPC between the tasks of a node off the proxies that were seen there."""
+    return proxy_guards({}, one.proxies, _hosts(plan))
+
+
+def guards_unseen(plan: Plan) -> dict[str, str]:
+    """The same for a node that nobody has looked at: read by gRPC alone."""
+    return {"no_grpc_proxy": ",".join(_hosts(plan))}
+
+
+def _hosts(plan: Plan) -> list[str]:
+    return sorted({task.host.strip("[]") for task in plan.tasks})

@@ -1,0 +1,119 @@
+"""What a node is asked before the start, and what it answers (pure)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.plan.plan import Command, Plan, TaskId
+from tfcluster.run.sites import Site
+
+PATIENCE_S = 8.0
+"""How long the nodes try to reach each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A node's report; see `agent.machine.facts`."""
+
+    node: str
+    python: str
+    packages: Mapping[str, str]
+    gpus: Sequence[str] = ()
+    clock_ahead_s: float = 0.0
+    """Against ours; the time its line took to come is in it."""
+    free_bytes: int | None = None
+    strange_names: Sequence[str] = ()
+    not_listening: Sequence[tuple[int, str]] = ()
+    unreachable: Sequence[tuple[str, str, str, int, str]] = ()
+    """(node, task, host, port, why)."""
+    gpu_trouble: str = ""
+    """Why its GPUs are not known; empty where they are."""
+    executable: str = ""
+    cores: int = 0
+    shm_bytes: int | None = None
+    port_range: Sequence[int] = ()
+    proxies: Mapping[str, str] = field(default_factory=dict)
+    unwritable: Sequence[tuple[str, str]] = ()
+    """(folder, why)."""
+    script_sha256: str | None = None
+    imported: Mapping[str, Any] | None = None
+    """What `import tensorflow` gave, where that was asked for."""
+    ports: Sequence[int] = ()
+    """Those of its tasks that were looked at."""
+    peers: int = 0
+    """Tasks of other nodes that it dialled."""
+
+
+def order_for(
+    plan: Plan, site: Site, ports: Mapping[TaskId, int], *, deep: bool = False
+) -> dict[str, Any]:
+    """What the probe of a node is to do; see `agent.probe`."""
+    tasks = [task for task in plan.tasks if task.node == site.node]
+    others = [t for t in plan.tasks if t.node != site.node and t.id in ports]
+    return {
+        "run": site.run_id,
+        "node": site.node,
+        "mine": [{"host": t.host, "port": ports[t.id]} for t in tasks if t.id in ports],
+        "others": [
+            {"node": t.node, "task": str(t.id), "host": t.host.strip("[]"), "port": ports[t.id]}
+            for t in others
+        ],
+        "patience_s": PATIENCE_S,
+        "folder": site.cache or str(site.paths.root),
+        "folders": folders_of(plan, site.node),
+        "script": script_of(site.command(tasks[0].command)),
+        "deep": deep,
+    }
+
+
+def folders_of(plan: Plan, node: str) -> list[str]:
+    """Where the node's tasks will write besides the run's own folder."""
+    shared = plan.checkpoints.dir
+    found = [shared] if shared and "://" not in shared else []
+    data = [
+        var.value
+        for task in plan.tasks
+        if task.node == node
+        for var in task.command.env
+        if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.source != "tfcluster"
+    ]
+    return list(dict.fromkeys(found + data))
+
+
+def script_of(command: Command) -> str | None:
+    """A task's own script, below its working directory; None for a module or a command."""
+    below = command.cwd.rstrip("/") + "/"
+    return next((word for word in command.argv[1:4] if word.startswith(below)), None)
+
+
+def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> Seen:
+    """Raises ValueError for what is no report."""
+    try:
+        data = json.loads(line)
+        return Seen(
+            node=str(data["node"]),
+            python=str(data["python"]),
+            packages=dict(data["packages"]),
+            gpus=tuple(data["gpus"]),
+            clock_ahead_s=float(data["clock"]) - now,
+            free_bytes=int(data["free_bytes"]),
+            strange_names=tuple(data["strange_names"]),
+            not_listening=tuple((int(port), str(why)) for port, why in data["not_listening"]),
+            unreachable=tuple(tuple(row) for row in data["unreachable"]),
+            gpu_trouble=str(data["gpu_trouble"]),
+            executable=str(data["executable"]),
+            cores=int(data["cores"]),
+            shm_bytes=data["shm_bytes"],
+            port_range=tuple(data["port_range"]),
+            proxies=dict(data["proxies"]),
+            unwritable=tuple((str(folder), str(why)) for folder, why in data["unwritable"]),
+            script_sha256=data["script_sha256"],
+            imported=data["imported"],
+            ports=tuple(ports),
+            peers=peers,
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a probe's report: {error}") from error
