@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
+    from tfcluster.agent.cache import InUse
     from tfcluster.agent.files import Files
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.outside import Outside
@@ -55,6 +56,7 @@ class Agent:
             take_file=self._take_file,
         )
         self._cache: str = config.get("cache") or ""
+        self._bundle = _bundle_in_use() if self._cache else None
         self._files: Files | None = None
         """Made with the first order for it: an agent beside its coordinator is never given one."""
         recorder.add_file(config["socket"])
@@ -72,6 +74,10 @@ class Agent:
                 self._crew.end_all()
             self._ports.release()
             self._line.close()
+        if self._is_shut_down and self._cache:
+            from tfcluster.agent.cache import prune
+
+            prune(self._cache)
 
     def _turn(self) -> None:
         self._crew.moved = 0
@@ -83,6 +89,8 @@ class Agent:
         moment = time.monotonic()
         self._crew.on_time(moment)
         self._line.on_time(moment)
+        if self._bundle is not None:
+            self._bundle.on_time(moment)
         if self._files is not None:
             self._files.outgoing.on_time(moment)
         if 0 < self._crew.moved < SMALL_READ:
@@ -164,6 +172,13 @@ class Agent:
                 os.rmdir(os.path.dirname(folder))  # the run's, unless another node is in it
         self._line.say({"type": "bye"})
         self._is_over = self._is_shut_down = True
+
+
+def _bundle_in_use() -> InUse:
+    from tfcluster.agent.cache import InUse
+
+    up = [os.pardir] * 4  # of agent/tfcluster/agent/agent.py
+    return InUse(os.path.abspath(os.path.join(__file__, *up)))
 
 
 def _signals_as_bytes() -> int:

@@ -8,6 +8,9 @@ relay's.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import hashlib
 import json
 import os
 import sys
@@ -17,14 +20,19 @@ NEED = b"\x00tfcluster-bundle need\n"
 
 
 def main() -> None:
+    umask = os.umask(0o077)
     order = json.loads(_read_line())
     cache = os.path.expanduser(order["cache"])
+    os.makedirs(cache, exist_ok=True)
+    with contextlib.suppress(OSError):
+        os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
-    if os.path.isdir(folder):
+    if _is_whole(folder):
         os.write(1, HAVE)
     else:
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
+    os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))
     from tfcluster.agent.relay import main as relay
 
@@ -63,12 +71,48 @@ def _unpack(content: bytes, folder: str) -> None:
     os.makedirs(cache, exist_ok=True)
     fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
     zipfile.ZipFile(io.BytesIO(content)).extractall(fresh)
+    while not _is_whole(folder):
+        if os.path.isdir(folder):  # damaged: moved away, tasks that run keep the files they have
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(
+                    folder, os.path.join(tempfile.mkdtemp(prefix=".damaged-", dir=cache), "x")
+                )
+        try:
+            os.rename(fresh, folder)
+        except FileNotFoundError:
+            raise OSError(f"the bundle did not arrive whole in {folder}") from None
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            # Somebody else was faster: look again.
+    shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _is_whole(folder: str) -> bool:
+    """Whether the folder holds what its name says: the digest of `backends.bundle`.
+
+    A folder that a cleaner or a full disk has left incomplete looks like any other.
+    """
+    with contextlib.suppress(OSError):
+        os.utime(folder)  # it is in use: nobody prunes it from now on
+    found = hashlib.sha256()
     try:
-        os.rename(fresh, folder)
+        for name in sorted(_names(folder)):
+            with open(os.path.join(folder, name), "rb") as file:
+                content = file.read()
+            found.update(f"{name}\0{len(content)}\0".encode() + content)
     except OSError:
-        shutil.rmtree(fresh)  # somebody else was faster
-        if not os.path.isdir(folder):
-            raise
+        return False
+    return found.hexdigest()[:16] == os.path.basename(folder)
+
+
+def _names(folder: str) -> list[str]:
+    return [
+        os.path.relpath(os.path.join(above, name), folder)
+        for above, folders, names in os.walk(folder)
+        for name in names
+        if os.path.basename(above) != "__pycache__"
+    ]
 
 
 if __name__ == "__main__":

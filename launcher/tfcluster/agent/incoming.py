@@ -12,6 +12,9 @@ import errno
 import hashlib
 import os
 
+from tfcluster.agent.announced import BadTree, check
+from tfcluster.agent.private import make_folders
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,10 +23,16 @@ if TYPE_CHECKING:
     Say = Callable[[dict[str, Any]], None]
 
 _CHUNK = 1 << 20
+PARTIAL = ".partial"
+"""Ends the names of files that are still coming."""
 
 
-class BadTree(ValueError):
-    """A name that would lead out of the folder, or bytes that are not what was announced."""
+class NotInCache(Exception):
+    """A file that was there is gone (another host with this home cleared away), or damaged."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
 
 
 class Incoming:
@@ -46,7 +55,7 @@ class Incoming:
         try:
             check(order["files"])
             digests = {file["sha256"] for file in order["files"] if "sha256" in file}
-            os.makedirs(self._files, mode=0o700, exist_ok=True)
+            make_folders(self._files)
             missing = {d for d in digests if not os.path.exists(self._path(d))}
             others = {d for n, wanted in self._wanted.items() if n != number for d in wanted}
             self._orders[number], self._wanted[number] = order, missing
@@ -90,21 +99,34 @@ class Incoming:
     def _begin(self, digest: str, number: int) -> _Blob:
         files = self._orders[number]["files"]
         size = next(int(f["size"]) for f in files if f.get("sha256") == digest)
-        partial = f"{self._path(digest)}.{os.getpid()}.partial"
+        # Several hosts may have one home, and each its own process of this number.
+        partial = f"{self._path(digest)}.{os.urandom(6).hex()}{PARTIAL}"
         self._open[digest] = blob = _Blob(partial, digest, size)
         return blob
 
     def _finish_if_complete(self, number: int) -> None:
         if self._wanted[number]:
             return
-        order = self._orders.pop(number)
-        del self._wanted[number]
+        order = self._orders[number]
         try:
             place(order["into"], order["files"], self._path)
-        finally:
-            if not order.get("keep"):
-                self._clear_away(order)
+        except NotInCache as lack:
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(lack.digest))
+            self._wanted[number] = {lack.digest}
+            self._say({"type": "wants", "id": number, "digests": [lack.digest]})
+            return
+        except BaseException:
+            self._forget(number)
+            raise
+        self._forget(number)
         self._say({"type": "received", "id": number})
+
+    def _forget(self, number: int) -> None:
+        order = self._orders.pop(number)
+        del self._wanted[number]
+        if not order.get("keep"):
+            self._clear_away(order)
 
     def _clear_away(self, order: dict[str, Any]) -> None:
         for digest in {f["sha256"] for f in order["files"] if "sha256" in f}:
@@ -169,38 +191,17 @@ class _Blob:
             os.unlink(self._partial)
 
 
-def check(files: Iterable[dict[str, Any]]) -> None:
-    """Raises BadTree for a path or a link that leads out of the folder."""
-    links = set()
-    for file in files:
-        path = file["path"]
-        parts = path.split("/")
-        if not path or path.startswith("/") or "\0" in path or {"", ".", ".."} & set(parts):
-            raise BadTree(f"{path!r} is not a path below the folder")
-        if "link" in file:
-            links.add(path)
-            inside = os.path.normpath(os.path.join(os.path.dirname(path), file["link"]))
-            if file["link"].startswith("/") or inside.split("/")[0] == "..":
-                raise BadTree(f"{path!r} is a link that leads out of the folder")
-        elif not _is_digest(file["sha256"]):
-            raise BadTree(f"{file['sha256']!r} is not a SHA-256")
-    for file in files:
-        folder = os.path.dirname(file["path"])
-        while folder:
-            if folder in links:
-                raise BadTree(f"{file['path']!r} lies behind a link")
-            folder = os.path.dirname(folder)
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 64 and set(text) <= set("0123456789abcdef")
-
-
 def place(into: str, files: Iterable[dict[str, Any]], path_of: Callable[[str], str]) -> None:
-    """Make `into` hold exactly `files`; what was there before is gone. Raises OSError."""
+    """Make `into` hold exactly `files`; what was there before is gone.
+
+    Raises OSError, and NotInCache for a file that has to be sent (again).
+    """
     fresh = f"{into}.{os.getpid()}.incoming"
     remove(fresh)
-    os.makedirs(fresh)
+    run = os.path.dirname(os.path.dirname(into))
+    os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe of several users: as they like it
+    make_folders(os.path.dirname(into))
+    os.mkdir(fresh)
     try:
         for file in files:
             target = os.path.join(fresh, file["path"])
@@ -208,7 +209,7 @@ def place(into: str, files: Iterable[dict[str, Any]], path_of: Callable[[str], s
             if "link" in file:
                 os.symlink(file["link"], target)
             else:
-                _copy(path_of(file["sha256"]), target, int(file["mode"]) & 0o777)
+                _copy(path_of(file["sha256"]), file["sha256"], target, int(file["mode"]) & 0o777)
                 if "mtime_ns" in file:
                     os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
         old = f"{into}.{os.getpid()}.replaced"
@@ -221,19 +222,31 @@ def place(into: str, files: Iterable[dict[str, Any]], path_of: Callable[[str], s
         raise
 
 
-def _copy(source: str, target: str, mode: int) -> None:
-    reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+def _copy(source: str, digest: str, target: str, mode: int) -> None:
+    """What lies in the cache is trusted no further than its digest goes."""
     try:
+        reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            raise NotInCache(digest) from error
+        raise
+    try:
+        found = hashlib.sha256()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         writer = os.open(target, flags, mode | 0o600)
         try:
             os.fchmod(writer, mode | 0o600)
             while data := os.read(reader, _CHUNK):
+                found.update(data)
                 view = memoryview(data)
                 while view:
                     view = view[os.write(writer, view) :]
         finally:
             os.close(writer)
+        if found.hexdigest() != digest:
+            raise NotInCache(digest)
+        with contextlib.suppress(OSError):
+            os.utime(reader)  # it is in use: see agent.cache
     finally:
         os.close(reader)
 

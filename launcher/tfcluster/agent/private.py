@@ -7,6 +7,16 @@ import os
 import stat
 
 
+def make_folders(folder: str) -> None:
+    """Make `folder` and what is missing above it, all of it for this user alone (0700)."""
+    missing = []
+    while folder and not os.path.isdir(folder):
+        missing.append(folder)
+        folder = os.path.dirname(folder)
+    for path in reversed(missing):
+        os.makedirs(path, mode=0o700, exist_ok=True)
+
+
 def make_private(folder: str) -> None:
     """Make `folder` (0700) unless it is there.
 
