@@ -64,7 +64,7 @@ def read_control(payload: bytes) -> dict[str, Any]:
     """Raises ProtocolError unless `payload` is a JSON object."""
     try:
         message = json.loads(payload)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"a control frame is not JSON: {error}") from None
     if not isinstance(message, dict):
         raise ProtocolError("a control frame is not a JSON object")

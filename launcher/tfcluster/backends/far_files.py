@@ -133,6 +133,8 @@ class FarFiles:
                 match answer["type"]:
                     case "wants":
                         for digest in answer["digests"]:
+                            if digest not in sources:
+                                raise FarFilesError(f"{into}: it wants what it was not offered")
                             sent += await self._send_one(digest, *sources[digest])
                     case "reconnected":
                         await self._send({**order, "id": number})
@@ -182,7 +184,7 @@ async def _next(answers: asyncio.Queue[Mapping[str, Any]], kind: str) -> Mapping
 def _judge(answer: Mapping[str, Any], came: int, size: int, digest: str) -> None:
     if answer.get("error"):
         raise FarFileChangedError(str(answer["error"]))
-    if not answer["is_unchanged"] or came != size or answer["sha256"] != digest:
+    if not answer.get("is_unchanged") or came != size or answer.get("sha256") != digest:
         raise FarFileChangedError("changed while it was read")
 
 

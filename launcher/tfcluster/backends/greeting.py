@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from tfcluster.agent import protocol
+from tfcluster.backends import vetting
 
 Frame = tuple[bytes, bytes]
 """Kind and payload."""
@@ -26,8 +27,11 @@ async def welcome(
         for number, (kind, payload) in enumerate(frames):
             if kind == protocol.CONTROL:
                 message = protocol.read_control(payload)
+                vetting.check(message)
                 if message.get("type") == "refused":
                     raise Refused(str(message.get("reason")))
+                if message["type"] != "welcome":
+                    raise protocol.ProtocolError(f"no welcome, but {str(message['type'])[:80]!r}")
                 return message, frames[number + 1 :]
     shown = f"; it said: {decoder.noise!r}" if decoder.noise else ""
     raise ConnectionResetError(f"the agent closed the connection{shown}")

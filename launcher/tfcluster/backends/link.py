@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 from tfcluster.agent import protocol
-from tfcluster.backends import far_files
+from tfcluster.backends import far_files, vetting
 from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.greeting import Frame, Refused, welcome
 
@@ -78,6 +78,7 @@ class AgentLink:
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = self._said_goodbye = False
+        self._fault = ""
         self.welcome: dict[str, Any] = {}
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
@@ -97,9 +98,16 @@ class AgentLink:
         return self._heard_at
 
     def last_words(self) -> str:
-        """Why the agent went, where that is known: killed by us, or what it wrote to stderr."""
+        """Why the agent went, where that is known: ended by us, or what it wrote to stderr."""
+        if self._fault:
+            return f"(it was cut off: it sent {self._fault})"
         standing = "(it did not obey a stop, so it was killed; its guard ends its tasks)"
         return self._last_words() or (standing if self._was_killed else "")
+
+    async def refuse(self, fault: str) -> None:
+        """Cut off an agent that sent what none sends; the messages end with it."""
+        self._fault = self._fault or fault
+        await self._hang_up()
 
     async def send(self, message: Mapping[str, Any]) -> None:
         """Number, keep and send; raises ConnectionError when the link is lost for good."""
@@ -176,6 +184,8 @@ class AgentLink:
             while True:
                 await self._read_until_lost(reader, decoder, early)
                 await self._hang_up()
+                if self._fault:
+                    return
                 if self._lease_s is not None and not self._is_closing:
                     self._put({"type": "link_cut", "lease_s": self._lease_s})
                 again = await self._redial()
@@ -195,22 +205,27 @@ class AgentLink:
         decoder: protocol.Decoder,
         early: list[Frame],
     ) -> None:
-        with contextlib.suppress(OSError, protocol.ProtocolError):
-            for kind, payload in early:
-                self._on_frame(kind, payload)
-            await self._acknowledge()
+        try:
+            await self._on_frames(early)
             while data := await reader.read(READ_BYTES):
                 self._heard_at = asyncio.get_running_loop().time()
-                control = False
-                for kind, payload in decoder.feed(data):
-                    control = self._on_frame(kind, payload) or control
-                if control:
-                    await self._acknowledge()
+                await self._on_frames(decoder.feed(data))
+        except protocol.ProtocolError as error:
+            self._fault = self._fault or str(error)
+        except OSError:
+            pass
+
+    async def _on_frames(self, frames: Iterable[Frame]) -> None:
+        numbered = [self._on_frame(kind, payload) for kind, payload in frames]
+        if any(numbered):
+            await self._acknowledge()
 
     def _on_frame(self, kind: bytes, payload: bytes) -> bool:
         """True for a numbered message, which wants an acknowledgement."""
         if kind == protocol.CONTROL:
-            self._take(protocol.read_control(payload))
+            message = protocol.read_control(payload)
+            vetting.check(message)
+            self._take(message)
             return True
         if kind == protocol.ACK:
             self._session.acknowledged(protocol.read_number(payload))
@@ -272,13 +287,7 @@ class AgentLink:
             if self._cut is not None and loop.time() > self._heard_at + SILENCE_S:
                 await self._cut()
             else:
-                self._ping_now()
-
-    def _ping_now(self) -> None:
-        """Without waiting for a line that may take nothing any more."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError, RuntimeError):
-                self._writer.write(protocol.frame(protocol.PING))
+                await self._write(protocol.frame(protocol.PING))
 
     async def _hang_up(self) -> None:
         writer, self._writer = self._writer, None

@@ -136,6 +136,7 @@ class Coordinator:
             on_message=self._on_message,
             on_closed=self._on_closed,
             background=self._background,
+            tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
         )
 
     async def _look_at_links(self, attempt: int) -> None:

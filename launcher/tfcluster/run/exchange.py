@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from posixpath import dirname
 from typing import Any
 
+from tfcluster.agent.protocol import ProtocolError
+from tfcluster.backends import vetting
 from tfcluster.backends.base import Backend
 from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.backends.link import SILENCE_S, AgentLink
@@ -63,8 +65,10 @@ class Exchange:
         on_message: Callable[[str, Message], None],
         on_closed: Callable[[str, str], None],
         background: asyncio.TaskGroup,
+        tasks: Collection[str],
     ) -> None:
-        """Reach the node's agent and listen to it; raises SurroundingsError."""
+        """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps;
+        raises SurroundingsError."""
         backend = self._backend_of(node)
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(
@@ -79,6 +83,11 @@ class Exchange:
 
         async def listen() -> None:
             async for message in link:
+                try:
+                    vetting.check_owner(message, tasks, STEPS)
+                except ProtocolError as error:
+                    await link.refuse(str(error))
+                    break
                 if message["type"] == "log":
                     self._logs.take(node.name, message)
                     continue

@@ -1,0 +1,146 @@
+"""The one place where a message of an agent is looked at before anyone relies on what is in it.
+
+A node can be broken, or somebody else's: what it says may end that node, never the coordinator.
+Kinds and fields that are not listed pass unseen, as whoever reads them will pass over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from tfcluster.agent.protocol import ProtocolError
+
+Check = Callable[[object], bool]
+_SHOWN = 80
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
+
+
+def _is_number(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 <= value < 1e15  # neither infinite nor NaN
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_truth(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+def _all(check: Check) -> Check:
+    return lambda value: isinstance(value, list) and all(map(check, value))
+
+
+def _are_ports(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        _is_whole(port) and 0 < port < 1 << 16 for port in value.values()
+    )
+
+
+def _is_entry(value: object) -> bool:
+    """(path, size, time in ns)."""
+    if not isinstance(value, list) or len(value) != 3:
+        return False
+    return _is_text(value[0]) and _is_whole(value[1]) and isinstance(value[2], int)
+
+
+_ALWAYS: Mapping[str, Check] = {"type": _is_text}
+_EVER: Mapping[str, Check] = {
+    "n": _is_whole,
+    "id": _is_whole,
+    "attempt": _is_whole,
+    "task": _or_none(_is_text),
+    "cache": _or_none(_is_text),
+    "oom": _or_none(_is_text),
+    "peak_rss_bytes": _or_none(_is_whole),
+    "pid": _or_none(_is_whole),
+    "run_id": _or_none(_is_text),
+    "command": _or_none(_is_text),
+    "last_seen": _is_whole,
+    "is_unchanged": _is_truth,
+    "sha256": _is_text,
+}
+"""Of fields that any message may have."""
+_OF_TASK: Mapping[str, Check] = {"task": _is_text, "attempt": _is_whole}
+_SHAPES: Mapping[str, Mapping[str, Check]] = {
+    "welcome": {"pid": _is_whole, "guard_pid": _is_whole},
+    "refused": {"reason": _is_text},
+    "ports_held": {"ports": _are_ports},
+    "port_taken": {"task": _is_text, "host": _is_text, "port": _is_whole},
+    "task_started": {**_OF_TASK, "pid": _is_whole},
+    "start_failed": {**_OF_TASK, "error": _is_text},
+    "task_event": {**_OF_TASK, "event": _is_object},
+    "task_stopped": {**_OF_TASK, "signal": _is_whole},
+    "task_continued": _OF_TASK,
+    "task_exited": {
+        **_OF_TASK,
+        "exit_code": _or_none(_is_whole),
+        "signal": _or_none(_is_whole),
+        "ended_by": _is_text,
+        "duration_s": _is_number,
+    },
+    "log_lost": {**_OF_TASK, "bytes": _is_whole, "reason": _is_text},
+    "unkillable": {"task": _or_none(_is_text), "pids": _all(_is_whole)},
+    "wants": {"id": _is_whole, "digests": _all(_is_text)},
+    "received": {"id": _is_whole},
+    "receive_failed": {"id": _is_whole, "error": _is_text},
+    "scanned": {"id": _is_whole, "entries": _all(_is_entry)},
+    "read_end": {"id": _is_whole},
+    "looked": {"id": _is_whole, "folder": _or_none(_is_text)},
+}
+_OURS = frozenset({"link_cut", "link_back"})
+"""What a link tells itself, and no agent."""
+
+
+def check(message: Mapping[str, Any]) -> None:
+    """Raises ProtocolError for a message without the fields that its kind has, or of others."""
+    kind = message.get("type")
+    wanted = _SHAPES.get(kind, {}) if isinstance(kind, str) else {}
+    optional = {name: test for name, test in _EVER.items() if name in message}
+    for name, test in {**_ALWAYS, **optional, **wanted}.items():
+        if name not in message or not test(message[name]):
+            raise ProtocolError(f"a message {_shown(kind)} whose {name} is {_found(message, name)}")
+    if kind in _OURS:
+        raise ProtocolError(f"a message {_shown(kind)}, which no agent sends")
+
+
+def check_owner(
+    message: Mapping[str, Any], tasks: Collection[str], steps: Collection[str] = ()
+) -> None:
+    """Raises ProtocolError for word of what is neither one of the node's `tasks` nor of the
+    `steps` that any node takes, and where ports of some of its tasks are missing."""
+    kind = _shown(message["type"])
+    named = [message["task"]] if message.get("task") is not None else []
+    if message["type"] == "ports_held":
+        named += message["ports"]
+        if missing := set(tasks) - set(message["ports"]):
+            raise ProtocolError(f"a message {kind} without {', '.join(sorted(missing))}")
+    if message["type"] == "log":
+        named.append(message["name"].rpartition("/")[0])
+    for task in named:
+        if task not in tasks and task not in steps:
+            raise ProtocolError(f"a message {kind} of {_shown(task)}, which is no task of its own")
+
+
+def _found(message: Mapping[str, Any], name: str) -> str:
+    return _shown(message[name]) if name in message else "missing"
+
+
+def _shown(value: object) -> str:
+    """Short: it may be megabytes."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
