@@ -116,6 +116,9 @@ def open_listener(port: int) -> socket.socket:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind((address, port))
             listener.listen(128)
+            # Inherited by what is accepted: a connection in TIME_WAIT without it would keep the
+            # next run from the port for a minute.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return listener
         except OSError as error:
             last = error

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tfcluster.agent import probe
+
 from .conftest import Rig, kill, wait_until
 
 LISTEN = """
@@ -32,18 +34,18 @@ def hold(rig: Rig, *ports: int) -> dict[str, object]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
+    with socket.socket() as trial:
+        trial.bind(("0.0.0.0", 0))
+        port: int = trial.getsockname()[1]
         return port
 
 
 def can_bind(port: int, host: str = "0.0.0.0", *, reuse_port: bool = False) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse_port))
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse_port))
         try:
-            probe.bind((host, port))
+            trial.bind((host, port))
         except OSError:
             return False
         return True
@@ -164,3 +166,14 @@ def test_a_port_that_is_taken_when_held_again_leaves_none_behind(rig: Rig) -> No
         assert hold(rig, 0, port)["type"] == "port_taken"
     assert not list((rig.folder / "ports").iterdir())
     assert all(can_bind(port) for port in first.values())
+
+
+def test_the_look_before_a_run_does_not_keep_the_next_one_from_a_fixed_port() -> None:
+    listener = probe.open_listener(0)
+    port = listener.getsockname()[1]
+    caller = socket.create_connection(("127.0.0.1", port))
+    listener.accept()[0].close()  # first: the connection stays here in TIME_WAIT
+    assert caller.recv(1) == b""
+    caller.close()
+    listener.close()
+    assert can_bind(port)
