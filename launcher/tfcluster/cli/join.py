@@ -18,6 +18,7 @@ from tfcluster.cli.job_args import WithJobArgs, job_args
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@click.option("--no-preflight", is_flag=True, help="Do not look at this machine first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
 @click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 def command(
@@ -29,6 +30,7 @@ def command(
     name: str | None,
     as_json: bool,
     collapse: bool,
+    no_preflight: bool,
     no_prepare: bool,
     no_gather: bool,
 ) -> int:
@@ -58,5 +60,6 @@ def command(
         detach=detach,
         gathers=not no_gather,
         prepares=not no_prepare,
+        looks_first=not (no_preflight or names),  # a task named may have an address of another
     )
     return launch(planned, how)

@@ -1,0 +1,230 @@
+"""`tfcluster join`: two of them on this machine, each with a task of one cluster, no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .commandline import CommandLine, wait_for
+from .live import Live, free_ports
+
+PEER = """
+import json, os, socket, sys, time, zipfile
+from tfcluster_workers import reporting
+config = json.loads(os.environ["TF_CONFIG"])
+print("config", json.dumps(config), flush=True)
+me = os.environ["TFCLUSTER_TASK"]
+own = config["cluster"][config["task"]["type"]][config["task"]["index"]]
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("127.0.0.1", int(own.rpartition(":")[2])))
+listener.listen()
+reporting.waiting_for_peers()
+everybody = [address for job in config["cluster"].values() for address in job]
+for address in everybody:
+    while True:
+        try:
+            greeting = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+            break
+        except OSError:
+            time.sleep(0.02)
+    greeting.sendall(own.encode())
+    greeting.close()
+heard = set()
+while heard != set(everybody):
+    heard |= {listener.accept()[0].recv(100).decode()} - {""}
+reporting.ready()
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+os.makedirs(folder, exist_ok=True)
+with zipfile.ZipFile(f"{folder}/new", "w") as file:
+    for name in ("metadata.json", "config.json", "model.weights.h5"):
+        file.writestr(name, me)
+os.rename(f"{folder}/new", f"{folder}/model-1.keras")
+print("joined", flush=True)
+"""
+"""Finds the others as TensorFlow would, and saves."""
+
+FOLLOWS = "time.sleep(0.5); sys.exit('Collective ops is aborted by: somebody else')"
+"""How TensorFlow leaves when another worker has died."""
+
+
+def cluster(shell: CommandLine, ends: dict[str, str], **more: Any) -> tuple[str, list[int]]:
+    """The name of a spec with a worker for each of `ends`, the code with which that ends."""
+    ports = free_ports(len(ends))
+    code = "".join(f"if me == {task!r}: {end}\n" for task, end in ends.items())
+    shell.script("peer.py", PEER + code)
+    spec = shell.spec("s.json", {"script": "peer.py"}, **more)
+    value = json.loads(spec.read_text())
+    value["cluster"] = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+    spec.write_text(json.dumps(value))
+    return spec.name, ports
+
+
+def join(shell: CommandLine, spec: str, task: str, *more: str) -> Live:
+    return Live(shell, "join", spec, "--task", task, *more, name=task.replace(":", ""))
+
+
+def gathered(run: Live) -> list[Path]:
+    return [*(run.folder / "checkpoints").rglob("*.keras")]
+
+
+def test_two_that_join_make_one_cluster_and_the_chiefs_keeps_the_checkpoint(
+    shell: CommandLine,
+) -> None:
+    spec, ports = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
+    first = join(shell, spec, "worker:0")
+    wait_for(lambda: "waits for worker:1" in said_of(shell, first), what="who is waited for")
+    second = join(shell, spec, "worker:1")
+    assert (first.end(), second.end()) == (0, 0), first.said() + second.said()
+    for index, run in enumerate((first, second)):
+        line = run.log(f"worker:{index}").splitlines()[0].removeprefix("config ")
+        assert json.loads(line) == {
+            "cluster": {"worker": [f"127.0.0.1:{port}" for port in ports]},
+            "task": {"type": "worker", "index": index},
+        }
+        assert [task["task"] for task in run.state()["tasks"]] == [f"worker:{index}"]
+        assert f"worker:{1 - index} at 127.0.0.1:{ports[1 - index]}" in run.said()
+    assert {path.name for path in gathered(first)} == {"model-1.keras"}
+    assert not gathered(second)
+
+
+def said_of(shell: CommandLine, run: Live) -> str:
+    """What `status` shows, in one line."""
+    return re.sub(r"\s+", " ", shell.run("status", run.run_id).out.decode())
+
+
+@pytest.mark.parametrize(
+    ("end", "own_code"),
+    [
+        ("raise ValueError('its own')", 1),
+        ("os.kill(os.getpid(), 9)", 1),
+        ("sys.exit(42)", 1),
+    ],
+    ids=["exception", "signal", "preempted"],
+)
+def test_who_failed_by_itself_exits_with_1_and_who_followed_with_5(
+    shell: CommandLine, end: str, own_code: int
+) -> None:
+    spec, _ = cluster(
+        shell,
+        {"worker:0": FOLLOWS, "worker:1": end},
+        supervision={"restart_on_error": True, "max_restarts": 3, "backoff_s": 0},
+    )
+    first, second = join(shell, spec, "worker:0"), join(shell, spec, "worker:1")
+    assert second.end() == own_code, second.said()
+    assert first.end() == 5, first.said()
+    assert "another machine (worker:1)" in first.said()
+    for run in (first, second):
+        assert {event.get("attempt", 1) for event in run.events()} == {1}
+        assert not [event for event in run.events() if event["type"] == "restarting"]
+
+
+def test_two_tasks_of_one_machine_are_one_run_and_follow_a_third_together(
+    shell: CommandLine,
+) -> None:
+    ends = {"worker:0": FOLLOWS, "worker:1": FOLLOWS, "worker:2": "raise ValueError('own')"}
+    spec, _ = cluster(shell, ends)
+    both = join(shell, spec, "worker:0", "--task", "worker:1")
+    third = join(shell, spec, "worker:2")
+    assert (both.end(), third.end()) == (5, 1), both.said() + third.said()
+    assert {task["task"] for task in both.state()["tasks"]} == {"worker:0", "worker:1"}
+
+
+def test_the_start_deadline_names_who_is_missing_elsewhere(shell: CommandLine) -> None:
+    spec, ports = cluster(
+        shell,
+        {"worker:0": "pass", "worker:1": "pass", "worker:2": "pass"},
+        supervision={"start_deadline_s": 3},
+    )
+    first, second = join(shell, spec, "worker:0"), join(shell, spec, "worker:1")
+    for run in (first, second):
+        assert run.end() == 4, run.said()
+        assert f"worker:2 at 127.0.0.1:{ports[2]}: nothing listens there yet" in run.said()
+        named = run.said().rpartition("did not find each other")[2].partition("→")[0]
+        assert re.findall(r"worker:\d", named) == ["worker:2"]
+
+
+def test_an_engines_sigterm_ends_the_tasks_and_exits_with_143(shell: CommandLine) -> None:
+    spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
+    run = join(shell, spec, "worker:0")
+    run.wait_for_line("config", "worker:0")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 143, run.said()
+    assert run.state()["status"] == "interrupted"
+
+
+def test_in_the_background_it_returns_when_its_own_tasks_run(shell: CommandLine) -> None:
+    spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
+    ids = []
+    for task in ("worker:0", "worker:1"):
+        done = shell.run("join", "-d", "--task", task, spec)
+        assert done.code == 0, done.err
+        ids.append(done.out.decode().strip())
+    for run in ids:
+        assert shell.run("wait", run).code == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "code", "said"),
+    [
+        ({"worker": 2}, 2, "fixed in the spec: worker:0, worker:1"),
+        ({"worker": ["127.0.0.1:0", "127.0.0.1:4"]}, 2, "fixed in the spec: worker:0 without"),
+        ({"worker": ["198.51.100.1:2222", "198.51.100.2:2222"]}, 3, "198.51.100.1, 198.51.100.2"),
+    ],
+    ids=["a number", "port 0", "other machines"],
+)
+def test_what_cannot_be_joined_is_refused_with_the_cure(
+    shell: CommandLine, value: dict[str, Any], code: int, said: str
+) -> None:
+    shell.script("peer.py", "")
+    spec = shell.spec("s.json", {"script": "peer.py"})
+    spec.write_text(json.dumps(json.loads(spec.read_text()) | {"cluster": value}))
+    done = shell.run("join", spec.name)
+    assert done.code == code, done.err
+    assert said in done.err
+    assert "→" in done.err
+    if code == 3:
+        assert os.uname().nodename in done.err
+    assert not shell.runs()
+
+
+def test_a_task_that_the_spec_does_not_have_is_refused(shell: CommandLine) -> None:
+    spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
+    done = shell.run("join", spec, "--task", "worker:7")
+    assert done.code == 2
+    assert "no task worker:7" in done.err
+    assert "worker:0, worker:1" in done.err
+
+
+def test_a_task_named_may_have_any_address(shell: CommandLine) -> None:
+    """Behind an address translation no interface has the address that others dial."""
+    shell.script("say.py", "import os; print('config', os.environ['TF_CONFIG'])")
+    spec = shell.spec("s.json", {"script": "say.py", "hooks": "off"})
+    (port,) = free_ports(1)
+    value = json.loads(spec.read_text())
+    value["cluster"] = {"worker": ["198.51.100.1:2222", f"198.51.100.2:{port}"]}
+    spec.write_text(json.dumps(value))
+    run = join(shell, spec.name, "worker:1")
+    assert run.end() == 0, run.said()
+    config = json.loads(run.log("worker:1").removeprefix("config "))
+    assert config == {"cluster": value["cluster"], "task": {"type": "worker", "index": 1}}
+
+
+def test_what_env_prints_starts_a_task_that_finds_one_that_joined(shell: CommandLine) -> None:
+    spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
+    first = join(shell, spec, "worker:0")
+    exports = shell.run("env", spec, "worker:1")
+    assert exports.code == 0, exports.err
+    line = f"{exports.out.decode()}\nexec '{shell.env['VIRTUAL_ENV']}/bin/python' peer.py"
+    by_hand = subprocess.run(
+        ["bash", "-c", line], env=shell.env, cwd=shell.cwd, capture_output=True, timeout=60
+    )
+    assert by_hand.returncode == 0, by_hand.stderr
+    assert first.end() == 0, first.said()

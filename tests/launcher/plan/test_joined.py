@@ -1,0 +1,129 @@
+"""The part of a cluster that one machine starts knows the whole, and is complete without it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.plan import search
+from tfcluster.plan.attempt import Attempt, environment, fixed
+from tfcluster.plan.checks import find
+from tfcluster.plan.cluster import seats
+from tfcluster.plan.joined import mine, named, part
+from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.serialize import plan_from_json, plan_to_json
+from tfcluster.plan.surroundings import Surroundings
+from tfcluster.plan.tf_config import build
+
+from .conftest import Planner
+
+HERE, THERE = "192.168.7.1", "10.0.0.2"
+CLUSTER = {
+    "chief": [f"{THERE}:2220"],
+    "worker": [f"{HERE}:2222", f"{THERE}:2222", f"{HERE}:2223"],
+    "ps": [f"{THERE}:2224"],
+    "evaluator": [f"{HERE}:2225"],
+}
+OURS = tuple(map(TaskId.parse, ("worker:0", "worker:2", "evaluator:0")))
+
+
+@pytest.fixture
+def whole(plan_of: Planner) -> Plan:
+    return plan_of({"cluster": CLUSTER, "checkpoints": {"dir": "/shared/"}})
+
+
+def test_a_machines_tasks_are_those_at_its_addresses(spec_of: Any) -> None:
+    listed = seats(spec_of({"cluster": CLUSTER}), ())
+    assert mine(listed, {HERE, "laptop"}) == OURS
+
+
+def test_with_no_task_of_its_own_it_is_told_its_addresses_and_the_specs(spec_of: Any) -> None:
+    listed = seats(spec_of({"cluster": CLUSTER}), ())
+    with pytest.raises(SurroundingsError) as refused:
+        mine(listed, {"127.0.0.1", "::1", "192.168.7.9", "laptop"})
+    assert "it is 192.168.7.9, laptop, and the spec names 10.0.0.2, 192.168.7.1" in str(refused)
+    assert "--task evaluator:0" in refused.value.cure
+
+
+@pytest.mark.parametrize("name", ["worker:9", "worker", "boss:0"])
+def test_an_unknown_task_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        named(OURS, name)
+
+
+def test_its_tf_config_is_that_of_the_whole_cluster(whole: Plan) -> None:
+    joined = part(whole, OURS)
+    held = Attempt(joined, 1, OURS, {task.id: task.port for task in joined.tasks})
+    for task in OURS:
+        assert build(held, task) == build(fixed(whole), task)
+
+
+def test_only_its_own_are_to_start(whole: Plan) -> None:
+    joined = part(whole, OURS)
+    assert tuple(task.id for task in joined.tasks) == OURS
+    assert [node.name for node in joined.nodes] == ["local"]
+    assert joined.chief == TaskId("chief", 0)
+
+
+def test_a_port_that_is_to_be_chosen_is_refused_wherever_it_is(plan_of: Planner) -> None:
+    whole = plan_of({"cluster": {"worker": [f"{HERE}:2222", f"{THERE}:0"]}})
+    with pytest.raises(UsageError, match="fixed in the spec: worker:1 without"):
+        part(whole, [TaskId("worker", 0)])
+
+
+def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
+    job = {"script": "train.py", "kind": "plain"}
+    whole = plan_of({"cluster": {"worker": [f"{HERE}:0", f"{THERE}:0"]}, "job": job})
+    assert len(part(whole, [TaskId("worker", 0)]).tasks) == 1
+
+
+def test_a_part_written_down_is_read_back_whole(whole: Plan) -> None:
+    joined = part(whole, OURS)
+    assert plan_from_json(json.loads(json.dumps(plan_to_json(joined)))) == joined
+
+
+def test_parameter_servers_need_storage_that_all_machines_share(
+    plan_of: Planner, spec_of: Any, machine: Surroundings
+) -> None:
+    """Also where the others are on this machine: each that joins has a run of its own."""
+    sections = {"cluster": CLUSTER}
+    joined = part(plan_of(sections), OURS)
+    assert [error.message for error in find(spec_of(sections), joined, machine)] == [
+        "a parameter-server job over several hosts needs storage that all of them share"
+    ]
+
+
+def test_nobody_is_alone_in_a_private_network(
+    plan_of: Planner, spec_of: Any, machine: Surroundings
+) -> None:
+    sections = {
+        "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
+        "runtime": {"network": "private"},
+    }
+    joined = part(plan_of(sections), [TaskId("worker", 0)])
+    (error,) = find(spec_of(sections), joined, machine)
+    assert "worker:1" in error.message
+
+
+def test_tuners_that_join_share_a_folder_although_each_machine_has_its_own_run(
+    plan_of: Planner,
+) -> None:
+    sections = {
+        "cluster": {"chief": [f"{THERE}:2220"], "worker": [f"{HERE}:2222"]},
+        "job": {"script": "train.py", "kind": "tuner"},
+        "checkpoints": {"dir": "/shared/"},
+        "name": "search",
+    }
+    worker = TaskId("worker", 0)
+    joined = part(plan_of(sections), [worker])
+    attempt = Attempt(joined, 1, (worker,), {})
+    env = environment(
+        attempt, worker, run_id="R", checkpoint_dir="", tensorboard_dir="", tuner_dir="own"
+    )
+    values = {var.name: var.value for var in env}
+    assert values[search.FOLDER] == "/shared/tuner/search"
+    assert values[search.ORACLE_IP] == THERE
+    assert values[search.ORACLE_PORT] == "2220"
