@@ -55,9 +55,10 @@ $(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
-test: setup $(KERAS) ## all tests, those with a real TensorFlow last and one at a time
+# Two files of gangs at a time: starting TensorFlow leaves a core idle now and then.
+test: setup $(KERAS) ## all tests, those with a real TensorFlow last
 	@$(PYTEST) -m "not tensorflow"
-	@$(BIN)/pytest -m tensorflow
+	@$(BIN)/pytest -n 2 --dist loadfile -m tensorflow
 
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
 	@$(PYTEST) -n 4 -m "not tensorflow and not slow"
