@@ -1,0 +1,151 @@
+"""The code on other machines: whole whatever it is called, kept, and not copied where it is seen."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lab.machines import Machine
+
+from .office import Office, Run
+
+pytestmark = pytest.mark.slow
+
+ODD = ["a b", "quo\"te's", "new\nline", "é✓ $HOME `x`", os.fsdecode(b"\xff\xfe"), "-rf", "~"]
+TELL = """
+import json, os, sys
+found = sorted(os.path.relpath(os.path.join(f, n)) for f, _, names in os.walk(".") for n in names)
+print(json.dumps({
+    "python": sys.executable, "args": sys.argv[1:], "files": found, "cwd": os.getcwd(),
+    "data": os.environ.get("TFDS_DATA_DIR"), "host": os.uname().nodename}))
+open("made-by-" + os.environ["TFCLUSTER_TASK"], "w").close()
+"""
+HOME = Path("~").expanduser()
+
+
+def told(run: Run, task: str = "worker:0") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run.log(task))
+    return found
+
+
+def cache(host: Machine) -> Path:
+    return host.root / ".cache/tfcluster"
+
+
+def test_whatever_files_and_folders_are_called_they_arrive(office: Office) -> None:
+    """The workdir, the script, the arguments, and there a Python in a folder below the home."""
+    (host,) = office.add_hosts(1)
+    (host.root / "my env's/bin").mkdir(parents=True)
+    (host.root / "my env's/bin/python").symlink_to(sys.executable)
+    for name in ODD:
+        office.write(f"code/{ODD[2]}/sub {ODD[1]}/{name}", name.encode(errors="replace").decode())
+    script = "tr ain'\"é\n$.py"
+    office.write(f"code/{ODD[2]}/{script}", TELL)
+    args = ["a b", "~/x", "$TFCLUSTER_RUN_ID", "quo\"te's", "new\nline", "é", "", "*"]
+    runtime = {"hosts": {"*": {"python": "~/my env's", "data_dir": "~/my data"}}}
+    job = {"workdir": f"code/{ODD[2]}", "script": script, "args": args, "hooks": "off"}
+    run = office.up(office.spec(TELL, job=job, runtime=runtime))
+    assert run.end() == 0, run.said
+    seen = told(run)
+    assert seen["args"] == args
+    assert seen["files"] == sorted([*(f"sub {ODD[1]}/{name}" for name in ODD), script])
+    assert seen["python"] == f"{HOME}/my env's/bin/python"
+    assert seen["data"] == f"{HOME}/my data"
+    assert seen["host"] == host.name
+
+
+def test_what_a_host_has_kept_is_looked_at_and_goes_when_it_is_old(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    office.write("library.py", "WORD = 'good'")
+    spec = office.spec("import library; print(library.WORD)")
+    assert office.up(spec).end() == 0
+    kept = next(path for path in (cache(host) / "files").iterdir() if b"good" in path.read_bytes())
+    kept.write_text("WORD = 'evil'")
+    (bundle,) = (cache(host) / "bundles").iterdir()
+    (bundle / "agent/tfcluster/agent/crew.py").unlink()
+    old = cache(host) / "files" / ("0" * 64)
+    old.write_text("of a project that ended")
+    moment = time.time() - 40 * 86400
+    for path in (old, bundle):
+        os.utime(path, (moment, moment))
+    run = office.up(spec)
+    assert run.end() == 0, run.said
+    runs = office.home.root / ".local/state/tfcluster/runs"
+    logs = [path.read_text() for path in runs.glob("far-*/logs/attempt-1/worker-0.log")]
+    assert logs == ["good\n", "good\n"]
+    _until(lambda: not old.exists())
+    assert bundle.is_dir()
+    assert (bundle / "agent/tfcluster/agent/crew.py").is_file()
+    assert kept.read_text() == "WORD = 'good'"
+
+
+def _until(condition: Any) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+SAVES = """
+import os, time
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+os.makedirs(folder, exist_ok=True)
+task, attempt = os.environ["TFCLUSTER_TASK"], os.environ["TFCLUSTER_ATTEMPT"]
+print(os.getcwd(), sorted(os.listdir(folder)), flush=True)
+if attempt == "1":
+    import zipfile
+    with zipfile.ZipFile(f"{folder}/new", "w") as file:
+        for name in ("metadata.json", "config.json", "model.weights.h5"):
+            file.writestr(name, "x" * 3_000_000)
+    os.rename(f"{folder}/new", f"{folder}/model-1.keras")
+    if task == "worker:1":
+        time.sleep(3)
+        os.kill(os.getpid(), 9)
+    time.sleep(60)
+"""
+
+
+def test_hosts_with_one_home_do_not_stand_in_each_others_way(office: Office) -> None:
+    """Code, and the chief's checkpoint before the restart, come to both at the same time."""
+    first, second = office.add_hosts(2)
+    served = office.lab.share(first, second, where=".cache") / "tfcluster"
+    run = office.up(office.spec(SAVES, supervision={"backoff_s": 0}))
+    assert run.end() == 0, run.said
+    for task, host in (("worker:0", first), ("worker:1", second)):
+        cwd, _, found = run.log(task, attempt=2).strip().partition(" ")
+        assert cwd.endswith(f"/{host.address}/work")
+        assert found == "['model-1.keras']"
+    assert not any((served / "nodes").rglob("*"))
+    assert len(list((served / "bundles").iterdir())) == 1
+    assert {len(path.name) for path in (served / "files").iterdir()} == {64}, "no half files"
+
+
+def test_a_workdir_that_hosts_see_is_not_copied(office: Office) -> None:
+    """From a file server; on the second host it is mounted under another name."""
+    first, second = office.add_hosts(2)
+    served = office.lab.share(office.home, first, where="project")
+    second.share(served, "mnt/project")
+    for path in served.iterdir():
+        path.unlink()
+    (served / "library.py").write_text("WORD = 'here'")
+    hosts = {
+        "*": {"python": sys.executable},
+        second.address: {"workdir": "~/mnt/project", "python": sys.executable},
+    }
+    job = {"script": "train.py", "workdir": "../project", "hooks": "off"}
+    (served / "train.py").write_text("import library\n" + TELL)
+    run = office.up(office.spec(job=job, runtime={"hosts": hosts}))
+    assert run.end() == 0, run.said
+    assert told(run)["cwd"] == f"{HOME}/project"
+    assert told(run, "worker:1")["cwd"] == f"{HOME}/mnt/project"
+    assert {"library.py", "train.py"} <= set(told(run)["files"])
+    made = {path.name for path in served.iterdir() if path.is_file()}
+    assert made == {"library.py", "train.py", "made-by-worker:0", "made-by-worker:1"}
+    for host in (first, second):
+        assert not (cache(host) / "files").exists()
+    assert (served / "train.py").read_text().startswith("import library")
