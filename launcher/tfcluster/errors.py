@@ -106,10 +106,12 @@ class InterpreterError(SurroundingsError):
 class PreflightError(SurroundingsError):
     """All that a look at the nodes found to be wrong, told together."""
 
+    HEAD = "nothing was started"
+
     def __init__(self, findings: Sequence[tuple[str, str, str]]) -> None:
         """`findings`: (node, what is wrong, what to do)."""
         lines = [f"{node}: {what}\n  → {cure}" for node, what, cure in findings]
-        super().__init__("nothing was started:\n" + "\n".join(lines))
+        super().__init__(f"{self.HEAD}:\n" + "\n".join(lines))
 
 
 class PrepareError(SurroundingsError):

@@ -140,5 +140,19 @@ def conclude(
     if not is_recorded:
         terminal.say(f"warning: the disk is full, {paths.root} does not tell how the run ended")
     if isinstance(outcome.error, TfclusterError):
-        raise outcome.error
+        raise _shown(outcome.error, paths, terminal)
     return outcome.exit_code
+
+
+def _shown(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
+    """`error`; what a look at the nodes has found stands in a table, and is not told twice."""
+    from tfcluster.errors import PreflightError, SurroundingsError
+    from tfcluster.run.look import read_look
+    from tfcluster.ui.findings import table
+
+    is_of_preflight = error.message.startswith(PreflightError.HEAD)  # also of a detached run
+    if not is_of_preflight or (look := read_look(paths)) is None:
+        return error
+    colours = terminal.has_colour(terminal.stderr)
+    terminal.say(table(look, width=terminal.stderr.width(), colours=colours))
+    return SurroundingsError(PreflightError.HEAD, cure="`tfcluster doctor SPEC` looks again")

@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "init": "Write a first spec.",
         "plan": "Show what would be started, start nothing.",
         "validate": "Check a spec.",
+        "doctor": "Look at all nodes for what would stop a start.",
     },
     "Glue": {
         "env": "Print a task's environment as shell exports.",

@@ -24,40 +24,22 @@ def look(plan: Plan) -> Look:
     return Look(tuple(one.node for one in seen), seen, preflight.judge(seen, needs))
 
 
-def look_longer(plan: Plan, *, folder: Path, locks: Path) -> Look:
+def look_longer(plan: Plan, *, folder: Path, locks: Path, deep: bool = False) -> Look:
     """For `doctor`: also whether each port is free, and what else a person may want to know.
 
-    `folder`: below which runs' files will lie; `locks`: those of ports that other runs hold.
+    `folder`: below which runs' files will lie; `locks`: those of ports that other runs hold;
+    `deep`: TensorFlow is imported, which takes seconds.
     """
-    seen = tuple(_seen_longer(plan, node, folder) for node in plan.nodes)
+    seen = tuple(_seen_longer(plan, node, folder, deep=deep) for node in plan.nodes)
     found = (*preflight.judge(seen, _needs(plan)), *_taken(plan, locks))
     return Look(tuple(one.node for one in seen), seen, ()).with_more(found)
 
 
-def _needs(plan: Plan) -> Needs:
-    """GPUs and script the plan has checked itself."""
-    needs = preflight.needs_of(plan)
-    return Needs(needs.tensorflow, needs.gang, writes=needs.writes)
-
-
-def _seen(plan: Plan, node: NodePlan) -> Seen:
-    tasks = [task for task in plan.listening if task.node == node.name]
-    python = node.interpreter
-    return Seen(
-        node=node.name,
-        python=python.version or "" if python else "",
-        packages=dict(python.packages) if python else {},
-        executable=python.path if python else "",
-        strange_names=_strange_names(tasks),
-        unwritable=machine.unwritable(folders_of(plan, node.name)),
-        ports=tuple(task.port for task in tasks if task.port),
-    )
-
-
-def _seen_longer(plan: Plan, node: NodePlan, folder: Path) -> Seen:
+def facts(node: str, folder: Path) -> Seen:
+    """Of the machine, whatever Python its tasks have; `folder`: on whose disk runs lie."""
     names, trouble = machine.gpus()
-    return replace(
-        _seen(plan, node),
+    return Seen(
+        node=node,
         gpus=tuple(names),
         gpu_trouble=trouble,
         free_bytes=machine.free_bytes(str(folder)),
@@ -66,6 +48,32 @@ def _seen_longer(plan: Plan, node: NodePlan, folder: Path) -> Seen:
         port_range=tuple(machine.port_range()),
         proxies=machine.proxies(os.environ),
     )
+
+
+def _needs(plan: Plan) -> Needs:
+    """GPUs and script the plan has checked itself."""
+    needs = preflight.needs_of(plan)
+    return Needs(needs.tensorflow, needs.gang, writes=needs.writes)
+
+
+def _seen(plan: Plan, node: NodePlan, seen: Seen | None = None) -> Seen:
+    tasks = [task for task in plan.listening if task.node == node.name]
+    python = node.interpreter
+    return replace(
+        seen or Seen(node.name),
+        python=(python.version or "") if python else "",
+        packages=dict(python.packages) if python else {},
+        executable=python.path if python else "",
+        strange_names=_strange_names(tasks),
+        unwritable=machine.unwritable(folders_of(plan, node.name)),
+        ports=tuple(task.port for task in tasks if task.port),
+    )
+
+
+def _seen_longer(plan: Plan, node: NodePlan, folder: Path, *, deep: bool) -> Seen:
+    seen = _seen(plan, node, facts(node.name, folder))
+    imported = machine.tensorflow_imported(seen.executable) if deep and seen.executable else None
+    return replace(seen, imported=imported)
 
 
 def _strange_names(tasks: list[TaskPlan]) -> list[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tfcluster.errors import PreflightError
+from tfcluster.run.paths import RunPaths
 from tfcluster.run.preflight import Finding
 from tfcluster.run.seen import Seen
 
@@ -64,3 +66,11 @@ class Look:
 def first_seen(seen: Sequence[Seen], node: str) -> Seen | None:
     """The report of `node`, if it gave one."""
     return next((one for one in seen if one.node == node), None)
+
+
+def read_look(paths: RunPaths) -> Look | None:
+    """What a run saw before its start; None where it did not look."""
+    try:
+        return Look.from_json(json.loads(paths.preflight.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

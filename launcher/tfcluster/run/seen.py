@@ -19,8 +19,8 @@ class Seen:
     """A node's report; see `agent.machine.facts`."""
 
     node: str
-    python: str
-    packages: Mapping[str, str]
+    python: str = ""
+    packages: Mapping[str, str] = field(default_factory=dict)
     gpus: Sequence[str] = ()
     clock_ahead_s: float = 0.0
     """Against ours; the time its line took to come is in it."""

@@ -1,0 +1,154 @@
+"""The look of `tfcluster doctor`: at every node of a spec, or at this machine, starting nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tfcluster import backends
+from tfcluster.agent import machine
+from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.plan.surroundings import LOCAL
+from tfcluster.run import folder, here, interpreter, launch, preflight
+from tfcluster.run.exchange import Exchange
+from tfcluster.run.inspection import Inspection
+from tfcluster.run.look import Look
+from tfcluster.run.paths import RunPaths, home, runtime_dir
+from tfcluster.run.planning import Planned
+from tfcluster.run.preflight import Finding, Needs
+from tfcluster.run.registry import new_run_id
+from tfcluster.run.reports import PREFLIGHT
+
+_LEASE_S = 10.0
+_HELD = ("ports_held", "port_taken", "went_away")
+_TURN_S = 0.5
+
+
+def examine(planned: Planned, *, deep: bool = False) -> Look:
+    """What `up` would find before the start. Nodes that cannot be reached are findings."""
+    plan = planned.plan
+    if any(node.backend != "local" for node in plan.nodes):
+        folder.make_runtime_dir()
+        with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
+            look = asyncio.run(_examine(plan, Path(scratch), deep=deep))
+    else:
+        look = here.look_longer(plan, folder=home(), locks=runtime_dir() / "ports", deep=deep)
+    return look.with_more(map(_obstacle, planned.obstacles()))
+
+
+def examine_here(python: str | None = None, *, deep: bool = False) -> Look:
+    """This machine alone, as a job in the current folder would find it; raises InterpreterError
+    for a `python` that is not there."""
+    workdir = Path.cwd()
+    found = interpreter.choose(python, "--python", base=workdir, workdir=workdir)
+    seen = replace(
+        here.facts(LOCAL, home()),
+        python=found.version or "",
+        packages=dict(found.packages),
+        executable=found.path,
+        imported=machine.tensorflow_imported(found.path) if deep else None,
+    )
+    return Look((LOCAL,), (seen,), preflight.judge([seen], Needs()))
+
+
+def _obstacle(error: SurroundingsError) -> Finding:
+    """What the plan itself stumbles over, on the machine that plans."""
+    check = "TensorFlow" if isinstance(error, InterpreterError) else "spec"
+    return Finding(LOCAL, check, error.message, error.cure)
+
+
+async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> Look:
+    paths = RunPaths(scratch / new_run_id("doctor", time.time()))
+    paths.logs.mkdir(parents=True)
+    exchange = Exchange(_backend_of, paths, lease_s=_LEASE_S)
+    visit = _Visit(plan, paths, exchange)
+    async with asyncio.TaskGroup() as background:
+        try:
+            unreachable = await visit.reach_all(background)
+            taken = await visit.hold_ports()
+            task = Inspection(plan, paths, exchange, visit.until)
+            look = await task.look(visit.there, visit.ports(), deep=deep)
+        finally:
+            await exchange.close()
+    names = tuple(node.name for node in plan.nodes)
+    return Look(names, look.seen, look.findings).with_more([*unreachable, *taken])
+
+
+def _backend_of(node: NodePlan) -> backends.base.Backend:
+    return backends.get(node.backend, runtime_dir=runtime_dir())
+
+
+class _Visit:
+    """The nodes' agents while they are looked at."""
+
+    def __init__(self, plan: Plan, paths: RunPaths, exchange: Exchange) -> None:
+        self._plan, self._paths, self._exchange = plan, paths, exchange
+        self.there: list[str] = []
+        """Nodes that could be reached."""
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Handle what comes in until `condition` holds."""
+        while not condition():
+            await self._exchange.flush()
+            await self._exchange.turn(_TURN_S)
+
+    async def reach_all(self, background: asyncio.TaskGroup) -> list[Finding]:
+        """All at once; those that could not be reached."""
+        nodes = self._plan.nodes
+        found = await asyncio.gather(
+            *(self._reach(node, background) for node in nodes), return_exceptions=True
+        )
+        findings = []
+        for node, error in zip(nodes, found, strict=True):
+            if isinstance(error, SurroundingsError):
+                findings.append(Finding(node.name, "reach", error.message, error.cure))
+            elif error is not None:
+                raise error
+            else:
+                self.there.append(node.name)
+        return findings
+
+    async def _reach(self, node: NodePlan, background: asyncio.TaskGroup) -> None:
+        await self._exchange.connect(
+            node,
+            self._paths.run_id,
+            on_message=self._exchange.keep,
+            on_closed=self._closed,
+            background=background,
+            tasks=[str(task.id) for task in self._plan.tasks if task.node == node.name],
+        )
+
+    def _closed(self, node: str, last_words: str) -> None:
+        """Whatever it was asked it will not answer."""
+        error = f"its agent went away {last_words}".strip()
+        self._exchange.keep(node, {"type": "went_away"})
+        self._exchange.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": error})
+
+    async def hold_ports(self) -> list[Finding]:
+        """Those that somebody else has; the nodes' agents hold all others."""
+        if self._plan.kind == "plain":
+            return []
+        for name in self.there:
+            self._exchange.send(name, launch.hold_ports(self._plan, name))
+        await self.until(lambda: all(self._held(name) is not None for name in self.there))
+        replies = {name: self._held(name) or {} for name in self.there}
+        return [_taken(n, reply) for n, reply in replies.items() if reply["type"] == "port_taken"]
+
+    def _held(self, node: str) -> Mapping[str, Any] | None:
+        return self._exchange.answer(node, _HELD)
+
+    def ports(self) -> Mapping[TaskId, int]:
+        replies = [self._held(name) or {} for name in self.there]
+        held = (reply for reply in replies if reply.get("type") == "ports_held")
+        return launch.attempt_of(self._plan, 1, (), held).ports
+
+
+def _taken(node: str, reply: Mapping[str, Any]) -> Finding:
+    error = launch.port_error(reply)
+    return Finding(node, "ports", error.message, error.cure)
