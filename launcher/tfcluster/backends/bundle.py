@@ -7,6 +7,7 @@ partial `tfcluster` in it never hides an installed one from a task.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import io
@@ -25,7 +26,7 @@ from tfcluster.errors import SurroundingsError
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bundle:
     """The files, by their path below the bundle's folder."""
 
@@ -33,7 +34,7 @@ class Bundle:
     digest: str
     """16 hexadecimal digits over names and contents: the same files, the same folder."""
 
-    @property
+    @functools.cached_property
     def zip_bytes(self) -> bytes:
         """Made when a remote node asks for it; the same bytes for the same files."""
         stream = io.BytesIO()
@@ -45,8 +46,12 @@ class Bundle:
         return stream.getvalue()
 
 
+@functools.cache
 def build() -> Bundle:
-    """Reads the installed packages; tfcluster_workers is found by path, never imported."""
+    """Reads the installed packages; tfcluster_workers is found by path, never imported.
+
+    Once per process: an upgrade while a run starts must not give its nodes two different ones.
+    """
     launcher = Path(tfcluster.__file__).parent
     files = {"agent/tfcluster/__init__.py": (launcher / "__init__.py").read_bytes()}
     for path in _sources(launcher / "agent"):

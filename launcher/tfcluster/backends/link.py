@@ -36,6 +36,7 @@ Dial = Callable[[], Awaitable[Streams]]
 """Opens a fresh byte stream to the agent; raises OSError."""
 
 HELLO_TIMEOUT_S = 10.0
+FIRST_HELLO_S = 45.0  # of a remote node, where an agent is still to be unpacked and started
 PING_S = 2.0
 REDIAL_S = 0.5
 SILENCE_S = 8.0
@@ -158,8 +159,9 @@ class AgentLink:
 
     async def _greet(self) -> tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]:
         reader, writer = await self._dial()
+        is_fresh = self._lease_s is not None and not self.welcome
         try:
-            async with asyncio.timeout(HELLO_TIMEOUT_S):
+            async with asyncio.timeout(FIRST_HELLO_S if is_fresh else HELLO_TIMEOUT_S):
                 hello = {"type": "hello", "protocol": protocol.VERSION, "n": 0, **self._hello}
                 hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
                 writer.write(protocol.control_frame(hello))
