@@ -9,6 +9,7 @@ from typing import Final
 from tfcluster.errors import Problem, SpecError, UsageError
 from tfcluster.plan import search
 from tfcluster.plan.plan import EnvVar
+from tfcluster.plan.secrecy import is_secret
 
 OURS: Final = "tfcluster"
 
@@ -54,17 +55,22 @@ def parse_env_file(text: str, *, name: str) -> tuple[tuple[str, str], ...]:
 
 
 def resolve(
-    layers: Sequence[Layer], *, launcher: Mapping[str, str], secrets: Collection[str]
+    layers: Sequence[Layer],
+    *,
+    launcher: Mapping[str, str],
+    secrets: Collection[str],
+    not_secret: Collection[str] = (),
 ) -> dict[str, EnvVar]:
     """The spec's variables, each with its winner. Raises UsageError for a null that is unset."""
     found: dict[str, EnvVar] = {}
     for layer in layers:
         for name, value in layer.values.items():
             given, source = value, layer.source
+            hidden = is_secret(name, named=secrets, shown=not_secret)
             if given is None:
-                given = _of_launcher(name, launcher, where=layer.source, is_secret=name in secrets)
+                given = _of_launcher(name, launcher, where=layer.source, is_secret=hidden)
                 source = f"{layer.source}, the launcher's value"
-            found[name] = EnvVar(name, given, source, secret=name in secrets)
+            found[name] = EnvVar(name, given, source, secret=hidden)
     return found
 
 

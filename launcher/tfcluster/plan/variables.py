@@ -65,8 +65,9 @@ class Variables:
 
     def _of_spec(self, host: str, seat: Seat | None) -> dict[str, EnvVar]:
         layers = list(self._layers(host, seat))
-        secrets = frozenset(self.spec.job.secrets)
-        return resolve(layers, launcher=self.around.environ, secrets=secrets)
+        secrets, others = frozenset(self.spec.job.secrets), frozenset(self.spec.job.not_secret)
+        launcher = self.around.environ
+        return resolve(layers, launcher=launcher, secrets=secrets, not_secret=others)
 
     def _layers(self, host: str, seat: Seat | None) -> Iterator[Layer]:
         spec = self.spec

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.backends import bundle
 from tfcluster.errors import SurroundingsError
-from tfcluster.plan import checks
+from tfcluster.plan import checks, secrecy
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Plan
 from tfcluster.plan.surroundings import Surroundings
@@ -36,7 +36,10 @@ class Planned:
     """``--python``."""
 
     def spec_to_keep(self) -> dict[str, Any]:
-        """The spec with all that the command line said: planned again it gives the same."""
+        """The spec with all that the command line said: planned again it gives the same.
+
+        Secret values are left out; planned again they come from the launcher's environment.
+        """
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if self.args:
             kept["job"]["args"] = [*kept["job"].get("args", ()), *self.args]
@@ -46,7 +49,7 @@ class Planned:
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
                 host.pop("python", None)
-        return kept
+        return secrecy.covered(kept, shown=self.spec.job.not_secret)
 
     def obstacles(self) -> tuple[SurroundingsError, ...]:
         """What would make this plan fail on this machine; a plan can be shown in spite of it."""

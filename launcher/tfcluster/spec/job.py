@@ -78,6 +78,12 @@ class Job(Step):
         ["WANDB_API_KEY"],
         shown_default=[],
     )
+    not_secret: Listed[Name] = documented(
+        (),
+        "Variables that are shown although their names end in KEY, TOKEN, PASSWORD or the like.",
+        ["PAD_TOKEN"],
+        shown_default=[],
+    )
     include: Listed[Text] = documented(
         (),
         "Globs of files that git ignores and a remote copy of the workdir needs.",
