@@ -2,8 +2,8 @@
 
 Standing alone on purpose: its source is sent before any other file of ours is there. stdin has
 one line of JSON (digest, cache, folder, config); the answer is `HAVE` or `NEED`, and after `NEED`
-come a line with a length and as many bytes of a zip. From then on stdin and stdout are the
-relay's.
+come a line with a length and as many bytes of a zip: each piece is answered with `GOT`, the whole
+with `HAVE`. From then on stdin and stdout are the relay's.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import sys
 
 HAVE = b"\x00tfcluster-bundle have\n"
 NEED = b"\x00tfcluster-bundle need\n"
+GOT = b"\x00tfcluster-bundle got\n"
 
 
 def main() -> None:
@@ -27,11 +28,10 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
-    if _is_whole(folder):
-        os.write(1, HAVE)
-    else:
+    if not _is_whole(folder):
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
+    os.write(1, HAVE)
     os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))
     from tfcluster.agent.relay import main as relay
@@ -58,6 +58,7 @@ def _read_exactly(size: int) -> bytes:
             raise EOFError("the connection closed within the bundle")
         pieces.append(piece)
         size -= len(piece)
+        os.write(1, GOT)  # over a slow line this is all that tells that something happens
     return b"".join(pieces)
 
 

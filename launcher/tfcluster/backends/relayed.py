@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import bootstrap, protocol, relay
-from tfcluster.backends import bundle
+from tfcluster.backends import bundle, handshake
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError
@@ -28,11 +27,15 @@ from tfcluster.plan import remote
 STARTER = "import sys;exec(eval(sys.stdin.buffer.raw.readline()))"
 """Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. No character in
 it means anything to a shell within single quotes."""
-HANDSHAKE_S = 60.0
-"""From the transport's start to its relay, the bundle's way over a slow line included."""
 _LONGEST_LINE = 2000
 _WORDS = 40
 """Lines of a transport's stderr that are kept."""
+_LEAVE_S = 1.0
+"""How long a transport that closed its end may take to exit."""
+
+
+class Unreached(ConnectionError):
+    """A dial failed; the text says why."""
 
 
 class Transport:
@@ -45,11 +48,14 @@ class Transport:
         self._words: deque[str] = deque(maxlen=_WORDS)
         self._listener: asyncio.Task[None] | None = None
         self._was_there = False
+        self._last_code: int | None = None
+        """Of a dial that failed."""
 
     async def dial(self) -> Streams:
         """Raises OSError with the transport's own words, or ProtocolError."""
         await self.hang_up()
         self._words.clear()
+        self._last_code = None
         ours, theirs = socket.socketpair()
         with theirs:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -62,12 +68,11 @@ class Transport:
         self._listener = asyncio.create_task(self._listen(process))
         reader, writer = await asyncio.open_connection(sock=ours)
         try:
-            async with asyncio.timeout(HANDSHAKE_S):
-                await self._shake_hands(reader, writer)
+            await self._shake_hands(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
+            why = await self.explain(error)
             writer.close()
-            await self.hang_up()
-            raise ConnectionError(self.last_words() or str(error) or "no answer") from error
+            raise Unreached(why) from error
         except BaseException:
             writer.close()
             await self.hang_up()
@@ -77,15 +82,10 @@ class Transport:
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        source = repr(await asyncio.to_thread(_bootstrap))
+        source = await asyncio.to_thread(_bootstrap)
         config = {**self._order["config"], "starts": not self._was_there}
         order = {**self._order, "config": config}
-        writer.write(f"{source}\n{json.dumps(order)}\n".encode())
-        await writer.drain()
-        if await _answer(reader) == bootstrap.NEED:
-            content = self._bundle.zip_bytes
-            writer.write(b"%d\n" % len(content) + content)
-            await writer.drain()
+        await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -102,12 +102,23 @@ class Transport:
 
     async def has_agent_gone(self) -> bool:
         """Whether the last dial found the node, but no agent of this run on it."""
+        return await self._ended_with() == relay.AGENT_GONE
+
+    async def _ended_with(self) -> int | None:
+        """The exit code of the last dial; None where it goes on."""
         if self._process is None:
-            return False
+            return self._last_code
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(_LEAVE_S):
                 await self._process.wait()
-        return self._process.returncode == relay.AGENT_GONE
+        return self._process.returncode
+
+    async def explain(self, error: BaseException) -> str:
+        """Why there is no agent, in the words that tell it best; the dial is over with it."""
+        code = None if isinstance(error, TimeoutError) else await self._ended_with()
+        await self.hang_up()
+        self._last_code = code
+        return handshake.explain(error, code, self.last_words())
 
     def last_words(self) -> str:
         """What the transport, or the agent behind it, wrote to stderr; the last line last."""
@@ -128,24 +139,6 @@ class Transport:
 
 def _bootstrap() -> str:
     return Path(bootstrap.__file__).read_text(encoding="utf-8")
-
-
-async def _answer(reader: asyncio.StreamReader) -> bytes:
-    """`HAVE` or `NEED`, after whatever a login prints first. Raises ProtocolError, EOFError."""
-    seen = b""
-    while True:
-        try:
-            seen += await reader.readuntil(b"\n")
-        except asyncio.IncompleteReadError as end:
-            shown = (seen + end.partial)[-400:].decode(errors="replace").strip()
-            raise EOFError(f"it closed the connection; it said: {shown}") from None
-        except asyncio.LimitOverrunError as over:
-            seen += await reader.readexactly(over.consumed)
-        for answer in (bootstrap.HAVE, bootstrap.NEED):
-            if seen.endswith(answer):
-                return answer
-        if len(seen) > protocol.MAX_NOISE:
-            raise protocol.ProtocolError(f"no agent answered; instead came: {seen[:400]!r}")
 
 
 async def connect(
@@ -173,9 +166,8 @@ async def connect(
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        await transport.hang_up()
-        words = transport.last_words() or error
-        raise NodeLostError(f"{node} cannot be reached: {words}") from error
+        why = str(error) if isinstance(error, Unreached) else await transport.explain(error)
+        raise NodeLostError(f"{node} cannot be reached: {why}") from error
     except BaseException:  # called off: Ctrl-C
         await transport.hang_up()
         raise

@@ -6,6 +6,7 @@ verified as ever.
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -60,16 +61,28 @@ class SshBackend:
 _FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
 """A folder with ``bin/python`` stands for it; within single quotes, which login shells share."""
 _CURES = (
-    ("Permission denied", "ssh must log in without a question: ssh-copy-id {to}"),
+    (r"Permission denied \(", "ssh must log in without a question: ssh-copy-id {to}"),
     ("Host key verification failed", "look at its key, then accept it: ssh {to}"),
     ("Could not resolve hostname", "is the name right? see `ssh -v {to}`"),
-    ("python", "runtime.hosts.{name}.python names a Python (3.9 or newer) of that host"),
+    (
+        "^ssh: connect to host",
+        "is it up, and does sshd listen there? runtime.hosts.{name}.ssh names another way in",
+    ),
+    ("No space left on device|Disk quota exceeded", "make room in ~/.cache there"),
+    ("does its login hang|end the shell", "look at what runs at its login: ssh {to} true"),
+    (
+        r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
+        r"|^Unknown option: -I|^SyntaxError",
+        "runtime.hosts.{name}.python names a Python (3.9 or newer) of that host",
+    ),
 )
+"""The first that fits, of what ssh, a shell or a Python says."""
 
 
 def _cure(message: str, node: NodePlan) -> str:
     to = node.destination or node.name
-    cures = (cure for words, cure in _CURES if words in message)
+    said = message.partition("cannot be reached: ")[2]
+    cures = (cure for words, cure in _CURES if re.search(words, said, re.MULTILINE))
     return next(cures, "see `ssh -v {to}`").format(to=to, name=node.name)
 
 

@@ -1,0 +1,140 @@
+"""Reaching an agent through a command: who does not speak is named in time, slowness is borne."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tfcluster.backends import handshake, relayed, ssh
+from tfcluster.backends.relayed import STARTER
+from tfcluster.errors import NodeLostError
+from tfcluster.plan.plan import NodePlan
+
+PYTHON = shlex.quote(sys.executable)
+START = f"exec {PYTHON} -I -S -c '{STARTER}'"
+SLOWLY = (
+    "import os, time\nwhile data := os.read(0, 16384):\n    os.write(1, data)\n    time.sleep(0.15)"
+)
+
+
+@pytest.fixture(autouse=True)
+def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whose cache holds no bundle; and a patience that tests can wait for."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(handshake, "SILENCE_S", 1.0)
+
+
+def reach(script: str) -> float:
+    """Connect through a shell that does `script`; the seconds it took. Raises NodeLostError."""
+
+    async def scenario() -> float:
+        begun = time.monotonic()
+        identity = {"run_id": uuid.uuid4().hex, "token": "t", "lease_s": 60.0}
+        link = await relayed.connect("far", ["sh", "-c", script], **identity)  # type: ignore[arg-type]
+        took = time.monotonic() - begun
+        await link.send({"type": "shutdown"})
+        await link.close()
+        return took
+
+    return asyncio.run(scenario())
+
+
+def refusal(script: str) -> str:
+    with pytest.raises(NodeLostError) as caught:
+        reach(script)
+    assert caught.value.exit_code == 3
+    return caught.value.message
+
+
+def test_noise_of_a_login_is_skipped() -> None:
+    reach(f"yes 'Welcome, dear user!' | head -c 40960; {START}")
+
+
+def test_more_noise_than_any_login_makes_is_shown() -> None:
+    assert "instead came: Welcome" in refusal("yes 'Welcome, dear user!'")
+
+
+def test_a_login_that_takes_its_time_but_speaks_is_borne() -> None:
+    took = reach(f"for i in 1 2 3 4 5; do echo wait; sleep 0.4; done; {START}")
+    assert took > 1.5
+
+
+def test_a_bundle_over_a_slow_line_is_borne() -> None:
+    took = reach(f"{PYTHON} -c {shlex.quote(SLOWLY)} | {{ {START}; }}")
+    assert took > 1.0
+
+
+def test_a_login_that_hangs_is_named() -> None:
+    said = refusal("sleep 600")
+    assert said.startswith("far cannot be reached: nothing came from there for 1 s")
+
+
+def test_a_login_that_ends_is_named_with_what_it_said() -> None:
+    said = refusal("echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3")
+    assert "ended with exit code 3" in said
+    assert "closed for cleaning" in said
+    assert "sorry" in said
+
+
+def test_a_node_without_room_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / ".cache").write_text("a file where a folder should be")
+    said = refusal(START)
+    assert said.startswith("far cannot be reached: ")
+    assert "Not a directory" in said or "File exists" in said
+    assert "Traceback" not in said
+    assert "\n" not in said
+
+
+def test_nothing_is_left_of_a_dial_that_failed() -> None:
+    mark = f"6{os.getpid()}"
+    refusal(f"sleep {mark}")
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert f"sleep\0{mark}\0".encode() not in lines
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("Permission denied (publickey).", "Permission denied (publickey)."),
+        (
+            'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n'
+            "tfcluster.agent.relay.RelayError: the agent did not start\n",
+            "RelayError: the agent did not start",
+        ),
+        (
+            "motd\nTraceback (most recent call last):\n    x\nKeyError: 'a'\n\nDuring handling of"
+            " the above exception, another exception occurred:\n\nTraceback (most recent call"
+            " last):\n    y\nOSError: [Errno 28] No space left on device",
+            "motd\nKeyError: 'a'\nOSError: [Errno 28] No space left on device",
+        ),
+    ],
+)
+def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> None:
+    assert handshake.plain(said) == shown
+
+
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
+        ("Host key verification failed.", "accept it: ssh gpu1"),
+        ("ssh: Could not resolve hostname gpu1: Name or service not known", "is the name right"),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is it up"),
+        ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),
+        ("sh: line 1: /no/python: No such file or directory", "runtime.hosts.10.0.0.1.python"),
+        ("Unknown option: -I", "runtime.hosts.10.0.0.1.python"),
+        ("OSError: [Errno 28] No space left on device: '/root/python'", "make room"),
+        ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
+        ("nothing came from there for 10 s: does its login hang?", "ssh gpu1 true"),
+    ],
+)
+def test_each_refusal_has_its_own_cure(said: str, cure: str) -> None:
+    node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
+    assert cure in ssh._cure(f"10.0.0.1 cannot be reached: {said}", node)
