@@ -35,7 +35,7 @@ def mine(seats: Sequence[Seat], own: Collection[str]) -> tuple[TaskId, ...]:
     """
     found = tuple(seat.id for seat in seats if is_here(seat.host, own))
     if not found:
-        here = _some(sorted(address for address in own if not is_loopback(address)))
+        here = _some(sorted(address for address in own if _is_told(address)))
         there = _some(list(dict.fromkeys(seat.host for seat in seats)))
         raise SurroundingsError(
             f"no task of the spec is this machine's: it is {here}, and the spec names {there}",
@@ -66,6 +66,11 @@ def part(plan: Plan, tasks: Collection[TaskId]) -> Plan:
         prepare={node: step for node, step in plan.prepare.items() if node in nodes},
         supervision=replace(plan.supervision, min_workers=None),
     )
+
+
+def _is_told(address: str) -> bool:
+    """Whether a spec could name it: others do not reach loopback, or a link's own addresses."""
+    return not (is_loopback(address) or address.startswith(("fe80:", "169.254.")))
 
 
 def _some(names: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def test_a_machines_tasks_are_those_at_its_addresses(spec_of: Any) -> None:
 def test_with_no_task_of_its_own_it_is_told_its_addresses_and_the_specs(spec_of: Any) -> None:
     listed = seats(spec_of({"cluster": CLUSTER}), ())
     with pytest.raises(SurroundingsError) as refused:
-        mine(listed, {"127.0.0.1", "::1", "192.168.7.9", "laptop"})
+        mine(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
     assert "it is 192.168.7.9, laptop, and the spec names 10.0.0.2, 192.168.7.1" in str(refused)
     assert "--task evaluator:0" in refused.value.cure
 

@@ -1,0 +1,185 @@
+"""`tfcluster join` typed on each of three machines, with nobody above them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.jobs.lab import PYTHONS
+from tests.lab.machine import Machine
+
+from .office import Office, until
+
+COMMAND = str(Path(sys.executable).with_name("tfcluster"))
+FINDS = """
+import os, time
+print("config", os.environ["TF_CONFIG"], flush=True)
+time.sleep(float(os.environ["STAYS"]))
+"""
+LONG_S = 240.0
+"""Three TensorFlows on machines that are one."""
+TRAINS = {"module": "tfcluster_workers.jobs.keras_mnist"}
+
+
+class Joined:
+    """One `join` on one machine."""
+
+    def __init__(self, host: Machine, *more: str) -> None:
+        self.host = host
+        home = Path("~").expanduser()
+        self._process = host.start(
+            [COMMAND, "join", f"{home}/train.json", *more],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.said = ""
+
+    def end(self) -> int:
+        """Its exit code; what it said is in `said`."""
+        if not self.said:
+            self.said = self._process.communicate(timeout=LONG_S)[0]
+        return self._process.returncode
+
+    @property
+    def folder(self) -> Path:
+        runs = self.host.root / ".local/state/tfcluster/runs"
+        found: list[Path] = until(lambda: [*runs.glob("*/state.json")], f"a run; {self.said}")
+        return found[0].parent
+
+    def log(self, task: str) -> str:
+        path = self.folder / "logs" / "attempt-1" / f"{task.replace(':', '-')}.log"
+        return path.read_text() if path.exists() else ""
+
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.folder / "state.json").read_text())
+        return found
+
+    def step(self) -> int:
+        """How far its tasks have come."""
+        return max(task["step"] or 0 for task in self.state()["tasks"])
+
+    def pids(self, words: str) -> list[int]:
+        """The machine's processes that have `words` in their command line, seen from here."""
+        return [pid for pid, line in self.host.processes().items() if words in line]
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+
+class Hall:
+    """Machines at whose keyboards somebody types."""
+
+    def __init__(self, office: Office) -> None:
+        self._office, self._joined = office, list[Joined]()
+
+    def hosts(self, workers: Sequence[int], job: dict[str, Any], **more: Any) -> list[Machine]:
+        """A machine for each of `workers`, which says how many it has; all have the spec."""
+        hosts = self._office.add_hosts(len(workers))
+        addresses = [
+            f"{host.address}:{2222 + index}"
+            for host, count in zip(hosts, workers, strict=True)
+            for index in range(count)
+        ]
+        spec = {"name": "joined", "cluster": {"worker": addresses}, "job": job, **more}
+        for host in hosts:
+            (host.root / "train.json").write_text(json.dumps(spec))
+            (host.root / "finds.py").write_text(FINDS)
+        return hosts
+
+    def join(self, host: Machine, *more: str) -> Joined:
+        self._joined.append(Joined(host, *more))
+        return self._joined[-1]
+
+    def train(self, workers: Sequence[int], *args: str, **more: Any) -> list[Joined]:
+        """`keras_mnist`, started on every machine."""
+        job = TRAINS | {"args": list(args)}
+        return [
+            self.join(host, f"--python={python()}") for host in self.hosts(workers, job, **more)
+        ]
+
+    def close(self) -> None:
+        for joined in self._joined:
+            joined.close()
+
+
+def python() -> Path:
+    """TensorFlow 2.15 is imported fastest."""
+    return PYTHONS["tf215"] if PYTHONS["tf215"].exists() else PYTHONS["newest"]
+
+
+@pytest.fixture
+def hall(office: Office) -> Iterator[Hall]:
+    made = Hall(office)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def stub(stays_s: float) -> dict[str, Any]:
+    return {"script": "finds.py", "hooks": "off", "env": {"STAYS": str(stays_s)}}
+
+
+def test_each_machine_finds_its_own_tasks_and_an_engine_can_end_them(hall: Hall) -> None:
+    hosts = hall.hosts([1, 2, 1], stub(300))
+    stranger, *two = reversed(hosts)
+    (stranger.root / "train.json").write_text(
+        (stranger.root / "train.json").read_text().replace(f"{stranger.address}:", "10.77.9.9:")
+    )
+    refused = hall.join(stranger)
+    assert refused.end() == 3
+    assert f"{stranger.address}, {stranger.name}" in refused.said
+    assert "10.77.9.9" in refused.said
+
+    both, one = (hall.join(host) for host in two)
+    for joined, tasks in ((one, ["worker:0"]), (both, ["worker:1", "worker:2"])):
+        until(lambda j=joined, t=tasks: all("config" in j.log(task) for task in t), str(tasks))  # type: ignore[misc]
+        assert [task["task"] for task in joined.state()["tasks"]] == tasks
+        for index, task in enumerate(tasks, start=int(tasks[0][-1])):
+            config = json.loads(joined.log(task).removeprefix("config "))
+            assert config["task"] == {"type": "worker", "index": index}
+            assert len(config["cluster"]["worker"]) == 4
+    for joined in (one, both):
+        (pid,) = joined.pids("tfcluster join")
+        os.kill(pid, signal.SIGTERM)
+        assert joined.end() == 143, joined.said
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("workers", [(1, 1, 1), (2, 1)], ids=["three machines", "two on one"])
+def test_tensorflow_trains_over_machines_that_joined(hall: Hall, workers: Sequence[int]) -> None:
+    joined = hall.train(workers, "--epochs=1", "--examples=192")
+    for one in joined:
+        assert one.end() == 0, one.said
+    first, *others = joined
+    assert [*(first.folder / "checkpoints").iterdir()]
+    assert not any([*(other.folder / "checkpoints").glob("*")] for other in others)
+
+
+@pytest.mark.slow
+@pytest.mark.tensorflow
+@pytest.mark.timeout(300)
+def test_who_loses_a_worker_exits_with_1_and_all_others_with_5(hall: Hall) -> None:
+    joined = hall.train((2, 1), "--epochs=500", "--examples=192")
+    until(lambda: all(one.step() > 3 for one in joined), "some steps of all")
+    *others, last = joined
+    for pid in last.pids("tfcluster_workers/boot.py"):
+        os.kill(pid, signal.SIGKILL)
+    assert last.end() == 1, last.said
+    assert "SIGKILL" in last.said
+    for one in others:
+        assert one.end() == 5, one.said
+        assert "on another machine" in one.said
