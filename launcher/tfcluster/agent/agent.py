@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.outside import Outside
 
+FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
 GATHER_S = 0.004
 """Pause after small reads: the pipes fill meanwhile, and one wake-up moves many lines."""
 SMALL_READ = 256 << 10
@@ -72,6 +73,8 @@ class Agent:
         finally:
             if not self._is_shut_down:
                 self._crew.end_all()
+            if self._files is not None:
+                self._files.clear_up()
             self._ports.release()
             self._line.close()
         if self._is_shut_down and self._cache:
@@ -92,32 +95,30 @@ class Agent:
         if self._bundle is not None:
             self._bundle.on_time(moment)
         if self._files is not None:
-            self._files.outgoing.on_time(moment)
+            self._files.pump()
         if 0 < self._crew.moved < SMALL_READ:
             select.select([self._signals], [], [], GATHER_S)  # an exit does not wait for it
 
     def _patience(self) -> float | None:
         """Seconds until something must be done without being woken; None: nothing."""
-        clocks = [self._crew.deadline(), self._line.deadline()]
-        if self._files is not None:
-            clocks.append(self._files.outgoing.deadline())
-        at = [when for when in clocks if when is not None]
+        at = [when for when in (self._crew.deadline(), self._line.deadline()) if when is not None]
         return max(0.0, min(at) - time.monotonic()) if at else None
 
     def _resume(self, log_offsets: dict[str, int]) -> None:
         if self._files is not None:
-            self._files.outgoing.forget()
-            self._files.incoming.forget()
+            self._files.forget()
         self._crew.resume_logs(log_offsets)
 
     def _take_file(self, name: str, offset: int, data: bytes) -> None:
-        self._with_files().incoming.take(name, offset, data)
+        if self._files is not None:
+            self._files.take(name, offset, data)
 
     def _with_files(self) -> Files:
-        if self._files is None:
+        if self._files is None or self._files.is_over:
             from tfcluster.agent.files import Files
 
-            self._files = Files(self._cache, self._line)
+            self._files = Files(self._cache, self._line, self._selector)
+            self._crew.companions = {self._files.pid}
         return self._files
 
     def _on_signals(self, _events: int) -> None:
@@ -139,10 +140,7 @@ class Agent:
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
             "shutdown": lambda order: self._shut_down(order.get("remove", ())),
-            "receive": lambda order: self._with_files().incoming.receive(order),
-            "scan": lambda order: self._with_files().outgoing.scan(order),
-            "read": lambda order: self._with_files().outgoing.read(order),
-            "look": lambda order: self._with_files().look(order),
+            **dict.fromkeys(FILE_ORDERS, lambda order: self._with_files().order(order)),
             "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
         order = orders.get(message.get("type", ""))
@@ -165,7 +163,7 @@ class Agent:
         """`folders`: this run's own on this node, wanted no more."""
         self._crew.end_all()
         for folder in folders:
-            from tfcluster.agent.incoming import remove
+            from tfcluster.agent.folders import remove
 
             with contextlib.suppress(OSError):
                 remove(folder)

@@ -10,7 +10,8 @@ import contextlib
 import os
 import time
 
-from tfcluster.agent.incoming import PARTIAL, remove
+from tfcluster.agent.blob import PARTIAL
+from tfcluster.agent.folders import remove
 
 UNUSED_DAYS = 30.0
 _HALF_DAYS = 1.0

@@ -51,6 +51,8 @@ class Crew:
         self._ended_logs = EndedLogs()
         self._gang_since = 0
         """Start time of the first task since none ran; 0: nothing but `prepare` has run."""
+        self.companions: set[int] = set()
+        """Children of the agent that are no tasks', and no leftovers of theirs."""
         self.moved = 0
         """Bytes of output moved since somebody set this to 0."""
 
@@ -64,7 +66,7 @@ class Crew:
             self._confirm(task)
 
     def _end_leftovers(self, names: list[str]) -> None:
-        living = {task.pid for task in self._tasks.values()}
+        living = {task.pid for task in self._tasks.values()} | self.companions
         tests = [leftovers.carries(self._ended.pop(name)) for name in names if name in self._ended]
         if not self._tasks and self._gang_since:
             tests = [leftovers.began_since(self._gang_since)]

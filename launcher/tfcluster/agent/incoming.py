@@ -1,270 +1,206 @@
 """Trees of files that come over the line: what is here already is not sent again.
 
-An order names a folder and what it shall hold, each file by its SHA-256. The agent answers with
-the digests it lacks, takes those as `F` frames into a content-addressed cache, and then makes the
-folder: all of it beside the place first, then one rename.
+An order names a folder and what it shall hold, each file by its SHA-256. The answer names the
+digests that are lacking, takes those as `F` frames, and then the folder is made: all of it beside
+the place first, then one rename. Code is kept in a content-addressed cache for the next run;
+what is not to be kept is moved into its place, not copied.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
 import os
+from collections import Counter
 
 from tfcluster.agent.announced import BadTree, check
+from tfcluster.agent.blob import Blob, NotInCache, copy, move
+from tfcluster.agent.folders import new_passing, remove, remove_older
 from tfcluster.agent.private import make_folders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from typing import Any
 
     Say = Callable[[dict[str, Any]], None]
 
-_CHUNK = 1 << 20
-PARTIAL = ".partial"
-"""Ends the names of files that are still coming."""
-
-
-class NotInCache(Exception):
-    """A file that was there is gone (another host with this home cleared away), or damaged."""
-
-    def __init__(self, digest: str) -> None:
-        super().__init__(digest)
-        self.digest = digest
+_PAGE = 10_000
+"""Digests in one answer: 0.7 MB."""
+_STALE_S = 86_400.0
 
 
 class Incoming:
     """Serves `receive` orders, one or several at a time."""
 
-    def __init__(self, cache: str, say: Say) -> None:
-        self._files, self._say = os.path.join(cache, "files"), say
+    def __init__(self, cache: str, say: Say, *, passing: str = "") -> None:
+        self._kept = os.path.join(cache, "files")
+        self._passing = passing or new_passing(cache)
+        """Of orders whose files are not to be kept, until they are moved into their places."""
+        self._say = say
+        self._parts: dict[int, list[dict[str, Any]]] = {}
         self._orders: dict[int, dict[str, Any]] = {}
         self._wanted: dict[int, set[str]] = {}
-        self._open: dict[str, _Blob] = {}
+        self._senders: dict[str, int] = {}
+        """Digest → the order that is to send it, for all that want it."""
+        self._open: dict[str, Blob] = {}
+        remove_older(os.path.dirname(self._passing), _STALE_S)
 
     def receive(self, order: dict[str, Any]) -> None:
         """`id`, `into` (the folder), `files`: path with sha256, size, mode, mtime_ns, or with
-        link; `keep`: whether the files stay in the cache; `unless_there`: a folder that exists
-        stays as it is. Asked again, it starts again."""
+        link; `more`: the list goes on in the next order of this `id`; `keep`: whether the files
+        stay in the cache; `unless_there`: a folder that exists stays as it is."""
         number = order["id"]
+        parts = self._parts.setdefault(number, [])
+        parts += order["files"]
+        if order.get("more"):
+            return
+        files = self._parts.pop(number)
         if order.get("unless_there") and os.path.isdir(order["into"]):
             self._say({"type": "received", "id": number})
             return
         try:
-            check(order["files"])
-            digests = {file["sha256"] for file in order["files"] if "sha256" in file}
-            make_folders(self._files)
-            missing = {d for d in digests if not os.path.exists(self._path(d))}
-            others = {d for n, wanted in self._wanted.items() if n != number for d in wanted}
-            self._orders[number], self._wanted[number] = order, missing
-            # What another order has asked for comes once, for both.
-            self._say({"type": "wants", "id": number, "digests": sorted(missing - others)})
+            check(files)
+            self._orders[number] = {**order, "files": files}
+            self._want(number)
             self._finish_if_complete(number)
         except (OSError, BadTree) as error:
             self._fail(number, error)
 
     def take(self, digest: str, offset: int, data: bytes) -> None:
         """Bytes of a wanted file; its last come when its announced size is reached."""
-        numbers = [n for n, wanted in self._wanted.items() if digest in wanted]
-        if not numbers:
+        sender = self._senders.get(digest)
+        if sender is None:
             return
+        waiting = [n for n, wanted in self._wanted.items() if digest in wanted]
         try:
-            blob = self._open.get(digest) or self._begin(digest, numbers[0])
-            blob.add(offset, data)
+            blob = self._open.get(digest) or self._begin(digest, sender)
+            if blob.add(offset, data):
+                self._say({"type": "took", "id": sender, "digest": digest, "at": blob.at})
             if not blob.is_full:
                 return
-            blob.settle(self._path(digest))
-            del self._open[digest]
+            del self._open[digest], self._senders[digest]
+            blob.settle()
         except (OSError, BadTree) as error:
-            self._drop(digest)
-            for number in numbers:
+            for number in waiting:
                 self._fail(number, error)
             return
-        for number in numbers:
+        for number in waiting:
+            self._wanted[number].discard(digest)
+        for number in waiting:
             try:
-                self._wanted[number].discard(digest)
                 self._finish_if_complete(number)
             except OSError as error:
                 self._fail(number, error)
 
+    def cancel(self, number: int) -> None:
+        """Nobody wants it any more; what others want of it is asked of them."""
+        self._parts.pop(number, None)
+        self._orders.pop(number, None)
+        self._wanted.pop(number, None)
+        for digest in [d for d, n in self._senders.items() if n == number]:
+            del self._senders[digest]
+            if (blob := self._open.pop(digest, None)) is not None:
+                blob.discard()
+            heirs = [n for n, wanted in self._wanted.items() if digest in wanted]
+            if heirs:
+                self._ask(heirs[0], [digest])
+
     def forget(self) -> None:
         """The connection broke: what is still wanted is ordered again, from the beginning."""
-        for digest in list(self._open):
-            self._drop(digest)
+        for blob in self._open.values():
+            blob.discard()
+        self._open.clear()
+        self._senders.clear()
+        self._parts.clear()
         self._orders.clear()
         self._wanted.clear()
 
-    def _begin(self, digest: str, number: int) -> _Blob:
-        files = self._orders[number]["files"]
-        size = next(int(f["size"]) for f in files if f.get("sha256") == digest)
-        # Several hosts may have one home, and each its own process of this number.
-        partial = f"{self._path(digest)}.{os.urandom(6).hex()}{PARTIAL}"
-        self._open[digest] = blob = _Blob(partial, digest, size)
+    def _want(self, number: int, *lacking: str) -> None:
+        """Ask for what is not here; what another order has asked for comes once, for both."""
+        digests = {file["sha256"] for file in self._orders[number]["files"] if "sha256" in file}
+        missing = {digest for digest in digests if self._find(digest) is None} | {*lacking}
+        self._wanted[number] = missing
+        self._ask(number, sorted(missing - self._senders.keys()))
+
+    def _ask(self, number: int, digests: list[str]) -> None:
+        self._senders.update(dict.fromkeys(digests, number))
+        for at in range(0, max(1, len(digests)), _PAGE):
+            page = digests[at : at + _PAGE]
+            self._say({"type": "wants", "id": number, "digests": page})
+
+    def _begin(self, digest: str, number: int) -> Blob:
+        order = self._orders[number]
+        size = next(int(f["size"]) for f in order["files"] if f.get("sha256") == digest)
+        folder = self._kept if order.get("keep") else self._passing
+        make_folders(folder)
+        self._open[digest] = blob = Blob(folder, digest, size)
         return blob
+
+    def _find(self, digest: str) -> str | None:
+        places = (os.path.join(folder, digest) for folder in (self._passing, self._kept))
+        return next((path for path in places if os.path.exists(path)), None)
 
     def _finish_if_complete(self, number: int) -> None:
         if self._wanted[number]:
             return
-        order = self._orders[number]
+        order = self._orders.pop(number)
+        others = {f.get("sha256") for o in self._orders.values() for f in o["files"]}
         try:
-            place(order["into"], order["files"], self._path)
+            self._place(order["into"], order["files"], others)
         except NotInCache as lack:
             with contextlib.suppress(OSError):
-                os.unlink(self._path(lack.digest))
-            self._wanted[number] = {lack.digest}
-            self._say({"type": "wants", "id": number, "digests": [lack.digest]})
+                os.unlink(os.path.join(self._kept, lack.digest))
+            self._orders[number] = order
+            self._want(number, lack.digest)
             return
-        except BaseException:
-            self._forget(number)
-            raise
-        self._forget(number)
+        del self._wanted[number]
         self._say({"type": "received", "id": number})
 
-    def _forget(self, number: int) -> None:
-        order = self._orders.pop(number)
-        del self._wanted[number]
-        if not order.get("keep"):
-            self._clear_away(order)
-
-    def _clear_away(self, order: dict[str, Any]) -> None:
-        for digest in {f["sha256"] for f in order["files"] if "sha256" in f}:
-            if not any(_names(digest, other) for other in self._orders.values()):
-                with contextlib.suppress(OSError):
-                    os.unlink(self._path(digest))
-
     def _fail(self, number: int, error: Exception) -> None:
-        self._orders.pop(number, None)
-        self._wanted.pop(number, None)
+        self.cancel(number)
         reason = getattr(error, "strerror", None) or str(error)
         self._say({"type": "receive_failed", "id": number, "error": reason})
 
-    def _path(self, digest: str) -> str:
-        return os.path.join(self._files, digest)
+    def _place(self, into: str, files: list[dict[str, Any]], others: set[str | None]) -> None:
+        """Make `into` hold exactly `files`; what was there before is gone.
 
-    def _drop(self, digest: str) -> None:
-        blob = self._open.pop(digest, None)
-        if blob is not None:
-            blob.discard()
-
-
-def _names(digest: str, order: dict[str, Any]) -> bool:
-    return any(file.get("sha256") == digest for file in order["files"])
-
-
-class _Blob:
-    """One file on its way into the cache."""
-
-    def __init__(self, partial: str, digest: str, size: int) -> None:
-        self._partial, self._digest, self._size = partial, digest, size
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(partial, flags, 0o600)
-        self._hash, self._at = hashlib.sha256(), 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._at >= self._size
-
-    def add(self, offset: int, data: bytes) -> None:
-        if offset != self._at:
-            return  # of a sender that goes on from before a reconnect; the right ones will come
-        if self._at + len(data) > self._size:
-            raise BadTree(f"more than the {self._size} bytes that were announced")
-        view = memoryview(data)
-        while view:
-            view = view[os.write(self._fd, view) :]
-        self._hash.update(data)
-        self._at += len(data)
-
-    def settle(self, path: str) -> None:
-        os.close(self._fd)
-        self._fd = -1
-        if self._hash.hexdigest() != self._digest:
-            raise BadTree("what came is not what was announced (SHA-256)")
-        os.rename(self._partial, path)
-
-    def discard(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        with contextlib.suppress(OSError):
-            os.unlink(self._partial)
-
-
-def place(into: str, files: Iterable[dict[str, Any]], path_of: Callable[[str], str]) -> None:
-    """Make `into` hold exactly `files`; what was there before is gone.
-
-    Raises OSError, and NotInCache for a file that has to be sent (again).
-    """
-    fresh = f"{into}.{os.getpid()}.incoming"
-    remove(fresh)
-    run = os.path.dirname(os.path.dirname(into))
-    os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe of several users: as they like it
-    make_folders(os.path.dirname(into))
-    os.mkdir(fresh)
-    try:
-        for file in files:
-            target = os.path.join(fresh, file["path"])
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            if "link" in file:
-                os.symlink(file["link"], target)
-            else:
-                _copy(path_of(file["sha256"]), file["sha256"], target, int(file["mode"]) & 0o777)
-                if "mtime_ns" in file:
-                    os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
-        old = f"{into}.{os.getpid()}.replaced"
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(into, old)
-        os.rename(fresh, into)
-        remove(old)
-    except BaseException:
+        What passes is moved to the last place that wants it, the others get copies: two tasks
+        must not share a file that one of them may write anew. Raises OSError, and NotInCache for
+        a file that has to be sent (again).
+        """
+        fresh = f"{into}.{os.getpid()}.incoming"
         remove(fresh)
-        raise
-
-
-def _copy(source: str, digest: str, target: str, mode: int) -> None:
-    """What lies in the cache is trusted no further than its digest goes."""
-    try:
-        reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ELOOP):
-            raise NotInCache(digest) from error
-        raise
-    try:
-        found = hashlib.sha256()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        writer = os.open(target, flags, mode | 0o600)
+        run = os.path.dirname(os.path.dirname(into))
+        os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe of several users: as they like it
+        make_folders(fresh)
+        left = Counter(file.get("sha256") for file in files)
         try:
-            os.fchmod(writer, mode | 0o600)
-            while data := os.read(reader, _CHUNK):
-                found.update(data)
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(writer, view) :]
-        finally:
-            os.close(writer)
-        if found.hexdigest() != digest:
+            for file in files:
+                target = os.path.join(fresh, file["path"])
+                make_folders(os.path.dirname(target))
+                if "link" in file:
+                    os.symlink(file["link"], target)
+                    continue
+                left[file["sha256"]] -= 1
+                is_last = not left[file["sha256"]] and file["sha256"] not in others
+                self._put(file, target, is_last=is_last)
+            old = f"{into}.{os.getpid()}.replaced"
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(into, old)
+            os.rename(fresh, into)
+            remove(old)
+        except BaseException:
+            remove(fresh)
+            raise
+
+    def _put(self, file: dict[str, Any], target: str, *, is_last: bool) -> None:
+        digest, mode = file["sha256"], int(file["mode"]) & 0o700 | 0o600
+        source = self._find(digest)
+        if source is None:
             raise NotInCache(digest)
-        with contextlib.suppress(OSError):
-            os.utime(reader)  # it is in use: see agent.cache
-    finally:
-        os.close(reader)
-
-
-def remove(folder: str) -> None:
-    """A folder and all below it, links themselves and never what they lead to."""
-    if os.path.islink(folder):
-        os.unlink(folder)
-        return
-    try:
-        entries = list(os.scandir(folder))
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return
-        raise
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            remove(entry.path)
+        if is_last and os.path.dirname(source) == self._passing:
+            move(source, digest, target, mode)
         else:
-            os.unlink(entry.path)
-    os.rmdir(folder)
+            copy(source, digest, target, mode)
+        if "mtime_ns" in file:
+            os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))

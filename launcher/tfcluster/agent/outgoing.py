@@ -5,92 +5,133 @@ from __future__ import annotations
 import hashlib
 import os
 
-from tfcluster.agent import protocol
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
-    from tfcluster.agent.line import Line
+    Say = Callable[[dict[str, Any]], None]
+    SendBytes = Callable[[str, int, bytes], None]
 
 _CHUNK = 256 << 10
 """Log bytes and exits wait no longer than one of these takes to be sent."""
+_WINDOW = 8 << 20
+"""Bytes under way at most: what the other side has not written yet waits here."""
+_PAGE_BYTES = 1 << 20
+_ENTRY_BYTES = 64
+"""Of an entry without its path, which JSON may blow up sixfold."""
+_BURST_S = 0.05
 
 
 class Outgoing:
-    """Serves `scan` and `read` orders; readings are sent when the line has room for them."""
+    """Serves `scan` and `read` orders, the readings by turns."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._readings: list[_Reading] = []
-        self._may_send_at = 0.0
+    def __init__(self, say: Say, send_bytes: SendBytes) -> None:
+        self._say, self._send_bytes = say, send_bytes
+        self._readings: dict[int, _Reading] = {}
 
     def scan(self, order: dict[str, Any]) -> None:
-        """Every file and folder below `folder`, links left out."""
-        entries = [list(entry) for entry in walk(order["folder"], "")]
-        self._line.say({"type": "scanned", "id": order["id"], "entries": entries})
+        """Every file and folder below `folder`, links left out; in as many answers as fit into
+        frames, all but the last with `more`."""
+        number, size = order["id"], 0
+        entries: list[list[Any]] = []
+        for entry in walk(order["folder"], ""):
+            entries.append(list(entry))
+            size += _ENTRY_BYTES + 6 * len(entry[0])
+            if size > _PAGE_BYTES:
+                self._say({"type": "scanned", "id": number, "entries": entries, "more": True})
+                entries, size = [], 0
+        self._say({"type": "scanned", "id": number, "entries": entries})
 
     def read(self, order: dict[str, Any]) -> None:
-        """Send `folder`/`path` from `offset` on, then the SHA-256 of all of it."""
+        """Send `folder`/`path` from `offset` up to `size`, `rate` bytes a second at most (null:
+        all there is), then the SHA-256 of what lies between `start` and `size`. `grows`: more
+        may be written behind `size` meanwhile."""
         try:
-            self._readings.append(_Reading(order))
+            self._readings[order["id"]] = _Reading(order)
         except OSError as error:
             self._end(order["id"], error=error.strerror or str(error))
 
+    def got(self, order: dict[str, Any]) -> None:
+        """The other side has written all before `at`."""
+        if (reading := self._readings.get(order["id"])) is not None:
+            reading.may_send_to = order["at"] + _WINDOW
+
+    def hurry(self, order: dict[str, Any]) -> None:
+        """No task needs this machine any more."""
+        if (reading := self._readings.get(order["id"])) is not None:
+            reading.rate, reading.ready_at = 0.0, 0.0
+
+    def cancel(self, number: int) -> None:
+        """Nobody wants it any more."""
+        if (reading := self._readings.pop(number, None)) is not None:
+            reading.close()
+
     def forget(self) -> None:
         """The connection broke: what is still wanted will be asked for again."""
-        while self._readings:
-            self._readings.pop().close()
+        for number in list(self._readings):
+            self.cancel(number)
 
-    def deadline(self) -> float | None:
-        return self._may_send_at if self._readings and self._line.room > 0 else None
+    def patience(self, now: float) -> float | None:
+        """Seconds until `turn` has something to do; None: it waits for an order."""
+        ready = [r.ready_at for r in self._readings.values() if r.has_leave]
+        return max(0.0, min(ready) - now) if ready else None
 
-    def on_time(self, now: float) -> None:
-        """Send what there is room for, and no more than the rate allows."""
-        while self._readings and self._line.room > 0 and now >= self._may_send_at:
-            reading = self._readings[0]
-            try:
-                data = reading.next()
-            except OSError as error:
-                self._drop(reading, error=error.strerror or str(error))
-                continue
-            if not data:
-                self._drop(reading, sha256=reading.digest, is_unchanged=reading.is_unchanged())
-                continue
-            seconds = len(data) / reading.rate if reading.rate else 0.0
-            self._may_send_at = max(now - 0.05, self._may_send_at) + seconds
-            if reading.was_asked_for(data):
-                frame = protocol.data_frame(protocol.FILE, reading.name, reading.sent_at, data)
-                self._line.queue(frame)
+    def turn(self, now: float) -> None:
+        """One slice of the reading that has waited longest, if its rate allows it."""
+        ready = [n for n, r in self._readings.items() if r.has_leave and r.ready_at <= now]
+        if not ready:
+            return
+        number = min(ready, key=lambda n: self._readings[n].ready_at)
+        reading = self._readings[number]
+        try:
+            data = reading.next()
+        except OSError as error:
+            self._drop(number, error=error.strerror or str(error))
+            return
+        if not data:
+            self._drop(number, sha256=reading.digest, is_unchanged=reading.is_unchanged())
+            return
+        reading.ready_at = max(now - _BURST_S, reading.ready_at)
+        if reading.was_asked_for(data):
+            reading.ready_at += len(data) / reading.rate if reading.rate else 0.0
+            self._send_bytes(str(number), reading.sent_at, data)
 
-    def _drop(self, reading: _Reading, **facts: Any) -> None:
-        self._readings.remove(reading)
-        reading.close()
-        self._end(reading.number, **facts)
+    def _drop(self, number: int, **facts: Any) -> None:
+        self.cancel(number)
+        self._end(number, **facts)
 
     def _end(self, number: int, **facts: Any) -> None:
-        self._line.say({"type": "read_end", "id": number, **facts})
+        self._say({"type": "read_end", "id": number, **facts})
 
 
 class _Reading:
-    """One file on its way home."""
+    """One file, or what was added to one, on its way home."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        """Raises OSError for what is no plain file of that size and time."""
-        self.number: int = order["id"]
-        self.name = str(order["id"])
+        """Raises OSError for what is no plain file."""
         self.rate: float = order.get("rate") or 0.0
+        self.ready_at = 0.0
         self._offset: int = order["offset"]
+        self._at: int = order.get("start", 0)
+        self.may_send_to = self._offset + _WINDOW
+        self._expected = (int(order["size"]), int(order["mtime_ns"]))
+        self._grows = bool(order.get("grows"))
         self._path = os.path.join(order["folder"], order["path"])
-        self._expected = (order["size"], order["mtime_ns"])
-        self._fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        self._hash, self._at = hashlib.sha256(), 0
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe has no end
+        self._fd = os.open(self._path, flags)
+        self._hash = hashlib.sha256()
         self.sent_at = 0
+
+    @property
+    def has_leave(self) -> bool:
+        """Whether the other side takes more."""
+        return bool(self._at < self.may_send_to)
 
     def next(self) -> bytes:
         """The next bytes of the file; none at its end."""
-        data = os.pread(self._fd, _CHUNK, self._at)
+        end = self._expected[0] + (0 if self._grows else 1)  # one more shows that it has grown
+        data = os.pread(self._fd, max(0, min(_CHUNK, end - self._at)), self._at)
         self._hash.update(data)
         self.sent_at = self._at
         self._at += len(data)
@@ -110,8 +151,12 @@ class _Reading:
             named, read = os.stat(self._path, follow_symlinks=False), os.fstat(self._fd)
         except OSError:
             return False
-        same = (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
-        return same and (read.st_size, read.st_mtime_ns) == self._expected
+        if (named.st_dev, named.st_ino) != (read.st_dev, read.st_ino):
+            return False
+        size, mtime_ns = self._expected
+        if self._grows:
+            return read.st_size >= size
+        return (read.st_size, read.st_mtime_ns) == (size, mtime_ns)
 
     def close(self) -> None:
         os.close(self._fd)

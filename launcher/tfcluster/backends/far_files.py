@@ -1,46 +1,53 @@
 """Files of a node that shares no file system with us: trees sent there, contents brought home.
 
 Answers come by `hear`, which is given every message of the node. A connection that breaks takes
-file bytes with it, so whatever is under way is asked for again once it is back.
+file bytes with it, so whatever is under way is asked for again once it is back, under a new
+number: answers to the old one are of the past. What nobody waits for any more is called off.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.backends.sent import (
+    FarFilesError,
+    ReconnectedError,
+    SendFile,
+    Sending,
+    Sent,
+    announced,
+)
+
+__all__ = ["KINDS", "FarFileChangedError", "FarFiles", "FarFilesError", "Sent"]
+
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-SendFile = Callable[[str, int, bytes], Awaitable[None]]
+Take = Callable[[bytes], Awaitable[None]]
 
-KINDS = frozenset({"wants", "received", "receive_failed", "scanned", "read_end", "file", "looked"})
+KINDS = frozenset(
+    {"wants", "took", "received", "receive_failed", "scanned", "read_end", "file", "looked"}
+    | {"files_lost"}
+)
 """Types of the messages that are for `FarFiles.hear`."""
-_CHUNK = 1 << 20
-
-
-class FarFilesError(OSError):
-    """The node could not do it; the text says why."""
+_TELL_BYTES = 2 << 20
+"""After so many the node hears that they are written, and may send as many more."""
 
 
 class FarFileChangedError(Exception):
     """The file was rewritten, cut or deleted while it was read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """One file of a tree: where it goes, and where its bytes are now."""
+@dataclass(slots=True)
+class _Asked:
+    """One question to the node, and what it answers."""
 
-    path: str
-    """Below the folder, with slashes."""
-    source: Path
-    mode: int = 0o644
-    mtime_ns: int | None = None
-    link: str | None = None
-    """The target of a symbolic link; it then has no bytes."""
+    number: int
+    answers: asyncio.Queue[Mapping[str, Any]] = field(default_factory=asyncio.Queue)
+    is_answered: bool = False
 
 
 class FarFiles:
@@ -49,70 +56,95 @@ class FarFiles:
     def __init__(self, send: Send, send_file: SendFile) -> None:
         self._send, self._send_file = send, send_file
         self._last = 0
-        self._waiting: dict[int, asyncio.Queue[Mapping[str, Any]]] = {}
+        self._waiting: dict[int, _Asked] = {}
         self._is_lost = False
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """A message of one of `KINDS`."""
+        if message["type"] == "files_lost":
+            self._tell_all(message)
+            return
         number = message.get("id")
         if message["type"] == "file":
             number = int(message["name"]) if message["name"].isdecimal() else None
         if isinstance(number, int) and number in self._waiting:
-            self._waiting[number].put_nowait(message)
+            self._waiting[number].answers.put_nowait(message)
+
+    def hurry(self) -> None:
+        """No task trains there any more: what is being read comes as fast as it can."""
+        self._tell_all({"type": "hurry"})
 
     def reconnected(self) -> None:
         """The connection is a new one."""
-        for queue in self._waiting.values():
-            queue.put_nowait({"type": "reconnected"})
+        self._tell_all({"type": "reconnected"})
 
     def lost(self) -> None:
         """There will be no answer any more."""
         self._is_lost = True
-        for queue in self._waiting.values():
-            queue.put_nowait({"type": "lost"})
+        self._tell_all({"type": "lost"})
+
+    def _tell_all(self, message: Mapping[str, Any]) -> None:
+        for asked in self._waiting.values():
+            asked.answers.put_nowait(message)
 
     async def scan(self, folder: str) -> list[tuple[str, int, int]]:
         """(path, size, mtime in ns) of all below `folder`; empty where it is not there."""
-        async with self._asking() as (number, answers):
-            await self._send({"type": "scan", "id": number, "folder": folder})
-            answer = await _next(answers, "scanned")
-            return [(str(path), int(size), int(when)) for path, size, when in answer["entries"]]
+        found: list[tuple[str, int, int]] = []
+        async with self._asking() as asked:
+            await self._send({"type": "scan", "id": asked.number, "folder": folder})
+            while not asked.is_answered:
+                answer = await _next(asked, "scanned")
+                found += (
+                    (str(path), int(size), int(when)) for path, size, when in answer["entries"]
+                )
+                asked.is_answered = not answer.get("more")
+        return found
 
     async def look(self, folders: Sequence[str], *, name: str, text: str, inode: int) -> str | None:
         """In which of `folders` the node sees the file `name` of ours, and may write."""
         order = {"type": "look", "folders": list(folders), "name": name, "text": text}
-        async with self._asking() as (number, answers):
-            await self._send({**order, "inode": inode, "id": number})
-            folder = (await _next(answers, "looked"))["folder"]
+        async with self._asking() as asked:
+            await self._send({**order, "inode": inode, "id": asked.number})
+            folder = (await _next(asked, "looked"))["folder"]
+            asked.is_answered = True
             return None if folder is None else str(folder)
 
     async def read(
-        self, folder: str, path: str, *, size: int, mtime_ns: int, rate: float | None = None
-    ) -> AsyncIterator[bytes]:
-        """The contents of a file that was listed so; `rate`: bytes per second at most.
+        self,
+        folder: str,
+        path: str,
+        take: Take,
+        *,
+        size: int,
+        mtime_ns: int,
+        rate: float | None = None,
+        start: int = 0,
+        grows: bool = False,
+    ) -> str:
+        """Give `take` the contents of a file that was listed so, from `start` on; their SHA-256
+        as the node has it.
 
-        Raises FarFileChangedError, FarFilesError.
+        `rate`: bytes per second at most. `grows`: more may be written behind `size` meanwhile.
+        While `take` has not returned at most a few MB wait here. Raises FarFileChangedError,
+        FarFilesError, and as `take`.
         """
-        asked = {"type": "read", "folder": folder, "path": path, "size": size}
-        asked |= {"mtime_ns": mtime_ns, "rate": rate}
-        digest, at = hashlib.sha256(), 0
-        async with self._asking() as (number, answers):
-            await self._send({**asked, "id": number, "offset": at})
-            while True:
-                answer = await answers.get()
-                match answer["type"]:
-                    case "file" if answer["offset"] <= at < answer["offset"] + len(answer["data"]):
-                        data = answer["data"][at - answer["offset"] :]
-                        digest.update(data)
-                        at += len(data)
-                        yield data
-                    case "reconnected":
-                        await self._send({**asked, "id": number, "offset": at})
-                    case "read_end":
-                        _judge(answer, at, size, digest.hexdigest())
-                        return
-                    case "lost":
-                        raise FarFilesError("the node was lost")
+        order = {"type": "read", "folder": folder, "path": path, "size": size, "rate": rate}
+        order |= {"mtime_ns": mtime_ns, "start": start, "grows": grows}
+        at = start
+        while True:
+            async with self._asking() as asked:
+                await self._send({**order, "id": asked.number, "offset": at})
+                reading = _Reading(asked, at, order, self._send)
+                try:
+                    end = await reading.until_its_end(take)
+                except ReconnectedError:
+                    at = reading.at
+                    continue
+                if end.get("error"):
+                    raise FarFileChangedError(str(end["error"]))
+                if not end.get("is_unchanged") or reading.at != size:
+                    raise FarFileChangedError("changed while it was read")
+                return str(end.get("sha256"))
 
     async def send_tree(
         self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False
@@ -122,83 +154,82 @@ class FarFiles:
         `keep`: the node keeps them for the next run. `unless_there`: a folder that exists is left
         as it is. Raises FarFilesError, OSError.
         """
-        entries, sources = await asyncio.to_thread(_announced, files)
-        order = {"type": "receive", "into": into, "files": entries, "keep": keep}
-        order["unless_there"] = unless_there
+        tree = await asyncio.to_thread(announced, files)
+        order = {"type": "receive", "into": into, "keep": keep, "unless_there": unless_there}
         sent = 0
-        async with self._asking() as (number, answers):
-            await self._send({**order, "id": number})
-            while True:
-                answer = await answers.get()
-                match answer["type"]:
-                    case "wants":
-                        for digest in answer["digests"]:
-                            if digest not in sources:
-                                raise FarFilesError(f"{into}: it wants what it was not offered")
-                            sent += await self._send_one(digest, *sources[digest])
-                    case "reconnected":
-                        await self._send({**order, "id": number})
-                    case "received":
-                        return sent
-                    case "receive_failed":
-                        raise FarFilesError(f"{into}: {answer['error']}")
-                    case "lost":
-                        raise FarFilesError("the node was lost")
-
-    async def _send_one(self, digest: str, source: Path, size: int) -> int:
-        """Raises FarFilesError for a file that is shorter than it was when it was announced."""
-        at = 0
-        with source.open("rb") as reader:
-            while at < size or size == 0:
-                data = await asyncio.to_thread(reader.read, min(_CHUNK, size - at))
-                if not data and size:
-                    raise FarFilesError(f"{source} was cut while it was sent")
-                await self._send_file(digest, at, data)
-                at += len(data)
-                if size == 0:
-                    break
-        return at
+        while True:
+            async with self._asking() as asked:
+                *pages, last = tree.pages()
+                for page in pages:
+                    await self._send({**order, "id": asked.number, "files": page, "more": True})
+                await self._send({**order, "id": asked.number, "files": last})
+                sending = Sending(into, tree.sources, asked.answers, self._send_file)
+                with contextlib.suppress(ReconnectedError):
+                    try:
+                        await sending.run()
+                    finally:
+                        sent += sending.sent
+                    asked.is_answered = True
+                    return sent
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[tuple[int, asyncio.Queue[Mapping[str, Any]]]]:
+    async def _asking(self) -> AsyncIterator[_Asked]:
         if self._is_lost:
             raise FarFilesError("the node was lost")
         self._last += 1
-        number = self._last
-        answers = self._waiting[number] = asyncio.Queue()
+        asked = self._waiting[self._last] = _Asked(self._last)
         try:
-            yield number, answers
+            yield asked
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise FarFilesError(f"the node's answer makes no sense: {error!r}") from error
         finally:
-            del self._waiting[number]
+            del self._waiting[asked.number]
+            if not (asked.is_answered or self._is_lost):
+                with contextlib.suppress(OSError):
+                    await self._send({"type": "cancel", "id": asked.number})
 
 
-async def _next(answers: asyncio.Queue[Mapping[str, Any]], kind: str) -> Mapping[str, Any]:
+class _Reading:
+    """One file on its way home over one connection."""
+
+    def __init__(self, asked: _Asked, at: int, order: Mapping[str, Any], send: Send) -> None:
+        self._asked, self._order, self._send = asked, order, send
+        self.at = self._told = at
+
+    async def until_its_end(self, take: Take) -> Mapping[str, Any]:
+        """What the node says of it then. Raises ReconnectedError, FarFilesError, as `take`."""
+        while True:
+            answer = await _next(self._asked, "file", "read_end", "reconnected", "hurry")
+            match answer["type"]:
+                case "file":
+                    await self._take(answer, take)
+                case "hurry" if self._order["rate"] is not None:
+                    await self._send({"type": "hurry", "id": self._asked.number})
+                case "reconnected":
+                    raise ReconnectedError
+                case "read_end":
+                    self._asked.is_answered = True
+                    return answer
+
+    async def _take(self, answer: Mapping[str, Any], take: Take) -> None:
+        """What is new of it: the first slice may begin with what had come before."""
+        skipped = self.at - answer["offset"]
+        if not 0 <= skipped < len(answer["data"]):
+            raise FarFilesError("the node sent bytes that were not asked for")
+        data = answer["data"][skipped:]
+        await take(data)
+        self.at += len(data)
+        if self.at >= self._told + _TELL_BYTES:
+            self._told = self.at
+            await self._send({"type": "got", "id": self._asked.number, "at": self.at})
+
+
+async def _next(asked: _Asked, *kinds: str) -> Mapping[str, Any]:
     while True:
-        answer = await answers.get()
+        answer = await asked.answers.get()
         if answer["type"] == "lost":
             raise FarFilesError("the node was lost")
-        if answer["type"] == kind:
+        if answer["type"] == "files_lost":
+            raise FarFilesError(str(answer["error"]))
+        if answer["type"] in kinds:
             return answer
-
-
-def _judge(answer: Mapping[str, Any], came: int, size: int, digest: str) -> None:
-    if answer.get("error"):
-        raise FarFileChangedError(str(answer["error"]))
-    if not answer.get("is_unchanged") or came != size or answer.get("sha256") != digest:
-        raise FarFileChangedError("changed while it was read")
-
-
-def _announced(files: Iterable[Sent]) -> tuple[list[dict[str, Any]], dict[str, tuple[Path, int]]]:
-    entries: list[dict[str, Any]] = []
-    sources: dict[str, tuple[Path, int]] = {}
-    for file in files:
-        if file.link is not None:
-            entries.append({"path": file.path, "link": file.link})
-            continue
-        with file.source.open("rb") as reader:
-            digest = hashlib.file_digest(reader, "sha256").hexdigest()
-            size = reader.tell()
-        sources[digest] = (file.source, size)
-        entry = {"path": file.path, "sha256": digest, "size": size, "mode": file.mode}
-        entries.append(entry if file.mtime_ns is None else entry | {"mtime_ns": file.mtime_ns})
-    return entries, sources

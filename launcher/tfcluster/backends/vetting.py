@@ -96,10 +96,12 @@ _SHAPES: Mapping[str, Mapping[str, Check]] = {
     "log_lost": {**_OF_TASK, "bytes": _is_whole, "reason": _is_text},
     "unkillable": {"task": _or_none(_is_text), "pids": _all(_is_whole)},
     "wants": {"id": _is_whole, "digests": _all(_is_text)},
+    "took": {"id": _is_whole, "digest": _is_text, "at": _is_whole},
     "received": {"id": _is_whole},
     "receive_failed": {"id": _is_whole, "error": _is_text},
     "scanned": {"id": _is_whole, "entries": _all(_is_entry)},
     "read_end": {"id": _is_whole},
+    "files_lost": {"error": _is_text},
     "looked": {"id": _is_whole, "folder": _or_none(_is_text)},
 }
 _OURS = frozenset({"link_cut", "link_back"})

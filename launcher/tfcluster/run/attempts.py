@@ -116,7 +116,7 @@ class Attempts:
     async def _start_alone(self, wanted: StartAlone) -> None:
         await self._reconnect()
         if wanted.task == self.supervisor.chief:  # what it saved last is where it goes on
-            for event in await self.loop.meanwhile(self.harvest.bring_home()):
+            for event in await self.loop.meanwhile(self.harvest.bring_home(others_train=True)):
                 self.record(event)
         members = tuple(member.id for member in self.supervisor.gang)
         try:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from tfcluster.backends.far_files import FarFileChangedError, FarFiles, Sent
 from tfcluster.checkpoints.completeness import Entry
@@ -16,14 +16,19 @@ from tfcluster.checkpoints.copying import (
     CancelledError,
     SourceChangedError,
     Stopped,
+    copy_verified,
     never,
 )
 from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.restore import name_checkpoints
+from tfcluster.checkpoints.store import Gathered
 
 T = TypeVar("T")
 
 RATE = 50e6
 """Bytes per second at which a checkpoint is brought home while its task trains on."""
+CURVES_RATE = 5e6
+"""The same for TensorBoard files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +47,27 @@ class FarSource:
         return tuple(Entry(*one) for one in found if _stays_inside(one[0]))
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        """Raises OSError, too, where what was written is not what the node has."""
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            digest = self._wait(self._fetch(entry, target, stopped))
-        except FarFileChangedError as error:
-            raise SourceChangedError(f"{entry.path}: {error}") from error
-        os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
-        return digest
+            return self._bring(entry, target, 0, stopped, grows=False)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def follow(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> None:
+        """The same for a file that only grows: what `target` has of it already stays."""
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.touch()
+        here = target.stat()
+        start = here.st_size if here.st_size <= entry.size else 0
+        if (here.st_size, here.st_mtime_ns) == (entry.size, entry.mtime_ns):
+            return
+        try:
+            self._bring(entry, target, start, stopped, grows=True)
+        except BaseException:
+            os.truncate(target, start)
+            raise
 
     def check(self, entries: Sequence[Entry]) -> None:
         now = set(self.scan())
@@ -56,24 +75,40 @@ class FarSource:
             if entry not in now:
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 
-    async def _fetch(self, entry: Entry, target: Path, stopped: Stopped) -> str:
-        digest = hashlib.sha256()
-        contents = self.files().read(
-            str(self.folder),
-            entry.path,
-            size=entry.size,
-            mtime_ns=entry.mtime_ns,
-            rate=self.rate(),
-        )
-        with target.open("wb") as writer:
-            async for data in contents:
+    def _bring(
+        self, entry: Entry, target: Path, start: int, stopped: Stopped, *, grows: bool
+    ) -> str:
+        try:
+            digest = self._wait(self._fetch(entry, target, start, stopped, grows=grows))
+        except FarFileChangedError as error:
+            raise SourceChangedError(f"{entry.path}: {error}") from error
+        os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
+        return digest
+
+    async def _fetch(
+        self, entry: Entry, target: Path, start: int, stopped: Stopped, *, grows: bool
+    ) -> str:
+        with _Landing(target, start) as landing:
+
+            async def take(data: bytes) -> None:
                 if stopped():
                     raise CancelledError
-                digest.update(data)
-                await asyncio.to_thread(writer.write, data)
-            writer.flush()
-            await asyncio.to_thread(os.fsync, writer.fileno())
-        return digest.hexdigest()
+                await asyncio.to_thread(landing.add, data)
+
+            announced = await self.files().read(
+                str(self.folder),
+                entry.path,
+                take,
+                size=entry.size,
+                mtime_ns=entry.mtime_ns,
+                rate=self.rate(),
+                start=start,
+                grows=grows,
+            )
+            await asyncio.to_thread(landing.sync)
+            if landing.digest != announced:
+                raise OSError(f"{target}: what was read back is not what {entry.path} holds there")
+            return announced
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
@@ -85,10 +120,58 @@ def _stays_inside(path: str) -> bool:
     return "\0" not in path and not {"", ".", ".."} & set(parts)
 
 
-def tree(folder: Path) -> list[Sent]:
-    """All files below `folder`, to be sent with their times."""
-    return [
-        Sent(entry.path, folder / entry.path, mtime_ns=entry.mtime_ns)
-        for entry in scan(folder)
-        if not entry.path.endswith("/")
-    ]
+class _Landing:
+    """A file that is written slice by slice; hashed is what can be read back from it."""
+
+    def __init__(self, target: Path, start: int) -> None:
+        self._fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        os.ftruncate(self._fd, start)
+        self._hash, self._at = hashlib.sha256(), start
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def add(self, data: bytes) -> None:
+        end = self._at + len(data)
+        while self._at < end:
+            written = os.pwrite(self._fd, data[len(data) - (end - self._at) :], self._at)
+            self._hash.update(os.pread(self._fd, written, self._at))
+            self._at += written
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def trees(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
+    """What a task's directory shall hold to go on from `state`; `folder`, which is empty and on
+    the store's disk, keeps its files there while they are sent, and holds no copies."""
+    found: dict[str, Sent] = {}
+    for gathered in state:
+        digests = dict(zip(gathered.checkpoint.files, gathered.digests, strict=True))
+        for entry in gathered.checkpoint.all_files:
+            kept = folder / str(len(found))
+            _keep(gathered.file(entry), kept, entry)
+            known = digests.get(entry)
+            found[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha256=known)
+    names = folder / "names"
+    for inside in {PurePosixPath(path).parent for path in found}:
+        (names / inside).mkdir(parents=True, exist_ok=True)
+    name_checkpoints(names, state)
+    for entry in scan(names):
+        if not entry.path.endswith("/"):
+            found[entry.path] = Sent(entry.path, names / entry.path, mtime_ns=entry.mtime_ns)
+    return list(found.values())
+
+
+def _keep(file: Path, kept: Path, entry: Entry) -> None:
+    try:
+        os.link(file, kept)
+    except OSError:  # no links on that disk, or another disk
+        copy_verified(file, kept, entry)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tempfile
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from tfcluster.backends.far_files import FarFiles
 from tfcluster.checkpoints import outputs
-from tfcluster.checkpoints.copying import Stopped
+from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.copying import SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs
-from tfcluster.checkpoints.restore import PutBack, fill, put_back, step_of
+from tfcluster.checkpoints.restore import PutBack, put_back, step_of
 from tfcluster.checkpoints.source import Source
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.plan.plan import Plan, TaskId
@@ -27,7 +29,8 @@ class Folders:
 
     def __init__(self, plan: Plan, paths: RunPaths, exchange: Exchange) -> None:
         self._plan, self._paths, self._exchange = plan, paths, exchange
-        self._is_over = False
+        self._hurries = False
+        self._curves = threading.Lock()
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -41,8 +44,15 @@ class Folders:
         return any(self._site(task.id).is_remote for task in self._plan.tasks)
 
     def hurry(self) -> None:
-        """No task trains any more: files come home as fast as they can."""
-        self._is_over = True
+        """No task trains: files come home as fast as they can, also those under way."""
+        self._hurries = True
+        for node in self._plan.nodes:
+            with contextlib.suppress(KeyError, OSError):
+                self._exchange.files(node.name).hurry()
+
+    def have_time(self) -> None:
+        """Tasks train again, and come first."""
+        self._hurries = False
 
     def checkpoints(self, task: TaskId) -> Path | Source:
         """Where `task` saves."""
@@ -51,31 +61,44 @@ class Folders:
         return self._source(task, PurePosixPath(folder)) if site.is_remote else folder
 
     def bring_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
-        """What the globs name in the chief's far workdir; blocks. Raises OSError and as
-        `Source.copy`."""
+        """What the globs name in the chief's far workdir; blocks. Raises OSError,
+        CancelledError."""
         chief = self._plan.chief
         site, node = self._site(chief), self._plan.node(self._plan.task(chief).node)
         source = self._source(chief, PurePosixPath(site.folder(node.workdir)))
         entries = {e.path: e for e in source.scan() if not e.path.endswith("/")}
         found = outputs.matching(entries, globs)
+        copied, notes = list[str](), list(found.notes)
         for path in found.files:
-            source.copy(entries[path], into / path, stopped=stopped)
-        return found
+            try:
+                source.copy(entries[path], into / path, stopped=stopped)
+                copied.append(path)
+            except SourceChangedError as error:
+                notes.append(f"checkpoints.outputs: {path} was not copied: {error}")
+        return Outputs(tuple(copied), tuple(notes))
 
     def bring_tensorboard(self, *, stopped: Stopped) -> None:
-        """The TensorBoard files of far tasks; blocks. Raises as `Source.copy`, but OSError."""
-        for task in self._plan.tasks:
-            site = self._site(task.id)
-            if not site.is_remote:
-                continue
-            source = self._source(task.id, PurePosixPath(site.paths.tensorboard(task.id)))
-            with contextlib.suppress(OSError):  # a lost node's stay with it
-                for entry in source.scan():
-                    if not entry.path.endswith("/"):
-                        target = self._paths.tensorboard(task.id) / entry.path
-                        source.copy(entry, target, stopped=stopped)
+        """What the TensorBoard files of far tasks have more than those here; blocks.
 
-    def _source(self, task: TaskId, folder: PurePosixPath) -> Source:
+        Raises as `Source.copy`, but OSError.
+        """
+        with self._curves:
+            for task in self._plan.tasks:
+                with contextlib.suppress(KeyError, OSError):  # not reached yet, or lost
+                    if self._site(task.id).is_remote:
+                        self._bring_curves(task.id, stopped)
+
+    def _bring_curves(self, task: TaskId, stopped: Stopped) -> None:
+        there = PurePosixPath(self._site(task).paths.tensorboard(task))
+        source = self._source(task, there, far.CURVES_RATE)
+        for entry in source.scan():
+            target = self._paths.tensorboard(task) / entry.path
+            if "tfevents" in PurePosixPath(entry.path).name:  # which TensorFlow only appends to
+                source.follow(entry, target, stopped=stopped)
+            elif not entry.path.endswith("/") and not _is_same(target, entry):
+                source.copy(entry, target, stopped=stopped)
+
+    def _source(self, task: TaskId, folder: PurePosixPath, rate: float = far.RATE) -> far.FarSource:
         node, loop = self._plan.task(task).node, self._loop
 
         def files() -> FarFiles:
@@ -84,7 +107,7 @@ class Folders:
             except KeyError:
                 raise OSError(f"{node} is lost") from None
 
-        return far.FarSource(folder, files, loop, lambda: None if self._is_over else far.RATE)
+        return far.FarSource(folder, files, loop, lambda: None if self._hurries else rate)
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
         """Make the tasks' folders hold `state`: all here or none, then those elsewhere.
@@ -106,8 +129,7 @@ class Folders:
 
     async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
         with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:
-            await asyncio.to_thread(fill, Path(folder), state)
-            files = await asyncio.to_thread(far.tree, Path(folder))
+            files = await asyncio.to_thread(far.trees, Path(folder), state)
             sending = (
                 self._exchange.files(site.node).send_tree(
                     str(site.paths.task_checkpoints(task)), files, keep=False
@@ -121,3 +143,11 @@ class Folders:
 
     def _site(self, task: TaskId) -> Site:
         return self._exchange.site(self._plan.task(task).node)
+
+
+def _is_same(target: Path, entry: Entry) -> bool:
+    try:
+        found = target.stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns) == (entry.size, entry.mtime_ns)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tfcluster.run.folders import Folders
 from tfcluster.run.paths import RunPaths
 
 _LOOK_EVERY_S = 2.0
+_CURVES_EVERY_S = 10.0
 
 
 class Harvest:
@@ -88,6 +90,7 @@ class Harvest:
             home = self._paths.root.parents[1]
             self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
         self._chief_is_over = False
+        self._folders.have_time()
         wanted, tries = list(tasks), 3
         while True:
             try:
@@ -100,7 +103,7 @@ class Harvest:
                         cure="is the disk full? go on from it: `tfcluster up --resume RUN`",
                     ) from error
 
-    async def bring_home(self) -> list[Event]:
+    async def bring_home(self, *, others_train: bool = False) -> list[Event]:
         """What the chief of an attempt that has ended saved last, also where nothing is gathered:
         the next attempt starts from it."""
         if not self._comes_home:
@@ -109,6 +112,8 @@ class Harvest:
             return []
         if not self._chief_is_here:
             return []
+        if not others_train:
+            self._folders.hurry()
         found, notes = await asyncio.to_thread(self._look, self._watched.final_look)
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
@@ -130,8 +135,15 @@ class Harvest:
             self._chief, self._gatherer = chief, self._gatherer_of(chief)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
-        """Gather until cancelled, every two seconds and soon after a task said that it saved."""
-        while self._gathers and self._chief_is_here:
+        """Gather until cancelled, every two seconds and soon after a task said that it saved;
+        TensorBoard files of other machines less often."""
+        if self._gathers and self._chief_is_here:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow_checkpoints(report))
+                group.create_task(self._follow_curves())
+
+    async def _follow_checkpoints(self, report: Callable[[Event], None]) -> None:
+        while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     await self._hurry.wait()
@@ -141,6 +153,13 @@ class Harvest:
             found, notes = await asyncio.to_thread(self._look, look)
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
+
+    async def _follow_curves(self) -> None:
+        bring = partial(self._folders.bring_tensorboard, stopped=self._is_cut.is_set)
+        while True:
+            await asyncio.sleep(_CURVES_EVERY_S)
+            with contextlib.suppress(SourceChangedError, CancelledError, OSError):
+                await asyncio.to_thread(bring)
 
     def saved(self, path: str, step: int | None) -> None:
         """The chief said that it saved."""

@@ -27,7 +27,9 @@ class Node:
         self.said: list[dict[str, Any]] = []
         self.into = folder / "work"
         self._number = 0
-        self.incoming = Incoming(str(folder / "cache"), self.said.append)
+        self.passing = folder / "passing"
+        cache = str(folder / "cache")
+        self.incoming = Incoming(cache, self.said.append, passing=str(self.passing))
 
     def receive(self, *files: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         self._number += 1
@@ -54,7 +56,7 @@ def test_a_tree_lands_whole_with_modes_times_and_links(node: Node) -> None:
     node.incoming.take(sha(b"#!/bin/sh"), 2, b"/bin/sh")
     assert node.said[-1] == {"type": "received", "id": 1}
     found = (node.into / "bin/run").stat()
-    assert (found.st_mode & 0o777, found.st_mtime_ns) == (0o755, 10**18)
+    assert (found.st_mode & 0o777, found.st_mtime_ns) == (0o700, 10**18)
     assert os.readlink(node.into / "link") == "bin/run"
 
 
@@ -65,11 +67,12 @@ def test_what_is_in_the_cache_is_not_asked_for_again(node: Node) -> None:
     assert node.names() == ["b", "c"]
 
 
-def test_what_is_not_to_be_kept_leaves_the_cache(node: Node, tmp_path: Path) -> None:
+def test_what_is_not_to_be_kept_is_moved_into_its_place(node: Node, tmp_path: Path) -> None:
     node.receive(file("a", b"data"), keep=False)
     node.incoming.take(sha(b"data"), 0, b"data")
     assert node.names() == ["a"]
-    assert list((tmp_path / "cache" / "files").iterdir()) == []
+    assert list(node.passing.iterdir()) == []
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:

@@ -49,6 +49,9 @@ class Here:
     def hurry(self) -> None:
         """Nothing here takes long."""
 
+    def have_time(self) -> None:
+        """Nor does it disturb."""
+
     def bring_tensorboard(self, *, stopped: Stopped) -> None:
         """It is here."""
 

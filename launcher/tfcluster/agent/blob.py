@@ -1,0 +1,130 @@
+"""One file on its way into a node, known by its SHA-256 until it has its name and place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+
+from tfcluster.agent.announced import BadTree
+
+PARTIAL = ".partial"
+"""Ends the names of files that are still coming."""
+_CHUNK = 1 << 20
+_TELL_BYTES = 1 << 20
+"""The sender keeps to a window of a few of these."""
+
+
+class NotInCache(Exception):
+    """A file that was there is gone (another host with this home cleared away), or damaged."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
+
+
+class Blob:
+    """Bytes that come in their order, hashed; found under their digest once they are all here."""
+
+    def __init__(self, folder: str, digest: str, size: int) -> None:
+        """Raises OSError."""
+        self._path, self._digest, self._size = os.path.join(folder, digest), digest, size
+        # Several hosts may have one home, and each its own process of this number.
+        self._partial = f"{self._path}.{os.urandom(6).hex()}{PARTIAL}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._partial, flags, 0o600)
+        self._hash, self._told = hashlib.sha256(), 0
+        self.at = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.at >= self._size
+
+    def add(self, offset: int, data: bytes) -> bool:
+        """Whether it is time to tell the sender. Raises BadTree, OSError; it is then gone."""
+        if offset != self.at:
+            return False  # of a sender that goes on from before a reconnect: the right ones come
+        if self.at + len(data) > self._size:
+            self.discard()
+            raise BadTree(f"more than the {self._size} bytes that were announced")
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError:
+            self.discard()
+            raise
+        self._hash.update(data)
+        self.at += len(data)
+        is_due = self.at >= self._told + _TELL_BYTES
+        if is_due:
+            self._told = self.at
+        return is_due
+
+    def settle(self) -> None:
+        """Raises BadTree where it is not what was announced; it is then gone."""
+        os.close(self._fd)
+        self._fd = -1
+        if self._hash.hexdigest() != self._digest:
+            self.discard()
+            raise BadTree("what came is not what was announced (SHA-256)")
+        os.rename(self._partial, self._path)
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            os.unlink(self._partial)
+
+
+def copy(source: str, digest: str, target: str, mode: int) -> None:
+    """What lies in a cache is trusted no further than its digest goes.
+
+    Raises NotInCache, and OSError, also where `target` is there already.
+    """
+    try:
+        reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            raise NotInCache(digest) from error
+        raise
+    try:
+        if _copied(reader, target, mode) != digest:
+            raise NotInCache(digest)
+        with contextlib.suppress(OSError):
+            os.utime(reader)  # it is in use: see agent.cache
+    finally:
+        os.close(reader)
+
+
+def _copied(reader: int, target: str, mode: int) -> str:
+    """The SHA-256 of what was copied."""
+    found = hashlib.sha256()
+    writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(writer, mode)
+        while data := os.read(reader, _CHUNK):
+            found.update(data)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(writer, view) :]
+    finally:
+        os.close(writer)
+    return found.hexdigest()
+
+
+def move(source: str, digest: str, target: str, mode: int) -> None:
+    """`source` goes; to another disk it is copied. Raises as `copy`."""
+    try:
+        os.rename(source, target)
+    except FileNotFoundError as error:
+        raise NotInCache(digest) from error
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy(source, digest, target, mode)
+        os.unlink(source)
+    else:
+        os.chmod(target, mode)
