@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def main(order: dict[str, Any]) -> None:
     machine = _sibling()
     until = time.monotonic() + order["patience_s"]
-    party = Party(order["run"], order["node"], {other["node"] for other in order["others"]})
+    party = Party(order["run"], order["node"], order["callers"] if order["mine"] else [])
     for mine in order["mine"]:
         party.listen(mine["port"], until)
     seen: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def _sibling() -> Any:
 class Party:
     """The other nodes' probes, as far as they have called here."""
 
-    def __init__(self, run: str, node: str, awaited: set[str]) -> None:
+    def __init__(self, run: str, node: str, awaited: list[str]) -> None:
         self.name = f"tfcluster {run} {node}\n".encode()
         self.failures: list[list[object]] = []
         self._awaited, self._changed = set(awaited), threading.Condition()

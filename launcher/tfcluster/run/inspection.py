@@ -40,7 +40,7 @@ class Inspection:
         made = await asyncio.to_thread(bundle.build)
         for name in nodes:
             site = self.exchange.site(name)
-            order = order_for(self.plan, site, ports, deep=deep)
+            order = order_for(self.plan, site, nodes, ports, deep=deep)
             self.exchange.forget(name, *_ANSWERS)
             self.exchange.send(name, launch.start_probe(self.plan, site, order, made.digest))
         seen: list[Seen] = []

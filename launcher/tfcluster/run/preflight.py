@@ -84,7 +84,7 @@ def judge(seen: Sequence[Seen], needs: Needs) -> tuple[Finding, ...]:
     for one in seen:
         found += [*_python(one, needs), *_network(one), *_storage(one, needs), *_gpus(one, needs)]
         found += _clock(one)
-    found += _together(seen) if needs.gang else ()
+    found += _together(seen, needs) if needs.gang else ()
     return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
 
 
@@ -152,10 +152,11 @@ def _clock(one: Seen) -> Iterator[Finding]:
         yield Finding(one.node, "clock", what, "set it by NTP: times in logs mislead", False)
 
 
-def _together(seen: Sequence[Seen]) -> Iterator[Finding]:
+def _together(seen: Sequence[Seen], needs: Needs) -> Iterator[Finding]:
     """Versions and GPUs, against what most nodes have."""
+    equipped = [one for one in seen if "tensorflow" in one.packages or not needs.tensorflow]
     for row, package in VERSIONS.items():
-        having = {one.node: one.packages.get(package, "none") for one in seen}
+        having = {one.node: one.packages.get(package, "none") for one in equipped}
         yield from _odd(row, having, is_fatal=row not in _MAY_DIFFER)
     yield from _odd("Python", {one.node: one.python.rpartition(".")[0] for one in seen})
     known = [one for one in seen if not one.gpu_trouble]

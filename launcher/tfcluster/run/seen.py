@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,9 +48,14 @@ class Seen:
 
 
 def order_for(
-    plan: Plan, site: Site, ports: Mapping[TaskId, int], *, deep: bool = False
+    plan: Plan,
+    site: Site,
+    nodes: Collection[str],
+    ports: Mapping[TaskId, int],
+    *,
+    deep: bool = False,
 ) -> dict[str, Any]:
-    """What the probe of a node is to do; see `agent.probe`."""
+    """What the probe of a node is to do while all `nodes` are looked at; see `agent.probe`."""
     tasks = [task for task in plan.tasks if task.node == site.node]
     others = [t for t in plan.tasks if t.node != site.node and t.id in ports]
     return {
@@ -61,6 +66,7 @@ def order_for(
             {"node": t.node, "task": str(t.id), "host": t.host.strip("[]"), "port": ports[t.id]}
             for t in others
         ],
+        "callers": [name for name in nodes if name != site.node],
         "patience_s": PATIENCE_S,
         "folder": site.cache or str(site.paths.root),
         "folders": folders_of(plan, site.node),

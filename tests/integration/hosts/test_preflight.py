@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.jobs.lab import PYTHONS
 from tests.lab.machines import Lab, Machine
 
 from .office import Office, Run, until
 
 REFUSED = 3
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +41,12 @@ def three(lab: Lab) -> Iterator[Office]:
 def _nothing_stays(three: Office) -> Iterator[None]:
     yield
     for host in three.hosts:
-        until(lambda host=host: not host.processes(), f"the end of all on {host.name}")
+        until(partial(_is_quiet, host), f"the end of all on {host.name}")
         assert not list((host.root / ".cache/tfcluster/nodes").glob("*/*"))
+
+
+def _is_quiet(host: Machine) -> bool:
+    return not host.processes()
 
 
 def refused(run: Run) -> str:
@@ -57,3 +71,174 @@ def test_doctor_shows_three_sound_hosts_side_by_side(three: Office) -> None:
     assert all(host.address in run.said.splitlines()[0] for host in three.hosts)
     assert lines["peers"].count("2 of 2 reached") == 3
     assert "nothing stands in the way" in run.said
+
+
+def test_a_python_that_is_not_there_is_named_by_up_and_by_doctor(three: Office) -> None:
+    three.spec()
+    spec = three.spec(runtime=on(three, **{three.hosts[1].name: {"python": "/no/such/python"}}))
+    for command in ("up", "doctor"):
+        said = refused(three.start(command, str(spec)))
+        assert f"{three.hosts[1].address} cannot be reached" in said
+        assert "/no/such/python" in said
+        assert f"runtime.hosts.{three.hosts[1].address}.python names a Python" in said
+
+
+def test_another_tensorflow_on_one_of_three_hosts_is_named(three: Office) -> None:
+    three.spec()
+    spec = three.spec(runtime=on(three, **{three.hosts[2].name: {"python": str(PYTHONS["tf215"])}}))
+    said = refused(three.up(spec))
+    odd = three.hosts[2].address
+    assert f"{odd}: TensorFlow is 2.15" in said
+    assert "on the others\n  → all nodes must have the same" in said
+    assert f"{odd}: Keras is 2.15.0 there" in said
+    assert f"{three.hosts[0].address}: " not in said
+    row = next(line for line in said.splitlines() if line.startswith("TensorFlow"))
+    assert row.count("✗") == 1
+
+
+def test_a_python_without_tensorflow_is_told_as_that_and_nothing_else(three: Office) -> None:
+    three.spec()
+    bare = {"python": "/usr/bin/python3", "env": {"PYTHONPATH": ""}}
+    runtime = on(three, **{three.hosts[1].name: bare})
+    said = refused(three.up(three.spec("import tensorflow", runtime=runtime)))
+    odd = three.hosts[1].address
+    assert f"{odd}: its Python has no TensorFlow\n  → name a Python that has it" in said
+    assert f"{odd}: Keras" not in said
+
+
+def test_one_port_blocked_between_two_of_three_hosts_is_named_from_both_sides(
+    three: Office,
+) -> None:
+    first, second, third = three.hosts
+    cluster = {"worker": [f"{host.address}:2222" for host in three.hosts]}
+    three.lab.block(first, third, port=2222)
+    try:
+        said = refused(three.up(three.spec(cluster=cluster)))
+    finally:
+        three.lab.unblock(first, third, port=2222)
+    assert f"{third.address}: worker:0 ({first.address}:2222) cannot be reached from there" in said
+    assert f"{first.address}: worker:2 ({third.address}:2222) cannot be reached from there" in said
+    assert f"{second.address}: " not in said
+    assert "1 of 2 reached ✗" in said
+
+
+def test_a_name_that_resolves_to_another_host_is_named(three: Office) -> None:
+    first, second, _ = three.hosts
+    names_of(second, {"gpu-b": first.address})  # where it is wrong
+    names_of(first, {"gpu-b": second.address})
+    cluster = {"worker": [f"{first.address}:2222", "gpu-b:2222"]}
+    three.spec()
+    runtime = on(three)
+    runtime["hosts"]["gpu-b"] = {"ssh": second.address}
+    said = refused(three.up(three.spec(cluster=cluster, runtime=runtime)))
+    assert "gpu-b: gpu-b is not one of its own addresses" in said
+    assert "→ correct the name" in said
+
+
+def test_a_disk_that_is_full_is_named(three: Office) -> None:
+    """With no room for us, and with none for the code."""
+    host = three.hosts[1]
+    three.write("big.bin", "x" * 8_000_000)
+    spec = three.spec()
+    try:
+        for size in ("64k", "6m"):
+            with mounted(host, ".cache", f"size={size}"):
+                said = refused(three.up(spec))
+            assert host.address in said
+            assert "No space left on device" in said
+    finally:
+        (three.desk / "big.bin").unlink()
+
+
+def test_a_port_that_is_taken_is_named_with_who_has_it(three: Office) -> None:
+    host = three.hosts[0]
+    cluster = {"worker": [f"{one.address}:2222" for one in three.hosts]}
+    thief = host.start([sys.executable, "-c", LISTEN], stdout=subprocess.PIPE)
+    try:
+        assert thief.stdout is not None
+        thief.stdout.readline()
+        spec = three.spec(cluster=cluster)
+        for command in ("up", "doctor"):
+            said = refused(three.start(command, str(spec)))
+            assert f"port {host.address}:2222 (worker:0) is in use: held by pid" in said
+    finally:
+        for pid, words in host.processes().items():
+            if "listen" in words:
+                os.kill(pid, signal.SIGKILL)
+        thief.communicate()
+
+
+def test_all_that_is_wrong_is_told_at_once(three: Office) -> None:
+    host = three.hosts[2]
+    spec = three.spec(strategy={"communication": "NCCL"}, checkpoints={"dir": "/srv/experiment"})
+    with mounted_at(host, "/srv", "ro"):
+        run = three.start("doctor", str(spec), "--json")
+        assert run.end() == REFUSED
+    look = json.loads(run.said)
+    found = {(f["node"], f["check"]) for f in look["findings"] if f["is_fatal"]}
+    assert found == {(host.address, "folders"), *((one.address, "GPUs") for one in three.hosts)}
+    assert "Read-only file system" in run.said
+
+
+def test_a_proxy_that_only_a_host_knows_is_kept_off_its_tasks(three: Office) -> None:
+    host = three.hosts[0]
+    rc = host.root / ".bashrc"
+    rc.write_text("export https_proxy=http://anna:secret@127.0.0.1:9 no_proxy=corp.example\n")
+    show = "import os; print(os.environ.get('no_grpc_proxy'), os.environ.get('no_proxy'))"
+    try:
+        run = three.up(three.spec(show))
+        assert run.end() == 0, run.said
+        doctor = three.start("doctor", str(three.spec(show)))
+        assert doctor.end() == 0, doctor.said
+    finally:
+        rc.unlink()
+    assert "https_proxy: kept off the tasks" in doctor.said
+    assert "anna" not in run.said + doctor.said
+    told = dict(line.split(" │ ") for line in run.said.splitlines() if " │ " in line)
+    guard, no_proxy = told["worker:0"].split()
+    assert all(one.address in guard for one in three.hosts)
+    assert "corp.example" in guard
+    assert guard == no_proxy
+    assert told["worker:1"] == "None None"
+
+
+@pytest.mark.tensorflow
+def test_doctor_deep_imports_tensorflow_there(three: Office) -> None:
+    cluster = {"worker": [f"{three.hosts[0].address}:0"]}
+    run = three.start("doctor", str(three.spec(cluster=cluster)), "--deep")
+    assert run.end() == 0, run.said
+    (line,) = [line for line in run.said.splitlines() if line.startswith("import")]
+    assert re.search(r"2\.\d+\.\d+ in [\d.]+ s: CPU", line)
+
+
+LISTEN = """
+import socket, time
+listener = socket.create_server(("0.0.0.0", 2222))
+print("listening", flush=True)
+time.sleep(300)
+"""
+
+
+def names_of(host: Machine, names: dict[str, str]) -> None:
+    """Its /etc/hosts, for as long as it lives."""
+    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
+    (host.root / "hosts").write_text("\n".join(lines) + "\n")
+    done = host.run(["mount", "--bind", str(Path("~").expanduser() / "hosts"), "/etc/hosts"])
+    assert done.returncode == 0, done.stderr
+
+
+def mounted(host: Machine, folder: str, options: str) -> AbstractContextManager[None]:
+    """A small disk in the place of a folder of its home."""
+    (host.root / folder).mkdir(exist_ok=True)
+    return mounted_at(host, str(Path("~").expanduser() / folder), options)
+
+
+@contextmanager
+def mounted_at(host: Machine, where: str, options: str) -> Iterator[None]:
+    done = host.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", where])
+    assert done.returncode == 0, done.stderr
+    try:
+        yield
+    finally:
+        done = host.run(["umount", "--lazy", where])
+        assert done.returncode == 0, done.stderr
