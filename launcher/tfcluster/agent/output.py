@@ -13,6 +13,10 @@ import time
 
 from tfcluster.agent.processes import IS_LINUX
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tfcluster.agent.veil import Veil
+
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ = 1031
 _buffer = memoryview(bytearray(PIPE_BYTES))
@@ -32,8 +36,8 @@ def open_pipe() -> tuple[int, int]:
 class Log:
     """The file one task's output is appended to."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, veil: Veil | None = None) -> None:
+        self.path, self.veil = path, veil
         self._fd = -1
         self.size = 0
         """Bytes now in the file; what is streamed stops here."""
@@ -48,7 +52,7 @@ class Log:
             return True
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             self.size = os.fstat(self._fd).st_size
         except OSError as error:
             self.lost_because = error.strerror or str(error)
@@ -100,11 +104,19 @@ def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
     try:
         count = os.readv(pipe, [_buffer])
     except BlockingIOError:
-        return 0, False, b""
+        return 0, False, _end(log)
     if count == 0:
-        return 0, True, b""
-    written = log.append(_buffer[:count])
-    return count, False, bytes(_buffer[written:count])
+        return 0, True, _end(log)
+    data = _buffer[:count]
+    if log.veil is not None:
+        data = memoryview(log.veil.cover(bytes(data)))
+    return count, False, bytes(data[log.append(data) :])
+
+
+def _end(log: Log) -> bytes:
+    """What a veil has held back goes, too; returns what the file lost of it."""
+    data = memoryview(log.veil.rest() if log.veil is not None else b"")
+    return bytes(data[log.append(data) :]) if data else b""
 
 
 class LossReport:

@@ -11,6 +11,7 @@ import time
 from tfcluster.agent.leftovers import marks
 from tfcluster.agent.output import Log, LossReport, open_pipe
 from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, start_time
+from tfcluster.agent.veil import veil_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Task:
         """Wait status and peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
         self.loss_report = LossReport()
-        self.log = Log(spec["log"])
+        self.log = Log(spec["log"], veil_of(spec))
         self.log_begin = self.streamed = self.log.size
         """Offset up to which the log was sent to the coordinator; at first, where it begins."""
         self._start(spec, fork)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfcluster.run import fold
 from tfcluster.run.events import Event, Progress
 from tfcluster.run.folder import EventLog, release_reserve, write_json
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.run.veiled import veiled
 
 _PROGRESS_INTERVAL_S = 0.25
 """How often progress alone rewrites ``state.json``; anything else does so at once."""
@@ -19,8 +20,15 @@ class Journal:
     """Owns a run's state and its two files. `record` never fails, also on a full disk."""
 
     def __init__(
-        self, state: RunSnapshot, paths: RunPaths, *, clock: Callable[[], float] = time.time
+        self,
+        state: RunSnapshot,
+        paths: RunPaths,
+        *,
+        clock: Callable[[], float] = time.time,
+        secrets: Sequence[str] = (),
     ) -> None:
+        """`secrets`: values that are covered in all that is written."""
+        self._secrets = secrets
         self.state = state
         self.paths = paths
         self._clock = clock
@@ -31,6 +39,7 @@ class Journal:
         self.save()
 
     def record(self, event: Event) -> None:
+        event = veiled(event, self._secrets)
         self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not isinstance(event, Progress))

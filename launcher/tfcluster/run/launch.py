@@ -10,7 +10,7 @@ from typing import Any
 
 from tfcluster.agent import dial, probe
 from tfcluster.errors import PortInUseError, PrepareError
-from tfcluster.plan import remote
+from tfcluster.plan import remote, secrecy
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId
 from tfcluster.run import chaos as rehearsal
@@ -153,7 +153,9 @@ def _last_line(log: Path) -> str:
 
 def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:
     env = {var.name: var.value for var in (*command.env, *ours)}
-    return {
+    secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.SHORTEST]
+    veiled = {"secrets": secrets} if secrets else {}
+    return veiled | {
         "task": name,
         "argv": list(command.argv),
         "env": env,

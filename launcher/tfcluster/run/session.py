@@ -15,6 +15,7 @@ from typing import Any
 from tfcluster import backends
 from tfcluster.backends.base import Backend
 from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
+from tfcluster.plan import secrecy
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import fold, folder
@@ -27,6 +28,7 @@ from tfcluster.run.journal import Journal
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.registry import new_run_id
 from tfcluster.run.resume import Resume, seed
+from tfcluster.run.veiled import veil_outcome
 from tfcluster.run.wishes import Wishes
 
 Announce = Callable[[Mapping[str, int]], None]
@@ -64,7 +66,8 @@ class Session:
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
-        self.journal = Journal(state, self.paths)
+        self._secrets = secrecy.values(plan)
+        self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.is_recorded = True
         """Whether the disk took everything that was to be written down."""
 
@@ -82,7 +85,7 @@ class Session:
             if self._resume is not None:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._telling(self._resume, announce)
-            return asyncio.run(self._run(announce, wishes))
+            return veil_outcome(asyncio.run(self._run(announce, wishes)), self._secrets)
         except SurroundingsError as error:
             return self._fail(error)
         except Exception as fault:
@@ -123,7 +126,7 @@ class Session:
 
     def _fail(self, error: TfclusterError) -> Outcome:
         self.journal.record(RunFinished(status=Status.FAILED, exit_code=error.exit_code))
-        return Outcome(Status.FAILED, error.exit_code, error)
+        return veil_outcome(Outcome(Status.FAILED, error.exit_code, error), self._secrets)
 
 
 def _backend_of(node: NodePlan) -> Backend:
