@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tfcluster.plan import command, notes, remote
+from tfcluster.plan import command, notes, remote, secrecy
 from tfcluster.plan.checks import needs_tensorflow
 from tfcluster.plan.cluster import Seat, by_node, seats
 from tfcluster.plan.environment import UNSET
@@ -65,6 +66,7 @@ def make_plan(
         workdir=making.workdir,
         needs_tensorflow=needs_tensorflow(spec, around),
         include=tuple(spec.job.include),
+        withheld=tuple(_withheld(spec, around, spec_path)),
         settings=tuned_settings(spec),
     )
     return replace(plan, notes=tuple(notes.find(spec, plan, around)))
@@ -203,6 +205,14 @@ class _Making:
     def _python(self, node: str) -> str:
         python = self.around.interpreters.get(node)
         return python.path if isinstance(python, Interpreter) else "python3"
+
+
+def _withheld(spec: ClusterSpec, around: Surroundings, spec_path: str | None) -> Iterator[str]:
+    if spec.job.env_file is not None:
+        yield command.absolute(spec.job.env_file, around.spec_dir, around.environ)
+    written = spec.model_dump(mode="json", exclude_unset=True)
+    if spec_path is not None and secrecy.holds_secrets(written, shown=spec.job.not_secret):
+        yield posixpath.join(around.spec_dir, posixpath.basename(spec_path))
 
 
 def _supervision(spec: ClusterSpec) -> Supervision:

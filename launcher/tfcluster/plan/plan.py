@@ -167,6 +167,8 @@ class Plan:
     """Whether it is certain that the job imports TensorFlow."""
     include: tuple[str, ...] = ()
     """Globs of what such a copy holds although git ignores it."""
+    withheld: tuple[str, ...] = ()
+    """Files with secrets, which it does not hold: their values reach the tasks another way."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
     notes: tuple[str, ...] = ()

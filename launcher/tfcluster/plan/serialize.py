@@ -27,6 +27,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     data["elsewhere"] = [_task_to_json(task) for task in plan.elsewhere]
     if not plan.joins:
         del data["joins"], data["elsewhere"]
+    if not plan.withheld:
+        del data["withheld"]
     return data
 
 
@@ -43,6 +45,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     values["checkpoints"] = CheckpointPlan(**checkpoints)
     values["notes"] = tuple(data["notes"])
     values["include"] = tuple(data.get("include", ()))
+    values["withheld"] = tuple(data.get("withheld", ()))
     return Plan(**values)
 
 

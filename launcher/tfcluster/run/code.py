@@ -24,14 +24,19 @@ _IN_ONE = 0.9
 """A folder is named by the one below it that holds so much of it."""
 
 
-def snapshot(workdir: Path, include: Sequence[str] = ()) -> list[Sent]:
-    """The files of `workdir` to send; `include`: globs that git may ignore.
+def snapshot(
+    workdir: Path, include: Sequence[str] = (), *, withheld: Sequence[str] = ()
+) -> list[Sent]:
+    """The files of `workdir` to send; `include`: globs that git may ignore; `withheld`: paths
+    that are not sent unless `include` names them.
 
     Raises SurroundingsError above 200 MB or 50,000 files, for a glob that finds nothing, and
     where git does not answer or the folder cannot be read.
     """
     names = tracked.names(workdir)
-    found = set(_all(workdir) if names is None else names)
+    secret = {Path(path).resolve() for path in withheld}
+    listed = _all(workdir) if names is None else names
+    found = {name for name in listed if not (secret and (workdir / name).resolve() in secret)}
     for pattern in include:
         found.update(_matching(workdir, pattern))
     found = {one for name in found for one in _as_copied(workdir, name)}

@@ -70,7 +70,12 @@ class Startup:
         far = [node for node in far if not self.exchange.site(node.name).sees_our_code]
         if not far:
             return
-        files = await asyncio.to_thread(code.snapshot, Path(self.plan.workdir), self.plan.include)
+        files = await asyncio.to_thread(
+            code.snapshot,
+            Path(self.plan.workdir),
+            self.plan.include,
+            withheld=self.plan.withheld,
+        )
         await asyncio.gather(*(self._send_code(n.name, files, unless_there=again) for n in far))
 
     async def _look_for_code(self, node: NodePlan, mark: shared.Mark) -> None:

@@ -363,3 +363,17 @@ def test_a_prepare_step_of_ones_own_gets_its_own_arguments_only(plan_of: Planner
     prepare = {"module": "data.prepare", "args": ["--all"]}
     plan = plan_of({"job": {"args": ["--dataset", "mnist"], "prepare": prepare}})
     assert plan.prepare["local"].argv[2:] == ("data.prepare", "--all")
+
+
+def test_files_in_which_secrets_are_written_are_not_sent_to_other_hosts(
+    machine: Surroundings, spec_of: Callable[[dict[str, Any]], ClusterSpec]
+) -> None:
+    around = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})
+
+    def withheld(**job: Any) -> tuple[str, ...]:
+        return make_plan(spec_of({"job": job}), around, spec_path="sub/spec.json").withheld
+
+    assert withheld(env={"SEED": "1", "API_KEY": None}) == ()
+    assert withheld(env_file=".env") == (f"{SPEC_DIR}/.env",)
+    assert withheld(env={"API_KEY": "written"}) == (f"{SPEC_DIR}/spec.json",)
+    assert withheld(env={"API_KEY": "written"}, not_secret=["API_KEY"]) == ()

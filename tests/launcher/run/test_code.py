@@ -185,3 +185,13 @@ def test_programs_stay_programs_and_nobody_else_may_write(workdir: Path) -> None
     (workdir / "run.sh").chmod(0o777)
     (workdir / "train.py").chmod(0o600)
     assert [oct(file.mode) for file in code.snapshot(workdir)] == ["0o755", "0o600"]
+
+
+def test_files_with_secrets_stay_here_unless_they_are_asked_for(workdir: Path) -> None:
+    write(workdir, "train.py", ".env", "spec.json")
+    withheld = [str(workdir / ".env"), str(workdir / "sub/../spec.json")]
+    (workdir / "sub").mkdir()
+    kept = [file.path for file in code.snapshot(workdir, withheld=withheld)]
+    assert kept == ["train.py"]
+    asked = [file.path for file in code.snapshot(workdir, [".env"], withheld=withheld)]
+    assert asked == [".env", "train.py"]
