@@ -6,6 +6,7 @@ package metadata, nothing of a package is imported, save in `tensorflow_imported
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -36,7 +37,8 @@ _DISTRIBUTIONS = {
 }
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 _OF_PROXIES = ("no_grpc_proxy", "no_proxy", "NO_PROXY", "TF_GRPC_DEFAULT_OPTIONS")
-_SMI_S = 5.0
+SMI_S = 5.0
+"""How long NVIDIA's driver may take to answer."""
 _IMPORT_S = 180.0
 _SMALL_FILE = b"\0" * 65536
 
@@ -79,25 +81,48 @@ def versions() -> dict[str, str]:
 def gpus() -> tuple[list[str], str]:
     """(names of the GPUs in order, why they are not known). A driver that hangs is not a machine
     without GPUs; one without nvidia-smi is."""
-    smi = shutil.which("nvidia-smi")
-    if smi is None:
-        return [], ""
-    query = [smi, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(
-            query, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SMI_S
-        )
-    except subprocess.TimeoutExpired:
-        return [], f"nvidia-smi did not answer within {_SMI_S:.0f} s"
+        code, lines, errors = ask_driver("name", os.environ.get("PATH"))
+    except TimeoutError as error:
+        return [], str(error)
     except OSError as error:
         return [], f"nvidia-smi cannot be run: {error.strerror}"
-    lines = [line.strip() for line in answer.stdout.splitlines() if line.strip()]
-    if answer.returncode == 0:
+    if code == 0:
         return [line for line in lines if not line.startswith("No devices")], ""
-    said = " ".join([*lines, *answer.stderr.split()])
+    said = " ".join([*lines, *errors.split()])
     if "No devices were found" in said:
         return [], ""
-    return [], f"nvidia-smi failed: {said[:200] or f'exit code {answer.returncode}'}"
+    return [], f"nvidia-smi failed: {said[:200] or f'exit code {code}'}"
+
+
+def ask_driver(what: str, path: str | None) -> tuple[int, list[str], str]:
+    """(exit code, lines, errors) of nvidia-smi for one field of each GPU; (0, [], "") where there
+    is none on `path`. Raises TimeoutError where it does not answer, OSError.
+
+    In a driver that hangs nothing can be killed, so nobody waits for it.
+    """
+    smi = shutil.which("nvidia-smi", path=path)
+    if smi is None:
+        return 0, [], ""
+    asked = subprocess.Popen(
+        [smi, f"--query-gpu={what}", "--format=csv,noheader"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    try:
+        out, errors = asked.communicate(timeout=SMI_S)
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            asked.wait(1.0)
+        for pipe in (asked.stdout, asked.stderr):
+            if pipe is not None:
+                pipe.close()
+        raise TimeoutError(f"nvidia-smi did not answer within {SMI_S:.0f} s") from None
+    return asked.returncode, [line.strip() for line in out.splitlines() if line.strip()], errors
 
 
 def usable_cores() -> int:

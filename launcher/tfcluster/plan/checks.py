@@ -40,7 +40,8 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_estimator(spec, node, around)
         yield from _without_keras_2(spec, node)
         yield from _unknown_keras_3(as_inherited(spec, node.name, around), node, around)
-    yield from _nccl(spec, plan)
+    if around.gpus is not None:
+        yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
     yield from _private_network(plan)
 

@@ -24,8 +24,8 @@ class Surroundings:
     """Addresses of this machine's own interfaces, and its host name."""
     cores: tuple[int, ...] = (0,)
     """Numbers of the cores this process may use."""
-    gpus: tuple[int, ...] = ()
-    """Indexes of this machine's GPUs, in CUDA's order."""
+    gpus: tuple[int, ...] | None = ()
+    """Indexes of this machine's GPUs, in CUDA's order; None where its driver does not say."""
     bundles: Mapping[str, str] = field(default_factory=dict)
     """Node name → folder in which that node finds the unpacked bundle."""
     interpreters: Mapping[str, Interpreter] = field(default_factory=dict)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from tfcluster.agent import machine
 from tfcluster.errors import UsageError
 from tfcluster.plan import checks, command
 from tfcluster.plan.cluster import by_node, seats
@@ -73,16 +72,16 @@ def usable_cores() -> tuple[int, ...]:
     return tuple(range(os.cpu_count() or 1))
 
 
-def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """Indexes of this machine's GPUs, less what CUDA_VISIBLE_DEVICES hides from the launcher."""
-    if (smi := shutil.which("nvidia-smi", path=environ.get("PATH"))) is None:
-        return ()
-    query = [smi, "--query-gpu=index", "--format=csv,noheader"]
+def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
+    """Indexes of this machine's GPUs, less what CUDA_VISIBLE_DEVICES hides from the launcher; None
+    where the driver does not answer: that is no machine without GPUs."""
     try:
-        result = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
+        code, lines, _ = machine.ask_driver("index", environ.get("PATH", os.defpath))
+    except TimeoutError:
+        return None
+    except OSError:
         return ()
-    present = tuple(int(line) for line in result.stdout.split() if line.isdecimal())
+    present = tuple(int(line) for line in lines if line.isdecimal()) if code == 0 else ()
     shown = environ.get("CUDA_VISIBLE_DEVICES")
     if shown is None:
         return present

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.agent import machine
 from tfcluster.errors import InterpreterError, SpecError, UsageError
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.run.surroundings import (
@@ -67,6 +68,18 @@ def test_gpus_are_those_that_the_driver_lists_and_the_shell_shows(
     smi.chmod(0o755)
     environ = {"PATH": str(tmp_path)} | ({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
     assert visible_gpus(environ) == expected
+
+
+def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "SMI_S", 0.2)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({"PATH": str(tmp_path)}) is None
+    assert machine.gpus() == ([], "nvidia-smi did not answer within 0 s")
 
 
 def test_without_a_driver_there_is_no_gpu(tmp_path: Path) -> None:
