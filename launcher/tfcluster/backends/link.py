@@ -4,13 +4,9 @@
 
     backend = backends.get("local", runtime_dir=runtime_dir())
     link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
-    await link.send({"type": "start", "attempt": 1, "tasks": [
-        {"task": "worker:0", "argv": ["/usr/bin/python3", "main.py"], "env": {"TF_CONFIG": "{}"},
-         "unset": [], "cwd": "/home/anna/job", "log": "/…/logs/attempt-1/worker-0.log",
-         "cores": None}]})
+    await link.send({"type": "start", "attempt": 1, "tasks": […]})   # see `run.launch`
     async for message in link:              # ends when the connection is lost for good
-        if message["type"] == "task_exited":
-            break
+        …
     await link.send({"type": "shutdown"})   # or only close(): a local agent ends with it
     await link.close()                      # returns when agent and guard are gone
 
@@ -32,6 +28,8 @@ from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.greeting import Frame, Refused, welcome
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Greeted = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
+"""A fresh connection, and what came with the agent's answer."""
 Dial = Callable[[], Awaitable[Streams]]
 """Opens a fresh byte stream to the agent; raises OSError."""
 
@@ -39,6 +37,8 @@ HELLO_TIMEOUT_S = 10.0
 FIRST_HELLO_S = 45.0  # of a remote node, where an agent is still to be unpacked and started
 PING_S = 2.0
 REDIAL_S = 0.5
+CUT_TOLD_S = 2.0
+"""After so long a line is told to be cut, whatever a dial under way still finds."""
 SILENCE_S = 8.0
 """A remote agent pings every two seconds; over a line so long without a ping nothing comes."""
 READ_BYTES = 1 << 18
@@ -80,6 +80,7 @@ class AgentLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = self._said_goodbye = False
         self._fault = ""
+        self.heard_goodbye = False
         self.welcome: dict[str, Any] = {}
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
@@ -88,8 +89,7 @@ class AgentLink:
 
     async def open(self) -> None:
         """Dial and greet. Raises OSError, ProtocolError or Refused."""
-        reader, decoder, early = await self._greet()
-        self._tasks = [asyncio.create_task(self._receive(reader, decoder, early))]
+        self._tasks = [asyncio.create_task(self._receive(await self._greet()))]
         if self._lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
 
@@ -157,7 +157,7 @@ class AgentLink:
             ended, self._ended = self._ended, None
             await ended()
 
-    async def _greet(self) -> tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]:
+    async def _greet(self) -> Greeted:
         reader, writer = await self._dial()
         is_fresh = self._lease_s is not None and not self.welcome
         try:
@@ -176,24 +176,15 @@ class AgentLink:
         self._writer = writer
         return reader, decoder, rest
 
-    async def _receive(
-        self,
-        reader: asyncio.StreamReader,
-        decoder: protocol.Decoder,
-        early: list[Frame],
-    ) -> None:
+    async def _receive(self, greeted: Greeted) -> None:
         try:
             while True:
-                await self._read_until_lost(reader, decoder, early)
+                await self._read_until_lost(*greeted)
                 await self._hang_up()
-                if self._fault:
-                    return
-                if self._lease_s is not None and not self._is_closing:
-                    self._put({"type": "link_cut", "lease_s": self._lease_s})
-                again = await self._redial()
+                again = None if self._fault else await self._come_back()
                 if again is None:
                     return
-                reader, decoder, early = again
+                greeted = again
                 pids = {name: self.welcome[name] for name in ("pid", "guard_pid")}
                 self._put({"type": "link_back", **pids})
                 self.files.reconnected()
@@ -202,10 +193,7 @@ class AgentLink:
             self._messages.put_nowait(None)
 
     async def _read_until_lost(
-        self,
-        reader: asyncio.StreamReader,
-        decoder: protocol.Decoder,
-        early: list[Frame],
+        self, reader: asyncio.StreamReader, decoder: protocol.Decoder, early: list[Frame]
     ) -> None:
         try:
             await self._on_frames(early)
@@ -242,6 +230,7 @@ class AgentLink:
     def _take(self, message: dict[str, Any]) -> None:
         if self._session.is_new(message):
             message.pop("n", None)
+            self.heard_goodbye = self.heard_goodbye or message["type"] == "bye"
             self._put(message)
 
     def _put(self, message: dict[str, Any]) -> None:
@@ -265,13 +254,24 @@ class AgentLink:
             if self._lease_s is None:
                 raise ConnectionError("the agent is gone") from error
 
-    async def _redial(
-        self,
-    ) -> tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]] | None:
+    async def _come_back(self) -> Greeted | None:
+        """The cut is told once it is known that the agent has not gone with it, as far as a
+        moment can tell."""
         if self._lease_s is None or self._is_closing:
             return None
+        redial = asyncio.create_task(self._redial(self._lease_s))
+        try:
+            await asyncio.wait([redial], timeout=CUT_TOLD_S)
+            if not redial.done() or redial.result() is not None:
+                self._put({"type": "link_cut", "lease_s": self._lease_s})
+            return await redial
+        finally:
+            redial.cancel()
+            await asyncio.gather(redial, return_exceptions=True)
+
+    async def _redial(self, lease_s: float) -> Greeted | None:
         loop = asyncio.get_running_loop()
-        while loop.time() < self._heard_at + self._lease_s:
+        while loop.time() < self._heard_at + lease_s:
             with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
                 return await self._greet()
             if self._gone is not None and await self._gone():

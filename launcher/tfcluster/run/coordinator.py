@@ -260,6 +260,8 @@ class Coordinator:
             self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))
+        for node in self._exchange.unheard:
+            self.journal.record(ev.Warned(message=self._not_told(node), closing=True))
         for warning in rehearsal.not_injected(self._faults, self.journal.state):
             self.journal.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
@@ -268,3 +270,10 @@ class Coordinator:
             outcome = Outcome(Status.FAILED, error.exit_code, error)
         self.journal.record(ev.RunFinished(status=outcome.status, exit_code=outcome.exit_code))
         return outcome
+
+    def _not_told(self, node: str) -> str:
+        lease_s, run_id = self.plan.supervision.lease_s, self.paths.run_id
+        return (
+            f"{node} could not be told that the run is over: what still runs there is ended by its"
+            f" agent within {lease_s:g} s, and ~/.cache/tfcluster/nodes/{run_id} stays"
+        )

@@ -42,12 +42,14 @@ class Exchange:
         """Node → where its copy of the code lies, if it needs one."""
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
-        self._has_lease: dict[str, bool] = {}
+        self._has_lease: set[str] = set()
         self._heard_at: dict[str, float] = {}
         """Of nodes whose link is gone."""
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._outbox: list[tuple[str, dict[str, Any]]] = []
         self._replies: dict[tuple[str, str], Message] = {}
+        self.unheard: tuple[str, ...] = ()
+        """Nodes elsewhere that did not say goodbye, after `close`."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def put(self, call: Callable[[], None]) -> None:
@@ -76,7 +78,8 @@ class Exchange:
         )
         self._links[node.name] = link
         self._holds_ports[node.name] = backend.capabilities.holds_ports
-        self._has_lease[node.name] = backend.capabilities.has_lease
+        if backend.capabilities.has_lease:
+            self._has_lease.add(node.name)
         self._sites[node.name] = site_of(node.name, self._paths, link.welcome)
         self._code[node.name] = self._sites[node.name].folder(node.workdir)
         on_message(node.name, {"type": "welcome", **link.welcome})
@@ -122,7 +125,7 @@ class Exchange:
         a while into a line on which nothing came back any more. One without a lease ends them
         with its connection, and `close` waits for that.
         """
-        if not self._has_lease.get(node):
+        if node not in self._has_lease:
             return 0.0
         return self._heard_at[node] + SILENCE_S + self._lease_s + _KILL_S
 
@@ -170,6 +173,8 @@ class Exchange:
         what they had to say. Folders on other machines go with them, unless they are to be kept.
         """
         await asyncio.gather(*(self._dismiss(node, keeps_folders) for node in self._links))
+        said = {node for node, link in self._links.items() if link.heard_goodbye}
+        self.unheard = tuple(sorted(self._has_lease - said))
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
 
