@@ -1,0 +1,122 @@
+"""`tfcluster doctor` on this machine, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.forked import ForkServer, outer_environment, read_at_start
+
+Tfcluster = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def doctor(tmp_path: Path, fork_server: ForkServer) -> Tfcluster:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    environ = {
+        **kept,
+        **read_at_start(outer_environment()),
+        "TFCLUSTER_HOME": str(tmp_path / "home"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "VIRTUAL_ENV": sys.prefix,
+    }
+
+    def call(*args: str, command: str = "doctor", **more: str) -> subprocess.CompletedProcess[str]:
+        pipe, env = subprocess.PIPE, {**environ, **more}
+        started = fork_server.start(
+            [command, *args], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe
+        )
+        out, err = started.communicate(timeout=60)
+        return subprocess.CompletedProcess(args, started.returncode, out.decode(), err.decode())
+
+    return call
+
+
+def written(folder: Path, port: int = 0, **sections: object) -> str:
+    (folder / "train.py").write_text("print(1)\n")
+    cluster = {"worker": [f"127.0.0.1:{port}"]}
+    spec = {"cluster": cluster, "job": {"script": "train.py"}, **sections}
+    (folder / "spec.json").write_text(json.dumps(spec))
+    return "spec.json"
+
+
+def test_without_a_spec_this_machine_is_looked_at(tmp_path: Path, doctor: Tfcluster) -> None:
+    done = doctor(https_proxy="http://anna:secret@proxy:8080")
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert sys.prefix in rows["its path"]
+    assert {"Python", "TensorFlow", "NumPy", "GPUs", "cores", "disk", "port range"} <= set(rows)
+    assert "https_proxy: kept off the tasks" in rows["proxies"]
+    assert "secret" not in done.stdout
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_python_without_tensorflow_is_no_place_for_tasks(
+    tmp_path: Path, doctor: Tfcluster
+) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", "bare"], cwd=tmp_path, check=True
+    )
+    done = doctor("--python", "bare")
+    assert done.returncode == 3
+    assert "its Python has no TensorFlow\n  → name a Python that has it" in done.stdout
+
+
+def test_a_python_that_is_not_there_is_an_error(doctor: Tfcluster) -> None:
+    done = doctor("--python", "/no/such/python")
+    assert done.returncode == 3
+    assert "there is no Python at /no/such/python" in done.stderr
+
+
+def test_a_sound_spec_is_said_to_be_one_and_nothing_is_started(
+    tmp_path: Path, doctor: Tfcluster
+) -> None:
+    done = doctor(written(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing stands in the way" in done.stdout
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_taken_port_a_missing_script_and_a_folder_of_nobody_are_told_together(
+    tmp_path: Path, doctor: Tfcluster
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as thief:
+        port = thief.getsockname()[1]
+        spec = written(tmp_path, port, checkpoints={"dir": "/proc/exp"})
+        (tmp_path / "train.py").unlink()
+        done = doctor(spec, "--json")
+    assert done.returncode == 3
+    look = json.loads(done.stdout)
+    assert not look["ok"]
+    told = {finding["check"]: finding["what"] for finding in look["findings"]}
+    assert f"port 127.0.0.1:{port} (worker:0) is in use: held by pid {os.getpid()}" in told["ports"]
+    assert told["spec"] == f"there is no script at {tmp_path}/train.py"
+    assert told["folders"].startswith("/proc/exp cannot be written")
+
+
+def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> None:
+    spec = written(tmp_path, checkpoints={"dir": "/proc/exp"})
+    for more in ([], ["-d"]):
+        done = doctor(spec, *more, command="up")
+        assert (done.returncode, done.stdout) == (3, "")
+        assert "local: /proc/exp cannot be written" in done.stderr
+        assert "1 thing must change before a start" in done.stderr
+        assert "tfcluster: nothing was started\n  → `tfcluster doctor SPEC`" in done.stderr
+        assert done.stderr.count("cannot be written") == 1
+    done = doctor(spec, "--no-preflight", command="up")
+    assert "cannot be written" not in done.stderr
+
+
+def test_a_name_that_is_another_machines_is_told(tmp_path: Path, doctor: Tfcluster) -> None:
+    written(tmp_path)
+    cluster = 'cluster.worker=["192.0.2.1:2222"]'
+    done = doctor("spec.json", "--set", cluster, "--set", "runtime.backend=local")
+    assert done.returncode == 3
+    assert "192.0.2.1 is not one of its own addresses" in done.stdout
