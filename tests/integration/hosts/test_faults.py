@@ -1,0 +1,221 @@
+"""What breaks between hosts while a run is on: each ends as designed, and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.lab.machine import Machine
+
+from .office import Office, numbered
+
+GANG = '''
+"""Emulates what TensorFlow's workers do with a lost TCP connection, and its words for it."""
+import json, os, socket, sys, threading, time
+
+cluster = json.loads(os.environ["TF_CONFIG"])
+addresses = cluster["cluster"]["worker"]
+me, heartbeat_s = cluster["task"]["index"], 3.0
+is_first = os.environ["TFCLUSTER_ATTEMPT"] == "1"
+heard = {}
+
+def listen():
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    listener.bind(("0.0.0.0", int(addresses[me].rpartition(":")[2])))
+    listener.listen()
+    while True:
+        peer, _ = listener.accept()
+        threading.Thread(target=hear, args=(peer,), daemon=True).start()
+
+def hear(peer):
+    while data := peer.recv(1):
+        heard[data[0]] = time.monotonic()
+
+def beat(number):
+    host, port = addresses[number].split(":")
+    while True:
+        try:
+            line = socket.create_connection((host, int(port)), 1)
+            line.settimeout(None)
+            while True:
+                line.sendall(bytes([me]))
+                time.sleep(0.1)
+        except OSError:
+            time.sleep(0.1)
+
+others = [number for number in range(len(addresses)) if number != me]
+threading.Thread(target=listen, daemon=True).start()
+for number in others:
+    threading.Thread(target=beat, args=(number,), daemon=True).start()
+while set(heard) != set(others):
+    time.sleep(0.05)
+print("joined", flush=True)
+for step in range(int(os.environ["COUNT"])):
+    os.write(1, f"step {step}\\n".encode())
+    time.sleep(0.1)
+    for number in others:
+        if is_first and time.monotonic() > heard[number] + heartbeat_s:
+            task = f"/job:worker/replica:0/task:{number}"
+            print(f"UNAVAILABLE: Task {task} heartbeat timeout. This indicates that the remote task"
+                  " has failed, got preempted, or crashed unexpectedly.", file=sys.stderr)
+            sys.exit(1)
+'''
+
+
+@pytest.mark.slow
+def test_a_line_between_two_hosts_that_breaks_is_named_and_the_gang_starts_again(
+    office: Office,
+) -> None:
+    first, second, third = office.add_hosts(3)
+    run = office.up(office.spec(GANG, count=45, supervision={"backoff_s": 0}), "--no-preflight")
+    run.wait_for_line("step 5", "worker:2")
+    for other in (first, second):
+        office.lab.block(other, third)
+    diagnosis = run.wait_for_event("diagnosis")
+    for other in (first, second):
+        office.lab.unblock(other, third)
+    assert run.end() == 0, run.said
+    cause = diagnosis["root_cause"]
+    assert cause["reason"].startswith(f"link to host {third.address} lost: "), cause
+    assert cause["node"] == third.address
+    assert cause["kind"] == "link_lost"
+    assert run.of_type("restarting")[0]["reason"] == f"worker:2: {cause['reason']}"
+    assert not run.of_type("node_unreachable")
+    assert f"link to host {third.address} lost" in run.said
+
+
+def end_sshd(host: Machine) -> None:
+    """The daemon and what it has forked for those who are logged in."""
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            mine = os.readlink(entry / "ns/pid") == os.readlink(f"/proc/{host.pid}/ns/pid")
+            if mine and (entry / "cmdline").read_bytes().startswith((b"sshd", b"/usr/sbin/sshd")):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def start_sshd(host: Machine) -> None:
+    argv = ["/usr/sbin/sshd", "-f", str(host.folder / "sshd_config")]
+    assert host.run(argv).returncode == 0
+
+
+def end_clients_to(office: Office, host: Machine) -> None:
+    for pid, words in office.home.processes().items():
+        if f"-- {host.address} " in words:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_not_a_step_is_lost_while_ssh_is_away_in_any_way(office: Office) -> None:
+    killed, filtered, stopped = office.add_hosts(3)
+    run = office.up(office.spec(count=520))
+    run.wait_for_line("line 5", "worker:2")
+    office.lab.block(office.home, filtered, port=22)
+    end_clients_to(office, killed)
+    end_sshd(stopped)
+    time.sleep(20)
+    office.lab.unblock(office.home, filtered, port=22)
+    start_sshd(stopped)
+    assert run.end() == 0, run.said
+    for task in ("worker:0", "worker:1", "worker:2"):
+        assert run.log(task).splitlines() == numbered(520)
+    away = {event["node"] for event in run.of_type("node_unreachable")}
+    back = {event["node"] for event in run.of_type("node_reconnected")}
+    assert away == back == {host.address for host in office.hosts}
+    assert not run.of_type("restarting")
+    assert not run.of_type("diagnosis")
+
+
+@pytest.mark.slow
+def test_without_one_of_its_hosts_a_gang_goes_on_smaller(office: Office) -> None:
+    office.add_hosts(3)
+    supervision = {"lease_s": 4, "min_workers": 2, "max_restarts": 0, "backoff_s": 0}
+    run = office.up(office.spec(count=40, supervision=supervision))
+    run.wait_for_line("line 5", "worker:2")
+    office.hosts[2].power_off()
+    since = time.time()
+    restarting = run.wait_for_event("restarting")
+    assert restarting["members"] == ["worker:0", "worker:1"]
+    assert restarting["time"] - since < 4 + 20
+    assert run.end() == 0, run.said
+    assert run.log("worker:0", attempt=2).splitlines() == numbered(40)
+    assert run.of_type("diagnosis")[0]["root_cause"]["node"] == office.hosts[2].address
+    assert f"{office.hosts[2].address} could not be told that the run is over" in run.said
+
+
+@pytest.mark.slow
+def test_a_host_that_has_power_again_is_part_of_the_next_attempt(office: Office) -> None:
+    _, second = office.add_hosts(2)
+    run = office.up(office.spec(count=40, supervision={"lease_s": 20, "backoff_s": 0}))
+    run.wait_for_line("line 5", "worker:1")
+    number = int(second.address.rpartition(".")[2])
+    second.power_off()
+    office.lab.remove(second)
+    office.hosts[1] = office.lab.add(second.name, number=number)
+    assert run.end() == 0, run.said
+    assert run.log("worker:1", attempt=2).splitlines() == numbered(40)
+    assert run.of_type("node_lost")[0]["node"] == second.address
+
+
+@pytest.mark.slow
+def test_every_host_that_cannot_be_used_is_named_in_time(office: Office) -> None:
+    hangs, leaves, full = office.add_hosts(3)
+    (hangs.root / ".bashrc").write_text("sleep 15\n")
+    (leaves.root / ".bashrc").write_text("echo 'closed for cleaning'\nexit 3\n")
+    (full.root / ".cache").write_text("a file where a folder should be")
+    cluster = {"worker": [f"{h.address}:0" for h in office.hosts] + ["10.77.0.251:0"]}
+    since = time.monotonic()
+    run = office.up(office.spec(cluster=cluster))
+    assert run.end() == 3, run.said
+    assert time.monotonic() - since < 20
+    assert f"{hangs.address} cannot be reached: nothing came from there for 10 s" in run.said
+    assert f"{leaves.address} cannot be reached: its login ended with exit code 3" in run.said
+    assert "closed for cleaning" in run.said
+    assert f"{full.address} cannot be reached: " in run.said
+    assert "ssh: connect to host 10.77.0.251 port 22: " in run.said
+    assert "Traceback" not in run.said
+    assert not run.of_type("task_started")
+
+
+MANGLE = """
+import os
+seen = b""
+while data := os.read(0, 65536):
+    os.write(1, data)
+    seen = (seen + data)[-100000:]
+    if b"line 5" in seen:
+        os.write(1, b"HTTP/1.1 400 Bad Request")
+        break
+"""
+
+
+@pytest.mark.slow
+def test_a_host_that_talks_nonsense_is_lost_and_named(office: Office) -> None:
+    """Its Python is a program that spoils what the relay says."""
+    _, second = office.add_hosts(2)
+    (second.root / "mangle.py").write_text(MANGLE)
+    real = f'"{sys.executable}"'
+    bad = second.root / "python"
+    bad.write_text(
+        f'#!/bin/sh\ncase $1 in -I) {real} "$@" | {real} ~/mangle.py;; *) exec {real} "$@";; esac\n'
+    )
+    bad.chmod(0o700)
+    hosts = {"*": {"python": sys.executable}, second.address: {"python": "~/python"}}
+    run = office.up(
+        office.spec(
+            runtime={"hosts": hosts}, count=4000, supervision={"lease_s": 4, "max_restarts": 0}
+        ),
+        "--no-preflight",
+    )
+    assert run.end() == 3, run.said
+    (lost,) = run.of_type("node_lost")
+    assert lost["node"] == second.address
+    assert "it was cut off: it sent not a frame: b'HTTP/1.1 400 Bad Request" in run.said
+    assert run.of_type("task_exited")[0]["task"] == "worker:0"
+    office.folders_stay = True
