@@ -120,7 +120,7 @@ def test_who_failed_by_itself_exits_with_1_and_who_followed_with_5(
     first, second = join(shell, spec, "worker:0"), join(shell, spec, "worker:1")
     assert second.end() == own_code, second.said()
     assert first.end() == 5, first.said()
-    assert "another machine (worker:1)" in first.said()
+    assert "worker:1 failed first, on another machine" in first.said()
     for run in (first, second):
         assert {event.get("attempt", 1) for event in run.events()} == {1}
         assert not [event for event in run.events() if event["type"] == "restarting"]

@@ -167,7 +167,7 @@ class Course:
         return cause
 
     def diagnose(self, why: str | None = None) -> None:
-        if (facts := diagnosis.to_json(self._failures())) is not None:
+        if (facts := diagnosis.to_json(self._failures(), self._elsewhere)) is not None:
             if why is not None:
                 facts["root_cause"]["not_restarted"] = why
             self.orders.record(ev.Diagnosis(**facts))

@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tfcluster.plan.plan import TaskPlan
 from tfcluster.run.failure import Failure, Kind
 
 __all__ = ["Failure", "Kind", "root_cause", "to_json"]
 
+_NAMED = 8
+"""Of the tasks elsewhere, how many are listed."""
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Nothing but silence speaks against such a task, or against the line to it."""
 
@@ -30,11 +33,22 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
     return next(iter([*certain, *links, *own, *failures]), None)
 
 
-def to_json(failures: Sequence[Failure]) -> dict[str, Any] | None:
-    """`root_cause`, `collateral` and `attempt` as the `diagnosis` event has them; None for none."""
+def to_json(
+    failures: Sequence[Failure], elsewhere: Sequence[TaskPlan] = ()
+) -> dict[str, Any] | None:
+    """`root_cause`, `collateral` and `attempt` as the `diagnosis` event has them; None for none.
+
+    Where all are collateral, and there are tasks `elsewhere`, one of those is the cause.
+    """
     cause = root_cause(failures)
     if cause is None:
         return None
+    if cause.is_collateral and elsewhere:
+        return {
+            "root_cause": {"task": "another machine", "reason": of_those(elsewhere)},
+            "collateral": tuple(dict.fromkeys(failure.task for failure in failures)),
+            "attempt": cause.attempt,
+        }
     others = [failure for failure in failures if failure.task != cause.task]
     collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
     return {
@@ -42,6 +56,13 @@ def to_json(failures: Sequence[Failure]) -> dict[str, Any] | None:
         "collateral": tuple(collateral),
         "attempt": cause.attempt,
     }
+
+
+def of_those(elsewhere: Sequence[TaskPlan]) -> str:
+    """Who failed, as far as can be known from here."""
+    more = ", …" if len(elsewhere) > _NAMED else ""
+    names = ", ".join(str(task.id) for task in elsewhere[:_NAMED]) + more
+    return f"{'one of ' if len(elsewhere) > 1 else ''}{names} failed first"
 
 
 def _also(cause: Failure, others: Sequence[Failure]) -> list[str]:

@@ -13,6 +13,7 @@ from tfcluster.errors import (
     TfclusterError,
 )
 from tfcluster.plan.plan import TaskPlan
+from tfcluster.run.diagnosis import of_those
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind, signal_name
@@ -178,10 +179,8 @@ def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) 
                 cure="`tfcluster plan --task` shows its command",
             )
         case Kind.COLLATERAL if elsewhere:
-            named = ", ".join(str(task.id) for task in elsewhere[:_NAMED])
-            more = ", …" if len(elsewhere) > _NAMED else ""
             error = CollateralError(
-                f"what failed here followed a failure on another machine ({named}{more})",
+                f"what failed here only followed: {of_those(elsewhere)}, on another machine",
                 cure="what was started there says why; then start all of them again",
             )
         case Kind.STALLED:

@@ -47,15 +47,11 @@ class Supervisor:
         absent: Callable[[], Sequence[str]] = tuple,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """`last_output`: when a task last wrote a line, on the clock of the inputs;
-        `absent`: the tasks elsewhere that nobody reaches, and why not."""
+        """`last_output`: when a task last wrote a line, on the inputs' clock; `absent`: Watch."""
         self.plan, self.policy = plan, plan.supervision
         self._course = course = Course(plan)
-        self.gang, self.orders = course.gang, course.orders
-        self._timers, self._watch = (
-            course.timers,
-            Watch(plan, course, last_output, last_line, absent),
-        )
+        self.gang, self.orders, self._timers = course.gang, course.orders, course.timers
+        self._watch = Watch(plan, course, last_output, last_line, absent)
         self._restarts = Restarts(plan, jitter)
         self._lone = Lone(course, self._restarts)
         self._forms_gang = plan.kind != "plain"

@@ -30,6 +30,7 @@ class Watch:
         last_line: Callable[[Member], str],
         absent: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`absent`: the tasks elsewhere that cannot be reached, and why not."""
         self._policy, self._course, self._gang = plan.supervision, course, course.gang
         self._orders, self._timers = course.orders, course.timers
         self._last_output, self._last_line, self._absent = last_output, last_line, absent

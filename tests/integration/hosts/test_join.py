@@ -131,6 +131,7 @@ def stub(stays_s: float) -> dict[str, Any]:
     return {"script": "finds.py", "hooks": "off", "env": {"STAYS": str(stays_s)}}
 
 
+@pytest.mark.slow
 def test_each_machine_finds_its_own_tasks_and_an_engine_can_end_them(hall: Hall) -> None:
     hosts = hall.hosts([1, 2, 1], stub(300))
     stranger, *two = reversed(hosts)

@@ -46,6 +46,9 @@ def test_who_hangs_when_all_others_leave_is_no_cause_where_only_a_part_is_seen()
     told.ended("worker:2").home()
     assert told.outcome() == (Status.FAILED, 5)
     assert isinstance(told.supervisor.outcome and told.supervisor.outcome.error, CollateralError)
+    assert told.cause()["task"] == "another machine"
+    assert told.cause()["reason"] == "worker:0 failed first"
+    assert told.last(ev.Diagnosis).collateral == ("worker:1",)
 
 
 @pytest.mark.parametrize(
