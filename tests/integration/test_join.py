@@ -215,6 +215,9 @@ def test_a_task_named_may_have_any_address(shell: CommandLine) -> None:
     assert run.end() == 0, run.said()
     config = json.loads(run.log("worker:1").removeprefix("config "))
     assert config == {"cluster": value["cluster"], "task": {"type": "worker", "index": 1}}
+    exports = shell.run("env", spec.name, "worker:0").out.decode()
+    (path,) = re.findall(r"export PYTHONPATH='?([^'\n]*)", exports)
+    assert (Path(path) / "tfcluster_workers").is_dir(), "it is to be started here"
 
 
 def test_what_env_prints_starts_a_task_that_finds_one_that_joined(shell: CommandLine) -> None:

@@ -56,8 +56,8 @@ async def _dial(task: TaskPlan) -> str:
         return f"{where}: nothing listens there yet"
     except TimeoutError:
         return f"{where}: no answer; is the machine up, does a firewall stand before it?"
-    except OSError as error:
-        return f"{where}: {error.strerror or error}"
+    except (OSError, UnicodeError) as error:
+        return f"{where}: {getattr(error, 'strerror', None) or error}"
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
