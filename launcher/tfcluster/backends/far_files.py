@@ -57,7 +57,8 @@ class FarFiles:
         self._send, self._send_file = send, send_file
         self._last = 0
         self._waiting: dict[int, _Asked] = {}
-        self._is_lost = False
+        self.is_lost = False
+        """No answer will come any more."""
 
     def hear(self, message: Mapping[str, Any]) -> None:
         """A message of one of `KINDS`."""
@@ -80,7 +81,7 @@ class FarFiles:
 
     def lost(self) -> None:
         """There will be no answer any more."""
-        self._is_lost = True
+        self.is_lost = True
         self._tell_all({"type": "lost"})
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
@@ -174,7 +175,7 @@ class FarFiles:
 
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[_Asked]:
-        if self._is_lost:
+        if self.is_lost:
             raise FarFilesError("the node was lost")
         self._last += 1
         asked = self._waiting[self._last] = _Asked(self._last)
@@ -184,7 +185,7 @@ class FarFiles:
             raise FarFilesError(f"the node's answer makes no sense: {error!r}") from error
         finally:
             del self._waiting[asked.number]
-            if not (asked.is_answered or self._is_lost):
+            if not (asked.is_answered or self.is_lost):
                 with contextlib.suppress(OSError):
                     await self._send({"type": "cancel", "id": asked.number})
 

@@ -106,6 +106,10 @@ class Exchange:
             raise FarFilesError(f"{node} is lost")
         return link.files
 
+    def is_lost(self, node: str) -> bool:
+        """Whether its agent has gone, also where that is not told yet."""
+        return (link := self._links.get(node)) is None or link.files.is_lost
+
     def site(self, node: str) -> Site:
         """Where the node, which was reached before, keeps this run's files."""
         return self._sites[node]

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
-from tfcluster.backends.far_files import FarFiles
+from tfcluster.backends.far_files import FarFiles, FarFilesError, Sent
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
@@ -130,16 +130,20 @@ class Folders:
     async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
         with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:
             files = await asyncio.to_thread(far.trees, Path(folder), state)
-            sending = (
-                self._exchange.files(site.node).send_tree(
-                    str(site.paths.task_checkpoints(task)), files, keep=False
-                )
-                for task, site in tasks
-            )
+            sending = (self._fill(site, task, files) for task, site in tasks)
             results = await asyncio.gather(*sending, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _fill(self, site: Site, task: TaskId, files: Sequence[Sent]) -> None:
+        """A node that is lost meanwhile tells that by itself, and its tasks are not started."""
+        try:
+            into = str(site.paths.task_checkpoints(task))
+            await self._exchange.files(site.node).send_tree(into, files, keep=False)
+        except FarFilesError:
+            if not self._exchange.is_lost(site.node):
+                raise
 
     def _site(self, task: TaskId) -> Site:
         return self._exchange.site(self._plan.task(task).node)
