@@ -31,6 +31,12 @@ def workdir(node: str, chosen: str | None) -> str:
     return posixpath.join(_rooted(chosen), "tfcluster", RUN, file_name(node), "work")
 
 
+def for_any(workdir: str, node: str, name: str) -> str:
+    """The node's `workdir` with `name` in the place of the node's own."""
+    above, between, below = workdir.rpartition(f"/{file_name(node)}/")
+    return f"{above}/{name}/{below}" if between else workdir
+
+
 def chosen_folder(workdir: str) -> str | None:
     """What `workdir` was made from, where the spec named a folder."""
     chosen, between, _ = workdir.partition(f"/tfcluster/{RUN}/")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.errors import TfclusterError
+from tfcluster.plan import remote
 from tfcluster.plan.attempt import preview
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId, TaskPlan
 from tfcluster.plan.serialize import command_to_json, plan_to_json
 from tfcluster.plan.surroundings import LOCAL
+from tfcluster.ui import shell
 from tfcluster.ui.ports import who_listens
 from tfcluster.ui.render import Facts, Grid, Part, part_lines
 
+_NAMED = 3
+"""Nodes that share a row are named up to so many."""
 _LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
 
 
@@ -33,12 +37,13 @@ def format_task(plan: Plan, task_id: TaskId) -> list[str]:
     lines = [
         f"# {task_id} on {task.node}, {_address(task)}",
         f"# starts from the environment of {_where(task)}",
-        f"cd {shlex.quote(task.command.cwd)}",
     ]
     if task.command.unset:
         lines.append(f"unset {' '.join(task.command.unset)}")
-    lines += [_assignment(var) for var in all_variables(plan, task_id)]
-    return [*lines, shlex.join(task.command.argv)]
+    far = task.node != LOCAL
+    lines += [_assignment(var, is_remote=far) for var in all_variables(plan, task_id)]
+    lines.append(f"cd {shell.folder(task.command.cwd, is_remote=far)}")
+    return [*lines, shell.line(task.command, is_remote=far)]
 
 
 def task_json(plan: Plan, task_id: TaskId) -> dict[str, Any]:
@@ -66,18 +71,19 @@ def format_exports(
     plan: Plan, task_id: TaskId, env: Iterable[EnvVar], *, known: Mapping[str, str]
 ) -> list[str]:
     """Lines for ``eval`` in a shell that has `known`: no secret, no name of another run."""
-    lines = [f"unset {' '.join(plan.task(task_id).command.unset)}"]
+    task = plan.task(task_id)
+    lines = [f"unset {' '.join(task.command.unset)}"]
     for var in env:
         if not var.secret:
-            lines.append(f"export {var.name}={shlex.quote(var.value)}")
+            lines.append(f"export {var.name}={shell.value(var, is_remote=task.node != LOCAL)}")
         elif known.get(var.name) != var.value:
             lines.append(f"# {var.name} is secret and not shown ({var.source}): export it yourself")
     return lines
 
 
-def _assignment(var: EnvVar) -> str:
+def _assignment(var: EnvVar, *, is_remote: bool) -> str:
     hidden = "# " if var.secret else ""
-    return f"{hidden}export {var.name}={shlex.quote(var.shown)}  # {var.source}"
+    return f"{hidden}export {var.name}={shell.value(var, is_remote=is_remote)}  # {var.source}"
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -87,17 +93,39 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     pairs.append(("strategy", _strategy(plan)))
     if plan.listening:
         pairs.append(("open ports", who_listens(plan)))
-    for workdir in dict.fromkeys(node.workdir for node in plan.nodes):
-        pairs.append(("workdir", workdir))
-    for node in plan.nodes:
-        if node.interpreter is not None:
-            name = "python" if len(plan.nodes) == 1 else f"python on {node.name}"
-            pairs.append((name, format_interpreter(node.interpreter)))
+    pairs += _workdirs(plan)
+    pairs += _pythons(plan)
     if plan.tasks:
         pairs.append(("command", shlex.join(plan.tasks[0].command.argv)))
     for command in list(plan.prepare.values())[:1]:
         pairs.append(("prepare", shlex.join(command.argv)))
     return tuple(pairs)
+
+
+def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
+    """The folder here, and the name of its copies on other machines, one row for all of them."""
+    far = [node for node in plan.nodes if node.name != LOCAL]
+    for workdir in dict.fromkeys(n.workdir for n in plan.nodes if n.name == LOCAL):
+        yield "workdir", workdir
+    if far and len(far) == len(plan.nodes):
+        yield "workdir", plan.workdir
+    own = "NODE" if len(far) > 1 else ""
+    names = (remote.for_any(node.workdir, node.name, own or node.name) for node in far)
+    for copy in dict.fromkeys(names):
+        yield "its copy" if len(far) == 1 else "its copies", copy
+
+
+def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
+    """Equal ones in one row."""
+    users: dict[str, list[str]] = {}
+    for node in plan.nodes:
+        if node.interpreter is not None:
+            users.setdefault(format_interpreter(node.interpreter), []).append(node.name)
+    for python, names in users.items():
+        few = ", ".join(names[:_NAMED]) + (
+            f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        )
+        yield "python" if len(users) == 1 else f"python on {few}", python
 
 
 def format_interpreter(python: Interpreter) -> str:

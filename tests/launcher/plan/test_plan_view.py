@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from tfcluster.errors import InterpreterError
 from tfcluster.plan.plan import (
@@ -20,6 +23,7 @@ from tfcluster.plan.plan import (
 from tfcluster.plan.serialize import plan_from_json, plan_to_json
 from tfcluster.ui.plan_view import format_exports, format_plan, format_task, task_json
 
+Planner = Callable[..., Plan]
 WORKER = TaskId("worker", 0)
 
 
@@ -109,3 +113,53 @@ def test_a_plan_survives_its_file() -> None:
 def test_keys_of_a_newer_version_are_ignored() -> None:
     data = plan_to_json(a_plan()) | {"news": 1}
     assert plan_from_json(json.loads(json.dumps(data))).name == "demo"
+
+
+def test_the_lines_of_a_far_task_mean_there_what_they_say(plan_of: Planner, tmp_path: Path) -> None:
+    """Its home and the run's id are its own; a user's words stay what they were."""
+    hosts = {"*": {"python": "~/my venv", "data_dir": "~/my data"}}
+    job: dict[str, Any] = {
+        "script": "tr ain.py",
+        "args": ["~/x", "$HOME"],
+        "hooks": "off",
+        "workdir": "~/code",
+    }
+    job["env"] = {"OWN": "~/y"}
+    sections = {"cluster": {"worker": ["10.0.0.1:2222"]}, "runtime": {"hosts": hosts}, "job": job}
+    far = {"10.0.0.1": Interpreter("~/my venv/bin/python", "runtime.hosts.*.python")}
+    lines = format_task(plan_of(sections, interpreters=far), WORKER)
+    home = tmp_path / "ho me"
+    work = home / ".cache/tfcluster/nodes/RUN/10.0.0.1/work"
+    work.mkdir(parents=True)
+    (home / "my venv/bin").mkdir(parents=True)
+    python = home / "my venv/bin/python"
+    python.write_text(
+        '#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" "$TFDS_DATA_DIR" "$OWN" "$PYTHONPATH"\n'
+    )
+    python.chmod(0o755)
+    result = subprocess.run(
+        ["sh", "-eu", "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"HOME": str(home), "PATH": "/usr/bin:/bin"},
+    )
+    bundle = f"{home}/.cache/tfcluster/bundles/0123abcd/workers"
+    expected = [f"{work}", f"{work}/tr ain.py", "~/x", "$HOME", f"{home}/my data", "~/y", bundle]
+    assert result.stdout.splitlines() == expected
+
+
+def test_many_hosts_do_not_fill_the_screen(plan_of: Planner) -> None:
+    addresses = [f"10.0.0.{number}:2222" for number in range(1, 65)]
+    hosts = {"10.0.0.2": {"workdir": "/scratch"}}
+    far = {f"10.0.0.{n}": Interpreter("python3", "python3 on its PATH") for n in range(1, 65)}
+    far["10.0.0.3"] = Interpreter("/opt/python", "runtime.hosts.10.0.0.3.python")
+    sections = {"cluster": {"worker": addresses}, "runtime": {"hosts": hosts}}
+    plan = plan_of(sections, interpreters=far)
+    text = "\n".join(format_plan(plan, [], width=120))
+    head = text.partition("task ")[0].splitlines()
+    assert len(head) < 20
+    assert "~/.cache/tfcluster/nodes/$TFCLUSTER_RUN_ID/NODE/work" in text
+    assert "/scratch/tfcluster/$TFCLUSTER_RUN_ID/NODE/work" in text
+    assert "python on 10.0.0.1, 10.0.0.2, 10.0.0.4 and 60 more" in text
+    assert "python on 10.0.0.3" in text

@@ -1,0 +1,44 @@
+"""Words of a plan for a shell on the node that they are for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from tfcluster.plan import remote
+from tfcluster.plan.plan import Command, EnvVar
+
+_NAMES = re.compile(rf"(^~(?=/|$)|{re.escape(remote.CACHE)}|{re.escape(remote.RUN)})")
+
+
+def line(command: Command, *, is_remote: bool) -> str:
+    """The command; of another machine's the paths that we made are its own."""
+    program, *words = command.argv
+    shown = [_there(program) if is_remote else shlex.quote(program)]
+    for word in words:
+        is_path = is_remote and remote.is_ours(word, command)
+        shown.append(_there(word) if is_path else shlex.quote(word))
+    return " ".join(shown)
+
+
+def folder(path: str, *, is_remote: bool) -> str:
+    return _there(path) if is_remote else shlex.quote(path)
+
+
+def value(var: EnvVar, *, is_remote: bool) -> str:
+    is_path = var.source.endswith(("tfcluster", ".data_dir"))
+    return _there(var.shown) if is_remote and is_path and not var.secret else shlex.quote(var.shown)
+
+
+def _there(path: str) -> str:
+    """Quoted, but for the names that the node's shell is to fill in: its home, and the run."""
+    pieces = [piece for piece in _NAMES.split(path) if piece]
+    return "".join(map(_piece, pieces)) or "''"
+
+
+def _piece(text: str) -> str:
+    if text == remote.RUN:
+        return f'"{text}"'
+    if text == "~":
+        return '"$HOME"'
+    return f'"$HOME"{remote.CACHE[1:]}' if text == remote.CACHE else shlex.quote(text)
