@@ -106,17 +106,19 @@ class Run:
     def __init__(self, office: Office, process: subprocess.Popen[str]) -> None:
         self._office, self._process = office, process
         self.said = ""
+        self.name = "far"
+        """What the spec calls it, and thus the beginning of its folder's name."""
 
-    def end(self) -> int:
+    def end(self, hang_s: float = HANG_S) -> int:
         """Its exit code; what it said is in `said`."""
         if not self.said:
-            self.said = self._process.communicate(timeout=HANG_S)[0]
+            self.said = self._process.communicate(timeout=hang_s)[0]
         return self._process.returncode
 
     @property
     def folder(self) -> Path:
         runs = self._office.home.root / ".local/state/tfcluster/runs"
-        found: list[Path] = until(lambda: list(runs.glob("far-*/state.json")), "a run")
+        found: list[Path] = until(lambda: list(runs.glob(f"{self.name}-*/state.json")), "a run")
         return found[0].parent
 
     def events(self) -> list[dict[str, Any]]:
@@ -141,7 +143,9 @@ class Run:
         return True
 
     def wait_for_event(self, kind: str) -> dict[str, Any]:
-        found: list[dict[str, Any]] = until(lambda: self.of_type(kind), f"an event {kind}")
+        until(lambda: self.of_type(kind) or self._is_over(), f"an event {kind}")
+        found = self.of_type(kind)
+        assert found, f"no {kind}: {self.said}"
         return found[0]
 
 

@@ -1,0 +1,276 @@
+"""Real training on real hosts that share nothing but a network: the numbers of one machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs.lab import PYTHONS, SPECS
+from tests.lab.machines import Lab, Machine
+
+from .office import Office, Run, until
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
+
+HANG_S = 240.0
+"""Six TensorFlows start on two cores in half a minute, when nobody else wants them."""
+SMALL = ("--examples=192",)
+"""Two steps an epoch."""
+EPOCHS = 20
+CUT_S = 20.0
+
+PACED = """
+import os, time
+from tfcluster_workers.jobs import keras_mnist
+
+watchers = keras_mnist.watchers
+
+def paced(keras, *rest):
+    pause = lambda *_: time.sleep(float(os.environ["PAUSE_S"]))
+    return [*watchers(keras, *rest), keras.callbacks.LambdaCallback(on_train_batch_end=pause)]
+
+keras_mnist.watchers = paced
+keras_mnist.main()
+"""
+"""`keras_mnist` with a pause after each step: there is time to break something."""
+
+RESTORE = """
+import sys
+import tensorflow as tf
+from tfcluster_workers.data import pipeline
+from tfcluster_workers.jobs import digits_cnn
+
+model = digits_cnn.build(tf.keras, seed=99)
+tf.train.Checkpoint(model=model).restore(sys.argv[1]).assert_existing_objects_matched()
+digits_cnn.compile_for_training(tf.keras, model)
+test = pipeline.load("synthetic_digits", "test", data_dir=sys.argv[2]).batch(96)
+print(*model.evaluate(test, verbose=0))
+"""
+"""As somebody else would use the checkpoint: one process, no strategy, other first weights."""
+
+
+class Gangs:
+    """Runs on the same three hosts, one after the other."""
+
+    def __init__(self, office: Office) -> None:
+        self.office, self.lab = office, office.lab
+        self.hosts = office.add_hosts(3)
+        self._count = 0
+
+    def start(
+        self, *options: str, each: int = 1, tensorflow: str = "tf215", pause_s: float = 0
+    ) -> Run:
+        """`tfcluster up` of a spec with `each` workers on every host, on fixed ports."""
+        self._count += 1
+        job = {"module": "tfcluster_workers.jobs.keras_mnist"} if not pause_s else {
+            "script": "train.py", "env": {"PAUSE_S": str(pause_s)}}  # fmt: skip
+        name = f"real{self._count}"
+        spec = self.office.spec(
+            PACED,
+            name=name,
+            cluster={
+                "worker": [f"{h.address}:{2222 + n}" for h in self.hosts for n in range(each)]
+            },
+            job={**job, "prepare": {"module": "tfcluster_workers.data.prepare"}},
+            runtime={"hosts": {"*": {"python": str(PYTHONS[tensorflow])}}},
+            supervision={"backoff_s": 0},
+        )
+        run = self.office.up(spec, *options)
+        run.name = name
+        return run
+
+    def train(self, *options: str, each: int = 1, tensorflow: str = "tf215") -> Run:
+        run = self.start(*options, each=each, tensorflow=tensorflow)
+        self.finish(run)
+        return run
+
+    @cache  # noqa: B019 (lives as long as the module's fixture)
+    def small(self, each: int, tensorflow: str) -> Run:
+        """Two epochs of two steps, undisturbed."""
+        return self.train("--", "--epochs=2", *SMALL, each=each, tensorflow=tensorflow)
+
+    def start_long(self, pause_s: float) -> Run:
+        """A paced one, of which the first checkpoint is home."""
+        run = self.start("--", f"--epochs={EPOCHS}", *SMALL, pause_s=pause_s)
+        run.wait_for_event("checkpoint_gathered")
+        return run
+
+    @cache  # noqa: B019
+    def cut_off_for_a_while(self) -> Run:
+        """A long one whose third host was not heard of by ssh for `CUT_S`; nothing else is."""
+        run = self.start_long(pause_s=0.75)
+        home, cut_off = self.office.home, self.hosts[2]
+        self.lab.block(home, cut_off, port=22)
+        began = time.monotonic()
+        before = step_of(run, "worker:0")
+        run.wait_for_event("node_unreachable")
+        time.sleep(max(0.0, began + CUT_S - time.monotonic()))
+        self.steps_meanwhile = step_of(run, "worker:0") - before
+        assert not run.of_type("node_reconnected")
+        self.lab.unblock(home, cut_off, port=22)
+        self.finish(run)
+        return run
+
+    def finish(self, run: Run) -> None:
+        """To a good end, after which nothing of it lives on any host."""
+        assert run.end(HANG_S) == 0, run.said
+        until(lambda: not any(host.processes() for host in self.hosts), "the end of all processes")
+
+
+@pytest.fixture(scope="module")
+def gangs(lab: Lab) -> Iterator[Gangs]:
+    office = Office(lab)
+    try:
+        yield Gangs(office)
+    finally:
+        office.close()
+    assert not office.left, f"left behind: {office.left}"
+
+
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_the_checkpoint_of_three_hosts_gives_here_what_they_told(
+    gangs: Gangs, tensorflow: str
+) -> None:
+    run = gangs.small(1, tensorflow)
+    prepared = {event["node"] for event in run.of_type("prepare_finished")}
+    assert prepared == {host.address for host in gangs.hosts}
+    listed = gangs.office.start("checkpoints", run.folder.name)
+    assert listed.end() == 0
+    assert "ckpt-2" in listed.said
+    asked = gangs.office.start("checkpoints", "--path", run.folder.name)
+    assert asked.end() == 0
+    loss, accuracy = restore(gangs, PYTHONS[tensorflow], asked.said.strip())
+    for task in tasks(3):
+        assert told(run, task, "test accuracy") == [pytest.approx(accuracy, abs=5e-5)]
+        assert told(run, task, "test loss") == [pytest.approx(loss, abs=1e-5)]
+
+
+def test_two_workers_on_each_host_train_to_the_same_numbers(gangs: Gangs) -> None:
+    expected = gangs.small(1, "tf215")
+    run = gangs.small(2, "tf215")
+    assert len(run.of_type("node_connected")) == 3
+    assert run.of_type("checkpoint_gathered")[-1]["step"] == 4
+    for task in tasks(6):
+        assert losses(run, task) == pytest.approx(losses(expected), abs=1e-4)
+        assert told(run, task, "test loss") == pytest.approx(
+            told(expected, "worker:0", "test loss"), abs=1e-4
+        )
+
+
+def test_hosts_train_to_the_numbers_of_two_workers_on_one_machine(gangs: Gangs) -> None:
+    expected = gangs.small(1, "tf215")
+    data = gangs.hosts[0].root / "tensorflow_datasets"
+    run = gangs.office.up(
+        SPECS / "localhost-2w.json",
+        f"--python={PYTHONS['tf215']}",
+        *("--", "--epochs=2", *SMALL),
+        env={"TFDS_DATA_DIR": str(data)},
+    )
+    run.name = "localhost-2w"
+    gangs.finish(run)
+    assert losses(run) == pytest.approx(losses(expected), abs=1e-4)
+    assert told(run, "worker:0", "test loss") == pytest.approx(
+        told(expected, "worker:0", "test loss"), abs=1e-4
+    )
+
+
+def test_not_one_step_is_lost_while_the_ssh_path_to_a_host_is_cut(gangs: Gangs) -> None:
+    run = gangs.cut_off_for_a_while()
+    assert gangs.steps_meanwhile >= 10
+    assert not run.of_type("restarting")
+    assert {event["attempt"] for event in run.of_type("progress")} == {1}
+    for task in tasks(3):
+        assert len(losses(run, task)) == EPOCHS
+        assert step_of(run, task) == 2 * EPOCHS
+    assert run.of_type("checkpoint_gathered")[-1]["step"] == 2 * EPOCHS
+
+
+def test_after_a_kill_on_one_host_all_go_on_at_the_step_that_the_chief_saved(
+    gangs: Gangs,
+) -> None:
+    run = gangs.start_long(pause_s=0.3)
+    kill_task(gangs.hosts[2])
+    gangs.finish(run)
+    assert_goes_on_at_one_step(gangs, run)
+    (diagnosis,) = run.of_type("diagnosis")
+    assert diagnosis["root_cause"]["task"] == "worker:2"
+    assert "SIGKILL" in diagnosis["root_cause"]["reason"]
+
+
+def test_after_a_cut_of_tensorflows_own_path_the_gang_starts_again(gangs: Gangs) -> None:
+    run = gangs.start_long(pause_s=0.3)
+    first, second, third = gangs.hosts
+    for other in (first, second):
+        gangs.lab.block(other, third)
+    try:
+        diagnosis = run.wait_for_event("diagnosis")
+    finally:
+        for other in (first, second):
+            gangs.lab.unblock(other, third)
+    gangs.finish(run)
+    assert_goes_on_at_one_step(gangs, run)
+    assert f"link to host {third.address} lost" in diagnosis["root_cause"]["reason"]
+    assert not run.of_type("node_unreachable")
+
+
+def assert_goes_on_at_one_step(gangs: Gangs, run: Run) -> None:
+    """Rule 8 of the design, and the losses of a run that was not disturbed."""
+    (restarting,) = run.of_type("restarting")
+    saved = restarting["from_step"]
+    assert saved >= 2
+    again = [event for event in run.of_type("progress") if event["attempt"] == 2]
+    expected = losses(gangs.cut_off_for_a_while())
+    for task in tasks(3):
+        steps = [event["step"] for event in again if event["task"] == task]
+        assert (steps[0], steps[-1]) == (saved + 1, 2 * EPOCHS)
+        assert losses(run, task, attempt=2) == pytest.approx(expected[saved // 2 :], abs=1e-4)
+
+
+def tasks(count: int) -> list[str]:
+    return [f"worker:{number}" for number in range(count)]
+
+
+def told(run: Run, task: str, what: str, attempt: int = 1) -> list[float]:
+    lines = re.findall(rf"^{what} (\S+)", run.log(task, attempt), re.MULTILINE)
+    return [float(value) for value in lines]
+
+
+def losses(run: Run, task: str = "worker:0", attempt: int = 1) -> list[float]:
+    """The loss of each epoch, as `task` told it."""
+    return told(run, task, r"epoch \d+ loss", attempt)
+
+
+def step_of(run: Run, task: str) -> int:
+    """The last that was heard of `task`."""
+    steps = [event["step"] for event in run.of_type("progress") if event["task"] == task]
+    return int(steps[-1])
+
+
+def restore(gangs: Gangs, python: Path, checkpoint: str) -> list[float]:
+    """Loss and accuracy of the test split at the desk, in a process of its own."""
+    data = gangs.hosts[0].root / "tensorflow_datasets"
+    workers = next(path for path in sys.path if (Path(path) / "tfcluster_workers").is_dir())
+    done = gangs.office.home.run(
+        [str(python), "-c", RESTORE, checkpoint, str(data)],
+        env={"PYTHONPATH": workers, "CUDA_VISIBLE_DEVICES": "-1"},
+        timeout=HANG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return [float(number) for number in done.stdout.split()]
+
+
+def kill_task(host: Machine) -> None:
+    """As the kernel would: without a word."""
+    found = [pid for pid, words in host.processes().items() if "tfcluster_workers/boot.py" in words]
+    assert found
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
