@@ -29,6 +29,7 @@ RATE = 50e6
 """Bytes per second at which a checkpoint is brought home while its task trains on."""
 CURVES_RATE = 5e6
 """The same for TensorBoard files."""
+_SYNC_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,10 @@ class FarSource:
     def follow(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> None:
         """The same for a file that only grows: what `target` has of it already stays."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.touch()
-        here = target.stat()
-        start = here.st_size if here.st_size <= entry.size else 0
-        if (here.st_size, here.st_mtime_ns) == (entry.size, entry.mtime_ns):
+        here = target.stat() if target.exists() else None
+        if here and (here.st_size, here.st_mtime_ns) == (entry.size, entry.mtime_ns):
             return
+        start = here.st_size if here and here.st_size <= entry.size else 0
         try:
             self._bring(entry, target, start, stopped, grows=True)
         except BaseException:
@@ -88,12 +88,12 @@ class FarSource:
     async def _fetch(
         self, entry: Entry, target: Path, start: int, stopped: Stopped, *, grows: bool
     ) -> str:
-        with _Landing(target, start) as landing:
+        async with _Landing(target, start) as landing:
 
             async def take(data: bytes) -> None:
                 if stopped():
                     raise CancelledError
-                await asyncio.to_thread(landing.add, data)
+                await landing.add(data)
 
             announced = await self.files().read(
                 str(self.folder),
@@ -105,7 +105,7 @@ class FarSource:
                 start=start,
                 grows=grows,
             )
-            await asyncio.to_thread(landing.sync)
+            await landing.settle()
             if landing.digest != announced:
                 raise OSError(f"{target}: what was read back is not what {entry.path} holds there")
             return announced
@@ -121,32 +121,57 @@ def _stays_inside(path: str) -> bool:
 
 
 class _Landing:
-    """A file that is written slice by slice; hashed is what can be read back from it."""
+    """A file that is written slice by slice; hashed is what can be read back from it. The disk
+    writes while more comes, so that the end need not wait for it."""
 
     def __init__(self, target: Path, start: int) -> None:
         self._fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._fd, start)
         self._hash, self._at = hashlib.sha256(), start
+        self._synced = start
+        self._syncing: asyncio.Task[None] | None = None
+        self._busy: set[asyncio.Task[None]] = set()
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        """The number of a closed file may be another's at once: nobody may be using it."""
+        if self._busy:
+            await asyncio.wait(self._busy)
         os.close(self._fd)
 
-    def add(self, data: bytes) -> None:
-        end = self._at + len(data)
-        while self._at < end:
-            written = os.pwrite(self._fd, data[len(data) - (end - self._at) :], self._at)
-            self._hash.update(os.pread(self._fd, written, self._at))
-            self._at += written
+    async def add(self, data: bytes) -> None:
+        """Raises OSError."""
+        await self._start(self._write, data)
+        is_idle = self._syncing is None or self._syncing.done()
+        if is_idle and self._at >= self._synced + _SYNC_BYTES:
+            self._synced = self._at
+            self._syncing = self._start(os.fdatasync, self._fd)
 
-    def sync(self) -> None:
-        os.fsync(self._fd)
+    async def settle(self) -> None:
+        """All of it is on the disk. Raises OSError."""
+        if self._syncing is not None:
+            await self._syncing
+        await self._start(os.fsync, self._fd)
+
+    def _start(self, work: Callable[[Any], None], subject: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(asyncio.to_thread(work, subject))
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+        return task
 
     @property
     def digest(self) -> str:
         return self._hash.hexdigest()
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._fd, view, self._at)
+            self._hash.update(os.pread(self._fd, written, self._at))
+            self._at += written
+            view = view[written:]
 
 
 def trees(folder: Path, state: Sequence[Gathered]) -> list[Sent]:

@@ -1,0 +1,223 @@
+"""Bringing a checkpoint home: beside `scp` of the same file, and what training notices of it.
+
+Hosts are the tests' lab (root, Linux): network namespaces with an sshd each, on cables shaped to
+1 Gbit/s. GATHER_BYTES in the environment makes the checkpoint smaller, to try this out.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import Metric, Ratio
+from tests.integration.hosts.office import Office
+from tests.lab.machines import Lab
+
+BYTES = int(os.environ.get("GATHER_BYTES", 1_000_000_000))
+RATE = 50e6
+"""Of a checkpoint that is gathered while its task trains."""
+LOOKS_S = 3.0
+"""Until a checkpoint was the same in two looks, and is fetched."""
+_SAVE = """
+import os, struct, time
+def save(size):
+    folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+    os.makedirs(folder, exist_ok=True)
+    block = os.urandom(1 << 20)
+    with open(folder + "/ckpt-1.data-00000-of-00001", "wb") as file:
+        for _ in range(size // len(block)):
+            file.write(block)
+    with open(folder + "/ckpt-1.index", "wb") as file:  # as TensorFlow's end
+        file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+"""
+_SAVE_ONLY = _SAVE + 'save(int(os.environ["BYTES"]))\n'
+_TRAIN = (
+    _SAVE
+    + """
+seconds = float(os.environ["SECONDS"])
+if os.environ["TFCLUSTER_TASK"] == "worker:1":
+    time.sleep(float(os.environ["EXIT_S"]))
+    print("leaves", time.time(), flush=True)
+    os._exit(0)
+import numpy
+weights = numpy.random.default_rng(1).random((600, 600), dtype=numpy.float32)
+save(int(os.environ["BYTES"]))
+began = time.time()
+print("trains", began, flush=True)
+while (at := time.time()) < began + seconds:
+    for _ in range(4):
+        weights = weights @ weights
+        weights /= weights.max()
+    print("step", at, time.time(), flush=True)
+"""
+)
+
+
+@cache
+def _office() -> Office:
+    """The desk, and one host; they end with this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/var/tmp"))
+    lab = stack.enter_context(Lab(folder))
+    lab.add("home", number=254)
+    office = Office(lab)
+    stack.callback(office.close)
+    (host,) = office.add_hosts(1)
+    for machine in (office.home, host):
+        lab.shape(machine, mbit=1000)
+    return office
+
+
+def _spec(script: str, workers: int = 1, **env: object) -> Path:
+    (host,) = _office().hosts
+    return _office().spec(
+        script,
+        cluster={"worker": [f"{host.address}:0"] * workers},
+        job={
+            "script": "train.py",
+            "hooks": "off",
+            "kind": "plain",
+            "env": {"OPENBLAS_NUM_THREADS": "1"} | {k: str(v) for k, v in env.items()},
+        },
+    )
+
+
+def _clear() -> None:
+    """Old runs: a disk that fills up would be measured next."""
+    shutil.rmtree(_office().home.root / ".local", ignore_errors=True)
+
+
+def _gathered() -> float:
+    """From the end of the task that saved to the news that it is at home, whole and hashed."""
+    _clear()
+    run = _office().up(_spec(_SAVE_ONLY, BYTES=BYTES))
+    if run.end():
+        raise SystemExit(f"tfcluster up failed:\n{run.said[-3000:]}")
+    (exited,), (gathered,) = run.of_type("task_exited"), run.of_type("checkpoint_gathered")
+    data = run.folder / f"{gathered['path']}.data-00000-of-00001"
+    if data.stat().st_size < BYTES - (1 << 20):
+        raise SystemExit("that is not what was saved")
+    return float(gathered["time"] - exited["time"])
+
+
+def _copied() -> float:
+    """The same by `scp`, which neither hashes the file nor waits for the disk."""
+    office = _office()
+    (host,) = office.hosts
+    source = host.root / "copied"
+    if not source.exists():
+        block = os.urandom(1 << 20)
+        with source.open("wb") as file:
+            for _ in range(BYTES // len(block)):
+                file.write(block)
+    home = Path("~").expanduser()
+    began = time.monotonic()
+    command = ["scp", "-q", f"{host.address}:{home}/copied", f"{home}/copied"]
+    done = office.home.run(command, timeout=300)
+    seconds = time.monotonic() - began
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    (office.home.root / "copied").unlink()
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What was seen of one run while its checkpoint came home, or did not."""
+
+    step_s: float
+    """Median."""
+    line_s: float
+    """The latest line: from `print` to the command's own output."""
+    exit_s: float
+    """From the last statement of a task to its event."""
+
+
+_last: dict[bool, Training] = {}
+
+
+def _train(*, gathers: bool) -> Training:
+    _clear()
+    lasts = LOOKS_S + BYTES / RATE
+    spec = _spec(_TRAIN, 2, BYTES=BYTES, SECONDS=lasts + 2, EXIT_S=_save_s() + lasts / 2)
+    run = _office().up(spec, *([] if gathers else ["--no-gather"]))
+    lines: list[tuple[float, Sequence[str]]] = []
+    assert run._process.stdout is not None
+    said = []
+    for line in run._process.stdout:
+        said.append(line)
+        lines.append((time.time(), line.rpartition("│")[2].split()))
+    if run._process.wait():
+        raise SystemExit(f"tfcluster up failed:\n{''.join(said)[-3000:]}")
+    trains = next(float(words[1]) for _, words in lines if words[:1] == ["trains"])
+    began, ended = trains + LOOKS_S, trains + lasts
+    if gathers:
+        if not (found := run.of_type("checkpoint_gathered")):
+            raise SystemExit(f"nothing was gathered:\n{''.join(said)[-3000:]}")
+        gathered = found[0]
+        ended = min(ended, float(gathered["time"]))
+    return _judge(lines, run.of_type("task_exited"), began, ended)
+
+
+@cache
+def _save_s() -> float:
+    """About how long the checkpoint takes to be written."""
+    return BYTES / 400e6
+
+
+def _judge(
+    lines: Sequence[tuple[float, Sequence[str]]],
+    exits: Sequence[dict[str, Any]],
+    began: float,
+    ended: float,
+) -> Training:
+    steps = [
+        (came, float(words[1]), float(words[2]))
+        for came, words in lines
+        if words[:1] == ["step"] and began <= float(words[1]) <= ended
+    ]
+    leaves = next(float(words[1]) for _, words in lines if words[:1] == ["leaves"])
+    if not began <= leaves <= ended:
+        raise SystemExit(f"the other task left {leaves - began:.1f} s after the gathering began")
+    exited = next(event["time"] for event in exits if event["task"] == "worker:1")
+    return Training(
+        statistics.median(end - start for _, start, end in steps),
+        max(came - end for came, _, end in steps),
+        exited - leaves,
+    )
+
+
+def _of(what: str, *, gathers: bool) -> float:
+    """Milliseconds; one run serves all that is asked of it."""
+    if what == "step_s":
+        _last[gathers] = _train(gathers=gathers)
+    return 1000 * float(getattr(_last[gathers], what))
+
+
+COPY = Metric(
+    title=f"A checkpoint of {BYTES / 1e9:.1f} GB over 1 Gbit/s, no task training",
+    unit="s",
+    variants={"tfcluster, hashed": _gathered, "scp": _copied},
+    ratios=[Ratio("tfcluster : scp", "tfcluster, hashed", "scp")],
+)
+BESIDE = Metric(
+    title=f"A training of one thread while {BYTES / 1e9:.1f} GB are gathered at 50 MB/s",
+    unit="ms",
+    variants={
+        f"{name}, {beside}": partial(_of, what, gathers=gathers)
+        for name, what in (("step", "step_s"), ("latest line", "line_s"), ("exit", "exit_s"))
+        for beside, gathers in (("gathering", True), ("not", False))
+    },
+    ratios=[Ratio("step, gathering : not", "step, gathering", "step, not")],
+)
