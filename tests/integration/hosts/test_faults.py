@@ -164,6 +164,20 @@ def test_a_host_that_has_power_again_is_part_of_the_next_attempt(office: Office)
 
 
 @pytest.mark.slow
+def test_a_killed_agent_is_known_at_once_and_its_host_starts_again(office: Office) -> None:
+    _, second = office.add_hosts(2)
+    run = office.up(office.spec(count=60, supervision={"backoff_s": 0}))
+    run.wait_for_line("line 5", "worker:1")
+    for pid, words in second.processes().items():
+        if "tfcluster.agent.main" in words:
+            os.kill(pid, signal.SIGKILL)
+    assert run.end() == 0, run.said
+    assert run.log("worker:1", attempt=2).splitlines() == numbered(60)
+    assert [event["node"] for event in run.of_type("node_lost")] == [second.address]
+    assert not run.of_type("node_unreachable"), "nothing of it goes on"
+
+
+@pytest.mark.slow
 def test_every_host_that_cannot_be_used_is_named_in_time(office: Office) -> None:
     hangs, leaves, full = office.add_hosts(3)
     (hangs.root / ".bashrc").write_text("sleep 15\n")
