@@ -24,7 +24,7 @@ def main() -> None:
     umask = os.umask(0o077)
     order = json.loads(_read_line())
     cache = os.path.expanduser(order["cache"])
-    os.makedirs(cache, exist_ok=True)
+    os.makedirs(os.path.join(cache, "nodes"), exist_ok=True)
     with contextlib.suppress(OSError):
         os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
@@ -71,7 +71,11 @@ def _unpack(content: bytes, folder: str) -> None:
     cache = os.path.dirname(folder)
     os.makedirs(cache, exist_ok=True)
     fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
-    zipfile.ZipFile(io.BytesIO(content)).extractall(fresh)
+    try:
+        zipfile.ZipFile(io.BytesIO(content)).extractall(fresh)
+    except OSError:  # a disk that is full is not to be filled by every try
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
     while not _is_whole(folder):
         if os.path.isdir(folder):  # damaged: moved away, tasks that run keep the files they have
             with contextlib.suppress(FileNotFoundError):

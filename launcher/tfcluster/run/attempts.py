@@ -48,10 +48,11 @@ class Attempts:
         far = [node for node in self.plan.nodes if node not in here]
         if far:
             await self.loop.meanwhile(self._connect_all(far))
-        await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
+        await self.loop.meanwhile(self.startup.find_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))
+        await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.prepare()
         await self._start(1, tuple(task.id for task in self.plan.tasks))
 
@@ -144,6 +145,7 @@ class Attempts:
 
     async def _reach(self, node: NodePlan) -> None:
         await self.connect(node)
+        await self.startup.find_code([node])
         await self.startup.send_code([node], again=True)
         self._lost.discard(node.name)  # at once: it can be lost again before anyone looks
 

@@ -15,7 +15,7 @@ from tfcluster.agent import machine
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.surroundings import LOCAL
-from tfcluster.run import folder, here, interpreter, launch, preflight
+from tfcluster.run import folder, here, interpreter, launch, preflight, shared
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.inspection import Inspection
 from tfcluster.run.look import Look
@@ -71,6 +71,7 @@ async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> Look:
     async with asyncio.TaskGroup() as background:
         try:
             unreachable = await visit.reach_all(background)
+            await shared.find(plan, exchange, [plan.node(name) for name in visit.there])
             taken = await visit.hold_ports()
             task = Inspection(plan, paths, exchange, visit.until)
             look = await task.look(visit.there, visit.ports(), deep=deep)
@@ -107,7 +108,8 @@ class _Visit:
         findings = []
         for node, error in zip(nodes, found, strict=True):
             if isinstance(error, SurroundingsError):
-                findings.append(Finding(node.name, "reach", error.message, error.cure))
+                what = error.message.removeprefix(f"{node.name} ")
+                findings.append(Finding(node.name, "reach", what, error.cure))
             elif error is not None:
                 raise error
             else:

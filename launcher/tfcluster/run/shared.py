@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.backends.far_files import FarFiles
+from tfcluster.plan import remote
+from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.run.code import MARK
+from tfcluster.run.exchange import Exchange
+
+
+async def find(plan: Plan, exchange: Exchange, nodes: Iterable[NodePlan]) -> None:
+    """Have those of `nodes` that see the workdir work in it; maybe it is where the spec says."""
+    far = [node for node in nodes if exchange.site(node.name).is_remote]
+    if not far:
+        return
+    with marked(Path(plan.workdir)) as mark:
+        if mark is not None:
+            await asyncio.gather(*(_look(exchange, node, mark) for node in far))
+
+
+async def _look(exchange: Exchange, node: NodePlan, mark: Mark) -> None:
+    named = remote.chosen_folder(node.workdir)
+    with contextlib.suppress(OSError):  # a lost node will be told of
+        found = await mark.seen_by(exchange.files(node.name), [named] if named else [])
+        if found is not None:
+            exchange.share_code(node, found)
 
 
 @dataclass(frozen=True, slots=True)

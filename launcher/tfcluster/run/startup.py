@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
-from tfcluster.plan import remote
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run import code, folder, here, inspection, launch, shared
 from tfcluster.run.exchange import Exchange, Message
@@ -57,17 +54,17 @@ class Startup:
             if reply is not None and reply["type"] == "port_taken":
                 raise launch.port_error(reply)
 
+    async def find_code(self, nodes: Iterable[NodePlan]) -> None:
+        """Over a shared file system a node may see the workdir: it works in it."""
+        await shared.find(self.plan, self.exchange, nodes)
+
     async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> None:
-        """A copy of the workdir to each node that does not share it; raises SurroundingsError.
+        """A copy of the workdir to each node that does not see it; raises SurroundingsError.
 
         `again`: to a node that was lost; where the copy is still there it stays as it is, with
         what tasks have written into it.
         """
-        far = [node for node in nodes if self.exchange.site(node.name).is_remote]
-        with shared.marked(Path(self.plan.workdir)) if far else nullcontext() as mark:
-            if mark is not None:
-                await asyncio.gather(*(self._look_for_code(node, mark) for node in far))
-        far = [node for node in far if not self.exchange.site(node.name).sees_our_code]
+        far = [node for node in nodes if not self.exchange.site(node.name).sees_our_code]
         if not far:
             return
         files = await asyncio.to_thread(
@@ -77,14 +74,6 @@ class Startup:
             withheld=self.plan.withheld,
         )
         await asyncio.gather(*(self._send_code(n.name, files, unless_there=again) for n in far))
-
-    async def _look_for_code(self, node: NodePlan, mark: shared.Mark) -> None:
-        """Over a shared file system a node may see the workdir, maybe where the spec says."""
-        named = remote.chosen_folder(node.workdir)
-        with contextlib.suppress(OSError):  # a lost node will be told of
-            found = await mark.seen_by(self.exchange.files(node.name), [named] if named else [])
-            if found is not None:
-                self.exchange.share_code(node, found)
 
     async def _send_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
         site = self.exchange.site(node)

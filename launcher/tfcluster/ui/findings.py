@@ -83,7 +83,7 @@ def _ports(one: Seen) -> str:
 
 
 def _clock(one: Seen) -> str:
-    return f"{one.clock_ahead_s:+.1f} s" if one.clock_ahead_s else ""
+    return f"{round(one.clock_ahead_s, 1) + 0.0:+.1f} s" if one.clock_ahead_s else ""
 
 
 def _bytes(count: int | None) -> str:
@@ -112,7 +112,7 @@ _ROWS: Mapping[str, Callable[[Seen], str]] = {
     "disk": lambda one: _bytes(one.free_bytes),
     "/dev/shm": lambda one: _bytes(one.shm_bytes),
     "folders": lambda one: "",
-    "script": lambda one: "",
+    "script": lambda one: (one.script_sha256 or "")[:12],
 }
 
 
