@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 
+from tfcluster.agent.private import make_folders
 from tfcluster.agent.processes import IS_LINUX
 
 TYPE_CHECKING = False
@@ -51,7 +52,7 @@ class Log:
         if self._fd >= 0:
             return True
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            make_folders(os.path.dirname(self.path))
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             self.size = os.fstat(self._fd).st_size
         except OSError as error:

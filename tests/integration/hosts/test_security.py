@@ -1,0 +1,146 @@
+"""What is secret stays where it is needed, and what is ours on a host is for nobody else."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.lab.machines import Machine
+
+from .office import Office, Run
+
+pytestmark = pytest.mark.slow
+
+IN_SPEC, EXPORTED, OF_HOST = "t0ken-0f-4nna", "l1cense-0f-4nna", "p4ssw0rd-0f-4nna"
+SECRETS = (IN_SPEC, EXPORTED, OF_HOST)
+SCRIPT = """
+import os, sys, time
+names = ("SERVICE_TOKEN", "LICENSE", "DB_PASSWORD")
+print("lengths", [len(os.environ[name]) for name in names], flush=True)
+for name in names:  # cut into pieces, as it may come
+    for letter in "it is " + os.environ[name] + "!":
+        os.write(1, letter.encode())
+    os.write(2, b"\\n")
+end = time.monotonic() + 40
+print("ready", flush=True)
+while not os.path.exists("/tmp/go-on") and time.monotonic() < end:
+    time.sleep(0.05)
+raise ValueError("refused: " + os.environ["LICENSE"] + os.environ["DB_PASSWORD"])
+"""
+
+
+def test_a_secret_is_in_its_tasks_environment_and_nowhere_else(office: Office) -> None:
+    office.add_hosts(2)
+    hosts = {"*": {"python": sys.executable, "env": {"DB_PASSWORD": OF_HOST}}}
+    job = {"script": "train.py", "env": {"SERVICE_TOKEN": IN_SPEC}, "secrets": ["LICENSE"]}
+    supervision = {"max_restarts": 0}
+    spec = office.spec(SCRIPT, job=job, runtime={"hosts": hosts}, supervision=supervision)
+    run = office.up(spec, env={"LICENSE": EXPORTED})
+    tasks = ("worker:0", "worker:1")
+    for task in tasks:
+        run.wait_for_line("ready", task)
+    assert not [line for line in command_lines() if holds(line)]
+    for host in office.hosts:
+        knowing = [names for names in environments(host) if holds(b"".join(names.values()))]
+        assert len(knowing) == 1, "one task"
+        assert b"TFCLUSTER_TASK" in knowing[0]
+    for machine in (office.home, *office.hosts):
+        assert not spilled(machine)
+    for host in office.hosts:
+        assert not open_to_others(host)
+        (host.folder / "tmp/go-on").touch()
+    assert run.end() == 1, run.said
+    for task in tasks:
+        lines = run.log(task).splitlines()
+        assert lines[0] == f"lengths {[len(value) for value in SECRETS]}"
+        assert lines[1:4] == ["it is ********!"] * 3
+    told = run.of_type("task_error")[0]
+    assert told["message"] == "refused: ****************"
+    assert not holds(run.said.encode())
+    for machine in (office.home, *office.hosts):
+        assert not spilled(machine)
+    assert kept_env(run) == {"SERVICE_TOKEN": None}
+
+
+def test_a_plan_shows_no_secret(office: Office) -> None:
+    office.add_hosts(1)
+    job = {"script": "train.py", "env": {"SERVICE_TOKEN": IN_SPEC, "PAD_TOKEN": "<pad>"}}
+    job |= {"secrets": ["LICENSE"], "not_secret": ["PAD_TOKEN"]}
+    spec = str(office.spec(SCRIPT, job=job))
+    for words in (["plan", spec], ["plan", spec, "--json"], ["plan", spec, "--task", "worker:0"]):
+        shown = office.start(*words, env={"LICENSE": EXPORTED})
+        assert shown.end() == 0, shown.said
+        assert not holds(shown.said.encode())
+    assert "SERVICE_TOKEN" in shown.said
+    assert "<pad>" in shown.said
+
+
+def holds(data: bytes) -> bool:
+    return any(secret.encode() in data for secret in SECRETS)
+
+
+def command_lines() -> Iterator[bytes]:
+    """Of all processes of all machines."""
+    yield from processes("cmdline")
+
+
+def environments(host: Machine) -> list[dict[bytes, bytes]]:
+    """Of all processes of one machine."""
+    inside = os.readlink(f"/proc/{host.pid}/ns/pid")
+    found = []
+    for data in processes("environ", of=inside):
+        pairs = (pair.partition(b"=") for pair in data.split(b"\0"))
+        found.append({name: value for name, _, value in pairs})
+    return found
+
+
+def processes(file: str, *, of: str | None = None) -> Iterator[bytes]:
+    """What /proc says of all processes, or of those of one machine; of others' we may not ask."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if of in (None, os.readlink(process / "ns/pid")):
+                    yield (process / file).read_bytes()
+
+
+def spilled(machine: Machine) -> list[str]:
+    """Files of a machine with a secret in them, but for the spec that the user wrote."""
+    files = [path for place in ("home", "tmp") for path in found(machine.folder / place)]
+    plain = [path for path in files if stat.S_ISREG(path.lstat().st_mode)]
+    return [str(p) for p in plain if holds(p.read_bytes()) and not is_own_spec(machine, p)]
+
+
+def is_own_spec(machine: Machine, path: Path) -> bool:
+    return machine.name == "home" and path.match("desk-*/spec.json")
+
+
+def found(folder: Path) -> Iterable[Path]:
+    for above, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != ".pyenv"]
+        yield from (Path(above, name) for name in (*folders, *names))
+
+
+def open_to_others(host: Machine) -> list[str]:
+    """Folders and files of ours that are not 0700 and 0600. What is the user's own, in the copy
+    of the code, and what Python makes beside its sources, lies in folders that are."""
+    cache, sockets = host.root / ".cache/tfcluster", host.folder / f"tmp/tfcluster-{os.getuid()}"
+    ours = [cache, sockets, *found(cache), *found(sockets)]
+    wrong = []
+    for path in ours:
+        inside = {"work", "__pycache__"} & set(path.parts[:-1])
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        is_private = mode & 0o077 == 0 or path.name in ("work", "__pycache__")
+        if not inside and not is_private:
+            wrong.append(f"{path}: {mode:o}")
+    assert len(ours) > 20
+    return wrong
+
+
+def kept_env(run: Run) -> object:
+    return json.loads((run.folder / "spec.json").read_text())["job"]["env"]
