@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from tests.integration.jobs.lab import PYTHONS
 from tests.lab.machine import Machine
 
 from .office import Office, until
+from .test_training import RESTORE
 
 COMMAND = str(Path(sys.executable).with_name("tfcluster"))
 FINDS = """
@@ -25,7 +27,10 @@ time.sleep(float(os.environ["STAYS"]))
 """
 LONG_S = 240.0
 """Three TensorFlows on machines that are one."""
-TRAINS = {"module": "tfcluster_workers.jobs.keras_mnist"}
+TRAINS = {
+    "module": "tfcluster_workers.jobs.keras_mnist",
+    "prepare": {"module": "tfcluster_workers.data.prepare"},
+}
 
 
 class Joined:
@@ -166,8 +171,31 @@ def test_tensorflow_trains_over_machines_that_joined(hall: Hall, workers: Sequen
     for one in joined:
         assert one.end() == 0, one.said
     first, *others = joined
-    assert [*(first.folder / "checkpoints").iterdir()]
     assert not any([*(other.folder / "checkpoints").glob("*")] for other in others)
+    loss, accuracy = restored(first)
+    for task, one in zip(
+        ("worker:0", f"worker:{sum(workers) - 1}"), joined[:: len(joined) - 1], strict=True
+    ):
+        assert told(one, task, "test accuracy") == pytest.approx(accuracy, abs=5e-5)
+        assert told(one, task, "test loss") == pytest.approx(loss, abs=1e-5)
+
+
+def told(joined: Joined, task: str, what: str) -> float:
+    (value,) = re.findall(rf"^{what} (\S+)", joined.log(task), re.MULTILINE)
+    return float(value)
+
+
+def restored(chief: Joined) -> list[float]:
+    """Loss and accuracy of the test split, by the checkpoint that lies on the chief's machine."""
+    path = chief.host.run([COMMAND, "checkpoints", "--path"]).stdout.strip()
+    workers = next(path for path in sys.path if (Path(path) / "tfcluster_workers").is_dir())
+    done = chief.host.run(
+        [str(python()), "-c", RESTORE, path, str(Path("~/tensorflow_datasets").expanduser())],
+        env={"PYTHONPATH": workers, "CUDA_VISIBLE_DEVICES": "-1"},
+        timeout=LONG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    return [float(number) for number in done.stdout.split()]
 
 
 @pytest.mark.slow
