@@ -113,7 +113,8 @@ class Decoder:
                 end = start + _HEADER.size + length
                 if len(self._buffer) < end:
                     break
-                payload = bytes(self._buffer[start + _HEADER.size : end])
+                with memoryview(self._buffer) as view:  # of files come gigabytes
+                    payload = bytes(view[start + _HEADER.size : end])
                 start = end
                 yield kind, payload
         finally:

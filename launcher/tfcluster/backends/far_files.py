@@ -41,12 +41,22 @@ class FarFileChangedError(Exception):
     """The file was rewritten, cut or deleted while it was read."""
 
 
+class Answers(asyncio.Queue[Mapping[str, Any]]):
+    """In their order."""
+
+    @property
+    def next_is_file(self) -> bool:
+        """Whether the next has come, and is a slice of a file."""
+        coming = self._queue  # type: ignore[attr-defined]
+        return bool(coming) and coming[0]["type"] == "file"
+
+
 @dataclass(slots=True)
 class _Asked:
     """One question to the node, and what it answers."""
 
     number: int
-    answers: asyncio.Queue[Mapping[str, Any]] = field(default_factory=asyncio.Queue)
+    answers: Answers = field(default_factory=lambda: Answers())
     is_answered: bool = False
 
 
@@ -155,8 +165,19 @@ class FarFiles:
         `keep`: the node keeps them for the next run. `unless_there`: a folder that exists is left
         as it is. Raises FarFilesError, OSError.
         """
+        return await self._send_files(
+            {"into": into, "keep": keep, "unless_there": unless_there}, files
+        )
+
+    async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
+        """Put `files` into `into` in their order, each whole at once, then take away what is
+        `removed`; the rest stays. How many bytes were sent. Raises as `send_tree`."""
+        order = {"into": into, "keep": False, "adds": True, "removed": [*removed]}
+        return await self._send_files(order, files)
+
+    async def _send_files(self, wish: Mapping[str, Any], files: Sequence[Sent]) -> int:
         tree = await asyncio.to_thread(announced, files)
-        order = {"type": "receive", "into": into, "keep": keep, "unless_there": unless_there}
+        into, order = wish["into"], {"type": "receive", **wish}
         sent = 0
         while True:
             async with self._asking() as asked:
@@ -203,7 +224,7 @@ class _Reading:
             answer = await _next(self._asked, "file", "read_end", "reconnected", "hurry")
             match answer["type"]:
                 case "file":
-                    await self._take(answer, take)
+                    await self._take(self._with_more(self._new_of(answer)), take)
                 case "hurry" if self._order["rate"] is not None:
                     await self._send({"type": "hurry", "id": self._asked.number})
                 case "reconnected":
@@ -212,14 +233,24 @@ class _Reading:
                     self._asked.is_answered = True
                     return answer
 
-    async def _take(self, answer: Mapping[str, Any], take: Take) -> None:
-        """What is new of it: the first slice may begin with what had come before."""
+    def _new_of(self, answer: Mapping[str, Any]) -> bytes:
+        """The first slice may begin with what had come before."""
         skipped = self.at - answer["offset"]
         if not 0 <= skipped < len(answer["data"]):
             raise FarFilesError("the node sent bytes that were not asked for")
-        data = answer["data"][skipped:]
-        await take(data)
+        data: bytes = answer["data"][skipped:]
         self.at += len(data)
+        return data
+
+    def _with_more(self, data: bytes) -> bytes:
+        """And what has come meanwhile: a slice costs more than its bytes."""
+        slices = [data]
+        while self._asked.answers.next_is_file:
+            slices.append(self._new_of(self._asked.answers.get_nowait()))
+        return b"".join(slices)
+
+    async def _take(self, data: bytes, take: Take) -> None:
+        await take(data)
         if self.at >= self._told + _TELL_BYTES:
             self._told = self.at
             await self._send({"type": "got", "id": self._asked.number, "at": self.at})

@@ -30,6 +30,8 @@ it means anything to a shell within single quotes."""
 _LONGEST_LINE = 2000
 _WORDS = 40
 """Lines of a transport's stderr that are kept."""
+_READ_AHEAD = 1 << 20
+"""Bytes that wait to be looked at: with less, gigabytes come in drops."""
 _LEAVE_S = 1.0
 """How long a transport that closed its end may take to exit."""
 
@@ -66,7 +68,7 @@ class Transport:
                 start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
             )
         self._listener = asyncio.create_task(self._listen(process))
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD)
         try:
             await self._shake_hands(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
