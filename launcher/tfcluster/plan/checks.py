@@ -160,13 +160,20 @@ def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
 
 def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
     """Their state is spread over the tasks: no one task's folder holds all of it."""
+    what: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
-        return
-    if (len(plan.nodes) > 1 or plan.elsewhere) and plan.checkpoints.dir is None:
-        what = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
+        what = _lonely_evaluator(plan)
+    if what and (len(plan.nodes) > 1 or plan.elsewhere) and plan.checkpoints.dir is None:
         message = f"{what} over several hosts needs storage that all of them share"
         cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
         yield SurroundingsError(message, cure=cure)
+
+
+def _lonely_evaluator(plan: Plan) -> str | None:
+    """One that joins where nobody brings it what the chief saves: it would wait for ever."""
+    evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
+    is_beside = any(task.id == plan.chief for task in plan.tasks)
+    return "an evaluator" if plan.joins and evaluators and not is_beside else None
 
 
 def _private_network(plan: Plan) -> Iterator[SurroundingsError]:

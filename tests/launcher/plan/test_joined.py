@@ -96,6 +96,18 @@ def test_parameter_servers_need_storage_that_all_machines_share(
     ]
 
 
+def test_an_evaluator_needs_the_chief_beside_it_or_shared_storage(
+    plan_of: Planner, spec_of: Any, machine: Surroundings
+) -> None:
+    sections = {"cluster": {"worker": [f"{HERE}:2222"], "evaluator": [f"{HERE}:2225"]}}
+    whole = plan_of(sections)
+    evaluator, worker = TaskId("evaluator", 0), TaskId("worker", 0)
+    (error,) = find(spec_of(sections), part(whole, [evaluator]), machine)
+    assert error.message.startswith("an evaluator over several hosts needs storage")
+    assert not [*find(spec_of(sections), part(whole, [evaluator, worker]), machine)]
+    assert not [*find(spec_of(sections), part(whole, [worker]), machine)]
+
+
 def test_nobody_is_alone_in_a_private_network(
     plan_of: Planner, spec_of: Any, machine: Surroundings
 ) -> None:
