@@ -97,6 +97,13 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
         file("a") | {"sha256": "0" * 63},
         {"path": "a", "link": "/etc"},
         {"path": "a/b", "link": "../../etc"},
+        {"path": "a", "link": "b/../../etc"},
+        {"path": "a", "link": "b/../b"},  # b may be a link itself, and .. then lie elsewhere
+        {"path": "a/b", "link": ""},
+        {"path": "a", "link": "b\0"},
+        {"path": "a", "link": 7},
+        file("a") | {"path": 7},
+        file("a") | {"sha256": None},
     ],
 )
 def test_a_name_that_leads_outside_is_refused(node: Node, bad: dict[str, Any]) -> None:
@@ -112,6 +119,15 @@ def test_nothing_is_written_through_a_link(node: Node, tmp_path: Path) -> None:
     node.incoming.take(sha(b"x"), 0, b"x")
     assert node.said[-1]["type"] == "received"
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil-of-a-test", "", "evil", "files/../../x"])
+def test_a_frame_names_no_place(node: Node, tmp_path: Path, name: str) -> None:
+    node.receive(file("a", b"data"))
+    before = sorted(tmp_path.rglob("*"))
+    node.incoming.take(name, 0, b"evil")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert not Path("/tmp/evil-of-a-test").exists()
 
 
 def test_bytes_that_are_not_what_was_announced_are_refused(node: Node) -> None:
