@@ -26,7 +26,7 @@ from tfcluster.spec.host_choice import HostChoice
               help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
-@click.option("--no-preflight", is_flag=True, help="Do not look at other hosts first.")
+@click.option("--no-preflight", is_flag=True, help="Do not look at the nodes first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
 @click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 def command(

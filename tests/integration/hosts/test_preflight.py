@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,9 +165,7 @@ def test_a_port_that_is_taken_is_named_with_who_has_it(three: Office) -> None:
             said = refused(three.start(command, str(spec)))
             assert f"port {host.address}:2222 (worker:0) is in use: held by pid" in said
     finally:
-        for pid, words in host.processes().items():
-            if "listen" in words:
-                os.kill(pid, signal.SIGKILL)
+        send(host, "listening", signal.SIGKILL)
         thief.communicate()
 
 
@@ -204,6 +203,27 @@ def test_a_proxy_that_only_a_host_knows_is_kept_off_its_tasks(three: Office) -> 
     assert told["worker:1"] == "None None"
 
 
+def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_look(
+    three: Office,
+) -> None:
+    host = three.hosts[0]
+    wrapped = f'case "$*" in *probe.py*) sleep 60;; esac\nexec {sys.executable} "$@"\n'
+    (host.root / "slow").write_text(f"#!/bin/sh\n{wrapped}")
+    (host.root / "slow").chmod(0o755)
+    three.spec()
+    slow = {"python": str(Path("~").expanduser() / "slow")}
+    spec = three.spec(runtime=on(three, **{host.name: slow}))
+    ends = ((host, "tfcluster.agent.main", signal.SIGKILL), (three.home, "doctor", signal.SIGINT))
+    for whom, words, number in ends:
+        run = three.start("doctor", str(spec))
+        until(lambda: any("probe.py" in line for line in host.processes().values()), "a probe")
+        send(whom, words, number)
+        assert run.end() == (REFUSED if whom is host else 130), run.said
+        if whom is host:
+            assert f"{host.address}: it cannot be looked at: its agent went away" in run.said
+            shutil.rmtree(host.root / ".cache/tfcluster/nodes")  # a killed agent removes nothing
+
+
 @pytest.mark.tensorflow
 def test_doctor_deep_imports_tensorflow_there(three: Office) -> None:
     cluster = {"worker": [f"{three.hosts[0].address}:0"]}
@@ -211,6 +231,13 @@ def test_doctor_deep_imports_tensorflow_there(three: Office) -> None:
     assert run.end() == 0, run.said
     (line,) = [line for line in run.said.splitlines() if line.startswith("import")]
     assert re.search(r"2\.\d+\.\d+ in [\d.]+ s: CPU", line)
+
+
+def send(whom: Machine, words: str, number: int) -> None:
+    """A signal to all of a machine with `words` on their command line."""
+    for pid, line in whom.processes().items():
+        if words in line:
+            os.kill(pid, number)
 
 
 LISTEN = """
