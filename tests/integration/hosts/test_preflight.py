@@ -207,7 +207,7 @@ def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_loo
     three: Office,
 ) -> None:
     host = three.hosts[0]
-    wrapped = f'case "$*" in *probe.py*) sleep 60;; esac\nexec {sys.executable} "$@"\n'
+    wrapped = f'case "$*" in *probe.py*) exec sleep 60;; esac\nexec {sys.executable} "$@"\n'
     (host.root / "slow").write_text(f"#!/bin/sh\n{wrapped}")
     (host.root / "slow").chmod(0o755)
     three.spec()
@@ -216,7 +216,7 @@ def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_loo
     ends = ((host, "tfcluster.agent.main", signal.SIGKILL), (three.home, "doctor", signal.SIGINT))
     for whom, words, number in ends:
         run = three.start("doctor", str(spec))
-        until(lambda: any("probe.py" in line for line in host.processes().values()), "a probe")
+        until(lambda: any("sleep 60" in line for line in host.processes().values()), "a probe")
         send(whom, words, number)
         assert run.end() == (REFUSED if whom is host else 130), run.said
         if whom is host:
