@@ -1,0 +1,116 @@
+"""What runs leave on other machines comes home, while they go on and over lines that break."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.lab.machine import Machine
+
+from .office import Office, Run, until
+from .test_ssh import kill_ssh_to
+
+SAVES_MUCH = """
+import os, struct, time
+def write(path, data):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "ab") as file:
+        file.write(data)
+checkpoints = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+curves = os.environ["TFCLUSTER_TENSORBOARD_DIR"]
+block = os.urandom(1 << 20)
+write(curves + "/events.out.tfevents.1", b"begin ")
+write(checkpoints + "/ckpt-7.data-00000-of-00001", b"")
+for _ in range(int(os.environ["COUNT"])):
+    write(checkpoints + "/ckpt-7.data-00000-of-00001", block)
+write(checkpoints + "/ckpt-7.index", struct.pack("<Q", 0xDB4775248B80FB57))
+print("saved", flush=True)
+while not os.path.exists("go-on"):
+    print("late", time.time(), flush=True)
+    time.sleep(0.1)
+write(curves + "/events.out.tfevents.1", b"end")
+"""
+
+
+def shape_of(folder: Path) -> set[int]:
+    """Modes of all files below, and of all folders, without who else may do what there."""
+    return {stat.S_IMODE(path.lstat().st_mode) & 0o077 for path in folder.rglob("*")}
+
+
+def most_kilobytes(machine: Machine, words: str) -> int:
+    """The most memory that a process of the machine whose command line has `words` ever had."""
+    found = [pid for pid, line in machine.processes().items() if words in line]
+    facts = [Path(f"/proc/{pid}/status").read_text() for pid in found]
+    return max(int(text.partition("VmHWM:")[2].split()[0]) for text in facts)
+
+
+def newest_line(run: Run) -> float:
+    """When it was written."""
+    return float(run.log("worker:0").rpartition("late ")[2].split("\n")[0] or 0)
+
+
+def go_on(host: Machine) -> None:
+    (work,) = (host.root / ".cache/tfcluster/nodes").glob("*/*/work")
+    (work / "go-on").touch()
+
+
+@pytest.mark.slow
+def test_a_large_checkpoint_comes_home_while_the_task_goes_on(office: Office) -> None:
+    """The line is cut in the midst of it; logs do not wait, and nobody holds it in memory."""
+    (host,) = office.add_hosts(1)
+    run = office.up(office.spec(SAVES_MUCH, count=200))
+    run.wait_for_line("late", "worker:0")
+    baseline = most_kilobytes(office.home, "tfcluster.cli.main")
+    partial = run.folder / "checkpoints"
+    data = "ckpt-7.data-00000-of-00001"
+    until(lambda: [p for p in partial.glob(f"*/{data}") if p.stat().st_size > 1 << 22], "a part")
+    assert kill_ssh_to(office, host.address)
+    (gathered,) = until(lambda: run.of_type("checkpoint_gathered"), "a checkpoint")
+    until(lambda: newest_line(run) > gathered["time"], "a later line")
+    assert most_kilobytes(office.home, "tfcluster.cli.main") < baseline + 60_000
+    assert most_kilobytes(host, "/agent") < 60_000
+    curve = run.folder / "tensorboard/worker-0/events.out.tfevents.1"
+    until(curve.exists, "a curve, while the task goes on")
+    assert curve.read_bytes() == b"begin "
+    there = next((host.root / ".cache/tfcluster/nodes").glob("*/*/tasks/*/checkpoints"))
+    home = (run.folder / gathered["path"]).parent / data
+    assert home.read_bytes() == (there / data).read_bytes()
+    note = json.loads((home.parent / ".tfcluster.json").read_text())
+    assert [file["path"] for file in note["files"]][-1].endswith(".index")
+    go_on(host)
+    assert run.end() == 0, run.said
+    assert curve.read_bytes() == b"begin end"
+
+
+def test_what_is_sent_to_a_host_is_for_its_user_alone(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    office.write("deep/er/data.txt", "x")
+    os.chmod(office.desk / "deep/er/data.txt", 0o666)
+    run = office.up(
+        office.spec("import os, time\nwhile not os.path.exists('go-on'): time.sleep(.1)")
+    )
+    run.wait_for_event("task_started")
+    (work,) = until(
+        lambda: list((host.root / ".cache/tfcluster/nodes").glob("*/*/work")), "the code"
+    )
+    assert shape_of(work) == {0}
+    assert stat.S_IMODE(work.stat().st_mode) == 0o700
+    assert shape_of(host.root / ".cache/tfcluster/files") <= {0}
+    go_on(host)
+    assert run.end() == 0, run.said
+
+
+def test_a_listing_of_several_pages_comes_whole(office: Office) -> None:
+    office.add_hosts(1)
+    script = (
+        "import os\n"
+        "for number in range(4000):\n"
+        "    open(f'{number:04}' + 'x' * 240 + '.txt', 'w').close()\n"
+    )
+    run = office.up(office.spec(script, checkpoints={"outputs": ["3999*.txt"]}))
+    assert run.end() == 0, run.said
+    (brought,) = (run.folder / "outputs").iterdir()
+    assert brought.name.startswith("3999")
