@@ -46,7 +46,7 @@ def workdir(plan: Plan) -> str:
     """The folder of the code here; other hosts run in copies of it."""
     if all(node.backend == "local" for node in plan.nodes):
         return _joined({node.workdir for node in plan.nodes})
-    return f"{plan.workdir}, a copy on each host"
+    return f"{plan.workdir}, a copy on each host that does not share it"
 
 
 def _pythons(plan: Plan) -> list[tuple[str, str]]:
