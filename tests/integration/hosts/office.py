@@ -142,16 +142,16 @@ class Run:
         self.end()
         return True
 
-    def wait_for_event(self, kind: str) -> dict[str, Any]:
-        until(lambda: self.of_type(kind) or self._is_over(), f"an event {kind}")
+    def wait_for_event(self, kind: str, hang_s: float = HANG_S) -> dict[str, Any]:
+        until(lambda: self.of_type(kind) or self._is_over(), f"an event {kind}", hang_s)
         found = self.of_type(kind)
         assert found, f"no {kind}: {self.said}"
         return found[0]
 
 
-def until(look: Callable[[], Any], what: str) -> Any:
+def until(look: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
     """What `look` finds once it finds anything."""
-    deadline = time.monotonic() + HANG_S
+    deadline = time.monotonic() + hang_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(0.05)

@@ -18,7 +18,7 @@ from tests.lab.machines import Lab, Machine
 
 from .office import Office, Run, until
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 HANG_S = 240.0
 """Six TensorFlows start on two cores in half a minute, when nobody else wants them."""
@@ -34,13 +34,15 @@ from tfcluster_workers.jobs import keras_mnist
 watchers = keras_mnist.watchers
 
 def paced(keras, *rest):
-    pause = lambda *_: time.sleep(float(os.environ["PAUSE_S"]))
+    pause_s = float(os.environ["PAUSE_S"]) if os.environ["TFCLUSTER_ATTEMPT"] == "1" else 0
+    pause = lambda *_: time.sleep(pause_s)
     return [*watchers(keras, *rest), keras.callbacks.LambdaCallback(on_train_batch_end=pause)]
 
 keras_mnist.watchers = paced
 keras_mnist.main()
 """
-"""`keras_mnist` with a pause after each step: there is time to break something."""
+"""`keras_mnist` with a pause after each step of the first attempt: there is time to break
+something."""
 
 RESTORE = """
 import sys
@@ -100,7 +102,7 @@ class Gangs:
     def start_long(self, pause_s: float) -> Run:
         """A paced one, of which the first checkpoint is home."""
         run = self.start("--", f"--epochs={EPOCHS}", *SMALL, pause_s=pause_s)
-        run.wait_for_event("checkpoint_gathered")
+        run.wait_for_event("checkpoint_gathered", HANG_S)
         return run
 
     @cache  # noqa: B019
@@ -122,7 +124,18 @@ class Gangs:
     def finish(self, run: Run) -> None:
         """To a good end, after which nothing of it lives on any host."""
         assert run.end(HANG_S) == 0, run.said
-        until(lambda: not any(host.processes() for host in self.hosts), "the end of all processes")
+        self._wait_for_silence()
+
+    def end_unfinished(self) -> None:
+        for pid, words in self.office.home.processes().items():
+            if "tfcluster.cli.main" in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        self._wait_for_silence()
+
+    def _wait_for_silence(self) -> None:
+        everywhere = [self.office.home, *self.hosts]
+        until(lambda: not any(machine.processes() for machine in everywhere), "the end of all")
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +146,13 @@ def gangs(lab: Lab) -> Iterator[Gangs]:
     finally:
         office.close()
     assert not office.left, f"left behind: {office.left}"
+
+
+@pytest.fixture(autouse=True)
+def _alone(gangs: Gangs) -> Iterator[None]:
+    """A test that fails in the midst of a run leaves the ports to the next one."""
+    yield
+    gangs.end_unfinished()
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
