@@ -12,6 +12,7 @@ import contextlib
 import os
 from collections import Counter
 
+from tfcluster.agent import adding
 from tfcluster.agent.announced import BadTree, check
 from tfcluster.agent.blob import Blob, NotInCache, copy, move
 from tfcluster.agent.folders import new_passing, remove, remove_older
@@ -48,7 +49,8 @@ class Incoming:
     def receive(self, order: dict[str, Any]) -> None:
         """`id`, `into` (the folder), `files`: path with sha256, size, mode, mtime_ns, or with
         link; `more`: the list goes on in the next order of this `id`; `keep`: whether the files
-        stay in the cache; `unless_there`: a folder that exists stays as it is."""
+        stay in the cache; `unless_there`: a folder that exists stays as it is; `adds`: so does
+        what else is in it, but for what is `removed`."""
         number = order["id"]
         parts = self._parts.setdefault(number, [])
         parts += order["files"]
@@ -60,6 +62,7 @@ class Incoming:
             return
         try:
             check(files)
+            check({"path": path, "link": "."} for path in order.get("removed", ()))
             self._orders[number] = {**order, "files": files}
             self._want(number)
             self._finish_if_complete(number)
@@ -89,7 +92,7 @@ class Incoming:
         for number in waiting:
             try:
                 self._finish_if_complete(number)
-            except OSError as error:
+            except (OSError, BadTree) as error:
                 self._fail(number, error)
 
     def cancel(self, number: int) -> None:
@@ -146,7 +149,7 @@ class Incoming:
         order = self._orders.pop(number)
         others = {f.get("sha256") for o in self._orders.values() for f in o["files"]}
         try:
-            self._place(order["into"], order["files"], others)
+            self._place(order, others)
         except NotInCache as lack:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._kept, lack.digest))
@@ -161,37 +164,30 @@ class Incoming:
         reason = getattr(error, "strerror", None) or str(error)
         self._say({"type": "receive_failed", "id": number, "error": reason})
 
-    def _place(self, into: str, files: list[dict[str, Any]], others: set[str | None]) -> None:
-        """Make `into` hold exactly `files`; what was there before is gone.
+    def _place(self, order: dict[str, Any], others: set[str | None]) -> None:
+        """Make what `order` says of what is here now.
 
         What passes is moved to the last place that wants it, the others get copies: two tasks
-        must not share a file that one of them may write anew. Raises OSError, and NotInCache for
-        a file that has to be sent (again).
+        must not share a file that one of them may write anew. Raises OSError, BadTree, and
+        NotInCache for a file that has to be sent (again).
         """
-        fresh = f"{into}.{os.getpid()}.incoming"
-        remove(fresh)
+        into, files = order["into"], order["files"]
+        left = Counter(file.get("sha256") for file in files)
+
+        def put(file: dict[str, Any], target: str) -> None:
+            if "link" in file:
+                os.symlink(file["link"], target)
+                return
+            left[file["sha256"]] -= 1
+            is_last = not left[file["sha256"]] and file["sha256"] not in others
+            self._put(file, target, is_last=is_last)
+
         run = os.path.dirname(os.path.dirname(into))
         os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe of several users: as they like it
-        make_folders(fresh)
-        left = Counter(file.get("sha256") for file in files)
-        try:
-            for file in files:
-                target = os.path.join(fresh, file["path"])
-                make_folders(os.path.dirname(target))
-                if "link" in file:
-                    os.symlink(file["link"], target)
-                    continue
-                left[file["sha256"]] -= 1
-                is_last = not left[file["sha256"]] and file["sha256"] not in others
-                self._put(file, target, is_last=is_last)
-            old = f"{into}.{os.getpid()}.replaced"
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(into, old)
-            os.rename(fresh, into)
-            remove(old)
-        except BaseException:
-            remove(fresh)
-            raise
+        if order.get("adds"):
+            adding.add(into, files, order.get("removed", ()), put)
+        else:
+            _replace(into, files, put)
 
     def _put(self, file: dict[str, Any], target: str, *, is_last: bool) -> None:
         digest, mode = file["sha256"], int(file["mode"]) & 0o700 | 0o600
@@ -204,3 +200,25 @@ class Incoming:
             copy(source, digest, target, mode)
         if "mtime_ns" in file:
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
+
+
+def _replace(
+    into: str, files: list[dict[str, Any]], put: Callable[[dict[str, Any], str], None]
+) -> None:
+    """Make `into` hold exactly `files`; what was there before is gone."""
+    fresh = f"{into}.{os.getpid()}.incoming"
+    remove(fresh)
+    make_folders(fresh)
+    try:
+        for file in files:
+            target = os.path.join(fresh, file["path"])
+            make_folders(os.path.dirname(target))
+            put(file, target)
+        old = f"{into}.{os.getpid()}.replaced"
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(into, old)
+        os.rename(fresh, into)
+        remove(old)
+    except BaseException:
+        remove(fresh)
+        raise

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Protocol
 
 from tfcluster.checkpoints.completeness import Checkpoint, Kind
 from tfcluster.checkpoints.copying import Stopped, never, replace_verified
 from tfcluster.checkpoints.restore import name_checkpoints
 from tfcluster.checkpoints.store import Gathered
 
-_AT_LEAST = 5
+AT_LEAST = 5
 """Checkpoints left in place for a reader that is behind, whatever the store keeps."""
+
+
+class Follows(Protocol):
+    """A directory that is kept in step, wherever it lies."""
+
+    @property
+    def directory(self) -> PurePath:
+        """As its own task names it."""
+        ...
+
+    def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+        """Add what is new. Raises SourceChangedError, CancelledError, OSError; the next call
+        goes on."""
+        ...
 
 
 class Follower:
     """A directory that gets each new checkpoint; only what was put here is ever removed."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self._directory = directory
         self._placed: list[Gathered] = []
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
         """Add what is new, each file whole at once, the ``checkpoint`` file last.
@@ -42,7 +61,7 @@ class Follower:
         return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
 
     def _last_checkpoints(self) -> list[Checkpoint]:
-        return [placed.checkpoint for placed in self._placed[-_AT_LEAST:]]
+        return [placed.checkpoint for placed in self._placed[-AT_LEAST:]]
 
     def _remove_all_but(self, kept: set[Checkpoint]) -> None:
         doomed = [placed for placed in self._placed if placed.checkpoint not in kept]

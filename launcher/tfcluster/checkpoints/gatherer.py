@@ -15,7 +15,7 @@ from posixpath import dirname
 
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
-from tfcluster.checkpoints.following import Follower
+from tfcluster.checkpoints.following import Follower, Follows
 from tfcluster.checkpoints.source import Source, source_of
 from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
 
@@ -33,12 +33,12 @@ class Gatherer:
         directory: Path | Source,
         store: Store,
         *,
-        followers: Iterable[Path] = (),
+        followers: Iterable[Path | Follows] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self._source = source_of(directory)
-        self._followers = [Follower(path) for path in followers]
+        self._followers = [Follower(f) if isinstance(f, Path) else f for f in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
         self._steps: dict[str, int] = {}
@@ -148,7 +148,7 @@ class Gatherer:
         held = {_folder_of(g.checkpoint) for g in self.store.held if g.kind is Kind.BACKUP}
         self._backups |= held & _folders_with_files(seen)
 
-    def _bring_up_to_date(self, follower: Follower) -> None:
+    def _bring_up_to_date(self, follower: Follows) -> None:
         try:
             follower.follow(self.store.held, stopped=self._cancelled.is_set)
         except (SourceChangedError, CancelledError):

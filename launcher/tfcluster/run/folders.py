@@ -13,6 +13,7 @@ from tfcluster.backends.far_files import FarFiles, FarFilesError, Sent
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
+from tfcluster.checkpoints.following import Follows
 from tfcluster.checkpoints.outputs import Outputs
 from tfcluster.checkpoints.restore import PutBack, put_back, step_of
 from tfcluster.checkpoints.source import Source
@@ -20,6 +21,7 @@ from tfcluster.checkpoints.store import Gathered
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import far
 from tfcluster.run.exchange import Exchange
+from tfcluster.run.far_following import FarFollower
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.sites import Site
 
@@ -59,6 +61,15 @@ class Folders:
         site = self._site(task)
         folder = site.paths.task_checkpoints(task)
         return self._source(task, PurePosixPath(folder)) if site.is_remote else folder
+
+    def follower(self, evaluator: TaskId) -> Path | Follows:
+        """What keeps its directory in step with what is gathered."""
+        site = self._site(evaluator)
+        folder = site.paths.task_checkpoints(evaluator)
+        if not site.is_remote:
+            return folder
+        source = self._source(evaluator, PurePosixPath(folder))
+        return FarFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
 
     def bring_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
         """What the globs name in the chief's far workdir; blocks. Raises OSError,

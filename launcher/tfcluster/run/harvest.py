@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,7 @@ class Harvest:
         self._chief_is_over = False
         self._is_cut = threading.Event()
         self._complaint = ""
+        self._found, self._notes = deque[Event](), deque[str]()
         self.lacks_something = False
         """Whether something could not be brought home in the end."""
 
@@ -62,9 +64,7 @@ class Harvest:
         return Gatherer(
             self._folders.checkpoints(chief),
             self._store,
-            followers=[
-                f for f in map(self._folders.checkpoints, evaluators) if isinstance(f, Path)
-            ],
+            followers=map(self._folders.follower, evaluators),
         )
 
     @property
@@ -114,20 +114,28 @@ class Harvest:
             return []
         if not others_train:
             self._folders.hurry()
-        found, notes = await asyncio.to_thread(self._look, self._watched.final_look)
+        await asyncio.to_thread(self._look, self._watched.final_look)
+        found, notes = self._take_news()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
-    def _look(self, look: Callable[[], Sequence[Gathered]]) -> tuple[list[Event], list[str]]:
-        """What `look` gathers, and what there is to say; a disk that fails ends no run."""
-        found: list[Event] = []
-        complaints: list[str] = []
+    def _look(self, look: Callable[[], Sequence[Gathered]]) -> None:
+        """Keep what `look` gathers, and what there is to say; a disk that fails ends no run."""
         try:
-            found += map(self._event, look())
+            self._found.extend(map(self._event, look()))
         except OSError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
-                complaints.append(f"checkpoints cannot be gathered: {error}")
-        return found, [*self._watched.take_notes(), *complaints]
+                self._notes.append(f"checkpoints cannot be gathered: {error}")
+        self._notes.extend(self._watched.take_notes())
+
+    def _take_news(self) -> tuple[list[Event], list[str]]:
+        """Also of a look that nobody waited for any more: the run had ended meanwhile."""
+        found, notes = list[Event](), list[str]()
+        while self._found:
+            found.append(self._found.popleft())
+        while self._notes:
+            notes.append(self._notes.popleft())
+        return found, notes
 
     def heed(self, chief: TaskId) -> None:
         """From now on `chief` is the one whose checkpoints count."""
@@ -150,7 +158,8 @@ class Harvest:
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
             look = self._watched.final_look if self._chief_is_over else self._watched.look
-            found, notes = await asyncio.to_thread(self._look, look)
+            await asyncio.to_thread(self._look, look)
+            found, notes = self._take_news()
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
 
@@ -194,7 +203,8 @@ class Harvest:
         return await asyncio.to_thread(self._finish)
 
     def _finish(self) -> list[Event]:
-        events, notes = self._look(self._watched.final_look if self._gathers else tuple)
+        self._look(self._watched.final_look if self._gathers else tuple)
+        events, notes = self._take_news()
         self.lacks_something = bool(notes)
         notes += self._gather_outputs()
         if self._is_cut.is_set():

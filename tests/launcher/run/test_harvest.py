@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.checkpoints.completeness import Checkpoint, Kind
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.checkpoints.store import Gathered
@@ -23,6 +25,7 @@ from tfcluster.run.paths import RunPaths
 
 from .conftest import plan_of
 
+NOTHING = Checkpoint(Kind.TF_CHECKPOINT, "ckpt-1", (), ())
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -44,6 +47,9 @@ class Here:
         self._paths = paths
 
     def checkpoints(self, task: TaskId) -> Path:
+        return self._paths.task_checkpoints(task)
+
+    def follower(self, task: TaskId) -> Path:
         return self._paths.task_checkpoints(task)
 
     def hurry(self) -> None:
@@ -127,3 +133,33 @@ def test_of_storage_that_is_no_mount_the_last_step_told_counts(paths: RunPaths) 
     harvest.saved("gs://bucket/exp7/ckpt-3", 375)
     asyncio.run(harvest.bring_home())
     assert harvest.newest_step == 375
+
+
+def test_what_was_found_while_the_run_ended_is_told(
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Gathered(
+        harvest._paths.checkpoints / "ckpt-1", 1, Kind.TF_CHECKPOINT, 0, NOTHING, Path(), ()
+    )
+    began, go_on = threading.Event(), threading.Event()
+
+    def look() -> list[Gathered]:
+        began.set()
+        go_on.wait(20)
+        return [found]
+
+    monkeypatch.setattr(harvest._watched, "look", look)
+    monkeypatch.setattr(harvest._watched, "final_look", list)
+
+    async def end_meanwhile() -> list[Event]:
+        following = asyncio.create_task(harvest.follow(lambda event: None))
+        harvest.saved("ckpt-1", 1)
+        await asyncio.to_thread(began.wait, 20)
+        following.cancel()
+        go_on.set()
+        await asyncio.wait([following])
+        while not harvest._found:  # noqa: ASYNC110 (a thread fills it)
+            await asyncio.sleep(0.01)
+        return await harvest.finish()
+
+    assert [type(event) for event in asyncio.run(end_meanwhile())] == [ev.CheckpointGathered]
