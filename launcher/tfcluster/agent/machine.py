@@ -15,7 +15,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "gpus": names,
         "gpu_trouble": trouble,
         "cores": usable_cores(),
-        "clock": time.time(),
         "free_bytes": free_bytes(order["folder"]),
         "shm_bytes": free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
         "port_range": port_range(),

@@ -36,7 +36,8 @@ def main(order: dict[str, Any]) -> None:
     look.start()
     unreachable = dial_all(party, order["others"], until)
     look.join()
-    seen.update(not_listening=party.failures, unreachable=unreachable)
+    # The time is that of the line, which is compared with when it came.
+    seen.update(not_listening=party.failures, unreachable=unreachable, clock=time.time())
     sys.stdout.write(json.dumps(seen) + "\n")
     sys.stdout.flush()
     party.wait_for_all(until)  # those who still have to dial us

@@ -7,7 +7,7 @@ unequal versions tensorflow#34156, unequal GPUs #47203 and #60847, unreachable p
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfcluster.plan.plan import Plan
@@ -78,11 +78,19 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
     )
 
 
-def judge(seen: Sequence[Seen], needs: Needs) -> tuple[Finding, ...]:
-    """All findings, the fatal ones first."""
+def judge(
+    seen: Sequence[Seen], needs: Needs, *, silent: Collection[str] = ()
+) -> tuple[Finding, ...]:
+    """All findings, the fatal ones first. `silent`: nodes that gave no report, so that others
+    could not reach them either."""
     found: list[Finding] = []
     for one in seen:
-        found += [*_python(one, needs), *_network(one), *_storage(one, needs), *_gpus(one, needs)]
+        found += [
+            *_python(one, needs),
+            *_network(one, silent),
+            *_storage(one, needs),
+            *_gpus(one, needs),
+        ]
         found += _clock(one)
     found += _together(seen, needs) if needs.gang else ()
     return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
@@ -102,14 +110,16 @@ def _field_of_python(node: str) -> str:
     return "--python PATH" if node == "local" else f"runtime.hosts.{node}.python"
 
 
-def _network(one: Seen) -> Iterator[Finding]:
+def _network(one: Seen, silent: Collection[str]) -> Iterator[Finding]:
     for host in one.strange_names:
         cure = "correct the name (DNS, /etc/hosts) there, or write the address"
         yield Finding(one.node, "names", f"{host} is not one of its own addresses", cure)
     for port, why in one.not_listening:
         what = f"nothing can listen on port {port}: {why}"
         yield Finding(one.node, "ports", what, "write another port in the spec (0 = choose one)")
-    for _node, task, host, port, why in one.unreachable:
+    for node, task, host, port, why in one.unreachable:
+        if node in silent:
+            continue
         what = f"{task} ({host}:{port}) cannot be reached from there: {why}"
         cure = "open that port between the two (firewall, security group), or write another"
         yield Finding(one.node, "peers", what, cure)

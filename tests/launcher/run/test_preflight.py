@@ -64,6 +64,11 @@ def test_a_blocked_port_is_told_from_the_side_that_cannot_reach_it() -> None:
     assert "worker:1 (10.0.0.2:2222) cannot be reached from there" in finding.what
 
 
+def test_that_nobody_reaches_a_host_that_gave_no_report_is_no_news() -> None:
+    line = ("b", "worker:1", "10.0.0.2", 2222, "Connection refused")
+    assert preflight.judge([replace(A, unreachable=(line,))], Needs(), silent={"b"}) == ()
+
+
 def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
     bad = replace(A, strange_names=("gpu7",), free_bytes=10**6, clock_ahead_s=-90.0)
     assert [(f.what, f.is_fatal) for f in found(bad, B)] == [
