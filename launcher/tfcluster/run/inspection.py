@@ -52,8 +52,8 @@ class Inspection:
             else:
                 silent.append(found)
         needs = preflight.needs_of(self.plan, await asyncio.to_thread(self._script_here))
-        found = preflight.judge(seen, needs, silent={finding.node for finding in silent})
-        look = Look(tuple(nodes), tuple(seen), found)
+        findings = preflight.judge(seen, needs, silent={finding.node for finding in silent})
+        look = Look(tuple(nodes), tuple(seen), findings)
         return look.with_more(silent)
 
     async def _heard(self, node: str, ports: Mapping[TaskId, int]) -> Seen | Finding:
