@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import idle, log_throughput, overhead, supervision
+from benchmarks import gathering, idle, log_throughput, many_hosts, overhead, supervision
 from benchmarks.harness import Metric, measure, table, write_csv
 
 METRICS: dict[str, Metric] = {
@@ -16,6 +16,9 @@ METRICS: dict[str, Metric] = {
     "exit-overhead": overhead.EXIT,
     "stop-after-failure": supervision.STOP,
     "restart": supervision.RESTART,
+    "many-hosts": many_hosts.UP,
+    "gather": gathering.COPY,
+    "gather-beside-training": gathering.BESIDE,
     "idle-memory": idle.MEMORY,
     "idle-cpu": idle.CPU,
 }

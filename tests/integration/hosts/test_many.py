@@ -1,0 +1,65 @@
+"""As many hosts as a run may have in a day's work, all through the system's ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.lab.many import many_hosts
+
+COUNT = 64
+MOST_BYTES = 150e6
+
+
+@pytest.mark.slow
+def test_sixty_four_hosts_are_up_and_gone_again(tmp_path: Path) -> None:
+    with many_hosts(COUNT, tmp_path / "hosts") as hosts:
+        spec = {
+            "name": "many",
+            "cluster": {"worker": [f"{address}:0" for address in hosts.addresses]},
+            "job": {"command": ["sh", "-c", "echo here: $TFCLUSTER_TASK"]},
+            "runtime": {"backend": "ssh", "hosts": {"*": {"python": sys.executable}}},
+        }
+        (tmp_path / "many.json").write_text(json.dumps(spec))
+        # Not looked at first: 64 hosts would do that with the cores of 64, not with ours.
+        command = [sys.executable, "-m", "tfcluster.cli.main", "up", "many.json", "--no-preflight"]
+        env = {**hosts.environ, "TFCLUSTER_HOME": str(tmp_path / "home")}
+        with (tmp_path / "said").open("wb") as said:
+            run = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=said, stderr=said)
+            _, code, used = os.wait4(run.pid, 0)
+            run.returncode = os.waitstatus_to_exitcode(code)
+        assert run.returncode == 0, (tmp_path / "said").read_text()
+        assert used.ru_maxrss * 1024 <= MOST_BYTES
+        assert_all_came_and_left(tmp_path, hosts.home)
+
+
+def assert_all_came_and_left(folder: Path, home_there: Path) -> None:
+    (run,) = (folder / "home" / "runs").iterdir()
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for kind in ("node_connected", "task_started", "task_exited"):
+        assert len([event for event in events if event["type"] == kind]) == COUNT
+    logs = [path.read_text() for path in (run / "logs" / "attempt-1").iterdir()]
+    assert sorted(logs) == sorted(f"here: worker:{number}\n" for number in range(COUNT))
+    deadline = time.monotonic() + 20
+    while (left := processes_with(str(home_there))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not left
+    assert not [*(home_there / ".cache" / "tfcluster" / "nodes").rglob("*")]
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines that hold `text`: an agent's names its bundle, in the home of its user."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            found += [words] if text in words else []
+    return found

@@ -1,0 +1,125 @@
+"""An sshd that answers on many loopback addresses: as many hosts as a test wants, on one machine.
+
+They share processes, files and the user's home, so only what many connections cost can be seen.
+Root is not needed, and nobody's configuration of ssh is read or changed: a `ssh` of its own, to
+be found first, adds one.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_ADDRESSES_EACH = 16
+"""An sshd listens on no more (sshd.c, MAX_LISTEN_SOCKS)."""
+_SSHD = """\
+{listen}
+HostKey {folder}/host_key
+PidFile none
+AuthorizedKeysFile {folder}/user_key.pub
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+MaxStartups 1000
+SetEnv HOME={folder}/home PATH={path}
+"""
+_SSH = """\
+Host 127.*
+  Port {port}
+  User {user}
+  IdentityFile {folder}/user_key
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known_hosts
+  GlobalKnownHostsFile none
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Hosts:
+    """Addresses that can be logged in to, while the sshd lives."""
+
+    addresses: Sequence[str]
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        """Of whoever logs in."""
+        return self.folder / "home"
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """With it `ssh` is the one that knows the keys."""
+        return os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
+
+
+@contextmanager
+def many_hosts(count: int, folder: Path) -> Iterator[Hosts]:
+    """127.0.1.1, 127.0.1.2, … with keys made for them in `folder`; ended with the block."""
+    hosts = Hosts([f"127.0.1.{number}" for number in range(1, count + 1)], folder)
+    hosts.home.mkdir(parents=True)
+    port = _free_port()
+    for name in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", folder / name], check=True)
+    _configure(hosts, port)
+    with ExitStack() as servers:
+        for first in range(0, count, _ADDRESSES_EACH):
+            own = hosts.addresses[first : first + _ADDRESSES_EACH]
+            servers.enter_context(_sshd(folder / f"sshd-{first}", own, port))
+        yield hosts
+
+
+@contextmanager
+def _sshd(path: Path, addresses: Sequence[str], port: int) -> Iterator[None]:
+    listen = "\n".join(f"ListenAddress {address}:{port}" for address in addresses)
+    config = _SSHD.format(listen=listen, folder=path.parent, path=os.environ["PATH"])
+    path.write_text(config)
+    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
+    log = path.with_suffix(".log")
+    server = subprocess.Popen([program, "-D", "-f", path, "-E", log])
+    try:
+        _await(addresses[-1], port, server, log)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _configure(hosts: Hosts, port: int) -> None:
+    folder = hosts.folder
+    client = _SSH.format(port=port, user=getpass.getuser(), folder=folder)
+    (folder / "ssh_config").write_text(client)
+    key = (folder / "host_key.pub").read_text()
+    known = "".join(f"[{address}]:{port} {key}" for address in hosts.addresses)
+    (folder / "known_hosts").write_text(known)
+    wrapper = folder / "bin" / "ssh"
+    wrapper.parent.mkdir()
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    wrapper.chmod(0o755)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.1.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _await(address: str, port: int, server: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 20
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            socket.create_connection((address, port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.02)
+    raise RuntimeError(f"sshd does not answer: {log.read_text() if log.exists() else ''}")
