@@ -130,7 +130,7 @@ def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> No
         ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),
         ("sh: line 1: /no/python: No such file or directory", "runtime.hosts.10.0.0.1.python"),
         ("Unknown option: -I", "runtime.hosts.10.0.0.1.python"),
-        ("OSError: [Errno 28] No space left on device: '/root/python'", "make room"),
+        ("OSError: [Errno 28] No space left on device: '/home/anna/python'", "make room"),
         ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
         ("nothing came from there for 10 s: does its login hang?", "ssh gpu1 true"),
     ],
