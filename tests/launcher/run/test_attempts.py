@@ -71,7 +71,7 @@ class Home:
         await asyncio.sleep(0.01)
         return PutBack(None, (), ())
 
-    async def bring_home(self) -> list[Event]:
+    async def bring_home(self, *, others_train: bool = False) -> list[Event]:
         self.asked.append("bring home")
         return []
 
