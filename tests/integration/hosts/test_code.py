@@ -1,4 +1,4 @@
-"""The code on other machines: whole whatever it is called, kept, and not copied where it is seen."""
+"""The code on other machines: whole whatever its name, kept, not copied where it is seen."""
 
 from __future__ import annotations
 
