@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .office import Office
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json, os, socket, struct, time

@@ -14,6 +14,8 @@ from tests.lab.machine import Machine
 
 from .office import Office, numbered
 
+pytestmark = pytest.mark.slow
+
 GANG = '''
 """Emulates what TensorFlow's workers do with a lost TCP connection, and its words for it."""
 import json, os, socket, sys, threading, time
@@ -68,7 +70,6 @@ for step in range(int(os.environ["COUNT"])):
 '''
 
 
-@pytest.mark.slow
 def test_a_line_between_two_hosts_that_breaks_is_named_and_the_gang_starts_again(
     office: Office,
 ) -> None:
@@ -111,7 +112,6 @@ def end_clients_to(office: Office, host: Machine) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_not_a_step_is_lost_while_ssh_is_away_in_any_way(office: Office) -> None:
     killed, filtered, stopped = office.add_hosts(3)
     run = office.up(office.spec(count=520))
@@ -132,7 +132,6 @@ def test_not_a_step_is_lost_while_ssh_is_away_in_any_way(office: Office) -> None
     assert not run.of_type("diagnosis")
 
 
-@pytest.mark.slow
 def test_without_one_of_its_hosts_a_gang_goes_on_smaller(office: Office) -> None:
     office.add_hosts(3)
     supervision = {"lease_s": 4, "min_workers": 2, "max_restarts": 0, "backoff_s": 0}
@@ -149,7 +148,6 @@ def test_without_one_of_its_hosts_a_gang_goes_on_smaller(office: Office) -> None
     assert f"{office.hosts[2].address} could not be told that the run is over" in run.said
 
 
-@pytest.mark.slow
 def test_a_host_that_has_power_again_is_part_of_the_next_attempt(office: Office) -> None:
     _, second = office.add_hosts(2)
     run = office.up(office.spec(count=40, supervision={"lease_s": 20, "backoff_s": 0}))
@@ -163,7 +161,6 @@ def test_a_host_that_has_power_again_is_part_of_the_next_attempt(office: Office)
     assert run.of_type("node_lost")[0]["node"] == second.address
 
 
-@pytest.mark.slow
 def test_a_killed_agent_is_known_at_once_and_its_host_starts_again(office: Office) -> None:
     _, second = office.add_hosts(2)
     run = office.up(office.spec(count=60, supervision={"backoff_s": 0}))
@@ -177,7 +174,6 @@ def test_a_killed_agent_is_known_at_once_and_its_host_starts_again(office: Offic
     assert not run.of_type("node_unreachable"), "nothing of it goes on"
 
 
-@pytest.mark.slow
 def test_every_host_that_cannot_be_used_is_named_in_time(office: Office) -> None:
     hangs, leaves, full = office.add_hosts(3)
     (hangs.root / ".bashrc").write_text("sleep 15\n")
@@ -209,7 +205,6 @@ while data := os.read(0, 65536):
 """
 
 
-@pytest.mark.slow
 def test_a_host_that_talks_nonsense_is_lost_and_named(office: Office) -> None:
     """Its Python is a program that spoils what the relay says."""
     _, second = office.add_hosts(2)

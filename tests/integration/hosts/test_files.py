@@ -13,6 +13,8 @@ from tests.lab.machine import Machine
 from .office import Office, Run, until
 from .test_ssh import kill_ssh_to
 
+pytestmark = pytest.mark.slow
+
 SAVES_MUCH = """
 import os, struct, time
 def write(path, data):
@@ -57,7 +59,6 @@ def go_on(host: Machine) -> None:
     (work / "go-on").touch()
 
 
-@pytest.mark.slow
 def test_a_large_checkpoint_comes_home_while_the_task_goes_on(office: Office) -> None:
     """The line is cut in the midst of it; logs do not wait, and nobody holds it in memory."""
     (host,) = office.add_hosts(1)

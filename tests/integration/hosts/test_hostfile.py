@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+import pytest
+
 from .office import Office, numbered
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_file_of_hosts_is_a_cluster_and_the_run_keeps_it(office: Office) -> None:

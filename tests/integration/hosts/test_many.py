@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from tests.lab.many import many_hosts
 
+pytestmark = pytest.mark.slow
+
 COUNT = 64
 MOST_BYTES = 150e6
 
 
-@pytest.mark.slow
 def test_sixty_four_hosts_are_up_and_gone_again(tmp_path: Path) -> None:
     with many_hosts(COUNT, tmp_path / "hosts") as hosts:
         spec = {

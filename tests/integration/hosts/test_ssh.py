@@ -13,6 +13,8 @@ import pytest
 
 from .office import COUNT, Office, Run, numbered
 
+pytestmark = pytest.mark.slow
+
 SAVES = """
 import os, time, zipfile
 import sibling
@@ -123,7 +125,6 @@ def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
     assert not run.of_type("restarting")
 
 
-@pytest.mark.slow
 def test_last_words_that_were_written_while_a_line_was_cut_are_heard(office: Office) -> None:
     office.add_hosts(2)
     script = COUNT + "raise ValueError('what it died of')\n"
@@ -140,7 +141,6 @@ def test_last_words_that_were_written_while_a_line_was_cut_are_heard(office: Off
     assert "what it died of" in run.said
 
 
-@pytest.mark.slow
 def test_training_goes_on_while_a_line_is_cut(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=400))
@@ -154,7 +154,6 @@ def test_training_goes_on_while_a_line_is_cut(office: Office) -> None:
     assert not run.of_type("restarting")
 
 
-@pytest.mark.slow
 def test_a_host_without_power_ends_the_run_after_its_lease(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=4000, supervision={"lease_s": 10, "max_restarts": 1}))
@@ -165,7 +164,6 @@ def test_a_host_without_power_ends_the_run_after_its_lease(office: Office) -> No
     assert run.wait_for_event("node_lost")["node"] == office.hosts[1].address
 
 
-@pytest.mark.slow
 def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=4000, supervision={"lease_s": 5}))
