@@ -11,6 +11,7 @@ import pytest
 
 from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.plan.plan import NodePlan
+from tfcluster.plan.remote import There
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.folders import Folders
 from tfcluster.run.paths import RunPaths
@@ -42,7 +43,7 @@ class Lines:
         raise AssertionError("there is nothing to send")
 
     def site(self, node: str) -> Site:
-        return Site(node, "run", self._paths, "/cache")
+        return Site(node, "run", self._paths, There("/cache", "run"))
 
     def files(self, node: str) -> FarFiles:
         return self._files[node]

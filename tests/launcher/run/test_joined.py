@@ -101,5 +101,5 @@ def test_where_all_elsewhere_can_be_reached_those_here_are_named() -> None:
     told.says("worker:1", "waiting_for_peers").after(12)
     told.ended("worker:1")
     error = told.supervisor.outcome and told.supervisor.outcome.error
-    assert error is not None
+    assert isinstance(error, DeadlineError)
     assert "worker:1 waits for its peers" in error.message
