@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -239,7 +240,8 @@ def send(whom: Machine, words: str, number: int) -> None:
     """A signal to all of a machine with `words` on their command line."""
     for pid, line in whom.processes().items():
         if words in line:
-            os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):  # the end of one may end the next
+                os.kill(pid, number)
 
 
 LISTEN = """
