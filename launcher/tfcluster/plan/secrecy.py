@@ -12,10 +12,11 @@ COVER: Final = "********"
 SHORTEST: Final = 6
 """Characters. A shorter value is not looked for in texts: it would be found everywhere."""
 _TELLING: Final = re.compile(
-    r"(?:KEY|TOKEN|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|CREDENTIALS|AUTH|PAT)(?:_|$)",
+    r"(?:(?:^|_)(?:API|ACCESS|SECRET|PRIVATE)?KEYS?|(?:^|_)AUTH|(?:^|_)PAT|TOKEN|SECRETS?|PASSWORDS?"
+    r"|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$)",
     re.IGNORECASE,
 )
-"""A word of the name ends so: WANDB_API_KEY, HF_TOKEN, DB_PASSWORD_2; not MAX_TOKENS."""
+"""A word of the name is or ends so: WANDB_API_KEY, DBPASSWORD_2; not MAX_TOKENS, not TF_COMPAT."""
 _PATHS: Final = frozenset({"GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK"})
 """Say where something lies, and are needed to see why it is not found."""
 

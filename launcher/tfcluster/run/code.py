@@ -121,8 +121,16 @@ def goes_up_late(target: str) -> bool:
     return ".." in parts[ups:]
 
 
+def _size(path: Path) -> int:
+    """In bytes. What was removed since it was listed weighs nothing: it is told when it is read."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
-    sizes = {file.path: file.source.stat().st_size for file in files if file.link is None}
+    sizes = {file.path: _size(file.source) for file in files if file.link is None}
     total = sum(sizes.values())
     if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
         return

@@ -70,7 +70,7 @@ def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
 def _is_a_file(text: str) -> bool:
     if "," in text:
         return False
-    return "/" in text or Path(text).suffix in _FILES or os.path.exists(text)
+    return "/" in text or Path(text).suffix in _FILES or os.path.isfile(text)
 
 
 def read_list(text: str) -> tuple[HostSlots, ...]:

@@ -14,7 +14,7 @@ from tfcluster.plan.secrecy import covered, holds_secrets, is_secret
     [
         "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "DB_PASSWORD",
         "MYSQL_PWD_PASSWD", "apikey", "Client_Secret", "MLFLOW_TRACKING_PASSWORD", "TOKEN_2",
-        "SSH_KEY_PASSPHRASE", "GITHUB_PAT", "BASIC_AUTH",
+        "SSH_KEY_PASSPHRASE", "GITHUB_PAT", "BASIC_AUTH", "API_KEYS", "PASSWORDS",
     ],
 )  # fmt: skip
 def test_names_that_tell_a_secret(name: str) -> None:
@@ -26,7 +26,8 @@ def test_names_that_tell_a_secret(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "SEED", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYS", "KEYBOARD", "PATH", "PYTHONPATH",
+        "SEED", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "TF_COMPAT", "XPAT", "MONKEY",
+        "PATH", "PYTHONPATH",
         "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK", "AUTHOR", "TF_CPP_MIN_LOG_LEVEL",
     ],
 )  # fmt: skip
