@@ -26,8 +26,9 @@ from tfcluster.run.registry import new_run_id
 from tfcluster.run.reports import PREFLIGHT
 
 _LEASE_S = 10.0
-_HELD = ("ports_held", "port_taken", "went_away")
+_HELD = ("ports_held", "port_taken")
 _TURN_S = 0.5
+_CURE = "log in there: is its disk full, or its memory? Then try again"
 
 
 def examine(planned: Planned, *, deep: bool = False) -> Look:
@@ -74,7 +75,8 @@ async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> Look:
             await shared.find(plan, exchange, [plan.node(name) for name in visit.there])
             taken = await visit.hold_ports()
             task = Inspection(plan, paths, exchange, visit.until)
-            look = await task.look(visit.there, visit.ports(), deep=deep)
+            here = [name for name in visit.there if name not in visit.gone]
+            look = await task.look(here, visit.ports(), deep=deep)
         finally:
             await exchange.close()
     names = tuple(node.name for node in plan.nodes)
@@ -92,6 +94,8 @@ class _Visit:
         self._plan, self._paths, self._exchange = plan, paths, exchange
         self.there: list[str] = []
         """Nodes that could be reached."""
+        self.gone: dict[str, str] = {}
+        """Of these, those that will answer no more → why."""
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Handle what comes in until `condition` holds."""
@@ -120,33 +124,44 @@ class _Visit:
         await self._exchange.connect(
             node,
             self._paths.run_id,
-            on_message=self._exchange.keep,
-            on_closed=self._closed,
+            on_message=self._on_message,
+            on_closed=self._on_closed,
             background=background,
             tasks=[str(task.id) for task in self._plan.tasks if task.node == node.name],
         )
 
-    def _closed(self, node: str, last_words: str) -> None:
+    def _on_message(self, node: str, message: Mapping[str, Any]) -> None:
+        self._exchange.keep(node, message)
+        if message["type"] == "guard_lost":
+            self._lose(node, "the guard beside its agent was killed")
+        elif message["type"] == "refused":
+            self._lose(node, f"its agent could not obey ({message['reason']})")
+
+    def _on_closed(self, node: str, last_words: str) -> None:
+        self._lose(node, f"its agent went away {last_words}".strip())
+
+    def _lose(self, node: str, error: str) -> None:
         """Whatever it was asked it will not answer."""
-        error = f"its agent went away {last_words}".strip()
-        self._exchange.keep(node, {"type": "went_away"})
-        self._exchange.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": error})
+        if node not in self.gone:
+            self.gone[node] = error
+            self._exchange.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": error})
 
     async def hold_ports(self) -> list[Finding]:
-        """Those that somebody else has; the nodes' agents hold all others."""
+        """Those that somebody else has, and nodes that cannot hold theirs."""
         if self._plan.kind == "plain":
             return []
         for name in self.there:
             self._exchange.send(name, launch.hold_ports(self._plan, name))
-        await self.until(lambda: all(self._held(name) is not None for name in self.there))
-        replies = {name: self._held(name) or {} for name in self.there}
-        return [_taken(n, reply) for n, reply in replies.items() if reply["type"] == "port_taken"]
+        await self.until(lambda: all(n in self.gone or self._held(n) for n in self.there))
+        lost = [Finding(name, "reach", why, _CURE) for name, why in self.gone.items()]
+        replies = ((name, self._held(name)) for name in self.there if name not in self.gone)
+        return lost + [_taken(n, r) for n, r in replies if r and r["type"] == "port_taken"]
 
     def _held(self, node: str) -> Mapping[str, Any] | None:
         return self._exchange.answer(node, _HELD)
 
     def ports(self) -> Mapping[TaskId, int]:
-        replies = [self._held(name) or {} for name in self.there]
+        replies = [self._held(name) or {} for name in self.there if name not in self.gone]
         held = (reply for reply in replies if reply.get("type") == "ports_held")
         return launch.attempt_of(self._plan, 1, (), held).ports
 
