@@ -151,7 +151,10 @@ class Agent:
             order(message)
         except (KeyError, TypeError, ValueError, OSError) as error:
             reason = f"{message['type']}: {type(error).__name__}: {error}"
-            self._line.say({"type": "refused", "reason": reason})
+            if message["type"] in FILE_ORDERS:  # its tasks can go on
+                self._line.say({"type": "files_lost", "error": reason})
+            else:
+                self._line.say({"type": "refused", "reason": reason})
 
     def _hold_ports(self, order: dict[str, Any]) -> None:
         try:

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ_BYTES = 256 << 10
+_FAILED: dict[str, dict[str, Any]] = {
+    "receive": {"type": "receive_failed"},
+    "scan": {"type": "scanned", "entries": []},
+    "read": {"type": "read_end"},
+    "look": {"type": "looked", "folder": None},
+}
+"""Order → how it is answered, with an `error`, where it fails: the node itself goes on. Nobody
+waits for an answer to the others."""
 
 
 class Filer:
@@ -62,8 +70,12 @@ class Filer:
         try:
             orders[order["type"]](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            reason = f"{order.get('type')}: {type(error).__name__}: {error}"
-            self._say({"type": "refused", "reason": reason})
+            self._fail(order, f"{type(error).__name__}: {error}")
+
+    def _fail(self, order: dict[str, Any], reason: str) -> None:
+        answer = _FAILED.get(order.get("type", ""))
+        if answer is not None and isinstance(order.get("id"), int):
+            self._say({**answer, "id": order["id"], "error": reason})
 
     def _cancel(self, order: dict[str, Any]) -> None:
         self._incoming.cancel(order["id"])

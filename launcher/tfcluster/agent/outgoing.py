@@ -163,7 +163,9 @@ class _Reading:
 
 
 def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
-    """(path, size, mtime in ns), names in order; of folders a path that ends in a slash."""
+    """(path, size, mtime in ns), names in order; of folders a path that ends in a slash.
+
+    What cannot be looked at is left out."""
     try:
         children = sorted(os.scandir(folder), key=lambda child: child.name)
     except OSError:
@@ -176,5 +178,5 @@ def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
             elif child.is_file(follow_symlinks=False):
                 found = child.stat(follow_symlinks=False)
                 yield f"{inside}{child.name}", found.st_size, found.st_mtime_ns
-        except FileNotFoundError:
+        except OSError:  # it has gone, or nobody may look at it
             continue

@@ -99,12 +99,16 @@ class FarFiles:
             asked.answers.put_nowait(message)
 
     async def scan(self, folder: str) -> list[tuple[str, int, int]]:
-        """(path, size, mtime in ns) of all below `folder`; empty where it is not there."""
+        """(path, size, mtime in ns) of all below `folder`; empty where it is not there.
+
+        Raises FarFilesError."""
         found: list[tuple[str, int, int]] = []
         async with self._asking() as asked:
             await self._send({"type": "scan", "id": asked.number, "folder": folder})
             while not asked.is_answered:
                 answer = await _next(asked, "scanned")
+                if answer.get("error"):
+                    raise FarFilesError(f"{folder}: {answer['error']}")
                 found += (
                     (str(path), int(size), int(when)) for path, size, when in answer["entries"]
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,3 +112,28 @@ def test_a_link_and_a_pipe_are_no_files(tmp_path: Path) -> None:
     node.read(tmp_path / "link", 1)
     assert "error" in node.said[-1]
     assert [path for path, _, _ in outgoing.walk(str(tmp_path), "")] == ["a"]
+
+
+class Forbidden:
+    """What a listing of a folder that one may read, but not enter, has of a file in it."""
+
+    name, path = "b", "/there/b"
+
+    def is_dir(self, **_: bool) -> bool:
+        return False
+
+    def is_file(self, **_: bool) -> bool:
+        return True
+
+    def stat(self, **_: bool) -> os.stat_result:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_what_nobody_may_look_at_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    (tmp_path / "c").write_bytes(b"x")
+    found = [*os.scandir(tmp_path), Forbidden()]
+    monkeypatch.setattr(os, "scandir", lambda folder: found)
+    assert [path for path, _, _ in outgoing.walk(str(tmp_path), "")] == ["a", "c"]

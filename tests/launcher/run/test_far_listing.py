@@ -66,6 +66,17 @@ def test_names_that_lead_out_of_the_folder_are_passed_over(
     assert found == INSIDE
 
 
+def test_a_listing_that_failed_is_not_an_empty_one(loop: asyncio.AbstractEventLoop) -> None:
+    class Failing(Hostile):
+        async def _obey(self, order: dict[str, Any]) -> None:
+            failed = {"entries": [], "error": "OSError: Input/output error"}
+            self.hear({"type": "scanned", "id": order["id"], **failed})
+
+    node = Failing([])
+    with pytest.raises(OSError, match="/there: OSError: Input/output error"):
+        FarSource(PurePosixPath("/there"), lambda: node, loop, lambda: None).scan()
+
+
 def test_a_file_that_is_not_what_the_node_says_does_not_stay(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
