@@ -208,6 +208,7 @@ class Harvest:
         self.lacks_something = bool(notes)
         notes += self._gather_outputs()
         if self._is_cut.is_set():
+            self.lacks_something = True
             notes.append(
                 "gathering was cut short by Ctrl-C; what is left lies in the tasks' folders"
             )

@@ -163,3 +163,17 @@ def test_what_was_found_while_the_run_ended_is_told(
         return await harvest.finish()
 
     assert [type(event) for event in asyncio.run(end_meanwhile())] == [ev.CheckpointGathered]
+
+
+def test_what_was_cut_short_lacks_something_and_its_folders_stay(
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut() -> list[Gathered]:
+        harvest.cancel()  # the gatherer says nothing of what it was told to leave
+        return []
+
+    monkeypatch.setattr(harvest._watched, "final_look", cut)
+    (said,) = asyncio.run(harvest.finish())
+    assert isinstance(said, ev.Warned)
+    assert "cut short by Ctrl-C" in said.message
+    assert harvest.lacks_something
