@@ -69,7 +69,7 @@ class Files:
         self._watch(events | (selectors.EVENT_WRITE if self._outgoing else 0))
 
     def clear_up(self) -> None:
-        """It was killed with all that the agent had started."""
+        """It was killed, alone or with all that the agent had started."""
         with contextlib.suppress(OSError):
             remove(self._passing)
 
@@ -106,6 +106,7 @@ class Files:
         self._watch(0)
         self._socket.close()
         self.is_over = True
+        self.clear_up()
         self._line.say({"type": "files_lost", "error": "what handled its files was killed"})
 
 

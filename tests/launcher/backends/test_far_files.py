@@ -306,6 +306,23 @@ def test_what_handles_files_can_be_killed_and_comes_back(node: Node) -> None:
     run(node, story)
 
 
+def test_of_a_tree_that_was_on_its_way_nothing_stays_where_its_process_is_killed(
+    node: Node,
+) -> None:
+    async def story(files: FarFiles) -> None:
+        node.file(32 * MB, "big")
+        tree = [Sent("big", node.data / "big")]
+        sending = asyncio.create_task(files.send_tree(str(node.folder / "in"), tree, keep=False))
+        passing = node.folder / "cache" / "passing"
+        await until(lambda: any(p.stat().st_size > 0 for p in passing.glob("*/*")))
+        os.kill(node.filer, signal.SIGKILL)
+        with pytest.raises(FarFilesError, match="killed"):
+            await sending
+        assert not [*passing.iterdir()]
+
+    run(node, story)
+
+
 def test_a_tree_that_is_called_off_is_sent_to_who_waits_for_the_same_files(node: Node) -> None:
     async def story(files: FarFiles) -> None:
         node.file(32 * MB, "big")
