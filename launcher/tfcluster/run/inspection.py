@@ -25,7 +25,8 @@ _ANSWERS = (f"{PREFLIGHT} task_exited", f"{PREFLIGHT} start_failed")
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """One look at nodes whose agents have been reached."""
+    """The one look at nodes whose agents have been reached. What is known of one that has gone
+    since, a failed start, is its answer."""
 
     plan: Plan
     paths: RunPaths
@@ -41,7 +42,6 @@ class Inspection:
         for name in nodes:
             site = self.exchange.site(name)
             order = order_for(self.plan, site, nodes, ports, deep=deep)
-            self.exchange.forget(name, *_ANSWERS)
             self.exchange.send(name, launch.start_probe(self.plan, site, order, made.digest))
         seen: list[Seen] = []
         silent: list[Finding] = []

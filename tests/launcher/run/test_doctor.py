@@ -14,9 +14,12 @@ import pytest
 from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.plan.plan import NodePlan
 from tfcluster.run import doctor
+from tfcluster.run.inspection import Inspection
 from tfcluster.run.look import Look
+from tfcluster.run.paths import RunPaths
 
 from .conftest import plan_of
+from .test_attempts import Lines
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
 HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
@@ -95,3 +98,15 @@ def test_one_that_refuses_to_be_looked_at_is_a_finding_too(examine: Examine) -> 
     refused = {"type": "refused", "reason": "start: OSError: no room"}
     (finding,) = examine({"hold_ports": [HELD], "start": [refused]}).fatal
     assert "its agent could not obey (start: OSError: no room)" in finding.what
+
+
+def test_a_node_that_goes_just_before_the_look_is_a_finding(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    lines = Lines(paths)
+    lines.keep("local", {"type": "start_failed", "task": "preflight", "error": "it went away"})
+
+    async def until(condition: Callable[[], bool]) -> None:
+        assert condition(), "nothing will come in any more"
+
+    look = asyncio.run(Inspection(plan_of(), paths, lines, until).look(["local"], {}))
+    assert [finding.what for finding in look.fatal] == ["it cannot be looked at: it went away"]
