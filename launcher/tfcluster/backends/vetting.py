@@ -6,6 +6,7 @@ Kinds and fields that are not listed pass unseen, as whoever reads them will pas
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -51,11 +52,24 @@ def _are_ports(value: object) -> bool:
     )
 
 
+def _is_path(value: object) -> bool:
+    """A name that a file here can have."""
+    try:
+        return isinstance(value, str) and b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_time(value: object) -> bool:
+    """In ns, as `os.utime` takes it; before 1970 it is negative."""
+    return isinstance(value, int) and -1 << 63 <= value < 1 << 63
+
+
 def _is_entry(value: object) -> bool:
     """(path, size, time in ns)."""
     if not isinstance(value, list) or len(value) != 3:
         return False
-    return _is_text(value[0]) and _is_whole(value[1]) and isinstance(value[2], int)
+    return _is_path(value[0]) and _is_whole(value[1]) and _is_time(value[2])
 
 
 _ALWAYS: Mapping[str, Check] = {"type": _is_text}
@@ -70,6 +84,7 @@ _EVER: Mapping[str, Check] = {
     "pid": _or_none(_is_whole),
     "run_id": _or_none(_is_text),
     "command": _or_none(_is_text),
+    "executable": _or_none(_is_path),
     "last_seen": _is_whole,
     "is_unchanged": _is_truth,
     "sha256": _is_text,

@@ -81,6 +81,27 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["a\0b", 1, 2],
+        ["\ud800", 1, 2],
+        ["a", 1, 10**30],
+        ["a", 1, -(10**30)],
+        ["a", 1, 2.5],
+        ["a", -1, 2],
+    ],
+    ids=ascii,
+)
+def test_a_file_that_none_here_can_be_is_none(entry: list[Any]) -> None:
+    with pytest.raises(ProtocolError, match="whose entries is"):
+        vetting.check({"type": "scanned", "id": 1, "entries": [entry]})
+
+
+def test_a_file_of_bytes_that_are_no_utf_8_from_before_1970_is_one() -> None:
+    vetting.check({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
+
+
 def test_a_field_that_is_missing_is_named() -> None:
     with pytest.raises(ProtocolError, match="'task_exited' whose exit_code is missing"):
         vetting.check({"type": "task_exited", **TASK})
@@ -220,6 +241,7 @@ def test_a_bad_frame_ends_the_node_with_what_it_sent(sent: bytes, said: str) -> 
     [
         {**WELCOME, "pid": "5"},
         {**WELCOME, "cache": 7},
+        {**WELCOME, "executable": 7},
         {**WELCOME, "last_seen": None},
         {"type": "task_continued", **TASK},
     ],
