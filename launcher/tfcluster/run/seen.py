@@ -96,30 +96,52 @@ def script_of(command: Command) -> str | None:
 
 
 def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> Seen:
-    """Raises ValueError for what is no report."""
+    """Raises ValueError for what is no report: the node may be broken, or somebody else's."""
     try:
         data = json.loads(line)
+        free, shm, sha256 = data["free_bytes"], data["shm_bytes"], data["script_sha256"]
         return Seen(
             node=str(data["node"]),
             python=str(data["python"]),
-            packages=dict(data["packages"]),
-            gpus=tuple(data["gpus"]),
+            packages=_texts(data["packages"]),
+            gpus=tuple(map(str, data["gpus"])),
             clock_ahead_s=float(data["clock"]) - now,
-            free_bytes=int(data["free_bytes"]),
-            strange_names=tuple(data["strange_names"]),
+            free_bytes=int(free),
+            strange_names=tuple(map(str, data["strange_names"])),
             not_listening=tuple((int(port), str(why)) for port, why in data["not_listening"]),
-            unreachable=tuple(tuple(row) for row in data["unreachable"]),
+            unreachable=tuple(
+                (str(node), str(task), str(host), int(port), str(why))
+                for node, task, host, port, why in data["unreachable"]
+            ),
             gpu_trouble=str(data["gpu_trouble"]),
             executable=str(data["executable"]),
             cores=int(data["cores"]),
-            shm_bytes=data["shm_bytes"],
-            port_range=tuple(data["port_range"]),
-            proxies=dict(data["proxies"]),
+            shm_bytes=None if shm is None else int(shm),
+            port_range=tuple(map(int, data["port_range"])),
+            proxies=_texts(data["proxies"]),
             unwritable=tuple((str(folder), str(why)) for folder, why in data["unwritable"]),
-            script_sha256=data["script_sha256"],
-            imported=data["imported"],
+            script_sha256=None if sha256 is None else str(sha256),
+            imported=_imported(data["imported"]),
             ports=tuple(ports),
             peers=peers,
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a probe's report: {error}") from error
+
+
+def _texts(found: Mapping[object, object]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in found.items()}
+
+
+def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """As `machine.tensorflow_imported` gives it."""
+    if found is None:
+        return None
+    if "error" in found:
+        return {"error": str(found["error"])}
+    devices = [str(device) for device in found["devices"]]
+    return {
+        "version": str(found["version"]),
+        "seconds": float(found["seconds"]),
+        "devices": devices,
+    }

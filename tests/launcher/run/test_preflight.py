@@ -13,6 +13,7 @@ from tfcluster.run import preflight, seen
 from tfcluster.run.look import Look
 from tfcluster.run.preflight import Finding, Needs
 from tfcluster.run.seen import Seen
+from tfcluster.ui.findings import table
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
 A = Seen("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
@@ -87,6 +88,47 @@ def test_what_is_no_report_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
         with pytest.raises(ValueError, match=r"report|Expecting"):
             seen.read(line, now=0.0)
+
+
+REPORT: dict[str, Any] = {
+    **{"node": "a", "python": "3.11.7", "packages": VERSIONS, "gpus": ["H100"], "gpu_trouble": ""},
+    **{"clock": 5.0, "free_bytes": 10**12, "shm_bytes": None, "strange_names": [], "cores": 4},
+    **{"not_listening": [], "unreachable": [["b", "worker:1", "10.0.0.2", 2222, "no answer"]]},
+    **{"executable": "/py", "port_range": [1, 2], "proxies": {}, "unwritable": []},
+    **{"script_sha256": None, "imported": None},
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("unreachable", [["b", "worker:1"]]),
+        ("unreachable", 5),
+        ("shm_bytes", "x"),
+        ("free_bytes", float("inf")),
+        ("clock", 10**400),
+        ("imported", 5),
+        ("imported", {}),
+        ("imported", {"version": "2", "seconds": 1, "devices": 5}),
+        ("packages", ["tensorflow"]),
+        ("port_range", ["a"]),
+    ],
+    ids=str,
+)
+def test_what_is_no_report_of_ours_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"report|values to unpack|invalid literal"):
+        seen.read(json.dumps({**REPORT, field: value}), now=0.0)
+
+
+@pytest.mark.parametrize("field", REPORT)
+@pytest.mark.parametrize("value", [5, "x", None, [{}], [[]], {"a": [1]}, {"error": {}}], ids=str)
+def test_what_is_taken_for_a_report_can_be_judged(field: str, value: object) -> None:
+    try:
+        one = seen.read(json.dumps({**REPORT, field: value}), now=0.0)
+    except ValueError:
+        return
+    found(one, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
+    assert table(Look(("a",), (one,), ()), width=None, colours=False)
 
 
 def test_the_error_tells_all_of_it_with_the_cures() -> None:
