@@ -65,7 +65,7 @@ class FarFiles:
 
     def __init__(self, send: Send, send_file: SendFile) -> None:
         self._send, self._send_file = send, send_file
-        self._last = 0
+        self._last = self._hurries = 0
         self._waiting: dict[int, _Asked] = {}
         self.is_lost = False
         """No answer will come any more."""
@@ -83,6 +83,7 @@ class FarFiles:
 
     def hurry(self) -> None:
         """No task trains there any more: what is being read comes as fast as it can."""
+        self._hurries += 1
         self._tell_all({"type": "hurry"})
 
     def reconnected(self) -> None:
@@ -145,8 +146,10 @@ class FarFiles:
         """
         order = {"type": "read", "folder": folder, "path": path, "size": size, "rate": rate}
         order |= {"mtime_ns": mtime_ns, "start": start, "grows": grows}
-        at = start
+        at, hurries = start, self._hurries
         while True:
+            if self._hurries != hurries:  # perhaps before the line broke
+                order["rate"] = None
             async with self._asking() as asked:
                 await self._send({**order, "id": asked.number, "offset": at})
                 reading = _Reading(asked, at, order, self._send)

@@ -262,6 +262,22 @@ def test_a_reading_that_is_under_way_hurries(node: Node) -> None:
     run(node, story)
 
 
+def test_a_reading_that_hurries_still_does_over_a_new_line(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(16 * MB)
+        taken.may_go_on.clear()
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
+        await until(lambda: bool(taken.data))
+        files.hurry()
+        node.cut()
+        await until(lambda: len(node.lines) > 1)
+        taken.may_go_on.set()
+        async with asyncio.timeout(20):
+            await reading
+
+    run(node, story)
+
+
 def test_a_small_file_does_not_wait_for_a_slow_one(node: Node) -> None:
     async def story(files: FarFiles) -> None:
         taken, big, small = Taken(), node.file(16 * MB), node.file(256, "small")
