@@ -123,8 +123,10 @@ class Coordinator:
                 self._is_closing = True
                 for task in following:
                     task.cancel()
-                harvested = await self._finish() if self._harvest.needs_agents else None
-                await self._exchange.close(keeps_folders=self._harvest.lacks_something)
+                try:
+                    harvested = await self._finish() if self._harvest.needs_agents else None
+                finally:  # no agent stays, nor its tasks, whatever befalls us
+                    await self._exchange.close(keeps_folders=self._harvest.lacks_something)
             return await self._conclude(error, harvested)
 
     # -- doing ------------------------------------------------------------------------------

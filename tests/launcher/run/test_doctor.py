@@ -35,6 +35,7 @@ class Agent:
     def __init__(self, answers: Answers) -> None:
         self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
         self.files = SimpleNamespace(is_lost=False)
+        self.is_closed = False
         self._answers = answers
         self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
@@ -54,6 +55,7 @@ class Agent:
         return "(killed)"
 
     async def close(self) -> None:
+        self.is_closed = True
         self._said.put_nowait({"type": "gone"})
 
 
