@@ -14,7 +14,7 @@ def other(host: str, port: int) -> dict[str, object]:
     return {"node": host, "task": "worker:1", "host": host, "port": port}
 
 
-def run(*others: dict[str, object], patience_s: float = 0.3) -> list[list[object]]:
+def run(*others: dict[str, object], patience_s: float = 2.0) -> list[list[object]]:
     order = json.dumps({"attempt": 3, "others": others, "patience_s": patience_s})
     argv = [sys.executable, "-I", "-S", dial.__file__, order]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)

@@ -173,7 +173,7 @@ def test_a_line_that_breaks_costs_a_file_nothing_and_is_read_once(node: Node) ->
     async def story(files: FarFiles) -> None:
         taken, listed = Taken(), node.file(32 * MB)
         taken.may_go_on.clear()
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=1e9))
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=2e7))
         await until(lambda: bool(taken.data))
         for _ in range(3):
             before = len(node.lines)
