@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from tfcluster.run import code, folder, here, inspection, launch, shared
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.inspection import Inspection
+from tfcluster.run.look import Look
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.preflight import Finding
 from tfcluster.run.reports import PREPARE
@@ -104,11 +108,28 @@ class Startup:
             task = Inspection(self.plan, self.paths, self.exchange, self.until)
             look = await task.look(names, ports)
         else:
-            look = await asyncio.to_thread(here.look, self.plan)
+            look = await self._look_here()
         folder.write_json(self.paths.preflight, look.to_json())
         self._guards.update({one.node: inspection.guards(self.plan, one) for one in look.seen})
         look.require()
         return look.told
+
+    async def _look_here(self) -> Look:
+        """A dead file system or a slow server of names keeps its thread, which is left behind
+        then, and nobody who wants the run to end."""
+        loop, looking = asyncio.get_running_loop(), Future[Look]()
+
+        def look() -> None:
+            try:
+                looking.set_result(here.look(self.plan))
+            except BaseException as error:
+                looking.set_exception(error)
+            with contextlib.suppress(RuntimeError):  # the run is over, and so is its loop
+                loop.call_soon_threadsafe(self.exchange.put, lambda: None)
+
+        threading.Thread(target=look, daemon=True).start()
+        await self.until(looking.done)
+        return looking.result()
 
     def _held(self) -> list[Message | None]:
         return [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]

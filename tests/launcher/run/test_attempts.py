@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
@@ -16,7 +17,7 @@ import pytest
 from tfcluster.backends.base import Backend
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.plan.plan import NodePlan, TaskId
-from tfcluster.run import loop
+from tfcluster.run import here, loop
 from tfcluster.run.attempts import Attempts
 from tfcluster.run.ending import Stop
 from tfcluster.run.events import Event, Status
@@ -211,3 +212,24 @@ def test_who_was_stopped_himself_hears_what_was_said_before_he_judges(
 
     scene.play(work)
     assert told.outcome() == (Status.SUCCEEDED, 0)
+
+
+def test_a_look_that_hangs_keeps_nobody_who_presses_ctrl_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder on a dead NFS, or a name that no server resolves."""
+    dead = threading.Event()
+    monkeypatch.setattr(here, "look", lambda plan: dead.wait(60))
+    told = story()
+    told.supervisor = told.make_supervisor()  # of whose gang nothing has started
+    told.supervisor.begin_run(told.now)
+    scene = Scene(told, tmp_path)
+
+    async def work() -> None:
+        scene.lines.hears(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), told.now))
+        with pytest.raises(Over):
+            await scene.attempts.startup.preflight()
+
+    scene.play(work)
+    assert told.outcome()[1] == 130
+    dead.set()
