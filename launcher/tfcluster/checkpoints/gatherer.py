@@ -49,9 +49,11 @@ class Gatherer:
         self._looking = threading.Lock()
 
     def look(self) -> list[Gathered]:
-        """Gather what is complete and was unchanged since the last look; oldest first."""
+        """Gather what is complete and was unchanged since the last look; oldest first.
+
+        Raises OSError and CancelledError where the directory itself cannot be looked into."""
         with self._looking:
-            now, seen = self._clock(), self._source.scan()
+            now, seen = self._clock(), self._source.scan(stopped=self._cancelled.is_set)
             before, self._before = self._before, self._before or (now, seen)
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
@@ -60,10 +62,10 @@ class Gatherer:
 
     def final_look(self) -> list[Gathered]:
         """The same after the writer has exited: one look is enough, and failures are noted."""
-        with self._looking:
-            self._cancelled.clear()
+        self._cancelled.clear()
+        with self._looking:  # waiting for it may be cancelled, too
             self._failed.clear()
-            seen = self._source.scan()
+            seen = self._source.scan(stopped=self._cancelled.is_set)
             gathered = self._gather(seen, find(seen, None))
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):

@@ -13,14 +13,15 @@ from tfcluster.checkpoints.listing import scan
 
 
 class Source(Protocol):
-    """A folder that a task writes to. Every method may raise OSError where it is out of reach."""
+    """A folder that a task writes to. Every method may raise OSError where it is out of reach, and
+    CancelledError."""
 
     @property
     def folder(self) -> PurePath:
         """As the task itself names it."""
         ...
 
-    def scan(self) -> tuple[Entry, ...]:
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
         """All that is in it now; nothing where it is not there."""
         ...
 
@@ -28,7 +29,7 @@ class Source(Protocol):
         """Bring one file to `target`; its SHA-256. See `copying.copy_verified`."""
         ...
 
-    def check(self, entries: Sequence[Entry]) -> None:
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         """Raises SourceChangedError unless all of them are still as they were."""
         ...
 
@@ -39,13 +40,13 @@ class HereSource:
 
     folder: Path
 
-    def scan(self) -> tuple[Entry, ...]:
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
         return scan(self.folder)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
         return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)
 
-    def check(self, entries: Sequence[Entry]) -> None:
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         for entry in entries:
             try:
                 found = (self.folder / entry.path).lstat()

@@ -211,7 +211,7 @@ def _copy(
         if fault := formats.fault(copied):
             raise NotWholeError(f"{entry.path}: {fault}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
-    source.check(checkpoint.files)
+    source.check(checkpoint.files, stopped=stopped)
     companions = tuple(
         entry for entry in checkpoint.companions if _copied(entry, new, source, stopped)
     )

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
@@ -30,6 +31,8 @@ RATE = 50e6
 CURVES_RATE = 5e6
 """The same for TensorBoard files."""
 _SYNC_BYTES = 64 << 20
+_LOOK_S = 0.2
+"""Between two questions whether to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,8 @@ class FarSource:
     rate: Callable[[], float | None]
     """Bytes per second at most; None: as fast as it goes."""
 
-    def scan(self) -> tuple[Entry, ...]:
-        found = self._wait(self.files().scan(str(self.folder)))
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
+        found = self._wait(self.files().scan(str(self.folder)), stopped)
         return tuple(Entry(*one) for one in found if _stays_inside(one[0]))
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
@@ -69,8 +72,8 @@ class FarSource:
             os.truncate(target, start)
             raise
 
-    def check(self, entries: Sequence[Entry]) -> None:
-        now = set(self.scan())
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
+        now = set(self.scan(stopped=stopped))
         for entry in entries:
             if entry not in now:
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
@@ -79,7 +82,7 @@ class FarSource:
         self, entry: Entry, target: Path, start: int, stopped: Stopped, *, grows: bool
     ) -> str:
         try:
-            digest = self._wait(self._fetch(entry, target, start, stopped, grows=grows))
+            digest = self._wait(self._fetch(entry, target, start, stopped, grows=grows), stopped)
         except FarFileChangedError as error:
             raise SourceChangedError(f"{entry.path}: {error}") from error
         os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
@@ -110,8 +113,14 @@ class FarSource:
                 raise OSError(f"{target}: what was read back is not what {entry.path} holds there")
             return announced
 
-    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
+    def _wait(self, work: Coroutine[Any, Any, T], stopped: Stopped) -> T:
+        """Not longer than it is wanted: no answer comes over a line that is cut."""
+        under_way = asyncio.run_coroutine_threadsafe(work, self.loop)
+        while not wait([under_way], _LOOK_S).done:
+            if stopped():
+                under_way.cancel()
+                raise CancelledError
+        return under_way.result()
 
 
 def _stays_inside(path: str) -> bool:
@@ -127,7 +136,7 @@ class _Landing:
     def __init__(self, target: Path, start: int) -> None:
         self._fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._fd, start)
-        self._hash, self._at = hashlib.sha256(), start
+        self._hash, self._start_at, self._at = hashlib.sha256(), start, start
         self._synced = start
         self._syncing: asyncio.Task[None] | None = None
         self._busy: set[asyncio.Task[None]] = set()
@@ -135,15 +144,20 @@ class _Landing:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        """The number of a closed file may be another's at once: nobody may be using it."""
+    async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
+        """The number of a closed file may be another's at once: nobody may be using it. What had
+        come before an error is taken off again: who waited for it may have gone."""
         if self._busy:
             await asyncio.wait(self._busy)
-        os.close(self._fd)
+        try:
+            if error is not None:
+                os.ftruncate(self._fd, self._start_at)
+        finally:
+            os.close(self._fd)
 
     async def add(self, data: bytes) -> None:
         """Raises OSError."""
-        await self._start(self._write, data)
+        await asyncio.shield(self._start(self._write, data))
         is_idle = self._syncing is None or self._syncing.done()
         if is_idle and self._at >= self._synced + _SYNC_BYTES:
             self._synced = self._at
@@ -152,8 +166,8 @@ class _Landing:
     async def settle(self) -> None:
         """All of it is on the disk. Raises OSError."""
         if self._syncing is not None:
-            await self._syncing
-        await self._start(os.fsync, self._fd)
+            await asyncio.shield(self._syncing)
+        await asyncio.shield(self._start(os.fsync, self._fd))
 
     def _start(self, work: Callable[[Any], None], subject: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(asyncio.to_thread(work, subject))

@@ -77,7 +77,7 @@ class Folders:
         chief = self._plan.chief
         site, node = self._site(chief), self._plan.node(self._plan.task(chief).node)
         source = self._source(chief, PurePosixPath(site.folder(node.workdir)))
-        entries = {e.path: e for e in source.scan() if not e.path.endswith("/")}
+        entries = {e.path: e for e in source.scan(stopped=stopped) if not e.path.endswith("/")}
         found = outputs.matching(entries, globs)
         copied, notes = list[str](), list(found.notes)
         for path in found.files:
@@ -102,7 +102,7 @@ class Folders:
     def _bring_curves(self, task: TaskId, stopped: Stopped) -> None:
         there = PurePosixPath(self._site(task).paths.tensorboard(task))
         source = self._source(task, there, far.CURVES_RATE)
-        for entry in source.scan():
+        for entry in source.scan(stopped=stopped):
             target = self._paths.tensorboard(task) / entry.path
             if "tfevents" in PurePosixPath(entry.path).name:  # which TensorFlow only appends to
                 source.follow(entry, target, stopped=stopped)

@@ -122,6 +122,8 @@ class Harvest:
         """Keep what `look` gathers, and what there is to say; a disk that fails ends no run."""
         try:
             self._found.extend(map(self._event, look()))
+        except CancelledError:
+            pass  # `_finish` says so
         except OSError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -84,6 +85,40 @@ def test_a_copy_ends_when_it_is_to_stop(tmp_path: Path) -> None:
     with pytest.raises(CancelledError):
         source(there, lambda far: far.copy(there.entry, tmp_path / "a", stopped=lambda: True))
     assert not (tmp_path / "a").exists()
+
+
+@dataclass
+class Cut(There):
+    """Whose line is cut after the first bytes."""
+
+    async def read(self, folder: str, path: str, take: Any, **_: Any) -> str:
+        await take(self.content[:3])
+        await self.scan(folder)
+        return ""
+
+    async def scan(self, folder: str) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("what", ["scan", "check", "copy", "follow"])
+def test_who_waits_for_a_line_that_is_cut_may_give_up(tmp_path: Path, what: str) -> None:
+    target, cut = tmp_path / "a", Cut(b"0123456789")
+    target.write_bytes(b"ab")
+    arguments: dict[str, Any] = {
+        "copy": (cut.entry, target),
+        "follow": (cut.entry, target),
+        "check": ([],),
+    }
+    until = time.monotonic() + 0.3
+    stopped = lambda: time.monotonic() > until  # noqa: E731
+
+    def give_up(far: FarSource) -> None:
+        with pytest.raises(CancelledError):
+            getattr(far, what)(*arguments.get(what, ()), stopped=stopped)
+
+    source(cut, give_up)
+    assert target.exists() == (what != "copy")
+    assert what == "copy" or target.read_bytes() == b"ab"
 
 
 def test_of_a_file_that_grows_only_the_new_comes(tmp_path: Path) -> None:

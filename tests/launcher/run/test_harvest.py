@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tfcluster.checkpoints.completeness import Checkpoint, Kind
-from tfcluster.checkpoints.copying import SourceChangedError, Stopped
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.errors import RunFolderError
@@ -165,12 +165,15 @@ def test_what_was_found_while_the_run_ended_is_told(
     assert [type(event) for event in asyncio.run(end_meanwhile())] == [ev.CheckpointGathered]
 
 
+@pytest.mark.parametrize("within_a_copy", [True, False])
 def test_what_was_cut_short_lacks_something_and_its_folders_stay(
-    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch, within_a_copy: bool
 ) -> None:
     def cut() -> list[Gathered]:
-        harvest.cancel()  # the gatherer says nothing of what it was told to leave
-        return []
+        harvest.cancel()
+        if within_a_copy:  # the gatherer says nothing of what it was told to leave
+            return []
+        raise CancelledError
 
     monkeypatch.setattr(harvest._watched, "final_look", cut)
     (said,) = asyncio.run(harvest.finish())
