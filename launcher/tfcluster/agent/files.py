@@ -15,7 +15,7 @@ import socket
 
 from tfcluster.agent import protocol
 from tfcluster.agent.folders import new_passing, remove
-from tfcluster.agent.processes import die_with_parent
+from tfcluster.agent.processes import close_from, die_with_parent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _become_filer(its_end: socket.socket, cache: str, passing: str, agent: int) 
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         end = os.dup2(its_end.detach(), 3)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # held ports and tasks' pipes are not ours
+        close_from(end + 1)  # held ports and tasks' pipes are not ours
         os.nice(NICENESS)
         from tfcluster.agent.filer import Filer  # a hash is imported here and not by the agent
 

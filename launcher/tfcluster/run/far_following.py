@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import wait
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.sent import Sent
 from tfcluster.checkpoints.completeness import Kind
-from tfcluster.checkpoints.copying import CancelledError, Stopped, never
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped, never
 from tfcluster.checkpoints.following import AT_LEAST
 from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.restore import name_checkpoints
@@ -20,6 +20,9 @@ from tfcluster.checkpoints.store import Gathered
 from tfcluster.run import far
 
 _LOOK_S = 0.2
+_PATIENCE_S = 10.0
+"""How long a look waits for another machine, which holds up those to come: gathering goes on
+while a large file is sent, or while a line is cut."""
 
 
 class FarFollower:
@@ -38,20 +41,41 @@ class FarFollower:
         self.directory = directory
         self._files, self._loop, self._beside = files, loop, beside
         self._placed: list[Gathered] = []
+        self._under_way: Future[None] | None = None
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
         """Add what is new, each file whole at once, the ``checkpoint`` file last.
 
-        Raises CancelledError, OSError; the next call goes on.
+        What takes longer than some seconds goes on, and a later call hears of its end. Raises
+        SourceChangedError, CancelledError, OSError; the next call goes on.
         """
-        known = {placed.checkpoint for placed in self._placed}
-        new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
-        if not new:
-            return
-        with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._beside) as folder:
-            self._wait(self._bring(Path(folder), held, new), stopped)
+        if self._under_way is None:
+            known = {placed.checkpoint for placed in self._placed}
+            new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
+            if not new:
+                return
+            work = self._bring(held, new)
+            self._under_way = asyncio.run_coroutine_threadsafe(work, self._loop)
+            self._wait(self._under_way, stopped)
+        if self._under_way.done():
+            ended, self._under_way = self._under_way, None
+            ended.result()
 
-    async def _bring(self, folder: Path, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
+    def _wait(self, under_way: Future[None], stopped: Stopped) -> None:
+        until = time.monotonic() + _PATIENCE_S
+        while not wait([under_way], _LOOK_S).done and time.monotonic() < until:
+            if stopped():
+                under_way.cancel()
+                self._under_way = None
+                raise CancelledError
+
+    async def _bring(self, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
+        with tempfile.TemporaryDirectory(
+            prefix=".outgoing-", dir=self._beside, ignore_cleanup_errors=True
+        ) as folder:
+            await self._add(Path(folder), held, new)
+
+    async def _add(self, folder: Path, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
         files = self._files()
         # A restart may have replaced the whole directory meanwhile.
         there = {path for path, _, _ in await files.scan(str(self.directory))}
@@ -62,18 +86,13 @@ class FarFollower:
         wanted = {g.checkpoint for g in (*held, *placed[-AT_LEAST:])}
         staying = [g for g in placed if g.checkpoint in wanted]
         still = _paths(staying)
-        sent = await asyncio.to_thread(_files_of, folder, new, staying)
+        try:
+            sent = await asyncio.to_thread(_files_of, folder, new, staying)
+        except FileNotFoundError as error:  # the store keeps newer ones by now
+            raise SourceChangedError(str(error)) from error
         gone = sorted(_paths([g for g in placed if g.checkpoint not in wanted]) - still)
         await files.add_files(str(self.directory), sent, removed=gone)
         self._placed = staying
-
-    def _wait(self, work: Coroutine[Any, Any, None], stopped: Stopped) -> None:
-        under_way = asyncio.run_coroutine_threadsafe(work, self._loop)
-        while not wait([under_way], _LOOK_S).done:
-            if stopped():
-                under_way.cancel()
-                raise CancelledError
-        under_way.result()
 
 
 def _files_of(folder: Path, new: Sequence[Gathered], staying: Sequence[Gathered]) -> list[Sent]:

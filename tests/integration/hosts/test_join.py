@@ -78,7 +78,8 @@ class Joined:
 
     def close(self) -> None:
         if self._process.poll() is None:
-            self._process.kill()
+            for pid in self.pids("tfcluster join"):  # ours only leads to it
+                os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
 
@@ -150,7 +151,7 @@ def test_each_machine_finds_its_own_tasks_and_an_engine_can_end_them(hall: Hall)
 
     both, one = (hall.join(host) for host in two)
     for joined, tasks in ((one, ["worker:0"]), (both, ["worker:1", "worker:2"])):
-        until(lambda j=joined, t=tasks: all("config" in j.log(task) for task in t), str(tasks))  # type: ignore[misc]
+        until(lambda j=joined, t=tasks: all("\n" in j.log(task) for task in t), str(tasks))  # type: ignore[misc]
         assert [task["task"] for task in joined.state()["tasks"]] == tasks
         for index, task in enumerate(tasks, start=int(tasks[0][-1])):
             config = json.loads(joined.log(task).removeprefix("config "))

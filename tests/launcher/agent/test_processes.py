@@ -1,0 +1,38 @@
+"""What a process of the agent's does to itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import tfcluster
+
+_CLOSES = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+from tfcluster.agent.processes import close_from
+closed = []
+os.closerange = lambda *numbers: closed.append(numbers)
+if sys.argv[2] == "no proc":
+    os.listdir = lambda folder: os.stat("/no/such")
+for number in (3, 4, 40, 900):
+    os.dup2(0, number)
+close_from(4)
+print([int(n) for n in (3, 4, 40, 900) if os.path.exists(f"/proc/self/fd/{n}")], closed)
+"""
+
+
+def _closes(how: str) -> str:
+    launcher = str(Path(tfcluster.__file__).parents[1])
+    words = [sys.executable, "-c", _CLOSES, launcher, how]
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def test_only_what_is_open_is_closed_not_every_number_there_could_be() -> None:
+    assert _closes("proc") == "[3] []"
+
+
+def test_without_proc_it_is_every_number() -> None:
+    assert _closes("no proc") == f"[3, 4, 40, 900] [(4, {os.sysconf('SC_OPEN_MAX')})]"
