@@ -63,8 +63,9 @@ test: setup $(KERAS) ## all tests, those with a real TensorFlow last
 	@$(BIN)/pytest -n 2 --dist loadfile -m tensorflow --ignore $(FAULTS)
 	@$(BIN)/pytest -m tensorflow $(FAULTS)
 
+ALL_SLOW := integration/hosts integration/jobs workers/keras3  # to read them takes a second a process
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
-	@$(PYTEST) -n 4 -m "not tensorflow and not slow"
+	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
 
 test-matrix: setup $(KERAS) ## the tests that compare Keras releases, and the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix

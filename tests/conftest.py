@@ -24,9 +24,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne | N
     return OneByOne(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+def pytest_collection() -> None:
+    """Thousands of tests are no garbage: nothing is gained by looking through them each time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Two thousand tests are no garbage: a collection need not look through them each time."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)

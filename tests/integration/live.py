@@ -81,14 +81,18 @@ class Live:
         path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
         return path.read_text() if path.exists() else ""
 
+    def has_line(self, text: str, task: str) -> bool:
+        """A whole one: of an unbuffered `print` each argument is written by itself."""
+        return any(text in line for line in self.log(task).split("\n")[:-1])
+
     def wait_for_line(self, text: str, *tasks: str) -> None:
         """Until each of `tasks` has written `text`."""
         for task in tasks or ("worker:0", "worker:1"):
             wait_for(
-                lambda task=task: text in self.log(task) or self.is_over(),  # type: ignore[misc]
+                lambda task=task: self.has_line(text, task) or self.is_over(),  # type: ignore[misc]
                 what=f"{text!r} of {task}; {self.said()}",
             )
-            assert text in self.log(task), self.said()
+            assert self.has_line(text, task), self.said()
 
     def is_over(self) -> bool:
         return self.process.poll() is not None

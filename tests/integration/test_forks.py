@@ -14,6 +14,8 @@ import pytest
 from .commandline import CommandLine, screen, wait_for
 from .live import Live
 
+pytestmark = pytest.mark.slow  # of the tests' own tool
+
 WAITS = """
 import os, time
 print("up", flush=True)

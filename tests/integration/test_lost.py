@@ -101,12 +101,9 @@ def test_a_process_that_left_its_group_is_found_by_its_environment(shell: Comman
     run = InBackground(shell, "run", "-n", "1", "task.py")
     run.wait_for_line("escaped", "worker:0")
     pid = int(run.log("worker:0").split()[0])
-    agent, guard = run.agents()
-    os.kill(run.coordinator(), signal.SIGSTOP)
-    os.kill(guard, signal.SIGKILL)
-    os.kill(agent, signal.SIGKILL)
-    os.kill(run.coordinator(), signal.SIGKILL)
-    wait_for(lambda: not is_alive(run.coordinator()))
+    lose(run, stopped=True)
+    for one in run.agents():
+        os.kill(one, signal.SIGKILL)
     assert is_alive(pid)
 
     done = shell.run("down", run.id)

@@ -132,9 +132,13 @@ class Run:
         path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
         return path.read_text() if path.exists() else ""
 
+    def has_line(self, text: str, task: str) -> bool:
+        """A whole one: of an unbuffered `print` each argument is written by itself."""
+        return any(text in line for line in self.log(task).split("\n")[:-1])
+
     def wait_for_line(self, text: str, task: str) -> None:
-        until(lambda: text in self.log(task) or self._is_over(), f"{text!r} of {task}")
-        assert text in self.log(task), self.said
+        until(lambda: self.has_line(text, task) or self._is_over(), f"{text!r} of {task}")
+        assert self.has_line(text, task), self.said
 
     def _is_over(self) -> bool:
         if self._process.poll() is None:
