@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfcluster.agent.relay import NAME
+
 CARD = "eth0"
 
 
@@ -57,6 +59,13 @@ class Machine:
             process.communicate()
             raise
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+
+    def kill_agents(self) -> None:
+        """And their guards; the end of one may end the next."""
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n":
+                    os.kill(pid, signal.SIGKILL)
 
     def processes(self) -> dict[int, str]:
         """Command line of all that lives in it but its first process and sshd, by outer pid."""

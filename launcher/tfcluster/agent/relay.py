@@ -19,16 +19,18 @@ import sys
 import time
 
 from tfcluster.agent.private import make_private
+from tfcluster.agent.processes import close_from, name_this
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
-_START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
 _CHUNK = 1 << 18
 _END_S = 10.0
 
 
+NAME = "tfcluster-agent"
+"""Of the agent's process and of its guard's: their command line is the relay's."""
 AGENT_GONE = 76
 """Exit code of a relay that was to join an agent, not to start one."""
 
@@ -116,10 +118,7 @@ def _start_agent(config: dict[str, Any]) -> None:
         os.setsid()
         if os.fork():  # the agent must not be the child of a relay that may go at any time
             os._exit(0)
-        os.dup2(config_read, 0)
-        os.dup2(ready_write, 1)
-        root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", _START, root])
+        _become_agent(config_read, ready_write)
     os.wait()
     os.close(config_read)
     os.close(ready_write)
@@ -128,6 +127,21 @@ def _start_agent(config: dict[str, Any]) -> None:
     with open(ready_read, "rb") as file:
         if not file.readline():
             raise RelayError("the agent did not start; what it said went to stderr")
+
+
+def _become_agent(config: int, ready: int) -> NoReturn:
+    """In a fork: to start Python anew, and to import all this again, takes twice the time."""
+    try:
+        os.dup2(config, 0)
+        os.dup2(ready, 1)
+        close_from(3)
+        name_this(NAME)
+        from tfcluster.agent.main import main as agent
+
+        agent()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    os._exit(1)
 
 
 def join(agent: socket.socket, incoming: int, outgoing: int) -> None:

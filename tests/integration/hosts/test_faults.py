@@ -165,9 +165,7 @@ def test_a_killed_agent_is_known_at_once_and_its_host_starts_again(office: Offic
     _, second = office.add_hosts(2)
     run = office.up(office.spec(count=60, supervision={"backoff_s": 0}))
     run.wait_for_line("line 5", "worker:1")
-    for pid, words in second.processes().items():
-        if "tfcluster.agent.main" in words:
-            os.kill(pid, signal.SIGKILL)
+    second.kill_agents()
     assert run.end() == 0, run.said
     assert run.log("worker:1", attempt=2).splitlines() == numbered(60)
     assert [event["node"] for event in run.of_type("node_lost")] == [second.address]

@@ -215,11 +215,13 @@ def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_loo
     three.spec()
     slow = {"python": str(Path("~").expanduser() / "slow")}
     spec = three.spec(runtime=on(three, **{host.name: slow}))
-    ends = ((host, "tfcluster.agent.main", signal.SIGKILL), (three.home, "doctor", signal.SIGINT))
-    for whom, words, number in ends:
+    for whom in (host, three.home):
         run = three.start("doctor", str(spec))
         until(lambda: any("sleep 60" in line for line in host.processes().values()), "a probe")
-        send(whom, words, number)
+        if whom is host:
+            host.kill_agents()
+        else:
+            send(three.home, "doctor", signal.SIGINT)
         assert run.end() == (REFUSED if whom is host else 130), run.said
         if whom is host:
             assert f"{host.address}: it cannot be looked at: its agent went away" in run.said
