@@ -44,6 +44,9 @@ Host 127.*
 """
 
 
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+
+
 @dataclass(frozen=True, slots=True)
 class Hosts:
     """Addresses that can be logged in to, while the sshd lives."""
@@ -83,9 +86,8 @@ def _sshd(path: Path, addresses: Sequence[str], port: int) -> Iterator[None]:
     listen = "\n".join(f"ListenAddress {address}:{port}" for address in addresses)
     config = _SSHD.format(listen=listen, folder=path.parent, path=os.environ["PATH"])
     path.write_text(config)
-    program = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "sshd"
     log = path.with_suffix(".log")
-    server = subprocess.Popen([program, "-D", "-f", path, "-E", log])
+    server = subprocess.Popen([SSHD or "sshd", "-D", "-f", path, "-E", log])
     try:
         _await(addresses[-1], port, server, log)
         yield

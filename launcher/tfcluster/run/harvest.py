@@ -208,13 +208,26 @@ class Harvest:
         self._look(self._watched.final_look if self._gathers else tuple)
         events, notes = self._take_news()
         self.lacks_something = bool(notes)
-        notes += self._gather_outputs()
+        notes += [*self._stays_there(), *self._gather_outputs()]
         if self._is_cut.is_set():
             self.lacks_something = True
             notes.append(
                 "gathering was cut short by Ctrl-C; what is left lies in the tasks' folders"
             )
         return events + [ev.Warned(message=note, closing=True) for note in notes]
+
+    def _stays_there(self) -> list[str]:
+        """Where nothing is gathered, what another machine has is all there is."""
+        if self._gathers or not self._comes_home or self._chief is None:
+            return []
+        directory = self._folders.checkpoints(self._chief)
+        if isinstance(directory, Path):
+            return []
+        with contextlib.suppress(CancelledError, OSError):  # as if there were something
+            if not find(directory.scan(stopped=self._is_cut.is_set), None):
+                return []
+        self.lacks_something = True
+        return [f"checkpoints stay where {self._chief} ran, in {directory.folder}"]
 
     def _gather_outputs(self) -> list[str]:
         wanted, notes, copied = self._plan.checkpoints, list[str](), tuple[str, ...]()

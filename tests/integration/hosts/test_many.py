@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.lab.many import many_hosts
+from tests.lab.many import SSHD, many_hosts
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(SSHD is None, reason="there is no sshd (Debian: openssh-server)"),
+]
 
 COUNT = 64
 MOST_BYTES = 150e6
@@ -65,13 +68,14 @@ def assert_all_came_and_left(folder: Path, home_there: Path) -> None:
 
 
 def processes_with(text: str) -> list[str]:
-    """Command lines that hold `text`: an agent's names its bundle, in the home of its user."""
+    """Command lines of those that have `text` there or in their environment: a home."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
                 words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                environ = (entry / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            found += [words] if text in words else []
+            found += [words] if text in words + environ else []
     return found

@@ -7,12 +7,12 @@ import errno
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Checkpoint, Kind
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.checkpoints.store import Gathered
@@ -36,6 +36,20 @@ def harvest(paths: RunPaths, tmp_path: Path) -> Harvest:
     made.use(Here(paths))  # type: ignore[arg-type]
     made.heed(plan.chief)
     return made
+
+
+class There:
+    """What another machine has in the chief's folder, if it can be asked."""
+
+    folder = PurePosixPath("/there/worker-0")
+
+    def __init__(self, *has: Entry, error: OSError | None = None) -> None:
+        self._has, self._error = has, error
+
+    def scan(self, **_: Any) -> tuple[Entry, ...]:
+        if self._error is not None:
+            raise self._error
+        return self._has
 
 
 class Here:
@@ -104,6 +118,31 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
         seen += asyncio.run(harvest.bring_home())
     assert [type(event) for event in seen] == [ev.Warned]
     assert asyncio.run(harvest.finish()) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "stays"),
+    [
+        (There(Entry("model.keras", 9, 1)), True),
+        (There(Entry("notes.txt", 9, 1)), False),
+        (There(error=OSError("the line is cut")), True),
+    ],
+)
+def test_what_nobody_wants_at_home_is_not_removed_where_it_is(
+    paths: RunPaths, tmp_path: Path, there: There, stays: bool
+) -> None:
+    plan = plan_of()
+    harvest = Harvest(replace(plan, workdir=str(tmp_path)), paths, wanted=False)
+    folders = Here(paths)
+    folders.checkpoints = lambda task: there  # type: ignore[assignment, method-assign, return-value]
+    harvest.use(folders)  # type: ignore[arg-type]
+    harvest.heed(plan.chief)
+
+    (*told,) = asyncio.run(harvest.finish())
+
+    assert harvest.lacks_something is stays
+    words = "checkpoints stay where worker:0 ran, in /there/worker-0"
+    assert [event.to_json()["message"] for event in told] == [words] * stays
 
 
 def shared_harvest(paths: RunPaths, storage: str) -> Harvest:
