@@ -55,11 +55,14 @@ $(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
-# Two files of gangs at a time: starting TensorFlow leaves a core idle now and then. How TensorFlow
-# bears faults depends on its heartbeats, which a busy machine delays: those run alone.
+# Hosts of a lab share two cores, and must not look like ones that hang. Two files of gangs at a
+# time: starting TensorFlow leaves a core idle now and then. How TensorFlow bears faults depends on
+# its heartbeats, which a busy machine delays: those run alone.
 FAULTS := tests/integration/faults
+HOSTS := tests/integration/hosts
 test: setup $(KERAS) ## all tests, those with a real TensorFlow last
-	@$(PYTEST) -m "not tensorflow"
+	@$(PYTEST) -m "not tensorflow" --ignore $(HOSTS)
+	@$(PYTEST) -n 3 -m "not tensorflow" $(HOSTS)
 	@$(BIN)/pytest -n 2 --dist loadfile -m tensorflow --ignore $(FAULTS)
 	@$(BIN)/pytest -m tensorflow $(FAULTS)
 

@@ -61,8 +61,8 @@ class Machine:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def kill_agents(self) -> None:
-        """And their guards; the end of one may end the next."""
-        for pid in self.processes():
+        """And their guards, the agents first: without a guard they would end their tasks."""
+        for pid in sorted(self.processes(), reverse=True):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n":
                     os.kill(pid, signal.SIGKILL)

@@ -19,6 +19,9 @@ import time
 
 _RETRY_S = 0.1
 _DIAL_S = 3.0
+_LATE_S = 5.0
+"""How much longer a node may take that refuses connections: its probe starts late, as a Python of
+a busy machine or on a slow disk does. What a firewall drops is not waited for so long."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,9 +31,9 @@ if TYPE_CHECKING:
 def main(order: dict[str, Any]) -> None:
     machine = _sibling()
     until = time.monotonic() + order["patience_s"]
-    party = Party(order["run"], order["node"], order["callers"] if order["mine"] else [])
+    party = Party(order["run"], order["node"], order["callers"])
     for mine in order["mine"]:
-        party.listen(mine["port"], until)
+        party.listen(mine["port"])
     seen: dict[str, Any] = {}
     look = threading.Thread(target=lambda: seen.update(_look(machine, order)), daemon=True)
     look.start()
@@ -40,7 +43,7 @@ def main(order: dict[str, Any]) -> None:
     seen.update(not_listening=party.failures, unreachable=unreachable, clock=time.time())
     sys.stdout.write(json.dumps(seen) + "\n")
     sys.stdout.flush()
-    party.wait_for_all(until)  # those who still have to dial us
+    party.wait_for_all(until + _LATE_S)  # those who still have to dial us
     os._exit(0)
 
 
@@ -66,30 +69,33 @@ def _sibling() -> Any:
 
 
 class Party:
-    """The other nodes' probes, as far as they have called here."""
+    """The other nodes' probes, as far as they have called here: each of them at every port."""
 
-    def __init__(self, run: str, node: str, awaited: list[str]) -> None:
+    def __init__(self, run: str, node: str, callers: list[str]) -> None:
         self.name = f"tfcluster {run} {node}\n".encode()
         self.failures: list[list[object]] = []
-        self._awaited, self._changed = set(awaited), threading.Condition()
+        self._callers, self._changed = callers, threading.Condition()
+        self._awaited: set[tuple[str, int]] = set()
 
-    def listen(self, port: int, until: float) -> None:
+    def listen(self, port: int) -> None:
         try:
             listener = open_listener(port)
         except OSError as error:
             self.failures.append([port, error.strerror or str(error)])
             return
-        threading.Thread(target=self._answer, args=(listener,), daemon=True).start()
+        with self._changed:
+            self._awaited |= {(caller, port) for caller in self._callers}
+        threading.Thread(target=self._answer, args=(listener, port), daemon=True).start()
 
-    def _answer(self, listener: socket.socket) -> None:
+    def _answer(self, listener: socket.socket, port: int) -> None:
         while True:
             try:
                 peer, _ = listener.accept()
             except OSError:
                 continue
-            threading.Thread(target=self._greet, args=(peer,), daemon=True).start()
+            threading.Thread(target=self._greet, args=(peer, port), daemon=True).start()
 
-    def _greet(self, peer: socket.socket) -> None:
+    def _greet(self, peer: socket.socket, port: int) -> None:
         with peer:
             try:
                 peer.settimeout(_DIAL_S)
@@ -98,7 +104,7 @@ class Party:
             except OSError:
                 return
         with self._changed:
-            self._awaited -= set(caller[2:3])
+            self._awaited -= {(name, port) for name in caller[2:3]}
             self._changed.notify_all()
 
     def wait_for_all(self, until: float) -> None:
@@ -140,15 +146,16 @@ def dial_all(party: Party, others: list[dict[str, Any]], until: float) -> list[l
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, until + _DIAL_S - time.monotonic()))
+        thread.join(max(0.0, until + _LATE_S + _DIAL_S - time.monotonic()))
     return found
 
 
 def call(party: Party, other: dict[str, Any], until: float) -> str:
     """Why `other` cannot be reached; empty when it answered. Its probe may start after ours."""
-    why = "no answer"
-    while time.monotonic() < until:
+    why, is_refused = "no answer", False
+    while time.monotonic() < until + (_LATE_S if is_refused else 0.0):
         patience = max(0.1, min(_DIAL_S, until - time.monotonic()))
+        is_refused = False
         try:
             with socket.create_connection((other["host"], other["port"]), patience) as line:
                 line.settimeout(patience)
@@ -160,6 +167,7 @@ def call(party: Party, other: dict[str, Any], until: float) -> str:
             why = f"it leads to {answer[2]}" if len(answer) == 3 else "something else answers there"
         except OSError as error:
             why = error.strerror or str(error)
+            is_refused = isinstance(error, ConnectionRefusedError)
         time.sleep(_RETRY_S)
     return why
 

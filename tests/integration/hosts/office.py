@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -80,7 +82,9 @@ class Office:
     def close(self) -> None:
         for process in self._runs:
             if process.poll() is None:
-                process.kill()
+                for pid, words in self.home.processes().items():  # ours only leads to it
+                    if "tfcluster.cli.main" in words:
+                        os.kill(pid, signal.SIGKILL)
             process.communicate()
         for host in self.hosts:
             if host.process.poll() is None:
