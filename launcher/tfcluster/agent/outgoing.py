@@ -162,13 +162,19 @@ class _Reading:
         os.close(self._fd)
 
 
+_NOTHING = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""It has gone, or nobody may look at it."""
+
+
 def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
     """(path, size, mtime in ns), names in order; of folders a path that ends in a slash.
 
-    What cannot be looked at is left out."""
+    What nobody may look at is left out. Raises OSError where the disk fails: that is not the same
+    as nothing.
+    """
     try:
         children = sorted(os.scandir(folder), key=lambda child: child.name)
-    except OSError:
+    except _NOTHING:
         return
     for child in children:
         try:
@@ -178,5 +184,5 @@ def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
             elif child.is_file(follow_symlinks=False):
                 found = child.stat(follow_symlinks=False)
                 yield f"{inside}{child.name}", found.st_size, found.st_mtime_ns
-        except OSError:  # it has gone, or nobody may look at it
+        except _NOTHING:
             continue

@@ -152,10 +152,9 @@ def dial_all(party: Party, others: list[dict[str, Any]], until: float) -> list[l
 
 def call(party: Party, other: dict[str, Any], until: float) -> str:
     """Why `other` cannot be reached; empty when it answered. Its probe may start after ours."""
-    why, is_refused = "no answer", False
-    while time.monotonic() < until + (_LATE_S if is_refused else 0.0):
-        patience = max(0.1, min(_DIAL_S, until - time.monotonic()))
-        is_refused = False
+    why, is_late = "no answer", False
+    while (left := until - time.monotonic()) > 0:
+        patience = max(0.1, min(_DIAL_S, left))
         try:
             with socket.create_connection((other["host"], other["port"]), patience) as line:
                 line.settimeout(patience)
@@ -167,7 +166,8 @@ def call(party: Party, other: dict[str, Any], until: float) -> str:
             why = f"it leads to {answer[2]}" if len(answer) == 3 else "something else answers there"
         except OSError as error:
             why = error.strerror or str(error)
-            is_refused = isinstance(error, ConnectionRefusedError)
+            if isinstance(error, ConnectionRefusedError) and not is_late:
+                is_late, until = True, until + _LATE_S
         time.sleep(_RETRY_S)
     return why
 

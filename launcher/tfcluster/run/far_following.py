@@ -57,6 +57,10 @@ class FarFollower:
             work = self._bring(held, new)
             self._under_way = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._wait(self._under_way, stopped)
+        if stopped():
+            self._under_way.cancel()
+            self._under_way = None
+            raise CancelledError
         if self._under_way.done():
             ended, self._under_way = self._under_way, None
             ended.result()
@@ -65,9 +69,7 @@ class FarFollower:
         until = time.monotonic() + _PATIENCE_S
         while not wait([under_way], _LOOK_S).done and time.monotonic() < until:
             if stopped():
-                under_way.cancel()
-                self._under_way = None
-                raise CancelledError
+                return
 
     async def _bring(self, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
         with tempfile.TemporaryDirectory(

@@ -52,7 +52,7 @@ class Harvest:
         self._is_cut = threading.Event()
         self._complaint = ""
         self._found, self._notes = deque[Event](), deque[str]()
-        self.lacks_something = False
+        self.lacks_something = self._lacks = False
         """Whether something could not be brought home in the end."""
 
     def use(self, folders: Folders) -> None:
@@ -202,15 +202,18 @@ class Harvest:
         self._folders.hurry()
         if not self._chief_is_here:
             return []
-        return await asyncio.to_thread(self._finish)
+        self.lacks_something = True  # also where this breaks
+        events = await asyncio.to_thread(self._finish)
+        self.lacks_something = self._lacks
+        return events
 
     def _finish(self) -> list[Event]:
         self._look(self._watched.final_look if self._gathers else tuple)
         events, notes = self._take_news()
-        self.lacks_something = bool(notes)
+        self._lacks = bool(notes)
         notes += [*self._stays_there(), *self._gather_outputs()]
         if self._is_cut.is_set():
-            self.lacks_something = True
+            self._lacks = True
             notes.append(
                 "gathering was cut short by Ctrl-C; what is left lies in the tasks' folders"
             )
@@ -226,7 +229,7 @@ class Harvest:
         with contextlib.suppress(CancelledError, OSError):  # as if there were something
             if not find(directory.scan(stopped=self._is_cut.is_set), None):
                 return []
-        self.lacks_something = True
+        self._lacks = True
         return [f"checkpoints stay where {self._chief} ran, in {directory.folder}"]
 
     def _gather_outputs(self) -> list[str]:
@@ -242,7 +245,7 @@ class Harvest:
                 folder = self._paths.outputs if copied else None
                 deliver(self._store.newest, folder, Path(wanted.to), stopped=stopped)
         except (CancelledError, SourceChangedError, OSError) as error:
-            self.lacks_something = True
+            self._lacks = True
             notes.append(f"not everything was copied: {error}")
         if self._before is not None and self._store.newest is None and wanted.gather:
             notes += filter(None, [outputs.news(self._before, gathered=copied)])

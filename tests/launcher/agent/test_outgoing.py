@@ -137,3 +137,19 @@ def test_what_nobody_may_look_at_is_left_out(
     found = [*os.scandir(tmp_path), Forbidden()]
     monkeypatch.setattr(os, "scandir", lambda folder: found)
     assert [path for path, _, _ in outgoing.walk(str(tmp_path), "")] == ["a", "c"]
+
+
+def test_a_disk_that_fails_is_not_a_folder_without_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    scandir = os.scandir
+
+    def fails(folder: str) -> Any:
+        if folder.endswith("/a"):
+            raise OSError(errno.EIO, "Input/output error")
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        list(outgoing.walk(str(tmp_path), ""))

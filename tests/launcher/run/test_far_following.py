@@ -106,6 +106,21 @@ def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
     tell(tmp_path, story)
 
 
+def test_a_sending_that_takes_long_is_called_off_later_too(
+    tmp_path: Path, held: list[Gathered], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(far_following, "_PATIENCE_S", 0.3)
+
+    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+        follower.follow(held)
+        with pytest.raises(CancelledError):
+            follower.follow(held, stopped=lambda: True)
+        back()
+        assert host.added == []
+
+    tell(tmp_path, story)
+
+
 def test_who_waits_may_give_up(tmp_path: Path, held: list[Gathered]) -> None:
     def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
         with pytest.raises(CancelledError):

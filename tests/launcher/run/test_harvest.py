@@ -204,6 +204,18 @@ def test_what_was_found_while_the_run_ended_is_told(
     assert [type(event) for event in asyncio.run(end_meanwhile())] == [ev.CheckpointGathered]
 
 
+def test_where_the_last_look_breaks_nothing_is_taken_for_brought_home(
+    harvest: Harvest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def final_look() -> list[Any]:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(harvest._watched, "final_look", final_look)
+    with pytest.raises(ValueError, match="ours"):
+        asyncio.run(harvest.finish())
+    assert harvest.lacks_something
+
+
 @pytest.mark.parametrize("within_a_copy", [True, False])
 def test_what_was_cut_short_lacks_something_and_its_folders_stay(
     harvest: Harvest, monkeypatch: pytest.MonkeyPatch, within_a_copy: bool
