@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from tfcluster.cli.job_args import WithJobArgs, job_args
+from tfcluster.cli.watch_options import watch_options
 
 
 @click.command("join", cls=WithJobArgs)
 @click.argument("spec", required=False)
 @click.option("--task", "names", multiple=True, metavar="TASK",
               help="Start worker:1, whatever its address; may be given again.")  # fmt: skip
-@click.option("-d", "--detach", is_flag=True,
-              help="Return when the tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
-@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
-@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@watch_options
 @click.option("--no-preflight", is_flag=True, help="Do not look at this machine first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
-@click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 def command(
     spec: str | None,
     names: tuple[str, ...],
-    detach: bool,
     sets: tuple[str, ...],
     python: str | None,
     name: str | None,
-    as_json: bool,
-    collapse: bool,
     no_preflight: bool,
     no_prepare: bool,
-    no_gather: bool,
+    watch: dict[str, Any],
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
 
@@ -55,10 +51,7 @@ def command(
         args=job_args(),
     )
     how = Options(
-        as_json=as_json,
-        collapse=collapse,
-        detach=detach,
-        gathers=not no_gather,
+        **watch,
         prepares=not no_prepare,
         looks_first=not (no_preflight or names),  # a task named may have an address of another
     )

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.host_options import host_options
+from tfcluster.cli.watch_options import watch_options
 from tfcluster.errors import UsageError
 from tfcluster.spec.host_choice import HostChoice
 
@@ -20,31 +21,24 @@ from tfcluster.spec.host_choice import HostChoice
 @click.option("-n", "workers", type=click.IntRange(1), metavar="N",
               help="Workers (2; with --hosts: their slots).")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
-@click.option("-d", "--detach", is_flag=True,
-              help="Return when all tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @host_options
 @click.option("--python", metavar="PATH", help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (the script's).")
 @click.option("--chaos", multiple=True, metavar="FAULT",
               help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
-@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
-@click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
+@watch_options
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
 def command(
     workers: int | None,
     module: str | None,
-    detach: bool,
     sets: tuple[str, ...],
     at: HostChoice,
     python: str | None,
     name: str | None,
     chaos: tuple[str, ...],
-    as_json: bool,
-    collapse: bool,
-    no_gather: bool,
     line: tuple[str, ...],
+    watch: dict[str, Any],
 ) -> int:
     """Run SCRIPT as workers of one cluster; what follows SCRIPT is the script's.
 
@@ -66,10 +60,7 @@ def command(
         set_paths=[text.partition("=")[0] for text in sets],
     )
     how = Options(
-        as_json=as_json,
-        collapse=collapse,
-        detach=detach,
-        gathers=not no_gather,
+        **watch,
         chaos=chaos,
     )
     return launch(planned, how)

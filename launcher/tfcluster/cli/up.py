@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import click
 
 from tfcluster.cli.host_options import host_options
 from tfcluster.cli.job_args import WithJobArgs, job_args
+from tfcluster.cli.watch_options import watch_options
 from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)
 @click.argument("spec", required=False)
-@click.option("-d", "--detach", is_flag=True,
-              help="Return when all tasks run; stdout is the run's id.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
@@ -24,14 +24,11 @@ from tfcluster.spec.host_choice import HostChoice
               help="Begin with what RUN gathered; without SPEC: by RUN's own.")  # fmt: skip
 @click.option("--chaos", multiple=True, metavar="FAULT",
               help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
-@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
+@watch_options
 @click.option("--no-preflight", is_flag=True, help="Do not look at the nodes first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
-@click.option("--no-gather", is_flag=True, help="Gather no checkpoints.")
 def command(
     spec: str | None,
-    detach: bool,
     sets: tuple[str, ...],
     at: HostChoice,
     backend: str | None,
@@ -39,11 +36,9 @@ def command(
     name: str | None,
     resume: str | None,
     chaos: tuple[str, ...],
-    as_json: bool,
-    collapse: bool,
     no_preflight: bool,
     no_prepare: bool,
-    no_gather: bool,
+    watch: dict[str, Any],
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json, - for stdin), show their lines, end with them.
 
@@ -61,10 +56,7 @@ def command(
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
     options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
     how = Options(
-        as_json=as_json,
-        collapse=collapse,
-        detach=detach,
-        gathers=not no_gather,
+        **watch,
         prepares=not no_prepare,
         looks_first=not no_preflight,
         resume=begins_with,

@@ -230,7 +230,8 @@ class Harvest:
             if not find(directory.scan(stopped=self._is_cut.is_set), None):
                 return []
         self._lacks = True
-        return [f"checkpoints stay where {self._chief} ran, in {directory.folder}"]
+        node = self._plan.task(self._chief).node
+        return [f"checkpoints stay on {node}: to fetch them, scp -r {node}:{directory.folder} ."]
 
     def _gather_outputs(self) -> list[str]:
         wanted, notes, copied = self._plan.checkpoints, list[str](), tuple[str, ...]()

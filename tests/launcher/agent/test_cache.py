@@ -200,7 +200,7 @@ def test_a_file_in_the_cache_is_sent_again_where_it_is_not_what_it_was(
     assert said[-1] == {"type": "wants", "id": 3, "digests": [digest]}
     incoming.take(digest, 0, data)
     assert said[-1] == {"type": "received", "id": 3}
-    assert (tmp_path / "nodes/run/host/work/a").read_bytes() == data
+    assert (tmp_path / "nodes/run/host" / "work" / "a").read_bytes() == data
 
 
 def test_two_hosts_with_one_home_do_not_write_one_file(tmp_path: Path) -> None:

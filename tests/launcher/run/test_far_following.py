@@ -37,6 +37,11 @@ class Host:
         return 0
 
 
+@pytest.fixture(autouse=True)
+def _is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far_following, "_PATIENCE_S", 0.3)
+
+
 @pytest.fixture
 def held(tmp_path: Path) -> list[Gathered]:
     home = tmp_path / "model.h5"
@@ -72,10 +77,8 @@ def follow_until(condition: Callable[[], bool], follow: Callable[[], None]) -> N
 
 
 def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
-    tmp_path: Path, held: list[Gathered], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, held: list[Gathered]
 ) -> None:
-    monkeypatch.setattr(far_following, "_PATIENCE_S", 0.3)
-
     def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         follower.follow(held)
@@ -89,10 +92,8 @@ def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
 
 
 def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
-    tmp_path: Path, held: list[Gathered], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, held: list[Gathered]
 ) -> None:
-    monkeypatch.setattr(far_following, "_PATIENCE_S", 0.3)
-
     def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
         host.error = FarFilesError("No space left on device")
         follower.follow(held)
@@ -107,10 +108,8 @@ def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
 
 
 def test_a_sending_that_takes_long_is_called_off_later_too(
-    tmp_path: Path, held: list[Gathered], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, held: list[Gathered]
 ) -> None:
-    monkeypatch.setattr(far_following, "_PATIENCE_S", 0.3)
-
     def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         with pytest.raises(CancelledError):

@@ -141,7 +141,7 @@ def test_what_nobody_wants_at_home_is_not_removed_where_it_is(
     (*told,) = asyncio.run(harvest.finish())
 
     assert harvest.lacks_something is stays
-    words = "checkpoints stay where worker:0 ran, in /there/worker-0"
+    words = "checkpoints stay on local: to fetch them, scp -r local:/there/worker-0 ."
     assert [event.to_json()["message"] for event in told] == [words] * stays
 
 
