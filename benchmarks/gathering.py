@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -178,6 +178,8 @@ def _nice_home() -> None:
     for pid in _office().home.processes():
         for thread in os.listdir(f"/proc/{pid}/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+        with suppress(FileNotFoundError):  # a kernel that does not weigh sessions by themselves
+            Path(f"/proc/{pid}/autogroup").write_text("19")
 
 
 @cache

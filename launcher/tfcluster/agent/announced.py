@@ -25,8 +25,8 @@ def check(files: Iterable[dict[str, Any]]) -> None:
             links.add(path)
             if not _stays_inside(path, file["link"]):
                 raise BadTree(f"{path!r} is a link that leads out of the folder")
-        elif not _is_digest(file["sha256"]):
-            raise BadTree(f"{file['sha256']!r} is not a SHA-256")
+        elif not _is_digest(file["sha512"]):
+            raise BadTree(f"{file['sha512']!r} is not a SHA-512")
     for file in files:
         folder = os.path.dirname(file["path"])
         while folder:
@@ -45,4 +45,4 @@ def _stays_inside(path: str, target: object) -> bool:
 
 
 def _is_digest(text: object) -> bool:
-    return isinstance(text, str) and len(text) == 64 and set(text) <= set("0123456789abcdef")
+    return isinstance(text, str) and len(text) == 128 and set(text) <= set("0123456789abcdef")

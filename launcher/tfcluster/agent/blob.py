@@ -1,4 +1,4 @@
-"""One file on its way into a node, known by its SHA-256 until it has its name and place."""
+"""One file on its way into a node, known by its SHA-512 until it has its name and place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Blob:
         self._partial = f"{self._path}.{os.urandom(6).hex()}{PARTIAL}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._partial, flags, 0o600)
-        self._hash, self._told = hashlib.sha256(), 0
+        self._hash, self._told = hashlib.sha512(), 0
         self.at = 0
 
     @property
@@ -68,7 +68,7 @@ class Blob:
         self._fd = -1
         if self._hash.hexdigest() != self._digest:
             self.discard()
-            raise BadTree("what came is not what was announced (SHA-256)")
+            raise BadTree("what came is not what was announced (SHA-512)")
         os.rename(self._partial, self._path)
 
     def discard(self) -> None:
@@ -100,8 +100,8 @@ def copy(source: str, digest: str, target: str, mode: int) -> None:
 
 
 def _copied(reader: int, target: str, mode: int) -> str:
-    """The SHA-256 of what was copied."""
-    found = hashlib.sha256()
+    """The SHA-512 of what was copied."""
+    found = hashlib.sha512()
     writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(writer, mode)

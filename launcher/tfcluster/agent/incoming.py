@@ -1,6 +1,6 @@
 """Trees of files that come over the line: what is here already is not sent again.
 
-An order names a folder and what it shall hold, each file by its SHA-256. The answer names the
+An order names a folder and what it shall hold, each file by its SHA-512. The answer names the
 digests that are lacking, takes those as `F` frames, and then the folder is made: all of it beside
 the place first, then one rename. Code is kept in a content-addressed cache for the next run;
 what is not to be kept is moved into its place, not copied.
@@ -47,7 +47,7 @@ class Incoming:
         remove_older(os.path.dirname(self._passing), _STALE_S)
 
     def receive(self, order: dict[str, Any]) -> None:
-        """`id`, `into` (the folder), `files`: path with sha256, size, mode, mtime_ns, or with
+        """`id`, `into` (the folder), `files`: path with sha512, size, mode, mtime_ns, or with
         link; `more`: the list goes on in the next order of this `id`; `keep`: whether the files
         stay in the cache; `unless_there`: a folder that exists stays as it is; `adds`: so does
         what else is in it, but for what is `removed`."""
@@ -120,7 +120,7 @@ class Incoming:
 
     def _want(self, number: int, *lacking: str) -> None:
         """Ask for what is not here; what another order has asked for comes once, for both."""
-        digests = {file["sha256"] for file in self._orders[number]["files"] if "sha256" in file}
+        digests = {file["sha512"] for file in self._orders[number]["files"] if "sha512" in file}
         missing = {digest for digest in digests if self._find(digest) is None} | {*lacking}
         self._wanted[number] = missing
         self._ask(number, sorted(missing - self._senders.keys()))
@@ -133,7 +133,7 @@ class Incoming:
 
     def _begin(self, digest: str, number: int) -> Blob:
         order = self._orders[number]
-        size = next(int(f["size"]) for f in order["files"] if f.get("sha256") == digest)
+        size = next(int(f["size"]) for f in order["files"] if f.get("sha512") == digest)
         folder = self._kept if order.get("keep") else self._passing
         make_folders(folder)
         self._open[digest] = blob = Blob(folder, digest, size)
@@ -147,7 +147,7 @@ class Incoming:
         if self._wanted[number]:
             return
         order = self._orders.pop(number)
-        others = {f.get("sha256") for o in self._orders.values() for f in o["files"]}
+        others = {f.get("sha512") for o in self._orders.values() for f in o["files"]}
         try:
             self._place(order, others)
         except NotInCache as lack:
@@ -172,14 +172,14 @@ class Incoming:
         NotInCache for a file that has to be sent (again).
         """
         into, files = order["into"], order["files"]
-        left = Counter(file.get("sha256") for file in files)
+        left = Counter(file.get("sha512") for file in files)
 
         def put(file: dict[str, Any], target: str) -> None:
             if "link" in file:
                 os.symlink(file["link"], target)
                 return
-            left[file["sha256"]] -= 1
-            is_last = not left[file["sha256"]] and file["sha256"] not in others
+            left[file["sha512"]] -= 1
+            is_last = not left[file["sha512"]] and file["sha512"] not in others
             self._put(file, target, is_last=is_last)
 
         run = os.path.dirname(os.path.dirname(into))
@@ -190,7 +190,7 @@ class Incoming:
             _replace(into, files, put)
 
     def _put(self, file: dict[str, Any], target: str, *, is_last: bool) -> None:
-        digest, mode = file["sha256"], int(file["mode"]) & 0o700 | 0o600
+        digest, mode = file["sha512"], int(file["mode"]) & 0o700 | 0o600
         source = self._find(digest)
         if source is None:
             raise NotInCache(digest)

@@ -45,7 +45,7 @@ class Outgoing:
 
     def read(self, order: dict[str, Any]) -> None:
         """Send `folder`/`path` from `offset` up to `size`, `rate` bytes a second at most (null:
-        all there is), then the SHA-256 of what lies between `start` and `size`. `grows`: more
+        all there is), then the SHA-512 of what lies between `start` and `size`. `grows`: more
         may be written behind `size` meanwhile."""
         try:
             self._readings[order["id"]] = _Reading(order)
@@ -90,7 +90,7 @@ class Outgoing:
             self._drop(number, error=error.strerror or str(error))
             return
         if not data:
-            self._drop(number, sha256=reading.digest, is_unchanged=reading.is_unchanged())
+            self._drop(number, sha512=reading.digest, is_unchanged=reading.is_unchanged())
             return
         reading.ready_at = max(now - _BURST_S, reading.ready_at)
         if reading.was_asked_for(data):
@@ -120,7 +120,7 @@ class _Reading:
         self._path = os.path.join(order["folder"], order["path"])
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe has no end
         self._fd = os.open(self._path, flags)
-        self._hash = hashlib.sha256()
+        self._hash = hashlib.sha512()
         self.sent_at = 0
 
     @property

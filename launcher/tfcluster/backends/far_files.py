@@ -137,7 +137,7 @@ class FarFiles:
         start: int = 0,
         grows: bool = False,
     ) -> str:
-        """Give `take` the contents of a file that was listed so, from `start` on; their SHA-256
+        """Give `take` the contents of a file that was listed so, from `start` on; their SHA-512
         as the node has it.
 
         `rate`: bytes per second at most. `grows`: more may be written behind `size` meanwhile.
@@ -162,7 +162,7 @@ class FarFiles:
                     raise FarFileChangedError(str(end["error"]))
                 if not end.get("is_unchanged") or reading.at != size:
                     raise FarFileChangedError("changed while it was read")
-                return str(end.get("sha256"))
+                return str(end.get("sha512"))
 
     async def send_tree(
         self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False

@@ -17,7 +17,7 @@ _SLICE = 256 << 10
 _WINDOW = 4 << 20
 """Bytes under way at most: more would pile up where a node's disk is slower than the line."""
 _PAGE_BYTES = 1 << 20
-_ENTRY_BYTES = 256
+_ENTRY_BYTES = 320
 """Of an entry without its path, which JSON may blow up sixfold."""
 
 
@@ -40,7 +40,7 @@ class Sent:
     mtime_ns: int | None = None
     link: str | None = None
     """The target of a symbolic link; it then has no bytes."""
-    sha256: str | None = None
+    sha512: str | None = None
     """Where it is known already."""
 
 
@@ -73,16 +73,16 @@ def announced(files: Iterable[Sent]) -> Announced:
             continue
         digest, size = _known(file)
         sources[digest] = (file.source, size)
-        entry = {"path": file.path, "sha256": digest, "size": size, "mode": file.mode}
+        entry = {"path": file.path, "sha512": digest, "size": size, "mode": file.mode}
         entries.append(entry if file.mtime_ns is None else entry | {"mtime_ns": file.mtime_ns})
     return Announced(entries, sources)
 
 
 def _known(file: Sent) -> tuple[str, int]:
-    if file.sha256 is not None:
-        return file.sha256, file.source.stat().st_size
+    if file.sha512 is not None:
+        return file.sha512, file.source.stat().st_size
     with file.source.open("rb") as reader:
-        return hashlib.file_digest(reader, "sha256").hexdigest(), reader.tell()
+        return hashlib.file_digest(reader, "sha512").hexdigest(), reader.tell()
 
 
 class Sending:

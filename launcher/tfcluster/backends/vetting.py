@@ -87,7 +87,7 @@ _EVER: Mapping[str, Check] = {
     "executable": _or_none(_is_path),
     "last_seen": _is_whole,
     "is_unchanged": _is_truth,
-    "sha256": _is_text,
+    "sha512": _is_text,
 }
 """Of fields that any message may have."""
 _OF_TASK: Mapping[str, Check] = {"task": _is_text, "attempt": _is_whole}

@@ -32,7 +32,7 @@ def never() -> bool:
 
 
 def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopped = never) -> str:
-    """Copy `source`, which looked like `expected`, and return the SHA-256 both sides have.
+    """Copy `source`, which looked like `expected`, and return the SHA-512 both sides have.
 
     The copy keeps the time of `expected`, so that later looks know it again. Raises
     SourceChangedError, CancelledError, or OSError for the target's disk.
@@ -43,7 +43,7 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
     except OSError as error:
         raise SourceChangedError(f"{expected.path}: {error.strerror}") from error
     with open(descriptor, "rb") as reader, target.open("wb") as writer:
-        digest = hashlib.sha256()
+        digest = hashlib.sha512()
         while chunk := _read(reader.read, expected, stopped):
             digest.update(chunk)
             writer.write(chunk)
@@ -53,7 +53,7 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
         if copied != expected.size or not _is_still(source, descriptor, expected):
             raise SourceChangedError(f"{expected.path}: changed while it was copied")
     os.utime(target, ns=(expected.mtime_ns, expected.mtime_ns))
-    if sha256(target, stopped=stopped) != digest.hexdigest():
+    if sha512(target, stopped=stopped) != digest.hexdigest():
         raise OSError(f"{target}: what was read back is not what was written")
     return digest.hexdigest()
 
@@ -70,9 +70,9 @@ def replace_verified(
         partial.unlink(missing_ok=True)
 
 
-def sha256(path: Path, *, stopped: Stopped = never) -> str:
+def sha512(path: Path, *, stopped: Stopped = never) -> str:
     """Hexadecimal digest of a whole file. Raises CancelledError."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha512()
     with path.open("rb") as reader:
         while chunk := reader.read(CHUNK):
             if stopped():

@@ -7,7 +7,7 @@ Layout below the root, which may be moved as a whole::
         checkpoint                 the same for this folder alone
         ckpt-12.index              named as at the source, without the source's folder
         ckpt-12.data-00000-of-00001
-        .tfcluster.json            where it came from, sizes, times, SHA-256
+        .tfcluster.json            where it came from, sizes, times, SHA-512
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Gathered:
     """As it was at its source."""
     folder: Path
     digests: tuple[str, ...]
-    """SHA-256 of each of `checkpoint.files`."""
+    """SHA-512 of each of `checkpoint.files`."""
 
     @property
     def contents(self) -> tuple[tuple[str, str], ...]:
@@ -256,7 +256,7 @@ def _write_note(gathered: Gathered) -> None:
         "path": gathered.checkpoint.path,
         "step": gathered.step,
         "files": [
-            asdict(entry) | {"sha256": digest}
+            asdict(entry) | {"sha512": digest}
             for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True)
         ],
         "companions": [asdict(entry) for entry in gathered.checkpoint.companions],
@@ -270,7 +270,7 @@ def _read_note(note: Path) -> Gathered | None:
         data = json.loads(note.read_text(encoding="utf-8"))
         files, companions = _entries(data["files"]), _entries(data["companions"])
         checkpoint = Checkpoint(Kind(data["kind"]), data["path"], files, companions)
-        digests = tuple(str(f["sha256"]) for f in data["files"])
+        digests = tuple(str(f["sha512"]) for f in data["files"])
         folder, size = note.parent, checkpoint.bytes
         gathered = Gathered(
             folder, data["step"], checkpoint.kind, size, checkpoint, folder, digests

@@ -136,7 +136,7 @@ class _Landing:
     def __init__(self, target: Path, start: int) -> None:
         self._fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         os.ftruncate(self._fd, start)
-        self._hash, self._start_at, self._at = hashlib.sha256(), start, start
+        self._hash, self._start_at, self._at = hashlib.sha512(), start, start
         self._synced = start
         self._syncing: asyncio.Task[None] | None = None
         self._busy: set[asyncio.Task[None]] = set()
@@ -198,7 +198,7 @@ def trees(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
             kept = folder / str(len(found))
             _keep(gathered.file(entry), kept, entry)
             known = digests.get(entry)
-            found[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha256=known)
+            found[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
     names = folder / "names"
     for inside in {PurePosixPath(path).parent for path in found}:
         (names / inside).mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from tfcluster.agent.incoming import Incoming
 
 
 def sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha512(data).hexdigest()
 
 
 class Node:
@@ -29,7 +29,7 @@ class Node:
     def add(self, *files: tuple[str, bytes], removed: Sequence[str] = ()) -> dict[str, Any]:
         """Its last words after all bytes have come."""
         entries = [
-            {"path": path, "sha256": sha(data), "size": len(data), "mode": 0o600}
+            {"path": path, "sha512": sha(data), "size": len(data), "mode": 0o600}
             for path, data in files
         ]
         order = {"id": 1, "into": str(self.into), "files": entries, "keep": False}

@@ -168,8 +168,8 @@ def test_a_file_in_the_cache_is_sent_again_where_it_is_not_what_it_was(
     said: list[dict[str, Any]] = []
     incoming = Incoming(str(tmp_path), said.append)
     data = b"data"
-    digest = hashlib.sha256(data).hexdigest()
-    entry = {"path": "a", "sha256": digest, "size": len(data), "mode": 0o644}
+    digest = hashlib.sha512(data).hexdigest()
+    entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
 
     def order(number: int, keep: bool) -> None:
         into = str(tmp_path / "nodes/run/host/work")
@@ -206,8 +206,8 @@ def test_a_file_in_the_cache_is_sent_again_where_it_is_not_what_it_was(
 def test_two_hosts_with_one_home_do_not_write_one_file(tmp_path: Path) -> None:
     """Their processes may have the same number."""
     data = b"x" * 10
-    digest = hashlib.sha256(data).hexdigest()
-    entry = {"path": "a", "sha256": digest, "size": len(data), "mode": 0o644}
+    digest = hashlib.sha512(data).hexdigest()
+    entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
     both = [(Incoming(str(tmp_path), lambda said: None), str(tmp_path / name)) for name in "ab"]
     for incoming, into in both:
         order = {"id": 1, "into": f"{into}/work", "files": [entry], "keep": True}

@@ -13,11 +13,11 @@ from tfcluster.agent.incoming import Incoming
 
 
 def sha(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return hashlib.sha512(data).hexdigest()
 
 
 def file(path: str, data: bytes = b"x", **more: Any) -> dict[str, Any]:
-    return {"path": path, "sha256": sha(data), "size": len(data), "mode": 0o644, **more}
+    return {"path": path, "sha512": sha(data), "size": len(data), "mode": 0o644, **more}
 
 
 class Node:
@@ -93,8 +93,8 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
         file("a//b"),
         file("./a"),
         file("a\0b"),
-        file("a") | {"sha256": "../../" + "0" * 58},
-        file("a") | {"sha256": "0" * 63},
+        file("a") | {"sha512": "../../" + "0" * 122},
+        file("a") | {"sha512": "0" * 127},
         {"path": "a", "link": "/etc"},
         {"path": "a/b", "link": "../../etc"},
         {"path": "a", "link": "b/../../etc"},
@@ -103,7 +103,7 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
         {"path": "a", "link": "b\0"},
         {"path": "a", "link": 7},
         file("a") | {"path": 7},
-        file("a") | {"sha256": None},
+        file("a") | {"sha512": None},
     ],
 )
 def test_a_name_that_leads_outside_is_refused(node: Node, bad: dict[str, Any]) -> None:
@@ -133,7 +133,7 @@ def test_a_frame_names_no_place(node: Node, tmp_path: Path, name: str) -> None:
 def test_bytes_that_are_not_what_was_announced_are_refused(node: Node) -> None:
     node.receive(file("a", b"right"))
     node.incoming.take(sha(b"right"), 0, b"wrong")
-    assert "SHA-256" in node.said[-1]["error"]
+    assert "SHA-512" in node.said[-1]["error"]
     assert not node.into.exists()
 
 

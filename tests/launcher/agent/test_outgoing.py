@@ -59,7 +59,7 @@ def test_a_listing_of_any_length_comes_in_frames(monkeypatch: pytest.MonkeyPatch
 
 
 def test_an_order_of_any_length_goes_in_frames() -> None:
-    file = {"sha256": "0" * 64, "size": 1 << 40, "mode": 0o755, "mtime_ns": 1 << 60}
+    file = {"sha512": "0" * 128, "size": 1 << 40, "mode": 0o755, "mtime_ns": 1 << 60}
     entries = [{"path": f"{number}{LONG}", **file} for number in range(20_000)]
     pages = list(Announced(entries, {}).pages())
     frames = [protocol.control_frame({"files": page}) for page in pages]
@@ -101,7 +101,7 @@ def test_what_had_come_before_is_hashed_and_not_sent(tmp_path: Path) -> None:
     node.read(path, 2, offset=(1 << 20) - 10)
     node.until(100.0)
     whole, rest = node.said
-    assert whole["sha256"] == rest["sha256"]
+    assert whole["sha512"] == rest["sha512"]
     assert [size for name, _, size in node.sent if name == "2"] == [256 << 10]
 
 

@@ -131,7 +131,7 @@ def test_a_file_comes_whole_with_its_hash(node: Node) -> None:
     async def story(files: FarFiles) -> None:
         taken, listed = Taken(), node.file(3 * MB)
         digest = await files.read(str(node.data), "a", taken, **listed)
-        assert digest == hashlib.sha256(taken.data).hexdigest()
+        assert digest == hashlib.sha512(taken.data).hexdigest()
         assert taken.data == (node.data / "a").read_bytes()
         with pytest.raises(FarFileChangedError, match="No such file"):
             await files.read(str(node.data), "b", taken, **listed)
@@ -149,7 +149,7 @@ def test_of_a_file_that_grows_comes_what_was_listed(node: Node) -> None:
             file.write(b"more, written later")
         digest = await files.read(str(node.data), "a", taken, **listed, start=1000, grows=True)
         expected = (node.data / "a").read_bytes()[1000:MB]
-        assert (bytes(taken.data), digest) == (expected, hashlib.sha256(expected).hexdigest())
+        assert (bytes(taken.data), digest) == (expected, hashlib.sha512(expected).hexdigest())
 
     run(node, story)
 
@@ -185,7 +185,7 @@ def test_a_line_that_breaks_costs_a_file_nothing_and_is_read_once(node: Node) ->
             assert len(node.open_files()) <= 1
         digest = await reading
         assert taken.data == (node.data / "a").read_bytes()
-        assert digest == hashlib.sha256(taken.data).hexdigest()
+        assert digest == hashlib.sha512(taken.data).hexdigest()
 
     run(node, story)
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tfcluster.checkpoints.completeness import Kind
-from tfcluster.checkpoints.copying import sha256
+from tfcluster.checkpoints.copying import sha512
 from tfcluster.checkpoints.store import Store, open_for_reading
 
 ROOT = Path(__file__).parents[3]
@@ -50,7 +50,7 @@ def assert_whole(root: Path) -> None:
     }
     for gathered in held:
         for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True):
-            assert sha256(gathered.file(entry)) == digest
+            assert sha512(gathered.file(entry)) == digest
     named = re.findall(r'paths: "(.+)"', (root / "checkpoint").read_text())
     assert named
     assert all((root / f"{prefix}.index").exists() for prefix in named)

@@ -37,7 +37,7 @@ class There:
             await take(wanted[at : at + 3])
         if self.error:
             raise self.error
-        return self.digest or hashlib.sha256(wanted).hexdigest()
+        return self.digest or hashlib.sha512(wanted).hexdigest()
 
     @property
     def entry(self) -> Entry:
@@ -60,14 +60,14 @@ def test_a_copy_has_the_hash_and_the_time_that_it_has_there(tmp_path: Path) -> N
     there, target = There(b"0123456789"), tmp_path / "below" / "a"
     digest = source(there, lambda far: far.copy(there.entry, target))
     assert target.read_bytes() == b"0123456789"
-    assert digest == hashlib.sha256(b"0123456789").hexdigest()
+    assert digest == hashlib.sha512(b"0123456789").hexdigest()
     assert target.stat().st_mtime_ns == there.entry.mtime_ns
 
 
 @pytest.mark.parametrize(
     ("there", "error"),
     [
-        (There(b"0123456789", digest="0" * 64), OSError),
+        (There(b"0123456789", digest="0" * 128), OSError),
         (There(b"0123456789", error=FarFileChangedError("changed")), SourceChangedError),
     ],
     ids=["another hash", "changed"],
@@ -138,7 +138,7 @@ def test_of_a_file_that_grows_only_the_new_comes(tmp_path: Path) -> None:
 def test_a_tail_that_cannot_be_trusted_is_taken_off_again(tmp_path: Path) -> None:
     target = tmp_path / "events"
     target.write_bytes(b"0123")
-    there = There(b"0123456789", digest="0" * 64)
+    there = There(b"0123456789", digest="0" * 128)
     with pytest.raises(OSError, match="read back"):
         source(there, lambda far: far.follow(there.entry, target))
     assert target.read_bytes() == b"0123"
@@ -151,12 +151,12 @@ def test_what_is_sent_of_the_store_is_linked_and_not_copied(tmp_path: Path) -> N
     (home / "ckpt-1.data-00000-of-00001").write_bytes(b"data")
     entries = (Entry("in/ckpt-1.data-00000-of-00001", 4, 1), Entry("in/ckpt-1.index", 5, 2))
     checkpoint = Checkpoint(Kind.TF_CHECKPOINT, "in/ckpt-1", entries, ())
-    digests = ("d" * 64, "e" * 64)
+    digests = ("d" * 128, "e" * 64)
     gathered = Gathered(home, 1, Kind.TF_CHECKPOINT, 9, checkpoint, home, digests)
     (tmp_path / "outgoing").mkdir()
     sent = {one.path: one for one in trees(tmp_path / "outgoing", [gathered])}
     assert sorted(sent) == ["in/checkpoint", *sorted(entry.path for entry in entries)]
     data = sent["in/ckpt-1.data-00000-of-00001"]
     assert data.source.samefile(home / "ckpt-1.data-00000-of-00001")
-    assert (data.sha256, data.mtime_ns) == ("d" * 64, 1)
+    assert (data.sha512, data.mtime_ns) == ("d" * 128, 1)
     assert b"ckpt-1" in sent["in/checkpoint"].source.read_bytes()

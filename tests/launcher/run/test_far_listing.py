@@ -36,7 +36,7 @@ class Hostile(FarFiles):
             self.hear({"type": "scanned", "id": number, "entries": entries})
         if order["type"] == "read":
             self.hear({"type": "file", "name": str(number), "offset": 0, "data": CONTENT})
-            wrong = {"sha256": "0" * 64, "is_unchanged": True}
+            wrong = {"sha512": "0" * 128, "is_unchanged": True}
             self.hear({"type": "read_end", "id": number, **wrong})
 
     async def _ignore(self, name: str, offset: int, data: bytes) -> None:
