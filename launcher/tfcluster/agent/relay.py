@@ -33,6 +33,7 @@ NAME = "tfcluster-agent"
 """Of the agent's process and of its guard's: their command line is the relay's."""
 AGENT_GONE = 76
 """Exit code of a relay that was to join an agent, not to start one."""
+_NOT_STARTED = "the agent did not start; what it said went to stderr"
 
 
 class RelayError(Exception):
@@ -54,8 +55,8 @@ def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
     each session's own: an agent outlives the connection it was started over.
     """
     runtime = f"/tmp/tfcluster-{os.getuid()}"
-    paths = {name: os.path.join(runtime, config[name]) for name in ("socket", "ports_dir")}
-    return {**config, **paths}
+    names = [name for name in ("socket", "ports_dir", "seat") if name in config]
+    return {**config, **{name: os.path.join(runtime, config[name]) for name in names}}
 
 
 def reach_agent(config: dict[str, Any]) -> socket.socket:
@@ -79,7 +80,10 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
         if found is not None:
             _end(found)
         _await_guard(path)
-        _start_agent(config)
+        if "seat" in config:
+            _seat_agent(config)
+        else:
+            _start_agent(config)
         return _connect(path)
     finally:
         os.close(lock)
@@ -111,6 +115,29 @@ def _connect(path: str) -> socket.socket:
     return agent
 
 
+def _seat_agent(config: dict[str, Any]) -> None:
+    """The process that waits in this container becomes the agent (`agent.seat`)."""
+    seat = _await_seat(config["seat"])
+    code = __file__.rsplit(os.sep, 3)[0]
+    seat.sendall(os.fsencode(code) + b"\n" + json.dumps(config).encode())
+    seat.shutdown(socket.SHUT_WR)
+    with seat.makefile("rb") as file:
+        if not file.readline():
+            raise RelayError(_NOT_STARTED)
+
+
+def _await_seat(path: str) -> socket.socket:
+    """The container may have started before its process listens."""
+    deadline = time.monotonic() + _END_S
+    while True:
+        try:
+            return _connect(path)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise RelayError("nothing waits in this container for an agent") from error
+            time.sleep(0.01)
+
+
 def _start_agent(config: dict[str, Any]) -> None:
     config_read, config_write = os.pipe()
     ready_read, ready_write = os.pipe()
@@ -126,7 +153,7 @@ def _start_agent(config: dict[str, Any]) -> None:
         file.write(json.dumps(config).encode())
     with open(ready_read, "rb") as file:
         if not file.readline():
-            raise RelayError("the agent did not start; what it said went to stderr")
+            raise RelayError(_NOT_STARTED)
 
 
 def _become_agent(config: int, ready: int) -> NoReturn:

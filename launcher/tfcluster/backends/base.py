@@ -37,3 +37,7 @@ class Backend(Protocol):
         Raises SurroundingsError when it does not come up; the text holds its last words.
         """
         ...
+
+    async def close(self) -> str | None:
+        """The run is over: what was made for all its nodes goes. What stays, in a sentence."""
+        ...

@@ -60,14 +60,15 @@ class AgentLink:
         hello: Mapping[str, Any],
         *,
         lease_s: float | None = None,
-        ended: Callable[[], Awaitable[None]] | None = None,
+        ended: Callable[[], Awaitable[bool | None]] | None = None,
         last_words: Callable[[], str] = str,
         kill: Callable[[], None] | None = None,
         gone: Callable[[], Awaitable[bool]] | None = None,
         cut: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
-        dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone.
+        dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone;
+        true where that is certain of one with a lease.
         `kill`: called when the agent does not acknowledge a stop within seconds. `gone`: whether
         a dial that failed found the node without the agent: no lease is to be waited for. `cut`:
         ends a connection over which nothing comes any more."""
@@ -80,7 +81,8 @@ class AgentLink:
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = self._said_goodbye = False
         self._fault = ""
-        self.heard_goodbye = False
+        self.heard_goodbye = self.has_ended = False
+        """`has_ended`: nothing that it started lives any more, whatever its lease says."""
         self.welcome: dict[str, Any] = {}
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
@@ -155,7 +157,7 @@ class AgentLink:
         self._messages.put_nowait(None)
         if self._ended is not None:
             ended, self._ended = self._ended, None
-            await ended()
+            self.has_ended = await ended() is True
 
     async def _greet(self) -> Greeted:
         reader, writer = await self._dial()

@@ -77,6 +77,10 @@ class LocalBackend:
         process.note_agent(link.welcome["pid"])
         return link
 
+    async def close(self) -> str | None:
+        """Nothing is made for a run as a whole."""
+        return None
+
 
 def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
     """Why an agent that answered something else than `READY` did not start."""

@@ -15,7 +15,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, protocol, relay
 from tfcluster.backends import bundle, handshake
@@ -27,6 +27,8 @@ from tfcluster.plan import remote
 STARTER = "import sys;exec(eval(sys.stdin.buffer.raw.readline()))"
 """Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. No character in
 it means anything to a shell within single quotes."""
+SEAT = "seat"
+"""The socket on which a place waits for its agent (`agent.seat`)."""
 _LONGEST_LINE = 2000
 _WORDS = 40
 """Lines of a transport's stderr that are kept."""
@@ -38,6 +40,22 @@ _LEAVE_S = 1.0
 
 class Unreached(ConnectionError):
     """A dial failed; the text says why."""
+
+
+class Place(Protocol):
+    """A container that was made for one agent, and ends with it."""
+
+    async def has_ended(self, said: str) -> bool:
+        """Whether it will never answer; `said`: the transport's words for a dial that failed."""
+        ...
+
+    def last_words(self) -> str:
+        """Why, where that is known."""
+        ...
+
+    async def end(self) -> bool:
+        """End it; whether it is certain that nothing in it lives."""
+        ...
 
 
 class Transport:
@@ -144,9 +162,15 @@ def _bootstrap() -> str:
 
 
 async def connect(
-    node: str, argv: Sequence[str], *, run_id: str, token: str, lease_s: float
+    node: str,
+    argv: Sequence[str],
+    *,
+    run_id: str,
+    token: str,
+    lease_s: float,
+    place: Place | None = None,
 ) -> AgentLink:
-    """Reach the agent of `node`, started if need be, and greet it.
+    """Reach the agent of `node`, started if need be, and greet it. `place`: what was made for it.
 
     Raises NodeLostError with the transport's own words.
     """
@@ -154,15 +178,30 @@ async def connect(
     name = f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
     identity = {"run_id": run_id, "node": node, "token": token}
     config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
+    if place is not None:
+        config["seat"] = SEAT
     order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
     transport = Transport(argv, order, made)
+
+    async def end() -> bool:
+        await transport.hang_up()
+        return place is not None and await place.end()
+
+    async def has_gone() -> bool:
+        has_agent_gone = await transport.has_agent_gone()
+        has_ended = place is not None and await place.has_ended(transport.last_words())
+        return has_agent_gone or has_ended
+
+    def last_words() -> str:
+        return (place.last_words() if place is not None else "") or transport.last_words()
+
     link = AgentLink(
         transport.dial,
         {**identity, "stream_logs": True},
         lease_s=lease_s,
-        ended=transport.hang_up,
-        last_words=transport.last_words,
-        gone=transport.has_agent_gone,
+        ended=end,
+        last_words=last_words,
+        gone=has_gone,
         cut=transport.hang_up,
     )
     try:

@@ -57,6 +57,10 @@ class SshBackend:
         except NodeLostError as error:
             raise NodeLostError(error.message, cure=_cure(error.message, node)) from error
 
+    async def close(self) -> str | None:
+        """Nothing is made for a run as a whole."""
+        return None
+
 
 _FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
 """A folder with ``bin/python`` stands for it; within single quotes, which login shells share."""

@@ -164,7 +164,8 @@ def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
         what = _lonely_evaluator(plan)
     if what and (len(plan.nodes) > 1 or plan.elsewhere) and plan.checkpoints.dir is None:
-        message = f"{what} over several hosts needs storage that all of them share"
+        places = "containers" if any(node.container for node in plan.nodes) else "hosts"
+        message = f"{what} over several {places} needs storage that all of them share"
         cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
         yield SurroundingsError(message, cure=cure)
 
@@ -178,7 +179,7 @@ def _lonely_evaluator(plan: Plan) -> str | None:
 
 def _private_network(plan: Plan) -> Iterator[SurroundingsError]:
     """Inside it there is this machine's loopback and nothing else (user_namespaces(7))."""
-    private = {node.name for node in plan.nodes if node.network == "private"}
+    private = {n.name for n in plan.nodes if n.network == "private" and n.container is None}
     mine = [t for t in plan.tasks if t.node in private]
     far = [t for t in mine if not is_loopback(t.host)] or (mine and [*plan.elsewhere])
     if far:

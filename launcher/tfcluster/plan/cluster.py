@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tfcluster.plan.placement import place
+from tfcluster.plan.placement import DOCKER, place
 from tfcluster.plan.plan import JOB_NAMES, TaskId
 from tfcluster.plan.resources import Gpus
 
 if TYPE_CHECKING:
-    from tfcluster.spec.model import ClusterSpec
+    from tfcluster.spec.model import ClusterSpec, TaskEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,19 @@ def by_node(all_seats: Collection[Seat]) -> dict[str, tuple[Seat, ...]]:
     return {name: tuple(s for s in all_seats if s.node == name) for name in names}
 
 
+def by_machine(all_seats: Collection[Seat]) -> list[tuple[Seat, ...]]:
+    """Tasks that share cores and GPUs: those of a node, and those in containers of one daemon."""
+    nodes = by_node([seat for seat in all_seats if seat.backend != DOCKER])
+    contained = tuple(seat for seat in all_seats if seat.backend == DOCKER)
+    return [*nodes.values(), *filter(None, [contained])]
+
+
 def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[Seat]:
     for job in JOB_NAMES:
         listed = spec.cluster.get(job, 0)
+        if spec.runtime.backend == DOCKER:
+            yield from _contained(job, listed)
+            continue
         if isinstance(listed, int):
             here = place("127.0.0.1", backend=spec.runtime.backend, own=own)
             for index in range(listed):
@@ -55,3 +65,15 @@ def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[Seat]:
             at = place(task.host, backend=spec.runtime.backend, own=own)
             seat = Seat(TaskId(job, index), task.host, task.port, at.node, at.backend)
             yield replace(seat, gpus=task.gpus, env=task.env)
+
+
+def _contained(job: str, listed: int | Sequence[TaskEntry]) -> Iterator[Seat]:
+    """Each in a container with the task's own name as host name; of a written address the port
+    stays, which in there is nobody else's."""
+    entries = [None] * listed if isinstance(listed, int) else listed
+    for index, entry in enumerate(entries):
+        task = TaskId(job, index)
+        seat = Seat(task, task.file_name, 0, task.file_name, DOCKER)
+        if entry is not None:
+            seat = replace(seat, port=entry.port, gpus=entry.gpus, env=entry.env)
+        yield seat

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from tfcluster.plan import command, notes, remote, secrecy
 from tfcluster.plan.checks import needs_tensorflow
-from tfcluster.plan.cluster import Seat, by_node, seats
+from tfcluster.plan.cluster import Seat, by_machine, by_node, seats
+from tfcluster.plan.containers import container, inside
 from tfcluster.plan.environment import UNSET
+from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import (
     CheckpointPlan,
     Command,
@@ -97,22 +99,28 @@ class _Making:
         return cls(spec, around, tuple(args), found, variables, workdir)
 
     def nodes(self) -> Iterator[NodePlan]:
+        shares = dict(self._shares())
         for name, its_seats in by_node(self.seats).items():
+            first = its_seats[0]
             python = self.around.interpreters.get(name)
+            is_container = first.backend == DOCKER
             yield NodePlan(
                 name=name,
-                backend=its_seats[0].backend,
+                backend=first.backend,
                 interpreter=None if self._is_command else python,
                 workdir=self._workdir(name),
                 network=self.spec.runtime.network,
-                destination=self._destination(its_seats[0]),
+                destination=self._destination(first),
+                container=container(self.spec, self.around, first, shares[first.id])
+                if is_container
+                else None,
             )
 
     def tasks(self) -> Iterator[TaskPlan]:
         shares = dict(self._shares())
         serving = strategy_name(self.spec) == "parameter_server"
         for seat in self.seats:
-            share = shares[seat.id]
+            share = inside(shares[seat.id]) if seat.backend == DOCKER else shares[seat.id]
             job = seat.id.job
             yield TaskPlan(
                 id=seat.id,
@@ -162,15 +170,15 @@ class _Making:
         return remote.workdir(node, chosen[0] if chosen else None)
 
     def _destination(self, seat: Seat) -> str | None:
-        if seat.node == LOCAL:
+        if seat.backend != "ssh":
             return None
         settings = [self.spec.runtime.hosts.get(key) for key in (seat.host, "*")]
         return next((s.ssh for s in settings if s is not None and s.ssh is not None), None)
 
     def _shares(self) -> Iterator[tuple[TaskId, Share]]:
         wishes = self.spec.resources
-        for node, its_seats in by_node(self.seats).items():
-            here = node == LOCAL
+        for its_seats in by_machine(self.seats):
+            here = self._is_here(its_seats[0])
             cores = divide(self.around.cores, len(its_seats), each=wishes.cpus)
             parts = len(its_seats) if here else 1
             threads = thread_budget(
@@ -181,6 +189,10 @@ class _Making:
             for seat, own_cores, own_gpus in zip(its_seats, cores, gpus, strict=True):
                 pinned = own_cores if wishes.pin and here else None
                 yield seat.id, Share(pinned, threads, own_gpus, bool(shared & set(own_gpus or ())))
+
+    def _is_here(self, seat: Seat) -> bool:
+        """Whether its cores and GPUs are this machine's."""
+        return seat.node == LOCAL or (seat.backend == DOCKER and self.around.docker_is_here)
 
     def _gpus(
         self, its_seats: Sequence[Seat], available: Sequence[int] | None

@@ -17,6 +17,10 @@ class Place:
     backend: str
 
 
+DOCKER = "docker"
+"""The backend whose nodes are made for one task each, and named after it."""
+
+
 def place(host: str, *, backend: str, own: Collection[str]) -> Place:
     """`backend` as the spec says it (``auto`` …); `own`: this machine's addresses and names."""
     if backend == "local" or (backend == "auto" and is_here(host, own)):

@@ -69,11 +69,29 @@ class Interpreter:
 
 
 @dataclass(frozen=True, slots=True)
+class Container:
+    """What docker is to start for a task. Paths are of the machine on which its daemon runs."""
+
+    image: str
+    cpus: int | None = None
+    cores: tuple[int, ...] | None = None
+    """Those it is held to; None: any."""
+    memory: str | None = None
+    """At most, as docker writes it: ``8g``."""
+    gpus: tuple[int, ...] | Literal["all"] | None = None
+    """Indexes of the machine's GPUs; inside they count from 0."""
+    data_dir: str | None = None
+    """Mounted read-only, under the same path."""
+    shared_dir: str | None = None
+    """Storage of all tasks, mounted under the same path."""
+
+
+@dataclass(frozen=True, slots=True)
 class NodePlan:
-    """A place where tasks run: this machine, later an SSH host or a container."""
+    """A place where tasks run: this machine, an SSH host, or a container."""
 
     name: str
-    """``local``, or the host part of the addresses of its tasks."""
+    """``local``, the host part of the addresses of its tasks, or a container's host name."""
     backend: str
     interpreter: Interpreter | None
     """None for a `command` job, and where only the node itself can tell."""
@@ -82,6 +100,8 @@ class NodePlan:
     """``private``: its tasks have a network of their own, with nothing in it but loopback."""
     destination: str | None = None
     """What ssh is given to reach it, where that is not its name."""
+    container: Container | None = None
+    """Of a node that is one."""
 
 
 @dataclass(frozen=True, slots=True)

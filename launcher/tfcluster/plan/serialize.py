@@ -9,6 +9,7 @@ from typing import Any
 from tfcluster.plan.plan import (
     CheckpointPlan,
     Command,
+    Container,
     EnvVar,
     Interpreter,
     NodePlan,
@@ -25,6 +26,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     data["tasks"] = [_task_to_json(task) for task in plan.tasks]
     data["prepare"] = {node: command_to_json(c) for node, c in plan.prepare.items()}
     data["elsewhere"] = [_task_to_json(task) for task in plan.elsewhere]
+    for node in data["nodes"]:
+        if node["container"] is None:
+            del node["container"]
     if not plan.joins:
         del data["joins"], data["elsewhere"]
     if not plan.withheld:
@@ -67,7 +71,14 @@ def _node_from_json(data: Mapping[str, Any]) -> NodePlan:
     values = _known(NodePlan, data)
     if data["interpreter"] is not None:
         values["interpreter"] = Interpreter(**_known(Interpreter, data["interpreter"]))
+    if (container := values.get("container")) is not None:
+        lists = {name: _tuple(container[name]) for name in ("cores", "gpus")}
+        values["container"] = Container(**_known(Container, container) | lists)
     return NodePlan(**values)
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _task_from_json(data: Mapping[str, Any]) -> TaskPlan:
@@ -75,7 +86,7 @@ def _task_from_json(data: Mapping[str, Any]) -> TaskPlan:
     values["id"] = TaskId.parse(data["id"])
     values["command"] = _command_from_json(data["command"])
     for name in ("cores", "gpus"):
-        values[name] = None if data[name] is None else tuple(data[name])
+        values[name] = _tuple(data[name])
     return TaskPlan(**values)
 
 

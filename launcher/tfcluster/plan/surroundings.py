@@ -34,6 +34,8 @@ class Surroundings:
     """The variables of ``job.env_file``, in its order."""
     imports: frozenset[str] | None = None
     """Top-level modules the job's files import for certain; None where nobody could look."""
+    docker_is_here: bool = False
+    """Whether the docker daemon that would be used runs on this machine."""
     absent: frozenset[str] = frozenset()
     """Those of the plan's local paths (workdir, script, prepare) that do not exist."""
 

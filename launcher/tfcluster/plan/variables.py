@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tfcluster.plan import containers
 from tfcluster.plan.cluster import Seat, hosts_of
 from tfcluster.plan.command import python_path
 from tfcluster.plan.environment import (
@@ -18,6 +19,7 @@ from tfcluster.plan.environment import (
     without_set_env,
 )
 from tfcluster.plan.keras import as_inherited, legacy_keras
+from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import Share, gpu_env, thread_env
 from tfcluster.plan.settings import has_hooks, settings_json, strategy_name
@@ -100,6 +102,8 @@ class Variables:
             found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
 
     def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
+        if self.spec.runtime.backend == DOCKER:
+            return containers.data_dir(self.spec, self.around, host)
         for key in (host, "*"):
             settings = self.spec.runtime.hosts.get(key)
             if settings and settings.data_dir:

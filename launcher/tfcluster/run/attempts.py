@@ -67,7 +67,7 @@ class Attempts:
         if len(errors) == 1:
             raise errors[0]
         if errors:
-            messages = "\n".join(error.message for error in errors)
+            messages = "\n".join(dict.fromkeys(error.message for error in errors))
             raise NodeLostError(messages, cure=errors[0].cure)
 
     async def keep_going(self) -> None:

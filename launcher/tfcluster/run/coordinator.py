@@ -264,6 +264,8 @@ class Coordinator:
             self.journal.record(ev.Warned(message=unread, closing=True))
         for node in self._exchange.unheard:
             self.journal.record(ev.Warned(message=self._not_told(node), closing=True))
+        for left in self._exchange.left:
+            self.journal.record(ev.Warned(message=left, closing=True))
         for warning in rehearsal.not_injected(self._faults, self.journal.state):
             self.journal.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome

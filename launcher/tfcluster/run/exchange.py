@@ -36,6 +36,7 @@ class Exchange:
         self, backend_of: Callable[[NodePlan], Backend], paths: RunPaths, *, lease_s: float = 60.0
     ) -> None:
         self._backend_of, self._paths, self._lease_s = backend_of, paths, lease_s
+        self._backends: dict[str, Backend] = {}
         self._logs = LogsOfOthers(paths)
         self._sites: dict[str, Site] = {}
         self._code: dict[str, str] = {}
@@ -43,6 +44,8 @@ class Exchange:
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: set[str] = set()
+        self._ended: set[str] = set()
+        """Lost nodes of which it is certain that nothing lives there."""
         self._heard_at: dict[str, float] = {}
         """Of nodes whose link is gone."""
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
@@ -50,6 +53,8 @@ class Exchange:
         self._replies: dict[tuple[str, str], Message] = {}
         self.unheard: tuple[str, ...] = ()
         """Nodes elsewhere that did not say goodbye, after `close`."""
+        self.left: tuple[str, ...] = ()
+        """What backends could not clear away, in sentences, after `close`."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def put(self, call: Callable[[], None]) -> None:
@@ -71,12 +76,13 @@ class Exchange:
     ) -> None:
         """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps;
         raises SurroundingsError."""
-        backend = self._backend_of(node)
+        backend = self._backends.setdefault(node.backend, self._backend_of(node))
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(
             node, run_id=run_id, token=secrets.token_hex(16), lease_s=self._lease_s
         )
         self._links[node.name] = link
+        self._ended.discard(node.name)
         self._holds_ports[node.name] = backend.capabilities.holds_ports
         if backend.capabilities.has_lease:
             self._has_lease.add(node.name)
@@ -129,7 +135,7 @@ class Exchange:
         a while into a line on which nothing came back any more. One without a lease ends them
         with its connection, and `close` waits for that.
         """
-        if node not in self._has_lease:
+        if node not in self._has_lease or node in self._ended:
             return 0.0
         return self._heard_at[node] + SILENCE_S + self._lease_s + _KILL_S
 
@@ -140,6 +146,8 @@ class Exchange:
             if (link := self._links.pop(node, None)) is not None:
                 self._heard_at[node] = link.heard_at
                 await link.close()
+                if link.has_ended:
+                    self._ended.add(node)
 
     def forget(self, node: str, *kinds: str) -> None:
         """A new answer is wanted."""
@@ -177,8 +185,10 @@ class Exchange:
         what they had to say. Folders on other machines go with them, unless they are to be kept.
         """
         await asyncio.gather(*(self._dismiss(node, keeps_folders) for node in self._links))
-        said = {node for node, link in self._links.items() if link.heard_goodbye}
-        self.unheard = tuple(sorted(self._has_lease - said))
+        said = {n for n, link in self._links.items() if link.heard_goodbye or link.has_ended}
+        self.unheard = tuple(sorted(self._has_lease - said - self._ended))
+        closed = await asyncio.gather(*(one.close() for one in self._backends.values()))
+        self.left = tuple(filter(None, closed))
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
 

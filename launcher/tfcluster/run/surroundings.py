@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import psutil
 
 from tfcluster.agent import machine
-from tfcluster.errors import UsageError
+from tfcluster.backends import docker_client
+from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import checks, command
 from tfcluster.plan.cluster import by_node, seats
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import certain_imports
+from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 from tfcluster.run import interpreter
@@ -51,6 +53,7 @@ def gather(
         cores=usable_cores(),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
+        docker_is_here=spec.runtime.backend == DOCKER and docker_client.is_here(environ),
     )
     workdir = Path(command.absolute(spec.job.workdir, seen.spec_dir, environ))
     return _with_job(spec, seen, workdir, python)
@@ -109,6 +112,9 @@ def _interpreters(
     found = {}
     for node, its_seats in by_node(seats(spec, seen.addresses)).items():
         wish, why = (python, "--python") if python else python_wish(spec, its_seats[0].host)
+        if its_seats[0].backend == DOCKER:
+            found[node] = _of_image(wish, why)
+            continue
         base = Path.cwd() if python else Path(seen.spec_dir)
         if node == LOCAL:
             found[node] = interpreter.choose(
@@ -117,6 +123,16 @@ def _interpreters(
         else:
             found[node] = Interpreter(wish or "python3", why or "python3 on its PATH")
     return found
+
+
+def _of_image(wish: str | None, why: str) -> Interpreter:
+    """A path relative to the spec is one of this machine: in a container it says nothing."""
+    if wish is not None and "/" in wish and not wish.startswith("/"):
+        if why == "--python":
+            cure = "leave it out, or name one of the image: --python /opt/tf/bin/python"
+            raise InterpreterError(f"{wish} is no Python of an image ({why})", cure=cure)
+        return Interpreter("python3", f"the image's; {why} is a path of this machine")
+    return Interpreter(wish or "python3", why or "the image's")
 
 
 def python_wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:

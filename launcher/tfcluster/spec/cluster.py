@@ -128,10 +128,10 @@ def find_mistakes(cluster: Jobs) -> Iterator[Finding]:
 
 def _about_jobs(cluster: Jobs) -> Iterator[Finding]:
     for job in cluster:
-        if _count(cluster, job) == 0:
+        if count(cluster, job) == 0:
             yield Finding((job,), f"no {job} is listed", "list its addresses, or leave it out")
     for job in ("chief", "evaluator"):
-        if _count(cluster, job) > 1:
+        if count(cluster, job) > 1:
             cure = "keep one; the others may be workers" if job == "chief" else "keep one"
             yield Finding((job,), f"a cluster has at most one {job}", cure)
     if "ps" in cluster and not ("chief" in cluster and "worker" in cluster):
@@ -143,16 +143,16 @@ def _about_jobs(cluster: Jobs) -> Iterator[Finding]:
 
 
 def _about_addresses(cluster: Jobs) -> Iterator[Finding]:
-    placed = list(_placed(cluster))
+    all_placed = list(placed(cluster))
     seen: dict[tuple[str, int], str] = {}
-    for path, at in placed:
+    for path, at in all_placed:
         first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
         if at.port and first != f"{path[0]}:{path[1]}":
             yield Finding(path, f"{at} is already the address of {first}", "write another port")
-    remote = next((at for _, at in placed if not at.is_loopback), None)
+    remote = next((at for _, at in all_placed if not at.is_loopback), None)
     if remote is None:
         return
-    for path, at in placed:
+    for path, at in all_placed:
         if at.is_loopback:
             cure = "write the address by which the other hosts reach this machine"
             yield Finding(path, f"{at} is loopback, which {remote.host} cannot reach", cure)
@@ -162,7 +162,8 @@ def _about_addresses(cluster: Jobs) -> Iterator[Finding]:
             yield Finding((job,), "a number beside written addresses says no place", cure)
 
 
-def _placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], address.Address]]:
+def placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], address.Address]]:
+    """Every task with an address, and which."""
     for job in JOBS:
         tasks = cluster.get(job, ())
         if not isinstance(tasks, int):
@@ -170,19 +171,20 @@ def _placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], address.Addres
                 yield (job, index), address.parse(task.address)
 
 
-def _count(cluster: Jobs, job: JobName) -> int:
+def count(cluster: Jobs, job: JobName) -> int:
+    """Tasks of one job."""
     tasks = cluster.get(job, 0)
     return tasks if isinstance(tasks, int) else len(tasks)
 
 
 def count_tasks(cluster: Jobs) -> int:
     """All processes of the cluster, the evaluator included."""
-    return sum(_count(cluster, job) for job in JOBS)
+    return sum(count(cluster, job) for job in JOBS)
 
 
 def count_trainers(cluster: Jobs) -> int:
     """Chief and workers."""
-    return _count(cluster, "chief") + _count(cluster, "worker")
+    return count(cluster, "chief") + count(cluster, "worker")
 
 
 def _without_absent(cluster: Any) -> Any:

@@ -15,8 +15,10 @@ from tfcluster.spec.cluster import (
     Gpus,
     JobName,
     TaskEntry,
+    count,
     count_tasks,
     count_trainers,
+    placed,
 )
 from tfcluster.spec.fields import (
     Finding,
@@ -108,6 +110,7 @@ class ClusterSpec(Section):
         RulesBroken.check(
             (
                 *self._about_hosts(),
+                *self._about_containers(),
                 *self._about_strategy(),
                 *self._about_secrets(),
                 *self._about_counts(),
@@ -123,14 +126,31 @@ class ClusterSpec(Section):
         entries = (entry for listed in tasks if not isinstance(listed, int) for entry in listed)
         return tuple(dict.fromkeys(entry.host for entry in entries))
 
+    def _about_containers(self) -> Iterator[Finding]:
+        if self.runtime.backend != "docker":
+            if self.resources.memory is not None:
+                message = "only containers are held to an amount of memory"
+                cure = "leave it out, or use the docker backend"
+                yield Finding(("resources", "memory"), message, cure)
+            return
+        for (job, index), at in placed(self.cluster):
+            if not at.is_loopback:
+                message = f"{at} is another machine's address, and docker starts all tasks itself"
+                cure = f'write how many: "{job}": {index + 1}, or another backend'
+                yield Finding(("cluster", job, index), message, cure)
+
     def _about_hosts(self) -> Iterator[Finding]:
-        placed = self.hosts
-        known = {*placed, "*"}
-        if any(isinstance(tasks, int) for tasks in self.cluster.values()):
-            known.add("127.0.0.1")
+        if self.runtime.backend == "docker":
+            names = tuple(f"{job}-{n}" for job in JOBS for n in range(count(self.cluster, job)))
+            known = {*names, "*"}
+        else:
+            names = self.hosts
+            known = {*names, "*"}
+            if any(isinstance(tasks, int) for tasks in self.cluster.values()):
+                known.add("127.0.0.1")
         for key in self.runtime.hosts:
             if key not in known:
-                where = f"one of {', '.join(placed)}, or" if placed else "127.0.0.1, or"
+                where = f"one of {', '.join(names)}, or" if names else "127.0.0.1, or"
                 message = f"no address of the cluster has the host {shorten(key)}"
                 yield Finding(("runtime", "hosts", key), message, f'write {where} "*"', on_key=True)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import Deadline, Listed, Seconds, Section, documented, shorten, wrong
+from tfcluster.spec.images import DEFAULT_IMAGE
 from tfcluster.spec.job import Text
 from tfcluster.spec.variables import Env
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_MEMORY = re.compile(r"[1-9]\d{0,15}[bkmg]?", re.ASCII | re.IGNORECASE)
+"""As docker reads it (docs.docker.com, resource constraints)."""
 
 
 class Strategy(Section):
@@ -81,7 +85,15 @@ class Runtime(Section):
     """Backend, Python, network, and settings by host."""
 
     backend: Literal["auto", "local", "ssh", "docker"] = documented(
-        "auto", "`auto`: this machine's addresses run locally, others through ssh.", "local"
+        "auto",
+        "`auto`: this machine's addresses run locally, others through ssh; `docker`: each task in "
+        "a container of its own.",
+        "local",
+    )
+    image: Text | None = documented(
+        None,
+        f"Image of the containers; null: {DEFAULT_IMAGE}, as `tfcluster build` makes it.",
+        "tensorflow/tensorflow:2.15.0",
     )
     python: Text | None = documented(
         None,
@@ -100,6 +112,12 @@ class Runtime(Section):
     )
 
 
+def _is_memory(value: str) -> str:
+    if not _MEMORY.fullmatch(value):
+        raise wrong(f"{shorten(value)} is no amount of memory", 'write for example "512m" or "8g"')
+    return value.lower()
+
+
 class Resources(Section):
     """GPUs, cores and threads, per task."""
 
@@ -112,6 +130,9 @@ class Resources(Section):
         None, "Cores each task may count on; null: the node's, divided evenly.", 4
     )
     pin: bool = documented(False, "Keep each task on its own cores (Linux).", True)
+    memory: Annotated[Text, AfterValidator(_is_memory)] | None = documented(
+        None, "Memory each container may take; more ends a task. Docker only.", "8g"
+    )
     threads: Count | None = documented(
         None, "Threads of each pool of TensorFlow and NumPy; null: one per core.", 2
     )

@@ -1,0 +1,138 @@
+"""The system's `docker` client: what it is asked, and what it answers, in words.
+
+So contexts, remote daemons and rootless ones work as they do in the user's own shell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfcluster.errors import SurroundingsError
+
+PATIENCE_S = 60.0
+"""A daemon that has not answered by then hangs."""
+_CURES = (
+    (
+        "permission denied",
+        "this user may not speak to the docker daemon: join its group (`sudo usermod -aG docker"
+        " $USER`, log in again), or use a rootless daemon",
+    ),
+    (
+        "Cannot connect to the Docker daemon|no such host|connection refused|error during connect",
+        "is it running? `docker info` shows what this shell reaches; DOCKER_HOST and `docker"
+        " context` choose another",
+    ),
+    ("No such image|Unable to find image", "build it: `tfcluster build`, or set runtime.image"),
+    (
+        "non-overlapping IPv4 address pool",
+        "docker has no addresses for one more network: `docker network prune` removes unused ones",
+    ),
+    ("bind source path does not exist", "data is mounted from the machine the daemon runs on"),
+    ("could not select device driver", "install the NVIDIA container toolkit there, or set gpus 0"),
+)
+"""The first that fits what docker says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one call of the client came to."""
+
+    code: int
+    out: str
+    said: str
+    """What it wrote to stderr, one line."""
+
+    @property
+    def is_good(self) -> bool:
+        return self.code == 0
+
+
+class DockerError(SurroundingsError):
+    """Docker refused, or is not there."""
+
+    def __init__(self, what: str, said: str) -> None:
+        super().__init__(f"{what}: {said}" if said else what, cure=_cure(said))
+
+
+def _cure(said: str) -> str:
+    cures = (cure for words, cure in _CURES if re.search(words, said, re.IGNORECASE))
+    return next(cures, "`docker info` and `docker ps -a` show what it has")
+
+
+async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
+    """`docker ARGV`, to its end. Raises DockerError where there is no client, or no answer."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "docker",
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
+        )
+    except FileNotFoundError:
+        raise no_client() from None
+    try:
+        async with asyncio.timeout(patience_s):
+            out, err = await process.communicate()
+    except TimeoutError:
+        raise DockerError(f"docker {argv[0]} gave no answer for {patience_s:.0f} s", "") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Answer(process.returncode, out.decode(errors="replace").strip(), plain(err))
+
+
+async def require(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
+    """The same, where only success will do; raises DockerError that begins with `what`."""
+    answer = await ask(*argv, patience_s=patience_s)
+    if not answer.is_good:
+        raise DockerError(what, answer.said)
+    return answer.out
+
+
+def no_client() -> SurroundingsError:
+    return SurroundingsError(
+        "there is no docker client on this machine", cure="install docker, or use another backend"
+    )
+
+
+def plain(said: bytes) -> str:
+    """Docker's own words, less where they come from and its advice to read the manual."""
+    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    kept = [line for line in lines if line and not line.startswith(("See 'docker", "Run 'docker"))]
+    text = " ".join(kept)
+    return re.sub(r"^(docker: |Error response from daemon: |Error: )+", "", text).strip()
+
+
+def is_here(environ: Mapping[str, str]) -> bool:
+    """Whether the daemon that `docker` reaches from here runs on this machine."""
+    if address := environ.get("DOCKER_HOST"):
+        return address.startswith("unix://")
+    context = environ.get("DOCKER_CONTEXT") or _current_context(environ)
+    if context in ("", "default"):
+        return True
+    argv = ["docker", "context", "inspect", context, "--format", "{{.Endpoints.docker.Host}}"]
+    try:
+        found = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return found.stdout.startswith("unix://")
+
+
+def _current_context(environ: Mapping[str, str]) -> str:
+    folder = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME", "/"), ".docker")
+    try:
+        config = json.loads(Path(folder, "config.json").read_text())
+        return str(config.get("currentContext", ""))
+    except (OSError, ValueError, AttributeError):
+        return ""

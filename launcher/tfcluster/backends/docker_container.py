@@ -1,0 +1,152 @@
+"""One container: how it is started, how its agent is reached, how it is told that it has ended."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfcluster.agent import seat
+from tfcluster.backends import relayed
+from tfcluster.backends.docker_client import ask
+from tfcluster.backends.docker_leftovers import labels
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan.plan import Container, NodePlan
+
+_REMOVE_S = 30.0
+_LOG_LINES = "20"
+_ENDED = re.compile(r"is not running|No such container|is restarting", re.IGNORECASE)
+_PAUSED = re.compile(r"is paused", re.IGNORECASE)
+_KILLED = 137
+"""128 + SIGKILL, of a container's first process."""
+
+
+@dataclass(slots=True)
+class RunningContainer:
+    """A container by name; `relayed.Place` of its agent."""
+
+    name: str
+    node: str
+    network: str
+    story: str = ""
+    """What is known of its end, or of why it does not answer."""
+
+    def exec_argv(self, python: str) -> list[str]:
+        """The transport."""
+        return ["docker", "exec", "-i", self.name, python, "-I", "-S", "-c", relayed.STARTER]
+
+    def last_words(self) -> str:
+        return f"({self.story})" if self.story else ""
+
+    async def has_ended(self, said: str) -> bool:
+        """Whether it will never answer again, as docker's words for a dial that failed show."""
+        if _ENDED.search(said):
+            self.story = await self.tell()
+            return True
+        self.story = ""
+        if _PAUSED.search(said):
+            self.story = _paused(self.name)
+        return False
+
+    async def tell(self) -> str:
+        """How it ended, or what keeps it from answering; empty where nothing is wrong with it."""
+        try:
+            found = await ask("inspect", "--type", "container", "--format", _STATE, self.name)
+            if not found.is_good:
+                gone = f"its container {self.name} has been removed"
+                return gone if "No such" in found.said else ""
+            state = json.loads(found.out)
+            if not state.get("Running"):
+                return tell(self.name, state, await self._last_line())
+            return _paused(self.name) if state.get("Paused") else await self._cut_off()
+        except (SurroundingsError, ValueError):
+            return ""
+
+    async def end(self) -> bool:
+        """Remove it, whatever it does; whether it is certain that it is no more."""
+        try:
+            answer = await ask("rm", "-f", "-v", self.name, patience_s=_REMOVE_S)
+        except SurroundingsError:
+            return False
+        return answer.is_good or "No such container" in answer.said
+
+    async def mend(self) -> None:
+        """Back on the run's network, where somebody has taken it off."""
+        if await self._cut_off():
+            await ask("network", "connect", "--alias", self.node, self.network, self.name)
+
+    async def _cut_off(self) -> str:
+        found = await ask("inspect", "--format", "{{json .NetworkSettings.Networks}}", self.name)
+        if not found.is_good or self.network in json.loads(found.out):
+            return ""
+        return f"its container {self.name} is not on the network {self.network} any more"
+
+    async def _last_line(self) -> str:
+        found = await ask("logs", "--tail", _LOG_LINES, self.name)
+        lines = f"{found.out}\n{found.said}".strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+_STATE = "{{json .State}}"
+
+
+def tell(name: str, state: dict[str, Any], last_line: str) -> str:
+    """The end of a container in a sentence; `state` as `docker inspect` has it."""
+    code = state.get("ExitCode")
+    if state.get("OOMKilled") and code == _KILLED:
+        return f"its container {name} was killed: it took more memory than resources.memory allows"
+    if code == _KILLED:
+        return f"its container {name} was killed (docker kill, docker stop, a daemon that ended)"
+    why = state.get("Error") or last_line
+    return f"its container {name} ended with exit code {code}" + (f": {why}" if why else "")
+
+
+def _paused(name: str) -> str:
+    return f"its container {name} is paused; `docker unpause {name}` lets it go on"
+
+
+def run_argv(
+    node: NodePlan, container: RunningContainer, run_id: str, user: tuple[str, ...]
+) -> list[str]:
+    """What `docker` is told, to start the container of `node`."""
+    assert node.container is not None
+    python = node.interpreter.path if node.interpreter is not None else "python3"
+    return [
+        *("run", "--detach", "--init", "--pull", "never"),
+        *("--name", container.name, "--hostname", node.name),
+        *("--network", container.network, "--network-alias", node.name),
+        *labels(run_id),
+        *("--label", f"tfcluster.node={node.name}"),
+        *_limits(node.container),
+        *_mounts(node.container),
+        *user,
+        *("--entrypoint", python, node.container.image),
+        *("-I", "-S", "-c", Path(seat.__file__).read_text(encoding="utf-8"), relayed.SEAT),
+    ]
+
+
+def _limits(container: Container) -> Iterator[str]:
+    if container.cpus is not None:
+        yield from ("--cpus", str(container.cpus))
+    if container.cores is not None:
+        yield from ("--cpuset-cpus", ",".join(map(str, container.cores)))
+    if container.memory is not None:  # and no swap beside it: paging would look like a hang
+        yield from ("--memory", container.memory, "--memory-swap", container.memory)
+    if container.gpus == "all":
+        yield from ("--gpus", "all")
+    elif container.gpus:
+        yield from ("--gpus", f'"device={",".join(map(str, container.gpus))}"')
+
+
+def _mounts(container: Container) -> Iterator[str]:
+    for path, options in ((container.data_dir, ["readonly"]), (container.shared_dir, [])):
+        if path is not None:
+            row = io.StringIO()  # docker reads it as a line of CSV
+            fields = ["type=bind", f"source={path}", f"target={path}", *options]
+            csv.writer(row, lineterminator="").writerow(fields)
+            yield from ("--mount", row.getvalue())

@@ -1,0 +1,59 @@
+"""Real docker daemons for the tests of this folder, and the images that they start."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.lab.docker_images import WORKERS, alone, build_stub, build_worker, cache
+from tests.lab.dockerd import Docker, Dockerd, machines_own, missing_tools
+from tests.lab.way_out import way_out
+
+
+@contextmanager
+def own_daemon(data_root: Path | None = None) -> Iterator[Dockerd]:
+    """With nothing in it, unless `data_root` was another one's before."""
+    if missing := missing_tools():
+        pytest.skip(f"needs {', '.join(missing)}: see .ci/run")
+    folder = Path(tempfile.mkdtemp(prefix="dockerd-", dir="/var/tmp"))
+    with Dockerd(folder, data_root) as daemon:
+        yield daemon
+
+
+@pytest.fixture(scope="session")
+def docker() -> Iterator[Docker]:
+    """A client whose daemon has the image `docker_images.STUB`: the machine's daemon, else ours."""
+    with ExitStack() as stack:
+        docker = machines_own() or stack.enter_context(own_daemon()).docker
+        build_stub(docker)
+        yield docker
+
+
+@pytest.fixture(scope="module")
+def dockerd() -> Iterator[Dockerd]:
+    """A daemon of our own in any case, with the stub image: for tests that stop and start it."""
+    with own_daemon() as daemon:
+        build_stub(daemon.docker)
+        yield daemon
+
+
+@pytest.fixture(scope="module")
+def worker_docker() -> Iterator[Docker]:
+    """A client whose daemon has the real worker images, `docker_images.WORKERS`.
+
+    They take minutes to build, so our own daemon keeps them for the next tests; processes of tests
+    wait for one another.
+    """
+    with ExitStack() as stack:
+        docker, outside = machines_own(), dict[str, str]()
+        if docker is None:
+            stack.enter_context(alone("daemon"))
+            daemon = stack.enter_context(own_daemon(cache() / "docker"))
+            docker = daemon.docker
+            outside = {"https_proxy": stack.enter_context(way_out(daemon.pid))}
+        for name in WORKERS:
+            build_worker(docker, name, outside=outside)
+        yield docker

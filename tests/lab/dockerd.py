@@ -1,0 +1,263 @@
+"""A real docker daemon of the tests' own, in namespaces of its own.
+
+A second daemon on one host would remove the first one's bridge and firewall rules, and mounts,
+shims and containers outlive a daemon that is killed. In a network, a mount table and processes of
+its own it meets nobody, and all of it ends with the first of those processes, also where a test
+has lost its way. The host's files are the daemon's, too: what a test mounts is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .machine import LabError, command
+from .machines import _child_of, _die_with_parent, _until
+
+TOOLS = ("dockerd", "debootstrap", "containerd", "runc", "iptables", "nsenter", "unshare", "ip")
+SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
+CGROUPS = Path("/sys/fs/cgroup")
+STOP_S = 30.0
+"""Longer than the daemon gives its containers when it ends."""
+_FIRST = "trap '' CHLD; ip link set lo up; echo up; exec sleep infinity"
+"""The first process of the namespaces; with SIGCHLD ignored the dead need no burial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Docker:
+    """The client, and how it reaches its daemon."""
+
+    env: Mapping[str, str]
+
+    def __call__(self, *args: str, timeout: float = 60, **how: Any) -> str:
+        """What `docker ARGS` writes to stdout; LabError with its complaint if it fails."""
+        done = self.run(*args, timeout=timeout, **how)
+        if done.returncode != 0:
+            raise LabError(f"docker {' '.join(args)}: {done.stderr.strip()}")
+        return done.stdout.strip()
+
+    def run(self, *args: str, timeout: float = 60, **how: Any) -> subprocess.CompletedProcess[str]:
+        argv = [shutil.which("docker", path=self.env["PATH"]) or "docker", *args]
+        how = {"env": dict(self.env), "capture_output": True, "text": True, "check": False} | how
+        return subprocess.run(argv, timeout=timeout, **how)  # type: ignore[no-any-return]
+
+
+def machines_own() -> Docker | None:
+    """The client of the daemon that this machine, or DOCKER_HOST, has already."""
+    docker = Docker(os.environ)
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        if docker.run("version", timeout=20).returncode == 0:
+            return docker
+    return None
+
+
+def missing_tools() -> list[str]:
+    """What a daemon of one's own needs and this machine lacks; `.ci/run` knows the packages."""
+    lacking = [tool for tool in TOOLS if not shutil.which(tool, path=_path())]
+    return lacking if os.getuid() == 0 else ["root", *lacking]
+
+
+@dataclass
+class Dockerd:
+    """The daemon. Use as a context manager; needs root."""
+
+    folder: Path
+    """A short path, for the socket; removed at the end."""
+    data_root: Path | None = None
+    """Where images and containers lie; with a folder of the caller's they outlive this object."""
+    live_restore: bool = False
+    docker: Docker = field(init=False)
+    _world: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _daemon: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    pid: int = field(init=False, default=0)
+    """Of the first process of its namespaces, seen from outside."""
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "docker.sock"
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment in which `docker` speaks to this daemon."""
+        return self.docker.env
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "dockerd.log"
+
+    @property
+    def is_up(self) -> bool:
+        return self._daemon is not None and self._daemon.poll() is None
+
+    def __enter__(self) -> Dockerd:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.docker = Docker(_environment(self.folder, f"unix://{self.socket}"))
+        self._world = subprocess.Popen(
+            [*_UNSHARE, "sh", "-c", _FIRST],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PATH": _path()},
+            preexec_fn=_die_with_parent,
+            start_new_session=True,
+        )
+        try:
+            self.pid = _child_of(self._world)
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, *, live_restore: bool | None = None) -> None:
+        """Returns when it answers; with `live_restore` containers outlive its next stop."""
+        assert not self.is_up, "it is up already"
+        if live_restore is not None:
+            self.live_restore = live_restore
+        config = self.folder / "daemon.json"
+        config.write_text(json.dumps({"live-restore": self.live_restore}))
+        with self.log.open("ab") as log:
+            self._daemon = subprocess.Popen(
+                self.inside([*self._command_line(config)]),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PATH": _path()},
+                preexec_fn=_die_with_parent,
+                start_new_session=True,
+            )
+        try:
+            _until(self._answers, "dockerd")
+        except LabError as error:
+            raise LabError(f"{error}: {self.log.read_text()[-2000:]}") from None
+
+    def stop(self) -> None:
+        """As `systemctl stop docker` does: its containers end, unless it has `live_restore`."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """`kill -9`: its containers go on, and so does its containerd."""
+        self._end(signal.SIGKILL)
+
+    def restart(self, *, live_restore: bool | None = None) -> None:
+        self.stop()
+        self.start(live_restore=live_restore)
+
+    def inside(self, argv: Sequence[str]) -> list[str]:
+        """`argv` as a command line that runs where the daemon does: on the host of the containers,
+        as they see it."""
+        enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--wdns=/"]
+        return [*enter, "--", *argv]
+
+    def run(self, argv: Sequence[str], *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """`argv` on the host of the containers, to its end."""
+        return subprocess.run(
+            self.inside(argv), capture_output=True, text=True, timeout=timeout, check=False
+        )
+
+    def close(self) -> None:
+        """End all that ever ran here; of the data only a folder of the caller's stays."""
+        if self.is_up and self.data_root is not None:
+            with contextlib.suppress(LabError, subprocess.TimeoutExpired):
+                self.clear()
+                self.stop()
+        for process in (self._world, self._daemon):
+            if process is not None:
+                process.kill()
+                process.wait()
+        if self._world is not None and self._world.stdout is not None:
+            self._world.stdout.close()
+        _remove_cgroups(self._group)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove every container, network and volume; images stay."""
+        if containers := self.docker("ps", "--all", "--quiet").split():
+            self.docker("rm", "--force", "--volumes", *containers)
+        self.docker("network", "prune", "--force")
+        self.docker("volume", "prune", "--force")
+
+    @property
+    def _group(self) -> str:
+        return f"tests-{self.folder.name}"
+
+    def _command_line(self, config: Path) -> Iterator[str]:
+        yield from ("dockerd", "--config-file", str(config), "--host", f"unix://{self.socket}")
+        yield from ("--data-root", str(self.data_root or self.folder / "data"))
+        yield from ("--exec-root", str(self.folder / "exec"))
+        yield from ("--pidfile", str(self.folder / "dockerd.pid"))
+        yield from ("--cgroup-parent", f"/{self._group}", "--log-level", "warn")
+
+    def _answers(self) -> bool:
+        if not self.is_up:
+            raise LabError("dockerd ended")
+        return self.docker.run("version").returncode == 0
+
+    def _end(self, number: signal.Signals) -> None:
+        assert self._daemon is not None
+        children = Path(f"/proc/{self._daemon.pid}/task/{self._daemon.pid}/children")
+        for pid in children.read_text().split():  # nsenter passes no signal on
+            os.kill(int(pid), number)
+        self._daemon.wait(STOP_S)
+
+
+_UNSHARE = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child=KILL"]
+_UNSHARE += ["--mount-proc", "--propagation", "private", "--"]
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:{SYSTEM}"
+
+
+def _environment(folder: Path, host: str) -> dict[str, str]:
+    """With a client that can build, and nothing of the user's own settings of docker."""
+    (folder / "bin").mkdir(exist_ok=True)
+    link = folder / "bin" / "docker"
+    link.unlink(missing_ok=True)
+    link.symlink_to(_client())
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DOCKER_")}
+    path = f"{folder}/bin:{os.environ['PATH']}"
+    return kept | {"PATH": path, "DOCKER_HOST": host, "DOCKER_CONFIG": str(folder / "config")}
+
+
+def _client() -> Path:
+    """The first on PATH that can build; from 23.0 on clients need the plugin buildx for it."""
+    found = [Path(folder) / "docker" for folder in _path().split(":")]
+    there = [path for path in dict.fromkeys(found) if os.access(path, os.X_OK)]
+    return next((path for path in there if _builds(path)), there[0] if there else Path("docker"))
+
+
+def _builds(client: Path) -> bool:
+    said = subprocess.run([client, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"version (\d+)", said)
+    if version and int(version[1]) < 23:
+        return True
+    return subprocess.run([client, "buildx", "version"], capture_output=True).returncode == 0
+
+
+def _remove_cgroups(name: str) -> None:
+    """The kernel keeps empty groups; those of processes that have just died fill up slowly."""
+    deadline = time.monotonic() + 5
+    for root in [*CGROUPS.glob(f"*/{name}"), CGROUPS / name]:
+        for folder, _, _ in os.walk(root, topdown=False):
+            while Path(folder).exists() and time.monotonic() < deadline:
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+                    break
+                time.sleep(0.02)
+
+
+__all__ = ["Docker", "Dockerd", "LabError", "command", "machines_own", "missing_tools"]
