@@ -38,6 +38,10 @@ class Backend(Protocol):
         """
         ...
 
+    async def mend(self) -> list[str]:
+        """Before another attempt: give nodes back what was taken from them; what that was."""
+        ...
+
     async def close(self) -> str | None:
         """The run is over: what was made for all its nodes goes. What stays, in a sentence."""
         ...

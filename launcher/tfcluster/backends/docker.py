@@ -61,12 +61,19 @@ class DockerBackend:
                 raise NodeLostError(f"{node.name} cannot be reached: {story}") from error
             raise
 
+    async def mend(self) -> list[str]:
+        """Containers that are off the run's network come back on it."""
+        mended = await asyncio.gather(*(one.mend() for one in self._containers.values()))
+        return list(filter(None, mended))
+
     async def close(self) -> str | None:
         """End what the run made; what of it stays, in a sentence."""
-        for task in (self._network, self._user, *self._images.values()):
+        for task in (self._user, *self._images.values()):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
+        if self._network is not None:  # what the daemon has been told it does
+            await asyncio.wait([self._network])
         sweeper, self._sweeper = self._sweeper, None
         return None if sweeper is None else await sweeper.sweep()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -40,9 +41,6 @@ class RunningContainer:
         """The transport."""
         return ["docker", "exec", "-i", self.name, python, "-I", "-S", "-c", relayed.STARTER]
 
-    def last_words(self) -> str:
-        return f"({self.story})" if self.story else ""
-
     async def has_ended(self, said: str) -> bool:
         """Whether it will never answer again, as docker's words for a dial that failed show."""
         if _ENDED.search(said):
@@ -63,7 +61,9 @@ class RunningContainer:
             state = json.loads(found.out)
             if not state.get("Running"):
                 return tell(self.name, state, await self._last_line())
-            return _paused(self.name) if state.get("Paused") else await self._cut_off()
+            if state.get("Paused"):
+                return _paused(self.name)
+            return _off(self) if await self._is_cut_off() else ""
         except (SurroundingsError, ValueError):
             return ""
 
@@ -75,16 +75,20 @@ class RunningContainer:
             return False
         return answer.is_good or "No such container" in answer.said
 
-    async def mend(self) -> None:
-        """Back on the run's network, where somebody has taken it off."""
-        if await self._cut_off():
-            await ask("network", "connect", "--alias", self.node, self.network, self.name)
+    async def mend(self) -> str:
+        """Back on the run's network, where somebody has taken it off: what is to be told then."""
+        with contextlib.suppress(SurroundingsError, ValueError):
+            if await self._is_cut_off():
+                done = await ask(
+                    *("network", "connect", "--alias", self.node, self.network, self.name)
+                )
+                became = "it is connected again" if done.is_good else done.said
+                return f"{_off(self)}: {became}"
+        return ""
 
-    async def _cut_off(self) -> str:
+    async def _is_cut_off(self) -> bool:
         found = await ask("inspect", "--format", "{{json .NetworkSettings.Networks}}", self.name)
-        if not found.is_good or self.network in json.loads(found.out):
-            return ""
-        return f"its container {self.name} is not on the network {self.network} any more"
+        return found.is_good and self.network not in json.loads(found.out)
 
     async def _last_line(self) -> str:
         found = await ask("logs", "--tail", _LOG_LINES, self.name)
@@ -104,6 +108,10 @@ def tell(name: str, state: dict[str, Any], last_line: str) -> str:
         return f"its container {name} was killed (docker kill, docker stop, a daemon that ended)"
     why = state.get("Error") or last_line
     return f"its container {name} ended with exit code {code}" + (f": {why}" if why else "")
+
+
+def _off(container: RunningContainer) -> str:
+    return f"the container {container.name} was taken off the network {container.network}"
 
 
 def _paused(name: str) -> str:

@@ -65,13 +65,16 @@ class AgentLink:
         kill: Callable[[], None] | None = None,
         gone: Callable[[], Awaitable[bool]] | None = None,
         cut: Callable[[], Awaitable[None]] | None = None,
+        story: Callable[[], str] = str,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
         dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone;
         true where that is certain of one with a lease.
         `kill`: called when the agent does not acknowledge a stop within seconds. `gone`: whether
         a dial that failed found the node without the agent: no lease is to be waited for. `cut`:
-        ends a connection over which nothing comes any more."""
+        ends a connection over which nothing comes any more. `story`: what has become of the
+        node, or keeps it from answering, where that is known."""
+        self._story = story
         self._gone, self._cut, self._heard_at = gone, cut, 0.0
         self._last_words, self._kill, self._was_killed = last_words, kill, False
         self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
@@ -106,6 +109,10 @@ class AgentLink:
             return f"(it was cut off: it sent {self._fault})"
         standing = "(it did not obey a stop, so it was killed; its guard ends its tasks)"
         return self._last_words() or (standing if self._was_killed else "")
+
+    def why_gone(self) -> str:
+        """The reason for which the node is lost."""
+        return self._story() or f"its agent went away {self.last_words()}".strip()
 
     async def refuse(self, fault: str) -> None:
         """Cut off an agent that sent what none sends; the messages end with it."""
@@ -265,7 +272,8 @@ class AgentLink:
         try:
             await asyncio.wait([redial], timeout=CUT_TOLD_S)
             if not redial.done() or redial.result() is not None:
-                self._put({"type": "link_cut", "lease_s": self._lease_s})
+                what = {"type": "link_cut", "lease_s": self._lease_s, "why": self._story()}
+                self._put(what)
             return await redial
         finally:
             redial.cancel()

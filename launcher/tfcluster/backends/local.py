@@ -77,6 +77,9 @@ class LocalBackend:
         process.note_agent(link.welcome["pid"])
         return link
 
+    async def mend(self) -> list[str]:
+        return []
+
     async def close(self) -> str | None:
         """Nothing is made for a run as a whole."""
         return None

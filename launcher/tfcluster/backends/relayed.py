@@ -49,8 +49,9 @@ class Place(Protocol):
         """Whether it will never answer; `said`: the transport's words for a dial that failed."""
         ...
 
-    def last_words(self) -> str:
-        """Why, where that is known."""
+    @property
+    def story(self) -> str:
+        """What has become of it, where that is known."""
         ...
 
     async def end(self) -> bool:
@@ -192,17 +193,15 @@ async def connect(
         has_ended = place is not None and await place.has_ended(transport.last_words())
         return has_agent_gone or has_ended
 
-    def last_words() -> str:
-        return (place.last_words() if place is not None else "") or transport.last_words()
-
     link = AgentLink(
         transport.dial,
         {**identity, "stream_logs": True},
         lease_s=lease_s,
         ended=end,
-        last_words=last_words,
+        last_words=transport.last_words,
         gone=has_gone,
         cut=transport.hang_up,
+        story=lambda: place.story if place is not None else "",
     )
     try:
         await link.open()

@@ -57,6 +57,9 @@ class SshBackend:
         except NodeLostError as error:
             raise NodeLostError(error.message, cure=_cure(error.message, node)) from error
 
+    async def mend(self) -> list[str]:
+        return []
+
     async def close(self) -> str | None:
         """Nothing is made for a run as a whole."""
         return None

@@ -39,6 +39,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "plan": "Show what would be started, start nothing.",
         "validate": "Check a spec.",
         "doctor": "Look at all nodes for what would stop a start.",
+        "build": "Build the image that containers start from.",
     },
     "Glue": {
         "env": "Print a task's environment as shell exports.",

@@ -7,7 +7,7 @@ from socket import gethostname
 
 import click
 
-from tfcluster.run import registry
+from tfcluster.run import contained, registry
 from tfcluster.run.events import Status
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
@@ -32,3 +32,6 @@ def command(all_runs: bool, as_json: bool) -> None:
     for run in known:
         if run.status is Status.LOST and registry.is_open(run):
             terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")
+    for left in contained.leftovers():
+        names = ", ".join(left.names)
+        terminal.tell(f"docker still has {names}: `tfcluster down {left.run_id}` removes them")

@@ -206,6 +206,12 @@ class Plan:
         return chief if chief in ids else TaskId("worker", 0)
 
     @property
+    def images(self) -> tuple[str, ...]:
+        """Of the containers, each once; empty for a run without."""
+        found = (node.container.image for node in self.nodes if node.container is not None)
+        return tuple(dict.fromkeys(found))
+
+    @property
     def listening(self) -> tuple[TaskPlan, ...]:
         """Those that others of the run connect to, so their ports must be known to all."""
         if self.kind == "training":

@@ -245,9 +245,9 @@ class Coordinator:
         if TaskId.parse(task) == self._supervisor.chief and (found := saved(report)) is not None:
             self._harvest.saved(*found)
 
-    def _on_closed(self, node: str, last_words: str) -> None:
+    def _on_closed(self, node: str, why: str) -> None:
         if not self._is_closing:
-            self._attempts.lose(node, f"its agent went away {last_words}".strip())
+            self._attempts.lose(node, why)
 
     # -- the end ----------------------------------------------------------------------------
 

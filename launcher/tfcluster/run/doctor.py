@@ -137,8 +137,8 @@ class _Visit:
         elif message["type"] == "refused":
             self._lose(node, f"its agent could not obey ({message['reason']})")
 
-    def _on_closed(self, node: str, last_words: str) -> None:
-        self._lose(node, f"its agent went away {last_words}".strip())
+    def _on_closed(self, node: str, why: str) -> None:
+        self._lose(node, why)
 
     def _lose(self, node: str, error: str) -> None:
         """Whatever it was asked it will not answer."""

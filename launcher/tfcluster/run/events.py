@@ -68,6 +68,8 @@ class NodeUnreachable(Event):
 
     node: str
     lease_s: float
+    why: str | None = None
+    """Where that is known: a container that is paused, …"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ class Exchange:
                     continue
                 self.put(partial(on_message, node.name, message))
             if self._links.get(node.name) is link:
-                self.put(lambda: on_closed(node.name, link.last_words()))
+                self.put(lambda: on_closed(node.name, link.why_gone()))
 
         background.create_task(listen())
 
@@ -148,6 +148,11 @@ class Exchange:
                 await link.close()
                 if link.has_ended:
                     self._ended.add(node)
+
+    async def mend(self) -> list[str]:
+        """Before another attempt: what nodes had been robbed of, and have again, in sentences."""
+        mended = await asyncio.gather(*(one.mend() for one in self._backends.values()))
+        return [sentence for sentences in mended for sentence in sentences]
 
     def forget(self, node: str, *kinds: str) -> None:
         """A new answer is wanted."""

@@ -200,7 +200,8 @@ def _unkillable(node: str, message: Mapping[str, Any]) -> Event:
 
 
 def _unreachable(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.NodeUnreachable(node=node, lease_s=message["lease_s"])
+    why = message.get("why") or None
+    return ev.NodeUnreachable(node=node, lease_s=message["lease_s"], why=why)
 
 
 def _back(node: str, message: Mapping[str, Any]) -> Event:

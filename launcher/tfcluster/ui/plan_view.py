@@ -36,7 +36,7 @@ def format_task(plan: Plan, task_id: TaskId) -> list[str]:
     task = plan.task(task_id)
     lines = [
         f"# {task_id} on {task.node}, {_address(task)}",
-        f"# starts from the environment of {_where(task)}",
+        f"# starts from the environment of {_where(plan, task)}",
     ]
     if task.command.unset:
         lines.append(f"unset {' '.join(task.command.unset)}")
@@ -93,6 +93,8 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     pairs.append(("strategy", _strategy(plan)))
     if plan.listening:
         pairs.append(("open ports", who_listens(plan)))
+    if plan.images:
+        pairs.append(("image", ", ".join(plan.images)))
     pairs += _workdirs(plan)
     pairs += _pythons(plan)
     if plan.tasks:
@@ -165,7 +167,9 @@ def _address(task: TaskPlan) -> str:
     return task.address if task.port else f"{task.host}, port chosen at start"
 
 
-def _where(task: TaskPlan) -> str:
+def _where(plan: Plan, task: TaskPlan) -> str:
+    if (container := plan.node(task.node).container) is not None:
+        return f"the image {container.image}"
     return "this shell" if task.node == LOCAL else f"a login on {task.node}"
 
 

@@ -27,7 +27,8 @@ def start_panel(
     and its step, that this one begins with.
     """
     held = ports or {}
-    pairs = [*_pythons(plan), ("workdir", workdir(plan))]
+    pairs = [("image", ", ".join(plan.images))] if plan.images else []
+    pairs += [*_pythons(plan), ("workdir", workdir(plan))]
     pairs.append(("strategy", _strategy(plan)))
     cluster = [task for task in plan.listening if task.in_cluster]
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
@@ -46,7 +47,8 @@ def workdir(plan: Plan) -> str:
     """The folder of the code here; other hosts run in copies of it."""
     if all(node.backend == "local" for node in plan.nodes):
         return _joined({node.workdir for node in plan.nodes})
-    return f"{plan.workdir}, a copy on each host that does not share it"
+    where = "in each container" if plan.images else "on each host that does not share it"
+    return f"{plan.workdir}, a copy {where}"
 
 
 def _pythons(plan: Plan) -> list[tuple[str, str]]:

@@ -123,7 +123,8 @@ def _task_thawed(event: Mapping[str, Any]) -> Told:
 
 def _node_unreachable(event: Mapping[str, Any]) -> Told:
     lease = format_duration(event["lease_s"])
-    text = f"no connection to {event['node']}: its tasks go on, it is dialled again for {lease}"
+    what = event.get("why") or "its tasks go on"
+    text = f"no connection to {event['node']}: {what}; it is dialled again for {lease}"
     return Told(text, ("yellow",))
 
 
