@@ -134,7 +134,8 @@ def run_argv(
         *_mounts(node.container),
         *user,
         *("--entrypoint", python, node.container.image),
-        *("-I", "-S", "-c", Path(seat.__file__).read_text(encoding="utf-8"), relayed.SEAT),
+        *("-I", "-S", "-c", Path(seat.__file__).read_text(encoding="utf-8")),
+        relayed.seat_name(run_id, node.name),
     ]
 
 

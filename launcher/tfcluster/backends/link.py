@@ -26,6 +26,7 @@ from tfcluster.agent import protocol
 from tfcluster.backends import far_files, vetting
 from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.greeting import Frame, Refused, welcome
+from tfcluster.backends.keeper import Keeper
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Greeted = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
@@ -58,26 +59,15 @@ class AgentLink:
         self,
         dial: Dial,
         hello: Mapping[str, Any],
+        keeper: Keeper | None = None,
         *,
         lease_s: float | None = None,
-        ended: Callable[[], Awaitable[bool | None]] | None = None,
-        last_words: Callable[[], str] = str,
-        kill: Callable[[], None] | None = None,
-        gone: Callable[[], Awaitable[bool]] | None = None,
-        cut: Callable[[], Awaitable[None]] | None = None,
-        story: Callable[[], str] = str,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
-        dialled again; None: never. `ended`: awaited by `close`, returns when the agent is gone;
-        true where that is certain of one with a lease.
-        `kill`: called when the agent does not acknowledge a stop within seconds. `gone`: whether
-        a dial that failed found the node without the agent: no lease is to be waited for. `cut`:
-        ends a connection over which nothing comes any more. `story`: what has become of the
-        node, or keeps it from answering, where that is known."""
-        self._story = story
-        self._gone, self._cut, self._heard_at = gone, cut, 0.0
-        self._last_words, self._kill, self._was_killed = last_words, kill, False
-        self._dial, self._hello, self._lease_s, self._ended = dial, hello, lease_s, ended
+        dialled again; None: never."""
+        self._dial, self._hello, self._lease_s = dial, hello, lease_s
+        self._keeper = keeper or Keeper()
+        self._heard_at, self._was_killed, self._is_over = 0.0, False, False
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
@@ -108,11 +98,11 @@ class AgentLink:
         if self._fault:
             return f"(it was cut off: it sent {self._fault})"
         standing = "(it did not obey a stop, so it was killed; its guard ends its tasks)"
-        return self._last_words() or (standing if self._was_killed else "")
+        return self._keeper.last_words() or (standing if self._was_killed else "")
 
     def why_gone(self) -> str:
         """The reason for which the node is lost."""
-        return self._story() or f"its agent went away {self.last_words()}".strip()
+        return self._keeper.story or f"its agent went away {self.last_words()}".strip()
 
     async def refuse(self, fault: str) -> None:
         """Cut off an agent that sent what none sends; the messages end with it."""
@@ -125,7 +115,7 @@ class AgentLink:
         if self._writer is None and (self._lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
         self._said_goodbye = self._said_goodbye or message["type"] == "shutdown"
-        if self._kill is not None and message["type"] in _ENDING:
+        if self._keeper.can_kill and message["type"] in _ENDING:
             number, loop = self._session.last_sent, asyncio.get_running_loop()
             loop.call_later(ANSWER_S, loop.call_later, SECOND_LOOK_S, self._judge, number)
         await self._write(encoded)
@@ -138,9 +128,9 @@ class AgentLink:
                 await self._writer.drain()
 
     def _judge(self, number: int) -> None:
-        if self._kill is not None and self._writer is not None and self._session.waits_for(number):
+        if self._writer is not None and self._session.waits_for(number):
             self._was_killed = True
-            self._kill()
+            self._keeper.kill()
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         while (message := await self._messages.get()) is not None:
@@ -162,9 +152,9 @@ class AgentLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._hang_up()
         self._messages.put_nowait(None)
-        if self._ended is not None:
-            ended, self._ended = self._ended, None
-            self.has_ended = await ended() is True
+        if not self._is_over:
+            self._is_over = True
+            self.has_ended = await self._keeper.end()
 
     async def _greet(self) -> Greeted:
         reader, writer = await self._dial()
@@ -272,7 +262,7 @@ class AgentLink:
         try:
             await asyncio.wait([redial], timeout=CUT_TOLD_S)
             if not redial.done() or redial.result() is not None:
-                what = {"type": "link_cut", "lease_s": self._lease_s, "why": self._story()}
+                what = {"type": "link_cut", "lease_s": self._lease_s, "why": self._keeper.story}
                 self._put(what)
             return await redial
         finally:
@@ -284,7 +274,7 @@ class AgentLink:
         while loop.time() < self._heard_at + lease_s:
             with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
                 return await self._greet()
-            if self._gone is not None and await self._gone():
+            if await self._keeper.has_gone():
                 return None
             await asyncio.sleep(REDIAL_S)
         return None
@@ -296,8 +286,8 @@ class AgentLink:
             await asyncio.sleep(PING_S)
             if self._writer is None:
                 continue
-            if self._cut is not None and loop.time() > self._heard_at + SILENCE_S:
-                await self._cut()
+            if loop.time() > self._heard_at + SILENCE_S:
+                await self._keeper.cut()
             else:
                 await self._write(protocol.frame(protocol.PING))
 

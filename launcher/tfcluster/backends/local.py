@@ -20,6 +20,7 @@ from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.backends.base import Capabilities
 from tfcluster.backends.greeting import Refused
+from tfcluster.backends.keeper import Keeper
 from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
@@ -62,13 +63,7 @@ class LocalBackend:
             return await asyncio.open_unix_connection(str(path))
 
         hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": False}
-        link = AgentLink(
-            dial,
-            hello,
-            ended=process.wait,
-            last_words=process.last_words,
-            kill=process.kill_agent,
-        )
+        link = AgentLink(dial, hello, process)
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
@@ -104,8 +99,10 @@ def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
     return path
 
 
-class AgentProcess:
+class AgentProcess(Keeper):
     """A started agent and its guard; the guard is our child, its end is the end of both."""
+
+    can_kill = True
 
     def __init__(self, python: str, config: Mapping[str, object]) -> None:
         """Returns when the agent listens. Blocks. Raises NodeLostError with its last words, or
@@ -158,13 +155,17 @@ class AgentProcess:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()[-4000:]
 
+    async def end(self) -> bool:
+        await self.wait()
+        return True
+
     async def wait(self) -> None:
         """Reap agent and guard. An agent that does not end (it may be stopped) is killed first:
         its guard then ends what it left. A guard that does not end either is killed last."""
         try:
             if await self._has_ended(_AGENT_END_S):
                 return
-            self.kill_agent()
+            self.kill()
             if self._agent is None or not await self._has_ended(_GUARD_END_S):
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
@@ -172,7 +173,7 @@ class AgentProcess:
             self._last_words = self.last_words()
             self._errors.close()
 
-    def kill_agent(self) -> None:
+    def kill(self) -> None:
         """SIGKILL to the agent, unless it has gone; its guard then ends what it had started."""
         if self._agent is not None:
             signal_group(*self._agent, signal.SIGKILL)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from tfcluster.agent import bootstrap, protocol, relay
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.greeting import Refused
+from tfcluster.backends.keeper import Keeper
 from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError
 from tfcluster.plan import remote
@@ -27,8 +28,6 @@ from tfcluster.plan import remote
 STARTER = "import sys;exec(eval(sys.stdin.buffer.raw.readline()))"
 """Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. No character in
 it means anything to a shell within single quotes."""
-SEAT = "seat"
-"""The socket on which a place waits for its agent (`agent.seat`)."""
 _LONGEST_LINE = 2000
 _WORDS = 40
 """Lines of a transport's stderr that are kept."""
@@ -40,6 +39,15 @@ _LEAVE_S = 1.0
 
 class Unreached(ConnectionError):
     """A dial failed; the text says why."""
+
+
+def seat_name(run_id: str, node: str) -> str:
+    """The socket on which a place waits for its agent (`agent.seat`)."""
+    return f"{_socket_name(run_id, node)}.seat"
+
+
+def _socket_name(run_id: str, node: str) -> str:
+    return f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
 
 
 class Place(Protocol):
@@ -158,6 +166,33 @@ class Transport:
             listener.cancel()
 
 
+class _Reached(Keeper):
+    """An agent behind a transport."""
+
+    def __init__(self, transport: Transport, place: Place | None) -> None:
+        self._transport, self._place = transport, place
+
+    @property
+    def story(self) -> str:
+        return self._place.story if self._place is not None else ""
+
+    def last_words(self) -> str:
+        return self._transport.last_words()
+
+    async def cut(self) -> None:
+        await self._transport.hang_up()
+
+    async def has_gone(self) -> bool:
+        if await self._transport.has_agent_gone():
+            return True
+        said = self._transport.last_words()
+        return self._place is not None and await self._place.has_ended(said)
+
+    async def end(self) -> bool:
+        await self._transport.hang_up()
+        return self._place is not None and await self._place.end()
+
+
 def _bootstrap() -> str:
     return Path(bootstrap.__file__).read_text(encoding="utf-8")
 
@@ -176,32 +211,18 @@ async def connect(
     Raises NodeLostError with the transport's own words.
     """
     made = await asyncio.to_thread(bundle.build)
-    name = f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    name = _socket_name(run_id, node)
     identity = {"run_id": run_id, "node": node, "token": token}
     config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
     if place is not None:
-        config["seat"] = SEAT
+        config["seat"] = seat_name(run_id, node)
     order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
     transport = Transport(argv, order, made)
-
-    async def end() -> bool:
-        await transport.hang_up()
-        return place is not None and await place.end()
-
-    async def has_gone() -> bool:
-        has_agent_gone = await transport.has_agent_gone()
-        has_ended = place is not None and await place.has_ended(transport.last_words())
-        return has_agent_gone or has_ended
-
     link = AgentLink(
         transport.dial,
         {**identity, "stream_logs": True},
+        _Reached(transport, place),
         lease_s=lease_s,
-        ended=end,
-        last_words=transport.last_words,
-        gone=has_gone,
-        cut=transport.hang_up,
-        story=lambda: place.story if place is not None else "",
     )
     try:
         await link.open()

@@ -30,6 +30,11 @@ def absolute(path: str, folder: str, environ: Mapping[str, str]) -> str:
     return posixpath.normpath(posixpath.join(folder, path))
 
 
+def storage(path: str, folder: str, environ: Mapping[str, str]) -> str:
+    """The same; a URL such as ``gs://bucket/x`` stays as it is."""
+    return path if "://" in path else absolute(path, folder, environ)
+
+
 def argv(
     what: Runnable, *, python: str, workdir: str, bundle: str, boot: bool, more: Sequence[str] = ()
 ) -> tuple[str, ...]:

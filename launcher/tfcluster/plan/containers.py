@@ -41,8 +41,9 @@ def data_dir(spec: ClusterSpec, around: Surroundings, host: str) -> tuple[str, s
     for key in (host, "*"):
         settings = spec.runtime.hosts.get(key)
         if settings is not None and settings.data_dir:
-            path = command.absolute(settings.data_dir, around.spec_dir, around.environ)
-            return path, f"runtime.hosts.{key}.data_dir"
+            return command.storage(
+                settings.data_dir, around.spec_dir, around.environ
+            ), f"runtime.hosts.{key}.data_dir"
     return None
 
 
@@ -55,4 +56,4 @@ def _shared_dir(spec: ClusterSpec, around: Surroundings) -> str | None:
     path = spec.checkpoints.dir
     if path is None or "://" in path:
         return None
-    return command.absolute(path, around.spec_dir, around.environ)
+    return command.storage(path, around.spec_dir, around.environ)

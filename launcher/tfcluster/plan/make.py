@@ -248,12 +248,7 @@ def _checkpoints(spec: ClusterSpec, around: Surroundings) -> CheckpointPlan:
     return CheckpointPlan(
         gather=c.gather,
         keep=c.keep,
-        dir=c.dir and _folder(c.dir, around),
+        dir=c.dir and command.storage(c.dir, around.spec_dir, around.environ),
         outputs=tuple(c.outputs),
-        to=c.to and _folder(c.to, around),
+        to=c.to and command.storage(c.to, around.spec_dir, around.environ),
     )
-
-
-def _folder(path: str, around: Surroundings) -> str:
-    """A folder relative to the spec; a URL such as ``gs://bucket/x`` stays as it is."""
-    return path if "://" in path else command.absolute(path, around.spec_dir, around.environ)

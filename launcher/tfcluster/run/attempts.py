@@ -107,8 +107,9 @@ class Attempts:
     async def _start_again(self, again: Again) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._reconnect()
-        for sentence in await self.loop.meanwhile(self.exchange.mend()):
-            self.record(Warned(message=sentence))
+        if self.plan.images:
+            for sentence in await self.loop.meanwhile(self.exchange.mend()):
+                self.record(Warned(message=sentence))
         if again.fresh_ports and self.supervisor.again is again:
             there = [node for node in self.plan.nodes if node.name not in self._lost]
             await self.startup.hold_ports(there, is_lost=self._lost.__contains__)

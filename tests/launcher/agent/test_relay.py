@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from tfcluster.agent import bootstrap, protocol
+from tfcluster.agent import bootstrap, protocol, seat
 from tfcluster.backends import bundle
 
 from .conftest import is_alive, kill, wait_until
@@ -23,7 +23,13 @@ class Transport:
     """What `ssh host` will be: a shell that greets, then a bootstrap on its stdin and stdout."""
 
     def __init__(
-        self, folder: Path, made: bundle.Bundle, session: protocol.Session, *, starts: bool = True
+        self,
+        folder: Path,
+        made: bundle.Bundle,
+        session: protocol.Session,
+        *,
+        starts: bool = True,
+        seat: Path | None = None,
     ) -> None:
         source = Path(bootstrap.__file__).read_text()
         argv = ["sh", "-c", NOISE + '"$@"', "sh", sys.executable, "-I", "-S", "-c", source]
@@ -36,6 +42,7 @@ class Transport:
         self.decoder = protocol.Decoder(after_magic=True)
         config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
         config["starts"] = starts
+        config |= {"seat": str(seat)} if seat is not None else {}
         config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
         order = {"digest": made.digest, "cache": str(folder / "cache"), "config": config}
         self.write(json.dumps(order).encode() + b"\n")
@@ -101,3 +108,30 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
     finally:
         if is_alive(pid):
             kill(pid)
+
+
+def sit_down(path: Path) -> subprocess.Popen[bytes]:
+    """As the first process of a container does."""
+    source = Path(seat.__file__).read_text()
+    return subprocess.Popen([sys.executable, "-I", "-S", "-c", source, str(path)])
+
+
+def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
+    folder: Path, made: bundle.Bundle
+) -> None:
+    waits, session = sit_down(folder / "seat"), protocol.Session()
+    first = Transport(folder, made, session, seat=folder / "seat")
+    try:
+        assert first.welcome["guard_pid"] == waits.pid
+        assert not (folder / "seat").exists()
+        kill(first.process.pid)
+        first.close()
+        second = Transport(folder, made, session, starts=False, seat=folder / "seat")
+        assert second.welcome["pid"] == first.welcome["pid"]
+        second.write(session.number({"type": "shutdown"}))
+        second.take("bye")
+        second.close()
+        assert waits.wait(timeout=10) == 0
+    finally:
+        waits.kill()
+        waits.wait()

@@ -23,7 +23,6 @@ OWN = frozenset({"10.0.0.5", "fe80::1", "gpu1"})
         ("gpu2.lab", "auto", Place("gpu2.lab", "ssh")),
         ("10.0.0.6", "local", Place("local", "local")),
         ("10.0.0.5", "ssh", Place("10.0.0.5", "ssh")),
-        ("10.0.0.6", "docker", Place("10.0.0.6", "docker")),
     ],
 )
 def test_a_host_is_placed(host: str, backend: str, expected: Place) -> None:

@@ -173,7 +173,7 @@ def test_an_agent_is_ended_before_another_takes_its_place_also_when_it_is_being_
         seen: list[str] = []
 
         class Link:
-            heard_at = 0.0
+            heard_at, has_ended = 0.0, True
 
             async def close(self) -> None:
                 await asyncio.sleep(0.05)
@@ -233,3 +233,18 @@ def test_a_look_that_hangs_keeps_nobody_who_presses_ctrl_c(
     scene.play(work)
     assert told.outcome()[1] == 130
     dead.set()
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_what_has_certainly_ended_needs_no_lease_to_pass(tmp_path: Path, has_ended: bool) -> None:
+    """A container that was removed; of a host that does not answer nobody knows."""
+    lines = Lines(RunPaths(tmp_path))
+    link: Any = SimpleNamespace(heard_at=100.0, has_ended=has_ended, close=_closed)
+    lines._links["far"] = link
+    lines._has_lease.add("far")
+    asyncio.run(lines.drop("far"))
+    assert lines.fenced_until("far") == (0.0 if has_ended else pytest.approx(171.0))
+
+
+async def _closed() -> None:
+    """As a link that is closed."""

@@ -30,7 +30,7 @@ class Agent:
     """Answers each kind of order with these messages; `gone` is that its line ends."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
-    heard_goodbye, heard_at = True, 0.0
+    heard_goodbye, has_ended, heard_at = True, False, 0.0
 
     def __init__(self, answers: Answers) -> None:
         self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
@@ -51,8 +51,8 @@ class Agent:
             yield message
         self.files.is_lost = True
 
-    def last_words(self) -> str:
-        return "(killed)"
+    def why_gone(self) -> str:
+        return "its agent went away (killed)"
 
     async def close(self) -> None:
         self.is_closed = True

@@ -56,6 +56,26 @@ MARKED = {
         "tpu has no use for several workers",
         '"cluster": {"worker": 1}',
     ),
+    "memory without containers": (
+        f'{{{HERE}, {JOB}, "resources": {{"memory": §"2g"}}}}',
+        "only containers are held to an amount of memory",
+        "use the docker backend",
+    ),
+    "no amount of memory": (
+        f'{{{HERE}, {JOB}, "resources": {{"memory": §"2 GB"}}}}',
+        "'2 GB' is no amount of memory",
+        '"512m" or "8g"',
+    ),
+    "another machine for docker": (
+        f'{{"cluster": {{"worker": [§"10.0.0.1:1"]}}, {JOB}, "runtime": {{"backend": "docker"}}}}',
+        "10.0.0.1:1 is another machine's address",
+        '"worker": 1',
+    ),
+    "loopback as a container": (
+        f'{{{HERE}, {JOB}, "runtime": {{"backend": "docker", "hosts": {{§"127.0.0.1": {{}}}}}}}}',
+        "no address of the cluster has the host '127.0.0.1'",
+        'one of worker-0, worker-1, or "*"',
+    ),
     "newer version": (
         '{"version": §2, "nonsense": 1}',
         "has version 2, this tfcluster reads 1",

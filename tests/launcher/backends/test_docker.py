@@ -1,0 +1,135 @@
+"""What docker is told, and how its words are read; against a real daemon: tests/integration."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tfcluster.backends import docker_container, docker_leftovers
+from tfcluster.backends.docker_client import DockerError, is_here, plain
+from tfcluster.backends.docker_container import RunningContainer, run_argv
+from tfcluster.plan.plan import Container, Interpreter, NodePlan
+
+BARE = NodePlan(
+    name="worker-1",
+    backend="docker",
+    interpreter=Interpreter("python3", "the image's"),
+    workdir="~/work",
+    container=Container("image:1"),
+)
+MADE = RunningContainer("run-worker-1", "worker-1", "run")
+
+
+def told(container: Container, user: tuple[str, ...] = ()) -> list[str]:
+    return run_argv(replace(BARE, container=container), MADE, "run", user)
+
+
+def after(argv: list[str], option: str) -> list[str]:
+    return [argv[at + 1] for at, word in enumerate(argv) if word == option]
+
+
+def test_a_container_is_found_by_its_names_and_labels_and_publishes_nothing() -> None:
+    argv = told(Container("image:1"))
+    assert argv[:5] == ["run", "--detach", "--init", "--pull", "never"]
+    assert after(argv, "--name") == ["run-worker-1"]
+    assert after(argv, "--hostname") == after(argv, "--network-alias") == ["worker-1"]
+    assert after(argv, "--network") == ["run"]
+    assert "tfcluster.run=run" in after(argv, "--label")
+    assert after(argv, "--entrypoint") == ["python3"]
+    assert not {"-p", "-P", "--publish", "--publish-all", "--privileged"} & set(argv)
+    assert not {"--memory", "--cpus", "--gpus", "--mount", "--user"} & set(argv)
+
+
+def test_limits_are_dockers() -> None:
+    argv = told(Container("i", cpus=2, cores=(0, 3), memory="2g", gpus=(1, 2)))
+    assert after(argv, "--cpus") == ["2"]
+    assert after(argv, "--cpuset-cpus") == ["0,3"]
+    assert after(argv, "--memory") == after(argv, "--memory-swap") == ["2g"]
+    assert after(argv, "--gpus") == ['"device=1,2"']
+    assert after(told(Container("i", gpus="all")), "--gpus") == ["all"]
+
+
+def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_no_option() -> None:
+    argv = told(Container("i", data_dir="/a,readwrite", shared_dir="/s"), ("--user", "5:6"))
+    assert after(argv, "--mount") == [
+        'type=bind,"source=/a,readwrite","target=/a,readwrite",readonly',
+        "type=bind,source=/s,target=/s",
+    ]
+    assert after(argv, "--user") == ["5:6"]
+
+
+@pytest.mark.parametrize(
+    ("state", "line", "words"),
+    [
+        ({"ExitCode": 137, "OOMKilled": True}, "", "more memory than resources.memory allows"),
+        ({"ExitCode": 137, "OOMKilled": False}, "", "was killed (docker kill"),
+        ({"ExitCode": 127}, "exec python3 failed", "exit code 127: exec python3 failed"),
+        ({"ExitCode": 0}, "", "ended with exit code 0"),
+        ({"ExitCode": 128, "Error": "no such device"}, "x", "exit code 128: no such device"),
+    ],
+)
+def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, words: str) -> None:
+    assert words in docker_container.tell("name", state, line)
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "cure"),
+    [
+        (
+            "docker: Cannot connect to the Docker daemon at unix:///x. Is it running?\n\n"
+            "Run 'docker run --help' for more information",
+            "Cannot connect to the Docker daemon at unix:///x. Is it running?",
+            "DOCKER_HOST",
+        ),
+        (
+            "permission denied while trying to connect to the Docker daemon socket",
+            "permission denied while trying",
+            "usermod -aG docker",
+        ),
+        (
+            "Error response from daemon: could not find an available, non-overlapping IPv4"
+            " address pool among the defaults",
+            "could not find an available",
+            "docker network prune",
+        ),
+        ("Error: No such image: a:1", "No such image: a:1", "tfcluster build"),
+        ("something new", "something new", "docker info"),
+    ],
+)
+def test_a_refusal_has_dockers_words_and_a_cure(said: str, message: str, cure: str) -> None:
+    error = DockerError("the container does not start", plain(said.encode()))
+    assert error.message.startswith(f"the container does not start: {message}")
+    assert "Run 'docker" not in error.message
+    assert error.cure is not None
+    assert cure in error.cure
+
+
+def test_whose_cores_are_shared_out_depends_on_where_the_daemon_is(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path), "PATH": str(tmp_path)}
+    assert is_here(home)
+    assert is_here(home | {"DOCKER_HOST": "unix:///run/user/5/docker.sock"})
+    assert not is_here(home | {"DOCKER_HOST": "ssh://gpu1"})
+    assert not is_here(home | {"DOCKER_CONTEXT": "far"})  # and no client that knows it
+    (tmp_path / ".docker").mkdir()
+    (tmp_path / ".docker" / "config.json").write_text(json.dumps({"currentContext": "far"}))
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho tcp://10.0.0.9:2376\n")
+    docker.chmod(0o755)
+    assert not is_here(home)
+    docker.write_text("#!/bin/sh\necho unix:///run/user/5/docker.sock\n")
+    assert is_here(home)
+
+
+def test_a_leftover_is_what_a_dead_coordinator_of_this_user_left() -> None:
+    _, mine = docker_leftovers.labels("run")[-1].split("=")
+    assert not docker_leftovers._is_orphan(mine)  # it lives: it is this process
+    here = f"{socket.gethostname()}/{os.getuid()}"
+    assert docker_leftovers._is_orphan(f"{here}/{os.getpid()}/1")  # its number was given again
+    assert not docker_leftovers._is_orphan(f"elsewhere/{os.getuid()}/1/1")
+    assert not docker_leftovers._is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
+    assert not docker_leftovers._is_orphan("")

@@ -1,0 +1,277 @@
+"""`tfcluster build`: what docker is told, over a docker that only notes it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.cli.build import command
+from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.run import worker_image
+from tfcluster.run.worker_image import Pin
+
+ROOT = Path(__file__).parents[3]
+DOCKER = """#!{python} -IS
+import json, os, sys
+words = sys.argv[1:]
+if words[0] == "version":
+    if {version!r}:
+        print({version!r})
+    sys.stderr.write({complaint!r})
+    sys.exit({complaint!r} != "")
+if words[:2] == ["buildx", "version"]:
+    sys.exit({has_buildx!r} != "yes")
+context = words[-1]
+files = [os.path.relpath(os.path.join(at, name), context)
+         for at, _, names in os.walk(context) for name in names]
+requirements = os.path.join(context, "docker/requirements.txt")
+with open({noted!r}, "w") as file:
+    json.dump({{"argv": words, "files": files, "buildkit": os.environ.get("DOCKER_BUILDKIT"),
+               "requirements": os.path.exists(requirements) and open(requirements).read(),
+               "proxy": os.environ.get("https_proxy")}}, file)
+print("podman tells its progress here")
+sys.exit({code})
+"""
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A `docker` on PATH, and `tfcluster build` beside it."""
+
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def install(
+        self, *, version: str = "20.10.24+dfsg1", complaint: str = "", has_buildx: str = "",
+        code: int = 0,
+    ) -> None:  # fmt: skip
+        noted = str(self.folder / "noted.json")
+        text = DOCKER.format(
+            python=sys.executable, version=version, complaint=complaint, has_buildx=has_buildx,
+            noted=noted, code=code,
+        )  # fmt: skip
+        path = self.folder / "bin" / "docker"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        self.monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
+
+    def build(self, *args: str) -> dict[str, Any]:
+        """What docker was told."""
+        command.main(list(args), standalone_mode=False)
+        noted: dict[str, Any] = json.loads((self.folder / "noted.json").read_text())
+        return noted
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "PIP_CONFIG_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    fake = Fake(tmp_path, monkeypatch)
+    fake.install()
+    return fake
+
+
+def values(argv: list[str], option: str) -> list[str]:
+    return [value for name, value in itertools.pairwise(argv) if name == option]
+
+
+def pinned(name: str) -> str:
+    lines = (ROOT / "constraints" / name).read_text().splitlines()
+    return next(line.partition("==")[2] for line in lines if line.startswith("tensorflow=="))
+
+
+def test_without_options_it_is_the_newest_tested_tensorflow_for_cpus(
+    docker: Fake, capfd: pytest.CaptureFixture[str]
+) -> None:
+    noted = docker.build()
+    newest = pinned("newest.txt")
+    names = ["tfcluster-worker:latest", f"tfcluster-worker:tf{newest}"]
+    assert values(noted["argv"], "--tag") == names
+    assert values(noted["argv"], "--target") == ["worker"]
+    assert {
+        "BASE_IMAGE=python:3.11-slim", "FLAVOUR=cpu", f"TENSORFLOW={newest}",
+        "CONSTRAINTS=newest.txt",
+    } == set(values(noted["argv"], "--build-arg"))  # fmt: skip
+    assert {"docker/Dockerfile", "docker/pip-install", "constraints/newest.txt"} <= {
+        *noted["files"]
+    }
+    assert noted["buildkit"] == "1"
+    assert "--network" not in noted["argv"]
+    assert "--secret" not in noted["argv"]
+    out, err = capfd.readouterr()
+    assert out.split() == names
+    assert "progress" in err
+
+
+def test_an_older_tensorflow_comes_with_its_own_constraints(docker: Fake) -> None:
+    argv = docker.build("--tensorflow", "2.15", "--gpu", "--base", "mine:1", "--network", "host")[
+        "argv"
+    ]
+    version = pinned("tf215.txt")
+    assert version.startswith("2.15.")
+    assert {f"TENSORFLOW={version}", "CONSTRAINTS=tf215.txt", "FLAVOUR=gpu"} <= {
+        *values(argv, "--build-arg")
+    }
+    assert "BASE_IMAGE=mine:1" in values(argv, "--build-arg")
+    assert f"tfcluster-worker:tf{version}-gpu" in values(argv, "--tag")
+    assert values(argv, "--network") == ["host"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "pin", "wanted"),
+    [
+        (None, Pin("2.21.0", "newest.txt"), "2.21.0"),
+        ("2.21", Pin("2.21.0", "newest.txt"), "2.21.0"),
+        ("2.15.1", Pin("2.15.1", "tf215.txt"), "2.15.1"),
+        ("2.2", Pin("2.2", ""), "2.2.*"),
+        ("2.15.0", Pin("2.15.0", ""), "2.15.0"),
+    ],
+)
+def test_a_version_finds_the_constraints_that_pin_it(
+    tmp_path: Path, asked: str | None, pin: Pin, wanted: str
+) -> None:
+    (tmp_path / "newest.txt").write_text("a==1\ntensorflow-datasets==4\ntensorflow==2.21.0\n")
+    (tmp_path / "tf215.txt").write_text("tensorflow==2.15.1\n")
+    (tmp_path / "others.txt").write_text("3.8.0\n")
+    assert worker_image.choose(asked, tmp_path) == pin
+    assert pin.wanted == wanted
+
+
+@pytest.mark.parametrize("version", ["newest", "2", "2.15; rm -rf /", "2.15.*", ""])
+def test_what_is_no_version_is_refused(docker: Fake, version: str) -> None:
+    with pytest.raises(UsageError, match="is no version"):
+        docker.build("--tensorflow", version)
+
+
+def test_names_of_ones_own_replace_ours(docker: Fake) -> None:
+    argv = docker.build("--tag", "a:1", "--tag", "b:2")["argv"]
+    assert values(argv, "--tag") == ["a:1", "b:2"]
+
+
+def test_ones_own_requirements_lie_where_the_dockerfile_looks(docker: Fake) -> None:
+    wanted = docker.folder / "mine.txt"
+    wanted.write_text("pandas\n")
+    noted = docker.build("-r", str(wanted))
+    assert noted["requirements"] == "pandas\n"
+    assert "docker/requirements.txt" in (ROOT / "docker/pip-install").read_text()
+
+
+def test_certificates_and_pips_configuration_are_secrets(docker: Fake) -> None:
+    for name in ("ca.pem", "pip.conf"):
+        (docker.folder / name).write_text("x")
+    docker.monkeypatch.setenv("PIP_CERT", str(docker.folder / "ca.pem"))
+    docker.monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    noted = docker.build("--pip-config", str(docker.folder / "pip.conf"))
+    secrets = [f"id=ca,src={docker.folder}/ca.pem", f"id=pip,src={docker.folder}/pip.conf"]
+    assert values(noted["argv"], "--secret") == secrets
+    assert not [name for name in noted["files"] if name.endswith(("ca.pem", "pip.conf"))]
+
+
+def test_proxies_are_passed_on_without_a_password_on_the_command_line(docker: Fake) -> None:
+    docker.monkeypatch.setenv("https_proxy", "http://anna:pa55word@proxy:8080")
+    noted = docker.build()
+    assert "https_proxy" in values(noted["argv"], "--build-arg")
+    assert "pa55word" not in " ".join(noted["argv"])
+    assert "pa55word" in noted["proxy"]
+
+
+def test_for_join_the_launcher_goes_in_too(docker: Fake) -> None:
+    noted = docker.build("--join")
+    assert values(noted["argv"], "--target") == ["join"]
+    assert values(noted["argv"], "--tag")[0] == "tfcluster-join:latest"
+    assert {
+        "launcher/tfcluster/cli/join.py",
+        "workers/tfcluster_workers/boot.py",
+    } <= {*noted["files"]}
+    assert not [name for name in noted["files"] if "__pycache__" in name]
+
+
+def test_the_context_is_gone_afterwards(docker: Fake) -> None:
+    assert not Path(docker.build()["argv"][-1]).exists()
+
+
+@pytest.mark.parametrize(
+    ("complaint", "said"),
+    [
+        (
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker"
+            " daemon running?",
+            "is it running",
+        ),
+        (
+            "Got permission denied while trying to connect to the Docker daemon socket at"
+            " unix:///var/run/docker.sock: dial unix: connect: permission denied",
+            "usermod -aG docker",
+        ),
+    ],
+    ids=["no daemon", "no permission"],
+)
+def test_a_daemon_that_cannot_be_reached_is_named_with_the_cure(
+    docker: Fake, complaint: str, said: str
+) -> None:
+    docker.install(version="", complaint=complaint)
+    with pytest.raises(SurroundingsError) as error:
+        docker.build()
+    assert error.value.exit_code == 3
+    assert complaint[:30] in error.value.message
+    assert said in error.value.cure
+
+
+def test_without_docker_it_says_so(docker: Fake, tmp_path: Path) -> None:
+    docker.monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SurroundingsError, match="no docker client"):
+        docker.build()
+
+
+@pytest.mark.parametrize(("has_buildx", "builds"), [("yes", True), ("", False)])
+def test_newer_clients_need_their_plugin(docker: Fake, has_buildx: str, builds: bool) -> None:
+    docker.install(version="28.2.2", has_buildx=has_buildx)
+    if builds:
+        assert docker.build()["argv"][0] == "build"
+        return
+    with pytest.raises(SurroundingsError, match="buildx is missing"):
+        docker.build()
+
+
+def test_a_build_that_fails_ends_with_3_and_names_nothing(
+    docker: Fake, capfd: pytest.CaptureFixture[str]
+) -> None:
+    docker.install(code=7)
+    with pytest.raises(SurroundingsError, match=r"exit code 7") as error:
+        docker.build()
+    assert "--base IMAGE" in error.value.cure
+    assert capfd.readouterr().out == ""
+
+
+def test_dockerfile_and_constraints_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for folder in worker_image.folders():
+        assert folder.is_dir()
+    package = tmp_path / "tfcluster"
+    (package / "docker" / "constraints").mkdir(parents=True)
+    (package / "docker" / "Dockerfile").touch()
+    monkeypatch.setattr(worker_image, "__file__", str(package / "run" / "worker_image.py"))
+    assert worker_image.folders() == (package / "docker", package / "docker" / "constraints")
+    (package / "docker" / "Dockerfile").unlink()
+    with pytest.raises(SurroundingsError, match="missing from this installation"):
+        worker_image.folders()
+
+
+@pytest.mark.parametrize("name", ["docker/Dockerfile", "docker/pip-install", ".dockerignore"])
+def test_what_is_built_names_no_registry_and_no_secret(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "://" not in text
+    assert "HEALTHCHECK" not in text
