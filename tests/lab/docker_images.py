@@ -27,8 +27,12 @@ PACKAGES = "python3,python3-venv,ca-certificates"
 BASE = f"tfcluster-base:{SUITE}"
 STUB = "tfcluster-stub:latest"
 """What the Dockerfile makes before TensorFlow comes: a user, a home, a Python."""
-WORKERS = {"tfcluster-tests:newest": "", "tfcluster-tests:tf215": "2.15"}
-"""The real worker images, and the TensorFlow of each."""
+WORKERS = {"tfcluster-tests:newest": (), "tfcluster-tests:tf215": ("--tensorflow", "2.15")}
+"""The real worker images, and what `tfcluster build` is told for each."""
+JOIN = "tfcluster-tests:join"
+BUILT = {**WORKERS, JOIN: ("--join",)}
+MARK = "tfcluster-tests-what-pip-was-told"
+"""Stands in all that is a secret of the build."""
 MAKE_S, IMPORT_S, BUILD_S = 600.0, 120.0, 1500.0
 _TRIMMED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man",
             "usr/share/locale", "var/log")  # fmt: skip
@@ -75,40 +79,54 @@ def build_stub(docker: Docker) -> str:
     """The worker image without TensorFlow, in seconds and without a network; its name."""
     argv = ["build", "--target", "plain", "--build-arg", f"BASE_IMAGE={import_base(docker)}"]
     argv += ["--file", str(ROOT / "docker" / "Dockerfile"), "--tag", STUB, str(ROOT)]
-    docker(*argv, timeout=IMPORT_S, env={**docker.env, "DOCKER_BUILDKIT": "1"})
+    docker(*argv, timeout=IMPORT_S, env={"DOCKER_BUILDKIT": "1"})
     return STUB
 
 
 def build_worker(docker: Docker, name: str, *, outside: Mapping[str, str]) -> None:
-    """One of WORKERS, as a user builds it; quick where the daemon has its layers.
+    """One of BUILT, as a user builds it; quick where the daemon has its layers.
 
     `outside` is added to the environment: how pip gets out of the daemon's network.
     """
     argv = [sys.executable, "-m", "tfcluster.cli.main", "build", "--network", "host"]
-    argv += ["--base", import_base(docker), "--tag", name]
-    argv += ["--tensorflow", WORKERS[name]] if WORKERS[name] else []
-    with tempfile.NamedTemporaryFile("w", suffix=".conf") as config:
-        config.write(_pip_settings())
-        config.flush()
-        argv += ["--pip-config", config.name]
+    argv += ["--base", import_base(docker), "--tag", name, *BUILT[name]]
+    with tempfile.TemporaryDirectory() as folder:
+        argv += _pip_options(Path(folder))
         env = {**docker.env, **outside}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=BUILD_S)
     if done.returncode != 0:
         raise LabError(f"tfcluster build: {done.stderr[-3000:]}")
 
 
-def _pip_settings() -> str:
-    """What this machine's pip is told, as a file, less what only this machine has."""
+def _pip_options(folder: Path) -> list[str]:
+    """This machine's certificates and settings of pip, marked, less what only this machine has."""
+    settings = _pip_settings()
+    certificates = settings.pop("cert", None)
+    lines = [f"{name} = {value}" for name, value in settings.items() if not _is_here(value)]
+    (folder / "pip.conf").write_text("\n".join([f"# {MARK}", "[global]", *lines, ""]))
+    options = ["--pip-config", str(folder / "pip.conf")]
+    if certificates is not None:
+        (folder / "ca.pem").write_text(f"{Path(certificates).read_text()}\n# {MARK}\n")
+        options += ["--ca", str(folder / "ca.pem")]
+    return options
+
+
+def _pip_settings() -> dict[str, str]:
+    """What this machine's pip is told, by its files and its environment."""
     argv = [sys.executable, "-m", "pip", "config", "list"]
     said = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
-    lines = ["[global]"]
-    for line in said.splitlines():
+    found = {}
+    for line in sorted(said.splitlines(), reverse=True):  # what begins with ":env:" comes last
         name, _, value = line.partition("=")
         section, _, option = name.rpartition(".")
-        text = ast.literal_eval(value)
-        if section in ("global", ":env:") and not re.search(r"(^|\s)(/|file:)", text):
-            lines.append(f"{option} = {text}")
-    return "\n".join([*dict.fromkeys(lines), ""])
+        if section in ("global", ":env:"):
+            found[option] = str(ast.literal_eval(value))
+    return found
+
+
+def _is_here(value: str) -> bool:
+    """Whether it names places of this machine, which a container has not."""
+    return re.search(r"(^|\s)(/|file:)", value) is not None
 
 
 def _debootstrap(root: Path) -> None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from .machine import LabError, command
 from .machines import _child_of, _die_with_parent, _until
@@ -29,7 +28,7 @@ SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 CGROUPS = Path("/sys/fs/cgroup")
 STOP_S = 30.0
 """Longer than the daemon gives its containers when it ends."""
-_FIRST = "trap '' CHLD; ip link set lo up; echo up; exec sleep infinity"
+_FIRST = "ip link set lo up; echo up; exec env --ignore-signal=CHLD sleep infinity"
 """The first process of the namespaces; with SIGCHLD ignored the dead need no burial."""
 
 
@@ -39,17 +38,34 @@ class Docker:
 
     env: Mapping[str, str]
 
-    def __call__(self, *args: str, timeout: float = 60, **how: Any) -> str:
+    def __call__(
+        self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+    ) -> str:
         """What `docker ARGS` writes to stdout; LabError with its complaint if it fails."""
-        done = self.run(*args, timeout=timeout, **how)
+        done = self.run(*args, timeout=timeout, env=env)
         if done.returncode != 0:
             raise LabError(f"docker {' '.join(args)}: {done.stderr.strip()}")
         return done.stdout.strip()
 
-    def run(self, *args: str, timeout: float = 60, **how: Any) -> subprocess.CompletedProcess[str]:
-        argv = [shutil.which("docker", path=self.env["PATH"]) or "docker", *args]
-        how = {"env": dict(self.env), "capture_output": True, "text": True, "check": False} | how
-        return subprocess.run(argv, timeout=timeout, **how)  # type: ignore[no-any-return]
+    def run(
+        self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """To its end; `env` is added to the environment."""
+        return subprocess.run(
+            self._argv(args),
+            env={**self.env, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        """With its stdout on a pipe."""
+        return subprocess.Popen(self._argv(args), env=dict(self.env), stdout=subprocess.PIPE)
+
+    def _argv(self, args: Sequence[str]) -> list[str]:
+        return [shutil.which("docker", path=self.env["PATH"]) or "docker", *args]
 
 
 def machines_own() -> Docker | None:
@@ -149,7 +165,7 @@ class Dockerd:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """`kill -9`: its containers go on, and so does its containerd."""
+        """`kill -9`: its containers go on, whatever was configured."""
         self._end(signal.SIGKILL)
 
     def restart(self, *, live_restore: bool | None = None) -> None:

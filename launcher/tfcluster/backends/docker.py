@@ -113,6 +113,8 @@ class DockerBackend:
         self._sweeper = await Sweeper.start(run_id)
         answer = await ask("network", "create", *labels(run_id), *options, run_id)
         if not answer.is_good:
+            sweeper, self._sweeper = self._sweeper, None
+            await sweeper.dismiss()
             raise DockerError("docker cannot make a network for the run", answer.said)
         return run_id
 

@@ -20,6 +20,7 @@ from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
+_TELL_S = 10.0
 _LOG_LINES = "20"
 _ENDED = re.compile(r"is not running|No such container|is restarting", re.IGNORECASE)
 _PAUSED = re.compile(r"is paused", re.IGNORECASE)
@@ -44,20 +45,27 @@ class RunningContainer:
     async def has_ended(self, said: str) -> bool:
         """Whether it will never answer again, as docker's words for a dial that failed show."""
         if _ENDED.search(said):
-            self.story = await self.tell()
+            await self.explain()
             return True
         self.story = ""
         if _PAUSED.search(said):
             self.story = _paused(self.name)
         return False
 
+    async def explain(self) -> None:
+        """Keeps what it finds out as its story, and what is known where docker does not answer."""
+        self.story = await self.tell() or self.story
+
     async def tell(self) -> str:
         """How it ended, or what keeps it from answering; empty where nothing is wrong with it."""
         try:
-            found = await ask("inspect", "--type", "container", "--format", _STATE, self.name)
+            found = await ask(
+                *("inspect", "--type", "container", "--format", _STATE, self.name),
+                patience_s=_TELL_S,
+            )
             if not found.is_good:
                 gone = f"its container {self.name} has been removed"
-                return gone if "No such" in found.said else ""
+                return gone if "No such" in found.said else f"docker says: {found.said}"
             state = json.loads(found.out)
             if not state.get("Running"):
                 return tell(self.name, state, await self._last_line())

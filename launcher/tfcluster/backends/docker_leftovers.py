@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterable
@@ -25,7 +26,7 @@ _PATIENCE_S = 20.0
 _SWEEP = """
 cat > /dev/null
 tries=0
-while [ $tries -lt 600 ]; do
+while [ $tries -lt 120 ]; do
     found=$(docker ps --all --quiet --filter "label=$1") &&
         { [ -z "$found" ] || docker rm --force --volumes $found; }
     networks=$(docker network ls --quiet --filter "label=$1") && found=$(
@@ -48,10 +49,12 @@ def _this_process() -> str:
 
 
 def _started(pid: int) -> int | None:
-    try:
-        return int(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
+    """None for one that has ended, be it that nobody has heard of it yet (a zombie)."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return int(process.create_time())
+    return None
 
 
 class Sweeper:
@@ -70,6 +73,12 @@ class Sweeper:
             start_new_session=True,
         )
         return cls(process, run_id)
+
+    async def dismiss(self) -> None:
+        """There is nothing to remove."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        await self._process.wait()
 
     async def sweep(self) -> str | None:
         """Now; None once all is removed, else what is to be told."""

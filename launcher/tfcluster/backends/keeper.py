@@ -29,6 +29,9 @@ class Keeper:
         to be waited for."""
         return False
 
+    async def explain(self) -> None:
+        """The node is given up: once more, find out what has become of it."""
+
     async def end(self) -> bool:
         """Once nothing more comes; returns when the agent is gone. True where it is certain that
         nothing lives which an agent with a lease had started."""

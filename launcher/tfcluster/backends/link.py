@@ -182,6 +182,7 @@ class AgentLink:
                 await self._hang_up()
                 again = None if self._fault else await self._come_back()
                 if again is None:
+                    await self._keeper.explain()
                     return
                 greeted = again
                 pids = {name: self.welcome[name] for name in ("pid", "guard_pid")}

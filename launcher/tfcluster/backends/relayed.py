@@ -62,6 +62,10 @@ class Place(Protocol):
         """What has become of it, where that is known."""
         ...
 
+    async def explain(self) -> None:
+        """Make `story` what can be found out now."""
+        ...
+
     async def end(self) -> bool:
         """End it; whether it is certain that nothing in it lives."""
         ...
@@ -187,6 +191,10 @@ class _Reached(Keeper):
             return True
         said = self._transport.last_words()
         return self._place is not None and await self._place.has_ended(said)
+
+    async def explain(self) -> None:
+        if self._place is not None:
+            await self._place.explain()
 
     async def end(self) -> bool:
         await self._transport.hang_up()

@@ -8,9 +8,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.lab.docker_images import WORKERS, alone, build_stub, build_worker, cache
+from tests.integration.commandline import CommandLine
+from tests.lab.docker_images import BUILT, alone, build_stub, build_worker, cache
 from tests.lab.dockerd import Docker, Dockerd, machines_own, missing_tools
 from tests.lab.way_out import way_out
+
+from .harbor import Harbor
 
 
 @contextmanager
@@ -42,7 +45,7 @@ def dockerd() -> Iterator[Dockerd]:
 
 @pytest.fixture(scope="module")
 def worker_docker() -> Iterator[Docker]:
-    """A client whose daemon has the real worker images, `docker_images.WORKERS`.
+    """A client whose daemon has the real images, `docker_images.BUILT`.
 
     They take minutes to build, so our own daemon keeps them for the next tests; processes of tests
     wait for one another.
@@ -54,6 +57,14 @@ def worker_docker() -> Iterator[Docker]:
             daemon = stack.enter_context(own_daemon(cache() / "docker"))
             docker = daemon.docker
             outside = {"https_proxy": stack.enter_context(way_out(daemon.pid))}
-        for name in WORKERS:
+        for name in BUILT:
             build_worker(docker, name, outside=outside)
         yield docker
+
+
+@pytest.fixture
+def harbor(shell: CommandLine, docker: Docker) -> Iterator[Harbor]:
+    """Where runs are started; fails the test that leaves something in docker."""
+    made = Harbor(shell, docker)
+    yield made
+    assert made.left() == []

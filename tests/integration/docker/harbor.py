@@ -1,0 +1,64 @@
+"""A person beside a docker daemon who starts runs in it, and what is left of them there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.integration.commandline import CommandLine
+from tests.integration.live import Live
+from tests.lab.docker_images import STUB
+from tests.lab.dockerd import Docker
+
+COUNT = """
+import os, time
+for number in range(int(os.environ["COUNT"])):
+    os.write(1, f"line {number}\\n".encode())
+    time.sleep(0.05)
+"""
+"""Writes numbered lines, 20 a second."""
+HANG_S = 100.0
+
+
+class Harbor:
+    """Types commands whose `docker` reaches one daemon."""
+
+    def __init__(self, shell: CommandLine, docker: Docker) -> None:
+        self.shell, self.docker = shell, docker
+        self.shell.env |= {
+            name: docker.env[name]
+            for name in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
+            if name in docker.env
+        }
+
+    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
+        """Two workers in stub containers."""
+        self.shell.script("train.py", script)
+        job = {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}}
+        runtime = {"backend": "docker", "image": STUB} | sections.pop("runtime", {})
+        return self.shell.spec("spec.json", job, runtime=runtime, **sections)
+
+    def up(self, spec: Path, *more: str) -> Live:
+        return Live(self.shell, "up", str(spec), *more)
+
+    def container(self, run: Live, node: str = "worker-1") -> str:
+        return f"{run.run_id}-{node}"
+
+    def left(self) -> list[str]:
+        """Containers, networks and volumes that bear our label, or are nobody's."""
+        ours = ("--filter", "label=tfcluster.run")
+        found = [
+            self.docker("ps", "--all", "--format", "{{.Names}}", *ours),
+            self.docker("network", "ls", "--format", "{{.Name}}", *ours),
+            self.docker("volume", "ls", "--quiet"),
+        ]
+        return [name for names in found for name in names.split()]
+
+
+def ended(run: Live, code: int = 0) -> Live:
+    assert run.end(HANG_S) == code, run.said()
+    return run
+
+
+def of_type(run: Live, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.events() if event["type"] == kind]

@@ -1,0 +1,224 @@
+"""What befalls containers and their daemon: each ends as designed, in words, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+import psutil
+import pytest
+from tests.forked import COMMAND
+from tests.integration.commandline import CommandLine, wait_for
+from tests.integration.gang import GANG
+from tests.integration.live import Live
+from tests.lab.dockerd import Dockerd
+
+from .harbor import Harbor, ended, of_type
+
+pytestmark = pytest.mark.slow
+
+ANEW = """
+import os, time
+for number in range(int(os.environ["COUNT"]) if os.environ["TFCLUSTER_ATTEMPT"] == "1" else 3):
+    os.write(1, f"line {number}\\n".encode())
+    time.sleep(0.05)
+"""
+"""Long in the first attempt only."""
+
+
+def reason_of_restart(run: Live) -> str:
+    return str(of_type(run, "restarting")[0]["reason"])
+
+
+def test_a_container_that_is_killed_gets_another(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(ANEW, count=600, supervision={"backoff_s": 0}))
+    run.wait_for_line("line 3")
+    harbor.docker("kill", harbor.container(run))
+    ended(run)
+    assert f"its container {harbor.container(run)} was killed" in reason_of_restart(run)
+    assert run.log("worker:1", attempt=2).splitlines() == ["line 0", "line 1", "line 2"]
+
+
+def test_one_that_is_paused_is_told_so_and_replaced_after_its_lease(harbor: Harbor) -> None:
+    supervision = {"backoff_s": 0, "lease_s": 4}
+    run = harbor.up(harbor.spec(ANEW, count=800, supervision=supervision))
+    run.wait_for_line("line 3")
+    harbor.docker("pause", harbor.container(run))
+    ended(run)
+    assert f"`docker unpause {harbor.container(run)}` lets it go on" in run.said()
+    assert "is paused" in reason_of_restart(run)
+
+
+def test_one_that_goes_on_in_time_has_lost_nothing(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(count=300))
+    run.wait_for_line("line 3")
+    harbor.docker("pause", harbor.container(run))
+    wait_for(lambda: "is paused" in run.said(), what="the pause is told", timeout=60)
+    harbor.docker("unpause", harbor.container(run))
+    ended(run)
+    assert run.log("worker:1").splitlines() == [f"line {number}" for number in range(300)]
+    assert not of_type(run, "restarting")
+
+
+GREEDY = """
+import os
+taken = []
+while os.environ["TFCLUSTER_TASK"] == "worker:1":
+    taken.append(bytearray(os.urandom(1 << 20)))
+import time; time.sleep(60)
+"""
+
+
+def test_more_memory_than_allowed_is_named(harbor: Harbor) -> None:
+    run = harbor.up(
+        harbor.spec(GREEDY, resources={"memory": "80m"}, supervision={"max_restarts": 0})
+    )
+    ended(run, 1)
+    (diagnosis,) = of_type(run, "diagnosis")
+    assert diagnosis["root_cause"]["task"] == "worker:1"
+    assert diagnosis["root_cause"]["kind"] == "out_of_memory", diagnosis
+
+
+def test_a_container_taken_off_the_network_is_named_and_comes_back_on_it(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(GANG, count=10, supervision={"backoff_s": 0}))
+    run.wait_for_line("step 5")
+    harbor.docker("network", "disconnect", run.run_id, harbor.container(run))
+    ended(run)
+    (cause,) = (event["root_cause"] for event in of_type(run, "diagnosis"))
+    assert (cause["kind"], cause["node"]) == ("link_lost", "worker-1"), cause
+    said = " ".join(run.said().split())
+    assert f"{harbor.container(run)} was taken off the network {run.run_id}" in said
+    assert len(of_type(run, "restarting")) == 1
+
+
+def test_a_daemon_that_is_away_for_a_while_stops_nothing(
+    dockerd: Dockerd, shell: CommandLine
+) -> None:
+    dockerd.restart(live_restore=True)
+    harbor = Harbor(shell, dockerd.docker)
+    run = harbor.up(harbor.spec(count=400))
+    run.wait_for_line("line 5")
+    dockerd.stop()
+    time.sleep(3)
+    dockerd.start()
+    ended(run)
+    for task in ("worker:0", "worker:1"):
+        assert run.log(task).splitlines() == [f"line {number}" for number in range(400)]
+    assert not of_type(run, "restarting")
+    assert of_type(run, "node_unreachable")
+    assert harbor.left() == []
+    dockerd.restart(live_restore=False)
+
+
+def test_a_daemon_that_ends_its_containers_costs_a_restart(
+    dockerd: Dockerd, shell: CommandLine
+) -> None:
+    harbor = Harbor(shell, dockerd.docker)
+    run = harbor.up(harbor.spec(ANEW, count=800, supervision={"backoff_s": 0}))
+    run.wait_for_line("line 5")
+    dockerd.restart()
+    ended(run)
+    assert "its container" in reason_of_restart(run)
+    assert len(of_type(run, "restarting")) == 1
+    assert harbor.left() == []
+
+
+def test_a_daemon_that_does_not_come_back_ends_the_run(
+    dockerd: Dockerd, shell: CommandLine
+) -> None:
+    harbor = Harbor(shell, dockerd.docker)
+    run = harbor.up(harbor.spec(count=4000, supervision={"lease_s": 3, "max_restarts": 1}))
+    run.wait_for_line("line 5")
+    dockerd.stop()
+    assert run.end(100) in (1, 3), run.said()
+    assert "Cannot connect to the Docker daemon" in " ".join(run.said().split())
+    dockerd.start()
+    done = shell.run("down", run.run_id)
+    assert done.code == 0, done.err
+    wait_for(lambda: harbor.left() == [], what="what was left is removed", timeout=60)
+
+
+def test_what_cannot_start_is_named(harbor: Harbor) -> None:
+    def refused(*more: str, **env: str) -> str:
+        done = harbor.shell.run("up", str(harbor.spec()), *more, env=harbor.shell.env | env)
+        assert done.code == 3, done.err
+        return " ".join(done.err.split())
+
+    said = refused("--set", "runtime.image=no-such:1")
+    assert "there is no image no-such:1" in said
+    said = refused(DOCKER_HOST="unix:///run/no-such.sock")
+    assert "Cannot connect to the Docker daemon at unix:///run/no-such.sock" in said
+    assert "is it running?" in said
+    empty = harbor.shell.root / "empty"
+    empty.mkdir()
+    (empty / "python3").symlink_to(shutil.which("python3") or "/usr/bin/python3")
+    (empty / "sh").symlink_to("/bin/sh")
+    assert "there is no docker client on this machine" in refused(PATH=str(empty))
+
+
+def test_a_socket_that_may_not_be_used_is_named(harbor: Harbor) -> None:
+    """Of root, too, once it has given up to override permissions."""
+    path = harbor.shell.root / "d.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        os.chown(path, 65534, 65534)
+        path.chmod(0o600)
+        argv = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override", "--"]
+        env = harbor.shell.env | {"DOCKER_HOST": f"unix://{path}"}
+        command = [*argv, COMMAND, "up", str(harbor.spec())]
+        done = subprocess.run(
+            command, env=env, cwd=harbor.shell.cwd, capture_output=True, text=True, timeout=60
+        )
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 3, said
+    assert "permission denied" in said
+    assert "usermod -aG docker" in said
+
+
+def sweeper_of(run: Live) -> psutil.Process:
+    found = [p for p in psutil.process_iter() if f"tfcluster.run={run.run_id}" in p.cmdline()]
+    (sweeper,) = [process for process in found if process.name() == "sh"]
+    return sweeper
+
+
+def test_a_killed_coordinator_leaves_nothing(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(count=10_000))
+    run.wait_for_line("line 3")
+    os.kill(run.state()["pid"], signal.SIGKILL)
+    wait_for(lambda: harbor.left() == [], what="containers and network are removed", timeout=30)
+    assert harbor.shell.run("down", run.run_id).code == 0
+
+
+def test_what_even_the_sweeper_left_is_shown_and_removed_by_its_label(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(count=10_000))
+    run.wait_for_line("line 3")
+    sweeper_of(run).kill()
+    os.kill(run.state()["pid"], signal.SIGKILL)
+    run.process.wait(10)
+    shown = harbor.shell.run("ps").err
+    assert harbor.container(run) in shown
+    assert f"`tfcluster down {run.run_id}`" in shown
+    done = harbor.shell.run("rm", run.run_id)  # now its label is all there is
+    assert done.code == 0, done.err
+    done = harbor.shell.run("down", run.run_id)
+    assert done.code == 0, done.err
+    assert "removed from docker" in done.err
+    assert harbor.shell.run("ps").err.count(run.run_id) == 0
+
+
+def test_without_a_word_from_the_coordinator_the_lease_ends_a_container(harbor: Harbor) -> None:
+    """As with a daemon elsewhere, when this machine goes down."""
+    run = harbor.up(harbor.spec(count=10_000, supervision={"lease_s": 3}))
+    run.wait_for_line("line 3")
+    sweeper = sweeper_of(run)
+    sweeper.suspend()
+    os.kill(run.state()["pid"], signal.SIGKILL)
+    running = ("ps", "--quiet", "--filter", f"label=tfcluster.run={run.run_id}")
+    wait_for(lambda: harbor.docker(*running) == "", what="the containers have ended", timeout=40)
+    sweeper.resume()
+    wait_for(lambda: harbor.left() == [], what="the rest is removed", timeout=40)
+    assert harbor.shell.run("down", run.run_id).code == 0

@@ -1,0 +1,151 @@
+"""The same spec in containers: names, limits, files; and nothing of it stays."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.lab.docker_images import STUB
+
+from .harbor import COUNT, Harbor, ended, of_type
+
+pytestmark = pytest.mark.slow
+
+LOOK = """
+import json, os, socket, sys
+config = json.loads(os.environ["TF_CONFIG"])
+mine = config["cluster"]["worker"][config["task"]["index"]].rpartition(":")[0]
+peers = [address.rpartition(":")[0] for address in config["cluster"]["worker"]]
+print(json.dumps({
+    "mine": mine, "host": socket.gethostname(), "uid": os.getuid(),
+    "own": [i[4][0] for i in socket.getaddrinfo(mine, 0, socket.AF_INET)][0],
+    "peers": sorted({i[4][0] for p in peers for i in socket.getaddrinfo(p, 0, socket.AF_INET)}),
+    "here": sorted(os.listdir(".")),
+}), flush=True)
+os.makedirs("out", exist_ok=True)
+open("out/result.txt", "w").write("done")
+open("/tmp/wait", "w").close()
+while not os.path.exists("/tmp/go"):
+    import time; time.sleep(0.05)
+"""
+
+
+def settings(harbor: Harbor, container: str) -> dict[str, Any]:
+    (found,) = json.loads(harbor.docker("inspect", container))
+    return dict(found)
+
+
+def test_each_task_has_a_container_that_its_peers_find_by_name(harbor: Harbor) -> None:
+    spec = harbor.spec(LOOK, checkpoints={"outputs": ["out/**"]})
+    run = harbor.up(spec)
+    run.wait_for_line('"mine"')
+    facts = [json.loads(run.log(task).splitlines()[-1]) for task in ("worker:0", "worker:1")]
+    names = [harbor.container(run, node) for node in ("worker-0", "worker-1")]
+    addresses = []
+    for name, node, fact in zip(names, ("worker-0", "worker-1"), facts, strict=True):
+        made = settings(harbor, name)
+        network = made["NetworkSettings"]["Networks"][run.run_id]
+        addresses.append(network["IPAddress"])
+        assert made["HostConfig"]["Init"] is True
+        assert not made["HostConfig"]["PortBindings"]
+        assert not made["HostConfig"]["PublishAllPorts"]
+        assert made["Config"]["Labels"]["tfcluster.run"] == run.run_id
+        assert (fact["mine"], fact["host"], fact["own"]) == (node, node, network["IPAddress"])
+        assert fact["uid"] != 0
+        assert "train.py" in fact["here"]
+        harbor.docker("exec", name, "touch", "/tmp/go")
+    ended(run)
+    assert all(fact["peers"] == sorted(addresses) for fact in facts)
+    (output,) = run.folder.glob("outputs/**/result.txt")
+    assert output.read_text() == "done"
+    assert output.stat().st_uid == os.getuid()
+    assert "no port is published" in " ".join(run.said().split())
+
+
+def test_resources_are_limits_of_the_container(harbor: Harbor) -> None:
+    resources = {"cpus": 1, "memory": "300m", "pin": True}
+    run = harbor.up(harbor.spec(count=40, resources=resources))
+    run.wait_for_line("line 1")
+    limits = [settings(harbor, harbor.container(run, n))["HostConfig"] for n in ("worker-0",)]
+    ended(run)
+    assert limits[0]["NanoCpus"] == 1_000_000_000
+    assert limits[0]["Memory"] == limits[0]["MemorySwap"] == 300 << 20
+    assert limits[0]["CpusetCpus"].isdecimal()
+
+
+DATA = """
+import os
+folder = os.environ["TFDS_DATA_DIR"]
+print("read", open(folder + "/set.txt").read(), os.getuid(), flush=True)
+try:
+    open(folder + "/mine", "w")
+except OSError as error:
+    print("refused", error.errno, flush=True)
+shared = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+os.makedirs(shared, exist_ok=True)
+open(shared + "/" + os.environ["TFCLUSTER_TASK"].replace(":", "-"), "w").write("x")
+"""
+
+
+def test_data_is_read_only_and_shared_storage_is_the_callers(harbor: Harbor) -> None:
+    data, shared = harbor.shell.root / "sets, all", harbor.shell.root / "shared"
+    for folder in (data, shared):
+        folder.mkdir(mode=0o700)
+    (data / "set.txt").write_text("digits")
+    runtime = {"hosts": {"*": {"data_dir": str(data)}}}
+    spec = harbor.spec(DATA, runtime=runtime, checkpoints={"dir": str(shared)})
+    run = ended(harbor.up(spec))
+    for task in ("worker:0", "worker:1"):
+        assert f"read digits {os.getuid()}" in run.log(task)
+        assert "refused 30" in run.log(task)  # EROFS
+    assert {path.name for path in shared.rglob("worker-*")} == {"worker-0", "worker-1"}
+    assert {path.stat().st_uid for path in shared.rglob("*")} == {os.getuid()}
+    assert not (data / "mine").exists()
+
+
+def test_one_ctrl_c_ends_the_run_and_its_containers(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(count=10_000))
+    run.wait_for_line("line 3")
+    run.process.send_signal(2)
+    ended(run, 130)
+    assert {event["ended_by"] for event in of_type(run, "task_exited")} == {"tfcluster"}
+
+
+def test_ctrl_c_while_containers_start_leaves_none(harbor: Harbor) -> None:
+    for wait in (0.4, 0.8, 1.2):
+        spec = harbor.spec(count=10_000, cluster={"worker": 3})
+        run = harbor.up(spec, "--name", f"early{wait * 10:.0f}")
+        with pytest.raises(Exception, match="timed out"):
+            run.process.wait(wait)
+        run.process.send_signal(2)
+        assert run.end(60) == 130, run.said()
+        assert harbor.left() == []
+
+
+def test_doctor_looks_into_containers_and_removes_them(harbor: Harbor) -> None:
+    done = harbor.shell.run("doctor", str(harbor.spec()), "--json")
+    look = json.loads(done.out)
+    assert look["nodes"] == ["worker-0", "worker-1"], done.err
+    assert {one["python"] for one in look["seen"]} == {"3.11.2"}, look
+
+
+def test_the_image_says_which_python_runs(harbor: Harbor) -> None:
+    """A path of this machine says nothing in a container; any other is the image's own."""
+    spec = harbor.spec(COUNT, runtime={"python": "../.venv/bin/python"})
+    run = ended(harbor.up(spec, "--set", "job.env.COUNT=1"))
+    assert "the image's; runtime.python is a path of this machine" in " ".join(run.said().split())
+    missing = harbor.up(harbor.spec(runtime={"python": "/no/python"}), "--name", "missing")
+    assert missing.end(60) == 3
+    assert "/no/python" in missing.said()
+    assert STUB in missing.said() or "worker-0" in missing.said()
+
+
+def test_the_folder_of_code_is_not_touched(harbor: Harbor) -> None:
+    before = sorted(Path(harbor.shell.cwd).rglob("*"))
+    ended(harbor.up(harbor.spec('open("made", "w").close()')))
+    assert sorted(Path(harbor.shell.cwd).rglob("*")) == sorted(
+        {*before, harbor.shell.cwd / "spec.json", harbor.shell.cwd / "train.py"}
+    )
