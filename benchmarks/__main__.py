@@ -7,7 +7,15 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks import gathering, idle, log_throughput, many_hosts, overhead, supervision
+from benchmarks import (
+    containers,
+    gathering,
+    idle,
+    log_throughput,
+    many_hosts,
+    overhead,
+    supervision,
+)
 from benchmarks.harness import Metric, measure, table, write_csv
 
 METRICS: dict[str, Metric] = {
@@ -17,6 +25,7 @@ METRICS: dict[str, Metric] = {
     "stop-after-failure": supervision.STOP,
     "restart": supervision.RESTART,
     "many-hosts": many_hosts.UP,
+    "containers": containers.UP,
     "gather": gathering.COPY,
     "gather-beside-training": gathering.BESIDE,
     "idle-memory": idle.MEMORY,

@@ -42,6 +42,12 @@ class Known:
 
 MESSAGES: tuple[Known, ...] = (
     Known(
+        "container-lost",
+        "somebody, or the docker daemon's own end, has done that: `docker events` and the daemon's"
+        " log tell more",
+        r"\bits container \S+ (?:was killed \(|is paused|has been removed|ended with)",
+    ),
+    Known(
         "configured-at-startup",  # 34568, 30551, 55178
         "make the MultiWorkerMirroredStrategy before any other TensorFlow operation",
         r"Collective ops must be configured at program startup",

@@ -54,6 +54,14 @@ class Harbor:
         ]
         return [name for names in found for name in names.split()]
 
+    def clear(self) -> None:
+        """Remove what bears our label."""
+        ours = ("--quiet", "--filter", "label=tfcluster.run")
+        if containers := self.docker("ps", "--all", *ours).split():
+            self.docker("rm", "--force", *containers)
+        if networks := self.docker("network", "ls", *ours).split():
+            self.docker("network", "rm", *networks)
+
 
 def ended(run: Live, code: int = 0) -> Live:
     assert run.end(HANG_S) == code, run.said()

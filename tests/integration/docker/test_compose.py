@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,15 @@ from tests.lab.docker_images import JOIN, ROOT
 from tests.lab.dockerd import Docker
 
 FILE = ROOT / "docker" / "compose.yaml"
-EXAMPLES = 192
-PROJECT = "tfctest"
+EPOCHS, EXAMPLES = 20, 192
+NAME = "tfctest"
+HANG_S = 240.0
+KILL = """
+import os, pathlib
+for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
+    if b"TFCLUSTER_TASK=worker:1" in path.read_bytes():
+        os.kill(int(path.parent.name), 9)
+"""
 
 
 def checked(path: Path) -> subprocess.CompletedProcess[str]:
@@ -65,46 +74,87 @@ def test_compose_reads_two_workers_that_differ_in_nothing_but_their_name(
     assert "ports" not in done.stdout
 
 
+@dataclass(frozen=True)
+class Project:
+    """The file, brought up with an image, a folder and a daemon of the tests' own."""
+
+    compose: list[str]
+    docker: Docker
+    folder: Path
+
+    def __call__(self, *args: str) -> str:
+        argv = [*self.compose, "--file", str(FILE), "--project-name", NAME, *args]
+        env = {**self.docker.env, "TFCLUSTER_IMAGE": JOIN, "PROJECT": str(self.folder)}
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def container(self, index: int) -> str:
+        return self("ps", "--all", "--quiet", f"worker-{index}")
+
+    def state(self, index: int) -> str:
+        wanted = "{{.State.Status}} {{.State.ExitCode}} {{.RestartCount}}"
+        return self.docker("inspect", "--format", wanted, self.container(index))
+
+    def lines(self, index: int) -> list[str]:
+        """Of the worker's task, of all its lives."""
+        said = self.docker.run("logs", self.container(index)).stdout
+        return re.findall(rf"^worker:{index} │ (.*)$", said, re.MULTILINE)
+
+    def end(self) -> list[str]:
+        """How both have ended, once they have."""
+        wait_for(lambda: all("exited" in self.state(index) for index in (0, 1)), HANG_S)
+        return [self.state(index) for index in (0, 1)]
+
+
+def wait_for(condition: Callable[[], bool], hang_s: float) -> None:
+    deadline = time.monotonic() + hang_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+
+
 @pytest.fixture
-def smaller(tmp_path: Path) -> Path:
-    """A project folder with the spec of the file's own example, and fewer examples."""
+def project(compose: list[str], worker_docker: Docker, tmp_path: Path) -> Iterator[Project]:
+    """Brought down again; its example is the file's own with fewer data."""
     value = json.loads((ROOT / "cluster_specs" / "localhost-2w.json").read_text())
-    value["job"]["args"] = ["--epochs", "1", f"--examples={EXAMPLES}"]
+    value["job"]["args"] = ["--epochs", str(EPOCHS), f"--examples={EXAMPLES}"]
     (tmp_path / "cluster_specs").mkdir()
     (tmp_path / "cluster_specs" / "localhost-2w.json").write_text(json.dumps(value))
-    tmp_path.chmod(0o755)
-    return tmp_path
-
-
-@pytest.fixture
-def project(
-    compose: list[str], worker_docker: Docker, smaller: Path
-) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Compose with the file, and the environment in which it finds daemon, image and project."""
-    argv = [*compose, "--file", str(FILE), "--project-name", PROJECT]
-    env = {**worker_docker.env, "TFCLUSTER_IMAGE": JOIN, "PROJECT": str(smaller)}
-    yield argv, env
-    subprocess.run([*argv, "down", "--volumes"], env=env, capture_output=True, check=True)
-    left = worker_docker("ps", "--all", "--quiet", "--filter", f"name={PROJECT}")
-    assert left == ""
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)  # the image's user reads it
+    project = Project(compose, worker_docker, tmp_path)
+    yield project
+    project("down", "--volumes")
+    assert worker_docker("ps", "--all", "--quiet", "--filter", f"name={NAME}") == ""
 
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_workers_find_each_other_and_train(
-    project: tuple[list[str], dict[str, str]], worker_docker: Docker
-) -> None:
-    argv, env = project
-    up = subprocess.run(
-        [*argv, "up", "--no-color"], env=env, capture_output=True, text=True, timeout=240
-    )
-    names = worker_docker("ps", "--all", "--format", "{{.Names}} {{.Status}}").splitlines()
-    assert up.returncode == 0, up.stdout[-4000:] + up.stderr[-2000:]
-    assert len(names) == 2
-    assert all("Exited (0)" in name for name in names), up.stdout[-4000:]
-    losses = {}
-    for index in (0, 1):
-        said = re.findall(rf"worker:{index} │ epoch 1\S* +loss (\S+)", up.stdout)
-        losses[index] = said
-    assert losses[0] == losses[1] != [], up.stdout[-4000:]
+class TestTraining:
+    """With the image that `tfcluster build --join` makes."""
+
+    def test_two_workers_find_each_other_and_train(self, project: Project) -> None:
+        project("up", "--detach")
+        assert project.end() == ["exited 0 0", "exited 0 0"], project("logs")
+        losses = [losses_of(project.lines(index)) for index in (0, 1)]
+        assert losses[0] == losses[1]
+        assert [*losses[0]] == list(range(1, EPOCHS + 1))
+
+    def test_after_a_failure_compose_starts_both_again_and_they_go_on(
+        self, project: Project
+    ) -> None:
+        project("up", "--detach")
+        wait_for(lambda: len(losses_of(project.lines(1))) >= 3, HANG_S)
+        project.docker("exec", project.container(1), "python3", "-c", KILL)
+        assert project.end() == ["exited 0 1", "exited 0 1"], project("logs")
+        for index in (0, 1):
+            resumed = [line for line in project.lines(index) if "resuming after epoch" in line]
+            assert len(resumed) == 1, project("logs")
+        assert project.docker("logs", project.container(1)).count("epoch 1 loss") == 1
+
+
+def losses_of(lines: list[str]) -> dict[int, float]:
+    found = (re.match(r"epoch (\d+) loss (\S+)", line) for line in lines)
+    return {int(match[1]): float(match[2]) for match in found if match}

@@ -318,6 +318,21 @@ def test_a_task_without_an_exception_is_known_by_its_last_lines(
     assert failure.docs == f"docs/failures.md#{anchor}"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "its container r-worker-1 was killed (docker kill, docker stop, a daemon that ended)",
+        "its container r-worker-1 is paused; `docker unpause r-worker-1` lets it go on",
+        "its container r-worker-1 has been removed",
+        "its container r-worker-1 ended with exit code 1: no such file",
+    ],
+)
+def test_the_end_of_a_container_is_known(words: str) -> None:
+    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, words=words)
+    assert failure.kind is Kind.NODE_LOST
+    assert failure.docs == "docs/failures.md#container-lost"
+
+
 def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
     traceback = (
         "Traceback (most recent call last):\n"
@@ -364,6 +379,7 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 def test_every_message_row_is_tried_here() -> None:
     tried = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
+    tried |= {"container-lost"}
     assert {row.anchor for row in hints.MESSAGES} == tried
 
 

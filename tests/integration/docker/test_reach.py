@@ -1,0 +1,89 @@
+"""TensorFlow's ports ask for no password, so nobody outside a run's network may reach them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.commandline import CommandLine
+from tests.lab.docker_images import STUB
+from tests.lab.dockerd import Dockerd
+
+from .harbor import Harbor, ended
+
+pytestmark = pytest.mark.slow
+
+LISTEN = """
+import json, os, socket, time
+config = json.loads(os.environ["TF_CONFIG"])
+addresses, me = config["cluster"]["worker"], config["task"]["index"]
+port = int(addresses[me].rpartition(":")[2])
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("0.0.0.0", port))
+listener.listen()
+print("listens", port, flush=True)
+for address in addresses:
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+print("reached its peers", flush=True)
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.05)
+"""
+DIAL = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 3).close()
+    print("connected")
+except OSError as error:
+    print(type(error).__name__)
+"""
+OUTSIDE = """
+ip netns add outside
+ip link add to-outside type veth peer name to-host netns outside
+ip addr add 192.0.2.1/24 dev to-outside
+ip link set to-outside up
+ip -n outside addr add 192.0.2.2/24 dev to-host
+ip -n outside link set to-host up
+ip -n outside route add default via 192.0.2.1
+"""
+"""Another machine, beside the one on which the daemon runs, that routes through it."""
+
+
+def dials(dockerd: Dockerd, *before: str, address: str, port: int) -> str:
+    done = dockerd.run([*before, "python3", "-c", DIAL, address, str(port)])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_only_the_run_itself_and_the_daemons_machine_reach_a_task(
+    dockerd: Dockerd, shell: CommandLine
+) -> None:
+    harbor = Harbor(shell, dockerd.docker)
+    assert dockerd.run(["sh", "-e", "-c", OUTSIDE]).returncode == 0
+    dockerd.docker("network", "create", "strangers")
+    run = harbor.up(harbor.spec(LISTEN))
+    run.wait_for_line("reached its peers")
+    port = int(next(x for x in run.log("worker:1").splitlines() if "listens" in x).split()[1])
+    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+    address = dockerd.docker("inspect", "--format", form, harbor.container(run))
+    there = {"address": address, "port": port}
+
+    assert dials(dockerd, **there) == "connected"  # from the host: said in docs and start panel
+    outside = ("ip", "netns", "exec", "outside")
+    # The way to the host is open, but beyond it there is none.
+    assert dials(dockerd, *outside, address="192.0.2.1", port=9) == "ConnectionRefusedError"
+    assert dials(dockerd, *outside, **there) == "TimeoutError"
+    dial = ("--entrypoint", "python3", STUB, "-c", DIAL, address, str(port))
+    for network in ("bridge", "strangers"):
+        assert dockerd.docker("run", "--rm", "--network", network, *dial) == "TimeoutError"
+
+    for node in ("worker-0", "worker-1"):
+        dockerd.docker("exec", harbor.container(run, node), "touch", "/tmp/go")
+    ended(run)
+    dockerd.docker("network", "rm", "strangers")
+    dockerd.run(["ip", "netns", "delete", "outside"])
+    assert harbor.left() == []
