@@ -70,13 +70,14 @@ def test_only_the_run_itself_and_the_daemons_machine_reach_a_task(
     port = int(next(x for x in run.log("worker:1").splitlines() if "listens" in x).split()[1])
     form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     address = dockerd.docker("inspect", "--format", form, harbor.container(run))
-    there = {"address": address, "port": port}
 
-    assert dials(dockerd, **there) == "connected"  # from the host: said in docs and start panel
+    assert (
+        dials(dockerd, address=address, port=port) == "connected"
+    )  # from the host: said in docs and start panel
     outside = ("ip", "netns", "exec", "outside")
     # The way to the host is open, but beyond it there is none.
     assert dials(dockerd, *outside, address="192.0.2.1", port=9) == "ConnectionRefusedError"
-    assert dials(dockerd, *outside, **there) == "TimeoutError"
+    assert dials(dockerd, *outside, address=address, port=port) == "TimeoutError"
     dial = ("--entrypoint", "python3", STUB, "-c", DIAL, address, str(port))
     for network in ("bridge", "strangers"):
         assert dockerd.docker("run", "--rm", "--network", network, *dial) == "TimeoutError"
