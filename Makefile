@@ -55,18 +55,19 @@ $(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
-# Hosts of a lab share two cores, and must not look like ones that hang. Two files of gangs at a
+# Hosts of a lab, and containers, share two cores, and must not look like ones that hang. Two files of gangs at a
 # time: starting TensorFlow leaves a core idle now and then. How TensorFlow bears faults depends on
 # its heartbeats, which a busy machine delays: those run alone.
 FAULTS := tests/integration/faults
 HOSTS := tests/integration/hosts
+DOCKER := tests/integration/docker
 test: setup $(KERAS) ## all tests, those with a real TensorFlow last
-	@$(PYTEST) -m "not tensorflow" --ignore $(HOSTS)
-	@$(PYTEST) -n 3 -m "not tensorflow" $(HOSTS)
+	@$(PYTEST) -m "not tensorflow" --ignore $(HOSTS) --ignore $(DOCKER)
+	@$(PYTEST) -n 3 -m "not tensorflow" $(HOSTS) $(DOCKER)
 	@$(BIN)/pytest -n 2 --dist loadfile -m tensorflow --ignore $(FAULTS)
 	@$(BIN)/pytest -m tensorflow $(FAULTS)
 
-ALL_SLOW := integration/hosts integration/jobs workers/keras3  # to read them takes a second a process
+ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3  # to read them takes a second a process
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
 	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
 

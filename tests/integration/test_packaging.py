@@ -69,6 +69,9 @@ def test_the_wheel_holds_both_halves_the_templates_and_the_schema(wheel: Path) -
         "tfcluster_workers/jobs/keras_mnist.py",
         "tfcluster/templates/localhost-2w.json",
         "tfcluster/templates/hosts-2x.json",
+        "tfcluster/docker/Dockerfile",
+        "tfcluster/docker/pip-install",
+        "tfcluster/docker/constraints/newest.txt",
     } <= names
     assert [name for name in names if name.endswith("schema.json")]
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
@@ -91,6 +94,13 @@ def test_a_spec_of_another_template_is_planned_too(empty: Path, tmp_path: Path) 
     tfcluster(empty, tmp_path, "init", "other.json", "--template", "chief-2w")
 
     assert "chief:0" in tfcluster(empty, tmp_path, "plan", "other.json")
+
+
+def test_what_the_image_is_built_from_is_found_there(empty: Path, tmp_path: Path) -> None:
+    code = "from tfcluster.run import worker_image; print(*worker_image.folders())"
+    found = check([str(empty / "python"), "-c", code], cwd=tmp_path).split()
+
+    assert all(Path(folder).is_relative_to(empty.parent) for folder in found)
 
 
 def test_that_environment_has_no_tensorflow(empty: Path, tmp_path: Path) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from tfcluster.backends.link import AgentLink
     from tfcluster.plan.plan import NodePlan
+
+
+Tell = Callable[[str], None]
+"""Is told, in a sentence, what a user has to wait for."""
+
+
+def tell_nobody(sentence: str) -> None:
+    """A `Tell` for callers that only want the outcome."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +29,9 @@ class Capabilities:
     """A lost connection may come back; without, the agent ends its tasks when it closes."""
     holds_ports: bool
     """Ports stay ours between two attempts (Linux), else they are drawn anew on a clash."""
+    clears_up: bool = False
+    """`close` removes, or names, what a node has that was not told of the run's end; and with a
+    lost node goes all that was prepared on it."""
 
 
 class Backend(Protocol):
@@ -29,7 +41,13 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     async def connect(
-        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 60.0
+        self,
+        node: NodePlan,
+        *,
+        run_id: str,
+        token: str,
+        tell: Tell = tell_nobody,
+        lease_s: float = 60.0,
     ) -> AgentLink:
         """Reach the node's agent, started if need be, and greet it. Only an agent that is
         reached over a network has a lease.
@@ -42,6 +60,7 @@ class Backend(Protocol):
         """Before another attempt: give nodes back what was taken from them; what that was."""
         ...
 
-    async def close(self) -> str | None:
-        """The run is over: what was made for all its nodes goes. What stays, in a sentence."""
+    async def close(self, *, keeps_folders: bool = False) -> list[str]:
+        """The run is over: what was made for its nodes goes, but for what holds folders that are
+        to stay. What a user should know of it, in sentences."""
         ...

@@ -13,37 +13,50 @@ import os
 from pathlib import Path
 
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Capabilities
-from tfcluster.backends.docker_client import DockerError, ask, is_here
+from tfcluster.backends.base import Capabilities, Tell, tell_nobody
+from tfcluster.backends.docker_client import Answer, DockerError, ask, is_here
 from tfcluster.backends.docker_container import RunningContainer, run_argv
-from tfcluster.backends.docker_leftovers import Sweeper, labels
+from tfcluster.backends.docker_images import find_image
+from tfcluster.backends.docker_leftovers import labels
+from tfcluster.backends.docker_sweeper import Sweeper
 from tfcluster.backends.link import AgentLink
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import Container, NodePlan
 
 _START_S = 120.0
-_PULL_S = 3600.0
+_CALLED_OFF_S = 5.0
+"""So long a start that nobody wants any more is waited for; the sweeper removes what comes."""
+_NO_NETWORK = "not found"
 
 
 class DockerBackend:
     """The backend called ``docker``; one object serves one run."""
 
-    capabilities = Capabilities(shares_filesystem=False, has_lease=True, holds_ports=True)
+    capabilities = Capabilities(
+        shares_filesystem=False, has_lease=True, holds_ports=True, clears_up=True
+    )
 
     def __init__(self, runtime_dir: Path) -> None:
         self._containers: dict[str, RunningContainer] = {}
+        self._starting: set[asyncio.Task[Answer]] = set()
         self._network: asyncio.Task[str] | None = None
         self._images: dict[str, asyncio.Task[None]] = {}
         self._sweeper: Sweeper | None = None
-        self._user: asyncio.Task[tuple[str, ...]] | None = None
+        self._caller: asyncio.Task[tuple[str, ...]] | None = None
+        self._warnings: list[str] = []
 
     async def connect(
-        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 60.0
+        self,
+        node: NodePlan,
+        *,
+        run_id: str,
+        token: str,
+        tell: Tell = tell_nobody,
+        lease_s: float = 60.0,
     ) -> AgentLink:
         """Start the node's container, and reach the agent in it; raises SurroundingsError with
         docker's words."""
-        assert node.container is not None
-        container = await self._start(node, run_id)
+        container = await self._start(node, run_id, tell)
         python = node.interpreter.path if node.interpreter is not None else "python3"
         try:
             return await relayed.connect(
@@ -54,11 +67,12 @@ class DockerBackend:
                 lease_s=lease_s,
                 place=container,
             )
-        except BaseException as error:
-            story = await asyncio.shield(container.tell())
-            await asyncio.shield(container.end())
-            if isinstance(error, NodeLostError) and story:
-                raise NodeLostError(f"{node.name} cannot be reached: {story}") from error
+        except NodeLostError as error:
+            await container.explain()
+            await container.end()
+            if container.story:
+                message = f"{node.name} cannot be reached: {container.story}"
+                raise NodeLostError(message) from error
             raise
 
     async def mend(self) -> list[str]:
@@ -66,42 +80,55 @@ class DockerBackend:
         mended = await asyncio.gather(*(one.mend() for one in self._containers.values()))
         return list(filter(None, mended))
 
-    async def close(self) -> str | None:
-        """End what the run made; what of it stays, in a sentence."""
-        for task in (self._user, *self._images.values()):
+    async def close(self, *, keeps_folders: bool = False) -> list[str]:
+        """Remove what the run made. Containers whose folders are to stay are left as they ended;
+        what stays, and what docker warned of, in sentences."""
+        for task in (self._caller, *self._images.values()):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
         if self._network is not None:  # what the daemon has been told it does
-            await asyncio.wait([self._network])
+            await asyncio.wait([self._network, *self._starting], timeout=_START_S)
         sweeper, self._sweeper = self._sweeper, None
-        return None if sweeper is None else await sweeper.sweep()
+        if sweeper is None:
+            return self._warnings
+        if keeps_folders:
+            await sweeper.dismiss()
+            names = ", ".join(one.name for one in self._containers.values())
+            said = f"for what lies in them the containers stay: {names}; `tfcluster down` removes"
+            return [*self._warnings, f"{said} them"]
+        return [*self._warnings, *filter(None, [await sweeper.sweep()])]
 
-    async def _start(self, node: NodePlan, run_id: str) -> RunningContainer:
+    async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
         assert node.container is not None
         network, user, _ = await asyncio.gather(
             self._network_of(node, run_id),
-            self._user_of(node),
-            self._find_image(node.container.image),
+            self._user_of(node.container),
+            self._find_image(node.container.image, tell),
         )
         if (before := self._containers.get(node.name)) is not None:
             await before.end()  # a name is given once
         container = RunningContainer(f"{run_id}-{node.name}", node.name, network)
         self._containers[node.name] = container
-        starting = asyncio.create_task(
-            ask(*run_argv(node, container, run_id, user), patience_s=_START_S)
-        )
-        try:
-            answer = await asyncio.shield(starting)
-        except BaseException:  # called off, while the daemon goes on
-            with contextlib.suppress(SurroundingsError):
-                await starting
-            await container.end()
-            raise
+        answer = await self._run(run_argv(node, container, run_id, user), container)
         if not answer.is_good:
             await container.end()
+            if network in answer.said and _NO_NETWORK in answer.said:
+                self._network = None  # pruned while no container was on it; the next one is new
             raise DockerError(f"the container of {node.name} does not start", answer.said)
+        if "WARNING" in answer.said:
+            self._warnings.append(f"docker, of {node.name}: {answer.said}")
         return container
+
+    async def _run(self, argv: list[str], container: RunningContainer) -> Answer:
+        starting = asyncio.create_task(ask(*argv, patience_s=_START_S))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # while the daemon goes on
+            await asyncio.wait([starting], timeout=_CALLED_OFF_S)
+            raise
 
     async def _network_of(self, node: NodePlan, run_id: str) -> str:
         if self._network is None:
@@ -110,43 +137,50 @@ class DockerBackend:
         return await asyncio.shield(self._network)
 
     async def _make_network(self, run_id: str, options: list[str]) -> str:
-        self._sweeper = await Sweeper.start(run_id)
-        answer = await ask("network", "create", *labels(run_id), *options, run_id)
-        if not answer.is_good:
-            sweeper, self._sweeper = self._sweeper, None
-            await sweeper.dismiss()
-            raise DockerError("docker cannot make a network for the run", answer.said)
+        if self._sweeper is None:
+            self._sweeper = await Sweeper.start(run_id)
+        try:
+            answer = await ask("network", "create", *labels(run_id), *options, run_id)
+            if not answer.is_good:
+                raise DockerError("docker cannot make a network for the run", answer.said)
+        except SurroundingsError:
+            if not self._containers:
+                sweeper, self._sweeper = self._sweeper, None
+                await sweeper.dismiss()
+            raise
         return run_id
 
-    async def _user_of(self, node: NodePlan) -> tuple[str, ...]:
-        if self._user is None:
-            assert node.container is not None
-            self._user = asyncio.create_task(_find_user(node.container))
-        return await asyncio.shield(self._user)
+    async def _user_of(self, container: Container) -> tuple[str, ...]:
+        """Who the tasks are where they touch folders of the daemon's machine."""
+        if container.data_dir is None and container.shared_dir is None:
+            return ()
+        if self._caller is None:
+            self._caller = asyncio.create_task(_find_caller())
+        user = await asyncio.shield(self._caller)
+        if user and container.shared_dir is not None:
+            _make_folder(container.shared_dir)
+        return user
 
-    async def _find_image(self, image: str) -> None:
+    async def _find_image(self, image: str, tell: Tell) -> None:
         if image not in self._images:
-            self._images[image] = asyncio.create_task(_find_image(image))
+            self._images[image] = asyncio.create_task(find_image(image, tell))
         await asyncio.shield(self._images[image])
 
 
-async def _find_user(container: Container) -> tuple[str, ...]:
-    """Who the tasks are, where they touch folders of this machine: the caller, to whom files then
-    belong. A rootless daemon maps its own root to the caller (docs.docker.com, rootless)."""
-    if container.data_dir is None and container.shared_dir is None:
-        return ()
-    if not is_here(os.environ):
+async def _find_caller() -> tuple[str, ...]:
+    """Options that make tasks the caller, to whom files then belong; none where the daemon is
+    elsewhere. A rootless one maps its own root to the caller (docs.docker.com, rootless)."""
+    if not await asyncio.to_thread(is_here, os.environ):
         return ()
     found = await ask("info", "--format", "{{json .SecurityOptions}}")
-    is_rootless = "name=rootless" in found.out
-    uid, gid = (0, 0) if is_rootless else (os.getuid(), os.getgid())
-    return ("--user", f"{uid}:{gid}", "--env", "HOME=/tmp")
+    home = ("--env", "HOME=/tmp")  # that of the image may be another user's
+    if "name=rootless" in found.out:
+        return ("--user", "0:0", *home)
+    groups = [word for group in os.getgroups() for word in ("--group-add", str(group))]
+    return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *home)
 
 
-async def _find_image(image: str) -> None:
-    """Pull what the daemon does not have; raises DockerError."""
-    if (await ask("image", "inspect", "--format", "{{.Id}}", image)).is_good:
-        return
-    answer = await ask("pull", "--quiet", image, patience_s=_PULL_S)
-    if not answer.is_good:
-        raise DockerError(f"there is no image {image}", answer.said)
+def _make_folder(path: str) -> None:
+    """As a job on this machine would; where it cannot be made docker says so."""
+    with contextlib.suppress(OSError):
+        os.makedirs(path, exist_ok=True)

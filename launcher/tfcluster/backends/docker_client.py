@@ -6,6 +6,7 @@ So contexts, remote daemons and rootless ones work as they do in the user's own 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import re
@@ -20,6 +21,11 @@ PATIENCE_S = 60.0
 """A daemon that has not answered by then hangs."""
 _CURES = (
     (
+        "pull access denied|manifest|registry|denied: |unauthorized|no basic auth",
+        "is runtime.image right, and may this machine ask its registry? `docker pull` shows more;"
+        " `tfcluster build` makes one without",
+    ),
+    (
         "permission denied",
         "this user may not speak to the docker daemon: join its group (`sudo usermod -aG docker"
         " $USER`, log in again), or use a rootless daemon",
@@ -29,12 +35,14 @@ _CURES = (
         "is it running? `docker info` shows what this shell reaches; DOCKER_HOST and `docker"
         " context` choose another",
     ),
-    ("No such image|Unable to find image", "build it: `tfcluster build`, or set runtime.image"),
     (
         "non-overlapping IPv4 address pool",
         "docker has no addresses for one more network: `docker network prune` removes unused ones",
     ),
-    ("bind source path does not exist", "data is mounted from the machine the daemon runs on"),
+    (
+        "bind source path does not exist",
+        "data_dir and checkpoints.dir are folders of the machine the daemon runs on",
+    ),
     ("could not select device driver", "install the NVIDIA container toolkit there, or set gpus 0"),
 )
 """The first that fits what docker says."""
@@ -66,12 +74,50 @@ def _cure(said: str) -> str:
     return next(cures, "`docker info` and `docker ps -a` show what it has")
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Which daemon the client speaks to, as a variable that says so."""
+
+    variable: str
+    value: str
+
+    def __str__(self) -> str:
+        return f"{self.variable}={self.value}"
+
+    def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """The environment in which `docker` speaks to it."""
+        names = ("DOCKER_HOST", "DOCKER_CONTEXT")
+        kept = {name: value for name, value in inherited.items() if name not in names}
+        return kept | {self.variable: self.value}
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        variable, _, value = text.partition("=")
+        return cls(variable, value)
+
+
+def endpoint_of(environ: Mapping[str, str]) -> Endpoint:
+    """What `docker` would speak to in a shell with `environ`."""
+    if address := environ.get("DOCKER_HOST"):
+        return Endpoint("DOCKER_HOST", address)
+    context = environ.get("DOCKER_CONTEXT") or _current_context(environ) or "default"
+    return Endpoint("DOCKER_CONTEXT", context)
+
+
+@functools.cache
+def endpoint() -> Endpoint:
+    """That of this process, for as long as it lives: `docker context use` in another terminal
+    must not lead a run's second half to another daemon."""
+    return endpoint_of(os.environ)
+
+
 async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
     """`docker ARGV`, to its end. Raises DockerError where there is no client, or no answer."""
     try:
         process = await asyncio.create_subprocess_exec(
             "docker",
             *argv,
+            env=endpoint().environ(os.environ),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -116,12 +162,12 @@ def plain(said: bytes) -> str:
 
 def is_here(environ: Mapping[str, str]) -> bool:
     """Whether the daemon that `docker` reaches from here runs on this machine."""
-    if address := environ.get("DOCKER_HOST"):
-        return address.startswith("unix://")
-    context = environ.get("DOCKER_CONTEXT") or _current_context(environ)
-    if context in ("", "default"):
+    there = endpoint_of(environ)
+    if there.variable == "DOCKER_HOST":
+        return there.value.startswith("unix://")
+    if there.value == "default":
         return True
-    argv = ["docker", "context", "inspect", context, "--format", "{{.Endpoints.docker.Host}}"]
+    argv = ["docker", "context", "inspect", there.value, "--format", "{{.Endpoints.docker.Host}}"]
     try:
         found = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

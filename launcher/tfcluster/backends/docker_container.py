@@ -14,13 +14,15 @@ from typing import Any
 
 from tfcluster.agent import seat
 from tfcluster.backends import relayed
-from tfcluster.backends.docker_client import ask
+from tfcluster.backends.docker_client import ask, endpoint
 from tfcluster.backends.docker_leftovers import labels
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
 _TELL_S = 10.0
+_SHM = "1g"
+"""At most: docker's own 64 MB are too few for NCCL (its documentation, "Shared memory")."""
 _LOG_LINES = "20"
 _ENDED = re.compile(r"is not running|No such container|is restarting", re.IGNORECASE)
 _PAUSED = re.compile(r"is paused", re.IGNORECASE)
@@ -40,7 +42,20 @@ class RunningContainer:
 
     def exec_argv(self, python: str) -> list[str]:
         """The transport."""
-        return ["docker", "exec", "-i", self.name, python, "-I", "-S", "-c", relayed.STARTER]
+        there = endpoint()
+        daemon = ["--context", there.value] if there.variable == "DOCKER_CONTEXT" else []
+        return [
+            "docker",
+            *daemon,
+            "exec",
+            "-i",
+            self.name,
+            python,
+            "-I",
+            "-S",
+            "-c",
+            relayed.STARTER,
+        ]
 
     async def has_ended(self, said: str) -> bool:
         """Whether it will never answer again, as docker's words for a dial that failed show."""
@@ -54,9 +69,9 @@ class RunningContainer:
 
     async def explain(self) -> None:
         """Keeps what it finds out as its story, and what is known where docker does not answer."""
-        self.story = await self.tell() or self.story
+        self.story = await self._tell() or self.story
 
-    async def tell(self) -> str:
+    async def _tell(self) -> str:
         """How it ended, or what keeps it from answering; empty where nothing is wrong with it."""
         try:
             found = await ask(
@@ -95,11 +110,12 @@ class RunningContainer:
         return ""
 
     async def _is_cut_off(self) -> bool:
-        found = await ask("inspect", "--format", "{{json .NetworkSettings.Networks}}", self.name)
-        return found.is_good and self.network not in json.loads(found.out)
+        networks = "{{json .NetworkSettings.Networks}}"
+        found = await ask("inspect", "--format", networks, self.name, patience_s=_TELL_S)
+        return found.is_good and self.network not in (json.loads(found.out) or {})
 
     async def _last_line(self) -> str:
-        found = await ask("logs", "--tail", _LOG_LINES, self.name)
+        found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_TELL_S)
         lines = f"{found.out}\n{found.said}".strip().splitlines()
         return lines[-1] if lines else ""
 
@@ -154,10 +170,10 @@ def _limits(container: Container) -> Iterator[str]:
         yield from ("--cpuset-cpus", ",".join(map(str, container.cores)))
     if container.memory is not None:  # and no swap beside it: paging would look like a hang
         yield from ("--memory", container.memory, "--memory-swap", container.memory)
-    if container.gpus == "all":
-        yield from ("--gpus", "all")
-    elif container.gpus:
-        yield from ("--gpus", f'"device={",".join(map(str, container.gpus))}"')
+    if container.gpus:
+        indexes = container.gpus if container.gpus != "all" else ()
+        yield from ("--gpus", f'"device={",".join(map(str, indexes))}"' if indexes else "all")
+        yield from ("--shm-size", _SHM)
 
 
 def _mounts(container: Container) -> Iterator[str]:

@@ -7,36 +7,23 @@ was away, a machine that went down) is a leftover: of a coordinator that is gone
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import json
 import os
-import signal
 import socket
 import subprocess
-from collections.abc import Iterable
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import psutil
 
+from tfcluster.agent.processes import start_time
+from tfcluster.backends.docker_client import Endpoint, plain
+
 RUN = "tfcluster.run"
 COORDINATOR = "tfcluster.coordinator"
-_PATIENCE_S = 20.0
-"""For removing; the shell goes on trying."""
-_SWEEP = """
-cat > /dev/null
-tries=0
-while [ $tries -lt 120 ]; do
-    found=$(docker ps --all --quiet --filter "label=$1") &&
-        { [ -z "$found" ] || docker rm --force --volumes $found; }
-    networks=$(docker network ls --quiet --filter "label=$1") && found=$(
-        docker ps --all --quiet --filter "label=$1") && [ -z "$found" ] &&
-        { [ -z "$networks" ] || docker network rm $networks; } && exit 0
-    tries=$((tries + 1))
-    sleep 1
-done
-exit 1
-"""
+_REMOVE_S = 15.0
+_AGAIN_S = 0.5
+_ROW = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
 
 
 def labels(run_id: str) -> list[str]:
@@ -45,60 +32,31 @@ def labels(run_id: str) -> list[str]:
 
 
 def _this_process() -> str:
-    return f"{socket.gethostname()}/{os.getuid()}/{os.getpid()}/{_started(os.getpid())}"
+    pid = os.getpid()
+    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{_started(pid)}"
 
 
 def _started(pid: int) -> int | None:
     """None for one that has ended, be it that nobody has heard of it yet (a zombie)."""
-    with contextlib.suppress(psutil.Error):
+    try:
         process = psutil.Process(pid)
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return int(process.create_time())
-    return None
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return start_time(pid) or int(process.create_time())  # the clock may be set meanwhile
+    except psutil.Error:
+        return None
 
 
-class Sweeper:
-    """The shell that removes a run's containers and network at its end."""
-
-    def __init__(self, process: asyncio.subprocess.Process, run_id: str) -> None:
-        self._process, self._run_id = process, run_id
-
-    @classmethod
-    async def start(cls, run_id: str) -> Sweeper:
-        process = await asyncio.create_subprocess_exec(
-            *("sh", "-c", _SWEEP, "tfcluster-docker", f"{RUN}={run_id}"),
-            stdin=asyncio.subprocess.PIPE,  # ours alone: its end is our end
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        return cls(process, run_id)
-
-    async def dismiss(self) -> None:
-        """There is nothing to remove."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-
-    async def sweep(self) -> str | None:
-        """Now; None once all is removed, else what is to be told."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PATIENCE_S):
-                if await self._process.wait() == 0:
-                    return None
-        return (
-            f"docker has not removed the containers and the network of {self._run_id} yet;"
-            f" `tfcluster down {self._run_id}` tries again"
-        )
+class SilentDockerError(Exception):
+    """Docker did not answer; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """Of one run."""
+    """Of one run, at one daemon."""
 
     run_id: str
+    endpoint: Endpoint
     containers: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
 
@@ -107,46 +65,62 @@ class Leftovers:
         return (*self.containers, *self.networks)
 
 
-def find(run_id: str | None = None) -> list[Leftovers]:
-    """Of runs of this user on this host whose coordinator is gone, or of `run_id` alone; nothing
-    where docker does not answer."""
+def find(endpoint: Endpoint, run_id: str | None = None, *, patience_s: float) -> list[Leftovers]:
+    """Of `run_id`, or of all runs of this user on this host whose coordinator is gone.
+
+    Raises SilentDockerError.
+    """
     label = f"{RUN}={run_id}" if run_id else RUN
-    rows = [*_rows("container", "Names", label), *_rows("network", "Name", label)]
-    mine = [row for row in rows if run_id or _is_orphan(row["coordinator"])]
-    found: dict[str, Leftovers] = {}
-    for run in dict.fromkeys(row["run"] for row in mine):
-        of = {
-            kind: tuple(r["name"] for r in mine if (r["run"], r["kind"]) == (run, kind))
-            for kind in ("container", "network")
-        }
-        found[run] = Leftovers(run, of["container"], of["network"])
-    return list(found.values())
+    until = time.monotonic() + patience_s
+    rows = [
+        *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
+        *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
+    ]
+    mine = [row for row in rows if run_id or _is_orphan(row.coordinator)]
+
+    def names(run: str, what: str) -> tuple[str, ...]:
+        return tuple(row.name for row in mine if (row.run_id, row.what) == (run, what))
+
+    runs = dict.fromkeys(row.run_id for row in mine)
+    return [Leftovers(run, endpoint, names(run, "ps"), names(run, "network")) for run in runs]
 
 
 def remove(left: Leftovers) -> str:
-    """Empty, or what docker said where it could not."""
-    said = []
-    for what, names in (
-        (("rm", "--force", "--volumes"), left.containers),
-        (("network", "rm"), left.networks),
-    ):
-        if names:
-            done = _docker(*what, *names)
-            said.append("" if done is None or done.returncode == 0 else done.stderr.strip())
-    return " ".join(filter(None, said))
+    """Empty, or what docker said where some of it stays. The run's own sweeper may be at it, too:
+    what counts is what is still there. Raises SilentDockerError."""
+    until, said = time.monotonic() + _REMOVE_S, ""
+    now = [left]
+    while now and time.monotonic() < until:
+        for what, names in (
+            (("rm", "--force", "--volumes"), now[0].containers),
+            (("network", "rm"), now[0].networks),
+        ):
+            if names:
+                said = plain(_docker(left.endpoint, (*what, *names), _REMOVE_S).stderr) or said
+        now = find(left.endpoint, left.run_id, patience_s=_REMOVE_S)
+        time.sleep(_AGAIN_S if now else 0)
+    return (said or "it is still there") if now else ""
 
 
-def _rows(kind: str, name: str, label: str) -> Iterable[dict[str, str]]:
-    form = json.dumps({"name": f"{{{{.{name}}}}}", "labels": "{{.Labels}}"})
-    what = ("ps", "--all") if kind == "container" else ("network", "ls")
-    done = _docker(*what, "--no-trunc", "--filter", f"label={label}", "--format", form)
-    for line in (done.stdout if done is not None and done.returncode == 0 else "").splitlines():
-        with contextlib.suppress(ValueError, KeyError):
-            row = json.loads(line)
-            pairs = (pair.partition("=") for pair in row["labels"].split(","))
-            bears = {key: value for key, _, value in pairs}
-            run, coordinator = bears[RUN], bears.get(COORDINATOR, "")
-            yield {"kind": kind, "name": row["name"], "run": run, "coordinator": coordinator}
+@dataclass(frozen=True, slots=True)
+class _Row:
+    what: str
+    name: str
+    run_id: str
+    coordinator: str
+
+
+def _rows(
+    endpoint: Endpoint, what: tuple[str, str], name: str, label: str, until: float
+) -> Iterator[_Row]:
+    asked = (*what, "--filter", f"label={label}", "--format", name + _ROW)
+    done = _docker(endpoint, asked, max(0.1, until - time.monotonic()))
+    if done.returncode != 0:
+        raise SilentDockerError(plain(done.stderr))
+    for line in done.stdout.decode(errors="replace").splitlines():
+        found, _, rest = line.partition("\t")
+        run_id, _, coordinator = rest.partition("\t")
+        yield _Row(what[0], found, run_id, coordinator)
 
 
 def _is_orphan(coordinator: str) -> bool:
@@ -156,10 +130,13 @@ def _is_orphan(coordinator: str) -> bool:
     return not parts[2].isdecimal() or str(_started(int(parts[2]))) != parts[3]
 
 
-def _docker(*argv: str) -> subprocess.CompletedProcess[str] | None:
+def _docker(
+    endpoint: Endpoint, argv: Sequence[str], patience_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    env = endpoint.environ(os.environ)
     try:
-        return subprocess.run(
-            ["docker", *argv], capture_output=True, text=True, timeout=_PATIENCE_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+        return subprocess.run(["docker", *argv], env=env, capture_output=True, timeout=patience_s)
+    except FileNotFoundError:
+        raise SilentDockerError("there is no docker client on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise SilentDockerError(f"no answer for {patience_s:.0f} s") from None

@@ -97,14 +97,17 @@ def _shown(seen: bytes) -> str:
     return seen[-400:].decode(errors="replace").strip()
 
 
-def explain(error: BaseException, code: int | None, said: str) -> str:
+def explain(error: BaseException, code: int | None, said: str, *, logs_in: bool = True) -> str:
     """Why there is no agent. `code`: the transport's exit code, None while it runs; `said`: what
-    it, or what ran behind it, wrote to stderr."""
+    it, or what ran behind it, wrote to stderr; `logs_in`: a login shell stood between."""
     words = plain(said)
     if words and (code in (_SSH_FAILED, *_NO_PROGRAM) or _TRACEBACK in said):
         return words
     if isinstance(error, TimeoutError):
-        why = f"nothing came from there for {SILENCE_S:.0f} s: does its login hang?"
+        why = f"nothing came from there for {SILENCE_S:.0f} s"
+        why += ": does its login hang?" if logs_in else "."
+    elif not logs_in:
+        return words or str(error) or f"it ended with exit code {code}"
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
         why = (
             f"its login ended with exit code {code} before anything of ours ran:"

@@ -32,7 +32,11 @@ class Keeper:
     async def explain(self) -> None:
         """The node is given up: once more, find out what has become of it."""
 
-    async def end(self) -> bool:
+    def reached(self) -> None:
+        """The agent has answered, for the first time or once more."""
+
+    async def end(self, *, keeps_folders: bool) -> bool:
         """Once nothing more comes; returns when the agent is gone. True where it is certain that
-        nothing lives which an agent with a lease had started."""
+        nothing lives which an agent with a lease had started. `keeps_folders`: what tasks have
+        left is to stay, also where it is in what the agent ends with."""
         return False

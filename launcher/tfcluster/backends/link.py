@@ -36,8 +36,7 @@ Dial = Callable[[], Awaitable[Streams]]
 
 HELLO_TIMEOUT_S = 10.0
 FIRST_HELLO_S = 45.0  # of a remote node, where an agent is still to be unpacked and started
-PING_S = 2.0
-REDIAL_S = 0.5
+PING_S, REDIAL_S = 2.0, 0.5
 CUT_TOLD_S = 2.0
 """After so long a line is told to be cut, whatever a dial under way still finds."""
 SILENCE_S = 8.0
@@ -49,7 +48,6 @@ SECOND_LOOK_S = 0.5
 """It may be we who stood still: its answer is read before it is judged."""
 CLOSE_S = 4.0
 """How long the end of a local agent is waited for: longer than it waits for its tasks'."""
-_ENDING = ("stop", "shutdown")
 
 
 class AgentLink:
@@ -115,7 +113,7 @@ class AgentLink:
         if self._writer is None and (self._lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
         self._said_goodbye = self._said_goodbye or message["type"] == "shutdown"
-        if self._keeper.can_kill and message["type"] in _ENDING:
+        if self._keeper.can_kill and message["type"] in ("stop", "shutdown"):
             number, loop = self._session.last_sent, asyncio.get_running_loop()
             loop.call_later(ANSWER_S, loop.call_later, SECOND_LOOK_S, self._judge, number)
         await self._write(encoded)
@@ -137,7 +135,7 @@ class AgentLink:
             yield message
         self._messages.put_nowait(None)  # for whoever asks again
 
-    async def close(self) -> None:
+    async def close(self, *, keeps_folders: bool = False) -> None:
         """End the connection (a local agent ends everything with it) and wait for the end."""
         self._is_closing = True
         if self._writer is not None and self._lease_s is None:
@@ -154,7 +152,7 @@ class AgentLink:
         self._messages.put_nowait(None)
         if not self._is_over:
             self._is_over = True
-            self.has_ended = await self._keeper.end()
+            self.has_ended = await self._keeper.end(keeps_folders=keeps_folders)
 
     async def _greet(self) -> Greeted:
         reader, writer = await self._dial()
@@ -173,6 +171,7 @@ class AgentLink:
         for encoded in self._session.resume(first.get("last_seen", 0)):
             writer.write(encoded)
         self._writer = writer
+        self._keeper.reached()
         return reader, decoder, rest
 
     async def _receive(self, greeted: Greeted) -> None:
@@ -263,8 +262,8 @@ class AgentLink:
         try:
             await asyncio.wait([redial], timeout=CUT_TOLD_S)
             if not redial.done() or redial.result() is not None:
-                what = {"type": "link_cut", "lease_s": self._lease_s, "why": self._keeper.story}
-                self._put(what)
+                why = self._keeper.story
+                self._put({"type": "link_cut", "lease_s": self._lease_s, "why": why})
             return await redial
         finally:
             redial.cancel()

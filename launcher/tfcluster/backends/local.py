@@ -18,7 +18,7 @@ from typing import IO
 from tfcluster.agent import protocol
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
-from tfcluster.backends.base import Capabilities
+from tfcluster.backends.base import Capabilities, Tell, tell_nobody
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.keeper import Keeper
 from tfcluster.backends.link import AgentLink, Streams
@@ -42,7 +42,13 @@ class LocalBackend:
         self._runtime_dir, self._python = runtime_dir, python
 
     async def connect(
-        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 0.0
+        self,
+        node: NodePlan,
+        *,
+        run_id: str,
+        token: str,
+        tell: Tell = tell_nobody,
+        lease_s: float = 0.0,
     ) -> AgentLink:
         """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
         where this machine refuses the private network it asks for."""
@@ -75,9 +81,9 @@ class LocalBackend:
     async def mend(self) -> list[str]:
         return []
 
-    async def close(self) -> str | None:
+    async def close(self, *, keeps_folders: bool = False) -> list[str]:
         """Nothing is made for a run as a whole."""
-        return None
+        return []
 
 
 def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
@@ -155,7 +161,7 @@ class AgentProcess(Keeper):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()[-4000:]
 
-    async def end(self) -> bool:
+    async def end(self, *, keeps_folders: bool) -> bool:
         await self.wait()
         return True
 

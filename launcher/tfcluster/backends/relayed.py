@@ -57,10 +57,8 @@ class Place(Protocol):
         """Whether it will never answer; `said`: the transport's words for a dial that failed."""
         ...
 
-    @property
-    def story(self) -> str:
-        """What has become of it, where that is known."""
-        ...
+    story: str
+    """What has become of it, where that is known."""
 
     async def explain(self) -> None:
         """Make `story` what can be found out now."""
@@ -74,8 +72,16 @@ class Place(Protocol):
 class Transport:
     """Dials: each time a fresh process; the one before is ended."""
 
-    def __init__(self, argv: Sequence[str], order: Mapping[str, Any], made: bundle.Bundle) -> None:
-        """`order`: what `agent.bootstrap` is to know."""
+    def __init__(
+        self,
+        argv: Sequence[str],
+        order: Mapping[str, Any],
+        made: bundle.Bundle,
+        *,
+        logs_in: bool = True,
+    ) -> None:
+        """`order`: what `agent.bootstrap` is to know. `logs_in`: through somebody's shell."""
+        self._logs_in = logs_in
         self._argv, self._order, self._bundle = argv, order, made
         self._process: asyncio.subprocess.Process | None = None
         self._words: deque[str] = deque(maxlen=_WORDS)
@@ -151,7 +157,7 @@ class Transport:
         code = None if isinstance(error, TimeoutError) else await self._ended_with()
         await self.hang_up()
         self._last_code = code
-        return handshake.explain(error, code, self.last_words())
+        return handshake.explain(error, code, self.last_words(), logs_in=self._logs_in)
 
     def last_words(self) -> str:
         """What the transport, or the agent behind it, wrote to stderr; the last line last."""
@@ -196,9 +202,13 @@ class _Reached(Keeper):
         if self._place is not None:
             await self._place.explain()
 
-    async def end(self) -> bool:
+    def reached(self) -> None:
+        if self._place is not None:
+            self._place.story = ""
+
+    async def end(self, *, keeps_folders: bool) -> bool:
         await self._transport.hang_up()
-        return self._place is not None and await self._place.end()
+        return self._place is not None and not keeps_folders and await self._place.end()
 
 
 def _bootstrap() -> str:
@@ -225,7 +235,7 @@ async def connect(
     if place is not None:
         config["seat"] = seat_name(run_id, node)
     order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
-    transport = Transport(argv, order, made)
+    transport = Transport(argv, order, made, logs_in=place is None)
     link = AgentLink(
         transport.dial,
         {**identity, "stream_logs": True},

@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Capabilities
+from tfcluster.backends.base import Capabilities, Tell, tell_nobody
 from tfcluster.backends.link import AgentLink
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
@@ -43,7 +43,13 @@ class SshBackend:
         self._runtime_dir = runtime_dir
 
     async def connect(
-        self, node: NodePlan, *, run_id: str, token: str, lease_s: float = 60.0
+        self,
+        node: NodePlan,
+        *,
+        run_id: str,
+        token: str,
+        tell: Tell = tell_nobody,
+        lease_s: float = 60.0,
     ) -> AgentLink:
         """Log in, and reach the run's agent there; raises SurroundingsError with ssh's words."""
         if shutil.which("ssh") is None:
@@ -60,9 +66,9 @@ class SshBackend:
     async def mend(self) -> list[str]:
         return []
 
-    async def close(self) -> str | None:
+    async def close(self, *, keeps_folders: bool = False) -> list[str]:
         """Nothing is made for a run as a whole."""
-        return None
+        return []
 
 
 _FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'

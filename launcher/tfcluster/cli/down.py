@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.errors import NodeLostError, SurroundingsError
+from tfcluster.errors import NodeLostError, UnknownRunError
 from tfcluster.run import contained, control, registry
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
-if TYPE_CHECKING:
-    from tfcluster.backends.docker_leftovers import Leftovers
-
+_DOCKER_S = 20.0
 LISTENS_WITHIN_S = 2.0
 """A coordinator that has just begun does not listen yet; one that is all but over, no longer."""
 
@@ -35,34 +32,43 @@ def command(run: str | None, now: bool, everything: bool, as_json: bool) -> None
     if everything:
         known = registry.runs()
         doomed = [paths for paths, state in known if registry.is_open(state)]
-    elif run is not None and (unknown := _left_of_unknown(run)):
-        doomed = []
-        _remove(unknown, terminal)
     else:
-        doomed = [registry.resolve(run, live_only=True)]
+        doomed = _named(run, terminal)
     for paths in doomed:
         _ask_to_stop(paths, now=now, terminal=terminal)
     ended = [_await_end(paths, terminal) for paths in doomed]
-    for state in ended:
-        _remove(contained.leftovers(state.run), terminal)
+    for paths, state in zip(doomed, ended, strict=True):
+        if contained.has_containers(paths):
+            _clear_docker(contained.look(state.run, patience_s=_DOCKER_S), terminal)
     if everything:
-        _remove(contained.leftovers(), terminal)
+        _clear_docker(contained.look(patience_s=_DOCKER_S), terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
 
 
-def _left_of_unknown(run: str) -> list[Leftovers]:
-    """What docker has of a run whose folder was removed, or lies in another home."""
-    known = {state.run for _, state in registry.runs()}
-    return [left for left in contained.leftovers() if left.run_id == run and run not in known]
+def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
+    """The run that is meant; of one whose folder was removed all there may be is in docker."""
+    try:
+        return [registry.resolve(run, live_only=True)]
+    except UnknownRunError:
+        found = contained.look(run, patience_s=_DOCKER_S) if run else contained.Found()
+        if not found.leftovers:
+            raise
+        _clear_docker(found, terminal)
+        return []
 
 
-def _remove(leftovers: list[Leftovers], terminal: Terminal) -> None:
-    """Raises SurroundingsError where docker does not."""
-    for left in leftovers:
+def _clear_docker(found: contained.Found, terminal: Terminal) -> None:
+    """Raises NodeLostError where docker does not answer, or keeps something."""
+    for left in found.leftovers:
         if said := contained.remove(left):
-            raise SurroundingsError(f"docker does not remove {', '.join(left.names)}: {said}")
+            raise NodeLostError(f"docker does not remove {', '.join(left.names)}: {said}")
         terminal.tell(f"removed from docker: {', '.join(left.names)}")
+    if found.silent:
+        raise NodeLostError(
+            f"what a run may have left there is not removed: {'; '.join(found.silent)}",
+            cure="type it again once docker answers",
+        )
 
 
 def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:

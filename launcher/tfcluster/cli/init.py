@@ -69,7 +69,7 @@ def fit(text: str) -> str:
     """A template's text for its new place: the schema named; without its name and remarks, and
     without a Python that lies beside the template's folder."""
     of_its_old_place = (
-        r'"(?:\$schema|name|x-about)": "[^"\n]*"|"runtime": {"python": "\.\.[^"\n]*"}'
+        r'"(?:\$schema|name|x-about)": "[^"\n]*"|"runtime": {"python": "\.\.[^"\n]*"[^}\n]*}'
     )
     kept = re.sub(rf"^  (?:{of_its_old_place}),\n", "", text, flags=re.MULTILINE)
     return kept.replace("{\n", f'{{\n  "$schema": "{SCHEMA_FOLDER}/{published.SCHEMA_FILE}",\n', 1)

@@ -13,6 +13,8 @@ from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
 from tfcluster.ui.terminal import Terminal
 
+_DOCKER_S = 3.0
+
 
 @click.command("ps")
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Also runs that are over.")
@@ -32,6 +34,9 @@ def command(all_runs: bool, as_json: bool) -> None:
     for run in known:
         if run.status is Status.LOST and registry.is_open(run):
             terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")
-    for left in contained.leftovers():
+    found = contained.look(patience_s=_DOCKER_S)
+    for silent in found.silent:
+        terminal.tell(f"what runs may have left in containers is not known: {silent}")
+    for left in found.leftovers:
         names = ", ".join(left.names)
         terminal.tell(f"docker still has {names}: `tfcluster down {left.run_id}` removes them")

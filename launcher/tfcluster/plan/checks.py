@@ -44,6 +44,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
     yield from _private_network(plan)
+    yield from _mounts(plan)
 
 
 def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
@@ -191,3 +192,12 @@ def _private_network(plan: Plan) -> Iterator[SurroundingsError]:
         message = f"from a private network checkpoints.dir {storage} cannot be reached"
         cure = "gather checkpoints here (leave checkpoints.dir out), or --set runtime.network=host"
         yield SurroundingsError(message, cure=cure)
+
+
+def _mounts(plan: Plan) -> Iterator[SurroundingsError]:
+    """In its place nothing of the container's own could be seen."""
+    found = [node.container for node in plan.nodes if node.container is not None]
+    folders = {path for one in found for path in (one.data_dir, one.shared_dir)}
+    for path in [name for name in ("/", "/tmp") if name in folders]:
+        cure = "name a folder below it in data_dir and checkpoints.dir"
+        yield SurroundingsError(f"{path} cannot be mounted: a container needs its own", cure=cure)

@@ -34,6 +34,8 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
         if node.interpreter is not None and has_keras_3(node.interpreter):
             seen = as_inherited(spec, node.name, around)
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
+    if spec.resources.memory is not None and not plan.images:
+        yield "resources.memory holds containers only (--backend docker)"
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
             "communication AUTO runs RING over gRPC even on GPUs; "

@@ -53,7 +53,7 @@ class Attempts:
         for finding in await self.startup.preflight():
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))
         await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
-        await self.startup.prepare()
+        await self.startup.prepare(self.plan.nodes)
         await self._start(1, tuple(task.id for task in self.plan.tasks))
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
@@ -139,6 +139,8 @@ class Attempts:
             try:
                 await self.loop.meanwhile(self._reach(node))
                 await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
+                if node.container is not None:  # with the one before went what it had prepared
+                    await self.startup.prepare([node], is_lost=self._lost.__contains__)
                 if node.name in self._lost:
                     raise NodeLostError(f"the new agent of {node.name} went away at once")
             except PortInUseError:

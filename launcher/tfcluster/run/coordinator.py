@@ -53,7 +53,8 @@ class Coordinator:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
         self._harvest, self._faults = harvest, wishes.faults
-        self._exchange = Exchange(backend_of, journal.paths, lease_s=plan.supervision.lease_s)
+        lease_s = plan.supervision.lease_s
+        self._exchange = Exchange(backend_of, journal.paths, lease_s=lease_s, tell=self._tell)
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
@@ -193,6 +194,9 @@ class Coordinator:
         return self._loop.now()
 
     # -- inputs -----------------------------------------------------------------------------
+
+    def _tell(self, sentence: str) -> None:
+        self._put_event(ev.Warned(message=sentence))
 
     def _put_event(self, event: Event) -> None:
         self._exchange.put(lambda: self._record(event))

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends import vetting
-from tfcluster.backends.base import Backend
+from tfcluster.backends.base import Backend, Tell, tell_nobody
 from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
@@ -33,8 +33,15 @@ class Exchange:
     """Inputs are calls: put in the queue from anywhere, made by `turn` in the loop's own time."""
 
     def __init__(
-        self, backend_of: Callable[[NodePlan], Backend], paths: RunPaths, *, lease_s: float = 60.0
+        self,
+        backend_of: Callable[[NodePlan], Backend],
+        paths: RunPaths,
+        *,
+        lease_s: float = 60.0,
+        tell: Tell = tell_nobody,
     ) -> None:
+        self._tell, self._clearing = tell, set[str]()
+        """`_clearing`: nodes whose backend clears up after them."""
         self._backend_of, self._paths, self._lease_s = backend_of, paths, lease_s
         self._backends: dict[str, Backend] = {}
         self._logs = LogsOfOthers(paths)
@@ -76,11 +83,19 @@ class Exchange:
     ) -> None:
         """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps;
         raises SurroundingsError."""
-        backend = self._backends.setdefault(node.backend, self._backend_of(node))
+        if node.backend not in self._backends:
+            self._backends[node.backend] = self._backend_of(node)
+        backend = self._backends[node.backend]
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(
-            node, run_id=run_id, token=secrets.token_hex(16), lease_s=self._lease_s
+            node,
+            run_id=run_id,
+            token=secrets.token_hex(16),
+            tell=self._tell,
+            lease_s=self._lease_s,
         )
+        if backend.capabilities.clears_up:
+            self._clearing.add(node.name)
         self._links[node.name] = link
         self._ended.discard(node.name)
         self._holds_ports[node.name] = backend.capabilities.holds_ports
@@ -190,10 +205,11 @@ class Exchange:
         what they had to say. Folders on other machines go with them, unless they are to be kept.
         """
         await asyncio.gather(*(self._dismiss(node, keeps_folders) for node in self._links))
-        said = {n for n, link in self._links.items() if link.heard_goodbye or link.has_ended}
-        self.unheard = tuple(sorted(self._has_lease - said - self._ended))
-        closed = await asyncio.gather(*(one.close() for one in self._backends.values()))
-        self.left = tuple(filter(None, closed))
+        said = {node for node, link in self._links.items() if link.heard_goodbye}
+        self.unheard = tuple(sorted(self._has_lease - said - self._clearing))
+        closing = (one.close(keeps_folders=keeps_folders) for one in self._backends.values())
+        closed = await asyncio.gather(*closing)
+        self.left = tuple(sentence for sentences in closed for sentence in sentences)
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
 
@@ -205,4 +221,4 @@ class Exchange:
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await link.send(order)
-        await link.close()
+        await link.close(keeps_folders=keeps_folders)

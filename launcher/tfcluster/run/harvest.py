@@ -230,8 +230,12 @@ class Harvest:
             if not find(directory.scan(stopped=self._is_cut.is_set), None):
                 return []
         self._lacks = True
-        node = self._plan.task(self._chief).node
-        return [f"checkpoints stay on {node}: to fetch them, scp -r {node}:{directory.folder} ."]
+        node = self._plan.node(self._plan.task(self._chief).node)
+        name, command = node.name, "scp -r"
+        if node.container is not None:
+            name, command = f"{self._paths.run_id}-{node.name}", "docker cp"
+        where = f"{name}:{directory.folder}"
+        return [f"checkpoints stay on {node.name}: to fetch them, {command} {where} ."]
 
     def _gather_outputs(self) -> list[str]:
         wanted, notes, copied = self._plan.checkpoints, list[str](), tuple[str, ...]()

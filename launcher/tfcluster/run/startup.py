@@ -134,16 +134,20 @@ class Startup:
     def _held(self) -> list[Message | None]:
         return [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
 
-    async def prepare(self) -> None:
-        """Once per node, before anything of the gang is started; raises PrepareError."""
-        if not self.wishes.prepares:
-            return
-        for node, command in self.plan.prepare.items():
+    async def prepare(
+        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
+    ) -> None:
+        """Once per node, before anything of the gang is started there; raises PrepareError. Of a
+        node that `is_lost` meanwhile nothing is heard."""
+        kinds = (f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+        names = [node.name for node in nodes if node.name in self.plan.prepare]
+        for node in names if self.wishes.prepares else ():
+            self.exchange.forget(node, *kinds)
+            command = self.plan.prepare[node]
             self.exchange.send(node, launch.start_prepare(command, self.exchange.site(node)))
-        for node in self.plan.prepare:
-            reply = await self._answer(node, f"{PREPARE} task_exited", f"{PREPARE} start_failed")
-            assert reply is not None
-            launch.check_prepared(node, reply, self.paths.prepare_log(node))
+        for node in names if self.wishes.prepares else ():
+            if (reply := await self._answer(node, *kinds, is_lost=is_lost)) is not None:
+                launch.check_prepared(node, reply, self.paths.prepare_log(node))
 
     def start_tasks(
         self,

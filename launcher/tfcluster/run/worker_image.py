@@ -188,5 +188,5 @@ def _copy_launcher(context: Path) -> None:
 _IGNORED = shutil.ignore_patterns("__pycache__")
 _CURE = (
     "docker's last lines say why. Certificates of a proxy: --ca FILE; a package index of your own:"
-    " --pip-config FILE; an image that is here: --base IMAGE"
+    " --pip-config FILE; no network: --network host; an image that is here: --base IMAGE"
 )

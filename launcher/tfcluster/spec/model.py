@@ -128,10 +128,6 @@ class ClusterSpec(Section):
 
     def _about_containers(self) -> Iterator[Finding]:
         if self.runtime.backend != "docker":
-            if self.resources.memory is not None:
-                message = "only containers are held to an amount of memory"
-                cure = "leave it out, or use the docker backend"
-                yield Finding(("resources", "memory"), message, cure)
             return
         for (job, index), at in placed(self.cluster):
             if not at.is_loopback:

@@ -131,7 +131,7 @@ class Resources(Section):
     )
     pin: bool = documented(False, "Keep each task on its own cores (Linux).", True)
     memory: Annotated[Text, AfterValidator(_is_memory)] | None = documented(
-        None, "Memory each container may take; more ends a task. Docker only.", "8g"
+        None, "Memory each container may take; more ends a task. With docker only.", "8g"
     )
     threads: Count | None = documented(
         None, "Threads of each pool of TensorFlow and NumPy; null: one per core.", 2

@@ -34,7 +34,8 @@ class Harbor:
     def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
         """Two workers in stub containers."""
         self.shell.script("train.py", script)
-        job = {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}}
+        plain = {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}}
+        job = sections.pop("job", plain)
         runtime = {"backend": "docker", "image": STUB} | sections.pop("runtime", {})
         return self.shell.spec("spec.json", job, runtime=runtime, **sections)
 

@@ -1,4 +1,4 @@
-"""The daemon of the tests themselves: it can be stopped and killed, and it leaves nothing behind."""
+"""The daemon of the tests themselves: it can be stopped or killed, and it leaves nothing."""
 
 from __future__ import annotations
 

@@ -149,3 +149,35 @@ def test_the_folder_of_code_is_not_touched(harbor: Harbor) -> None:
     assert sorted(Path(harbor.shell.cwd).rglob("*")) == sorted(
         {*before, harbor.shell.cwd / "spec.json", harbor.shell.cwd / "train.py"}
     )
+
+
+SAVE = """
+import os, struct, time
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+os.makedirs(folder, exist_ok=True)
+open(folder + "/ckpt-1.data-00000-of-00001", "w").write("weights")
+with open(folder + "/ckpt-1.index", "wb") as file:  # as TensorFlow's end
+    file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+"""
+
+
+def test_what_is_not_gathered_can_be_fetched_from_the_containers(harbor: Harbor) -> None:
+    run = ended(harbor.up(harbor.spec(SAVE), "--no-gather"))
+    said = " ".join(run.said().split())
+    chief = harbor.container(run, "worker-0")
+    command = said.partition("to fetch them, ")[2].partition(" .")[0]
+    assert command.startswith(f"docker cp {chief}:/"), said
+    fetched = harbor.shell.root / "fetched"
+    harbor.docker("cp", command.split()[2], str(fetched))
+    assert (fetched / "ckpt-1.data-00000-of-00001").read_text() == "weights"
+    assert f"the containers stay: {chief}" in said
+    done = harbor.shell.run("down", run.run_id)
+    assert done.code == 0, done.err
+
+
+def test_a_checkpoint_comes_home_from_a_container(harbor: Harbor) -> None:
+    run = ended(harbor.up(harbor.spec(SAVE)))
+    (gathered,) = of_type(run, "checkpoint_gathered")
+    data = run.folder / f"{gathered['path']}.data-00000-of-00001"
+    assert data.read_text() == "weights"
+    assert data.stat().st_uid == os.getuid()

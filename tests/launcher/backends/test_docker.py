@@ -97,7 +97,11 @@ def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, wor
             "could not find an available",
             "docker network prune",
         ),
-        ("Error: No such image: a:1", "No such image: a:1", "tfcluster build"),
+        (
+            "Error response from daemon: pull access denied for a, repository does not exist",
+            "pull access denied for a",
+            "is runtime.image right",
+        ),
         ("something new", "something new", "docker info"),
     ],
 )

@@ -54,9 +54,10 @@ class Agent:
     def why_gone(self) -> str:
         return "its agent went away (killed)"
 
-    async def close(self) -> None:
+    async def close(self, **_: object) -> tuple[str, ...]:
         self.is_closed = True
         self._said.put_nowait({"type": "gone"})
+        return ()
 
 
 Examine = Callable[[Answers], Look]

@@ -56,11 +56,6 @@ MARKED = {
         "tpu has no use for several workers",
         '"cluster": {"worker": 1}',
     ),
-    "memory without containers": (
-        f'{{{HERE}, {JOB}, "resources": {{"memory": §"2g"}}}}',
-        "only containers are held to an amount of memory",
-        "use the docker backend",
-    ),
     "no amount of memory": (
         f'{{{HERE}, {JOB}, "resources": {{"memory": §"2 GB"}}}}',
         "'2 GB' is no amount of memory",
