@@ -57,6 +57,8 @@ class DockerBackend:
         """Start the node's container, and reach the agent in it; raises SurroundingsError with
         docker's words."""
         container = await self._start(node, run_id, tell)
+        if self._starting:  # a relay would take from the others the processors to start with
+            await asyncio.wait([*self._starting])
         python = node.interpreter.path if node.interpreter is not None else "python3"
         try:
             return await relayed.connect(

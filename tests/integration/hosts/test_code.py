@@ -68,7 +68,7 @@ def test_what_a_host_has_kept_is_looked_at_and_goes_when_it_is_old(office: Offic
     kept.write_text("WORD = 'evil'")
     (bundle,) = (cache(host) / "bundles").iterdir()
     (bundle / "agent/tfcluster/agent/crew.py").unlink()
-    old = cache(host) / "files" / ("0" * 64)
+    old = cache(host) / "files" / ("0" * 128)
     old.write_text("of a project that ended")
     moment = time.time() - 40 * 86400
     for path in (old, bundle):
@@ -122,7 +122,7 @@ def test_hosts_with_one_home_do_not_stand_in_each_others_way(office: Office) -> 
         assert found == "['model-1.keras']"
     assert not any((served / "nodes").rglob("*"))
     assert len(list((served / "bundles").iterdir())) == 1
-    assert {len(path.name) for path in (served / "files").iterdir()} == {64}, "no half files"
+    assert {len(path.name) for path in (served / "files").iterdir()} == {128}, "no half files"
 
 
 def test_a_workdir_that_hosts_see_is_not_copied(office: Office) -> None:
