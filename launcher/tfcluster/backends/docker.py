@@ -90,7 +90,7 @@ class DockerBackend:
                 task.cancel()
                 await asyncio.wait([task])
         if self._network is not None:  # what the daemon has been told it does
-            await asyncio.wait([self._network, *self._starting], timeout=_START_S)
+            await asyncio.wait([self._network, *self._starting], timeout=_CALLED_OFF_S)
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is None:
             return self._warnings
@@ -99,7 +99,8 @@ class DockerBackend:
             names = ", ".join(one.name for one in self._containers.values())
             said = f"for what lies in them the containers stay: {names}; `tfcluster down` removes"
             return [*self._warnings, f"{said} them"]
-        return [*self._warnings, *filter(None, [await sweeper.sweep()])]
+        stays = await sweeper.sweep(more_may_come=bool(self._starting))
+        return [*self._warnings, *filter(None, [stays])]
 
     async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
         assert node.container is not None
@@ -112,7 +113,7 @@ class DockerBackend:
             await before.end()  # a name is given once
         container = RunningContainer(f"{run_id}-{node.name}", node.name, network)
         self._containers[node.name] = container
-        answer = await self._run(run_argv(node, container, run_id, user), container)
+        answer = await self._run(run_argv(node, container, run_id, user))
         if not answer.is_good:
             await container.end()
             if network in answer.said and _NO_NETWORK in answer.said:
@@ -122,7 +123,7 @@ class DockerBackend:
             self._warnings.append(f"docker, of {node.name}: {answer.said}")
         return container
 
-    async def _run(self, argv: list[str], container: RunningContainer) -> Answer:
+    async def _run(self, argv: list[str]) -> Answer:
         starting = asyncio.create_task(ask(*argv, patience_s=_START_S))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)

@@ -56,11 +56,13 @@ class Sweeper:
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
-    async def sweep(self) -> str | None:
-        """Now; None once all is removed, else what is to be told."""
+    async def sweep(self, *, more_may_come: bool) -> str | None:
+        """Now; None once all is removed, else what is to be told. `more_may_come`: the daemon
+        has not answered to all that it was told."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(_END)
+            if not more_may_come:
+                self._process.stdin.write(_END)
             self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):

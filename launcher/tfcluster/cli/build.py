@@ -38,7 +38,8 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "tags",
     multiple=True,
     metavar="NAME",
-    help="Name of the image (tfcluster-worker:latest and :tfVERSION); may be given again.",
+    help="Name of the image (tfcluster-worker:tfVERSION; without --tensorflow and --gpu also"
+    " :latest); may be given again.",
 )
 @click.option("--network", metavar="NETWORK", help="That pip has while building, such as host.")
 @click.option(

@@ -53,8 +53,7 @@ class Coordinator:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
         self._harvest, self._faults = harvest, wishes.faults
-        lease_s = plan.supervision.lease_s
-        self._exchange = Exchange(backend_of, journal.paths, lease_s=lease_s, tell=self._tell)
+        self._exchange = Exchange(backend_of, self.paths, plan.supervision.lease_s, self._tell)
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),

@@ -36,7 +36,6 @@ class Exchange:
         self,
         backend_of: Callable[[NodePlan], Backend],
         paths: RunPaths,
-        *,
         lease_s: float = 60.0,
         tell: Tell = tell_nobody,
     ) -> None:
@@ -83,9 +82,7 @@ class Exchange:
     ) -> None:
         """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps;
         raises SurroundingsError."""
-        if node.backend not in self._backends:
-            self._backends[node.backend] = self._backend_of(node)
-        backend = self._backends[node.backend]
+        backend = self._the_backend_of(node)
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(
             node,
@@ -94,15 +91,7 @@ class Exchange:
             tell=self._tell,
             lease_s=self._lease_s,
         )
-        if backend.capabilities.clears_up:
-            self._clearing.add(node.name)
-        self._links[node.name] = link
-        self._ended.discard(node.name)
-        self._holds_ports[node.name] = backend.capabilities.holds_ports
-        if backend.capabilities.has_lease:
-            self._has_lease.add(node.name)
-        self._sites[node.name] = site_of(node.name, self._paths, link.welcome)
-        self._code[node.name] = self._sites[node.name].folder(node.workdir)
+        self._note(node, backend, link)
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
@@ -120,6 +109,25 @@ class Exchange:
                 self.put(lambda: on_closed(node.name, link.why_gone()))
 
         background.create_task(listen())
+
+    def _the_backend_of(self, node: NodePlan) -> Backend:
+        """One of each kind serves the run."""
+        if node.backend not in self._backends:
+            self._backends[node.backend] = self._backend_of(node)
+        return self._backends[node.backend]
+
+    def _note(self, node: NodePlan, backend: Backend, link: AgentLink) -> None:
+        """What is known of a node from its backend and its agent's first words."""
+        name, nature = node.name, backend.capabilities
+        self._links[name] = link
+        self._ended.discard(name)
+        self._holds_ports[name] = nature.holds_ports
+        if nature.clears_up:
+            self._clearing.add(name)
+        if nature.has_lease:
+            self._has_lease.add(name)
+        self._sites[name] = site_of(name, self._paths, link.welcome)
+        self._code[name] = self._sites[name].folder(node.workdir)
 
     def files(self, node: str) -> FarFiles:
         """Of a node whose site is remote; raises FarFilesError for one that is lost."""

@@ -107,12 +107,14 @@ def _options(wish: Wish, pin: Pin, context: Path, environ: Mapping[str, str]) ->
 
 
 def names(wish: Wish, pin: Pin) -> tuple[str, ...]:
-    """What the image is called."""
+    """What the image is called. The latest is what runs take without another word: one of a
+    TensorFlow that was asked for by its version, or for GPUs, does not take its place."""
     if wish.tags:
         return wish.tags
     latest = JOIN_IMAGE if wish.joins else DEFAULT_IMAGE
-    flavour = "-gpu" if wish.has_gpu else ""
-    return latest, f"{latest.partition(':')[0]}:tf{pin.version}{flavour}"
+    own = f"{latest.partition(':')[0]}:tf{pin.version}{'-gpu' if wish.has_gpu else ''}"
+    is_usual = wish.tensorflow is None and not wish.has_gpu
+    return (latest, own) if is_usual else (own,)
 
 
 def choose(version: str | None, constraints: Path) -> Pin:

@@ -121,6 +121,7 @@ def test_an_older_tensorflow_comes_with_its_own_constraints(docker: Fake) -> Non
     ]
     version = pinned("tf215.txt")
     assert version.startswith("2.15.")
+    assert values(argv, "--tag") == [f"tfcluster-worker:tf{version}-gpu"]  # what runs take stays
     assert {f"TENSORFLOW={version}", "CONSTRAINTS=tf215.txt", "FLAVOUR=gpu"} <= {
         *values(argv, "--build-arg")
     }
