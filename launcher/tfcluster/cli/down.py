@@ -38,8 +38,8 @@ def command(run: str | None, now: bool, everything: bool, as_json: bool) -> None
         _ask_to_stop(paths, now=now, terminal=terminal)
     ended = [_await_end(paths, terminal) for paths in doomed]
     for paths, state in zip(doomed, ended, strict=True):
-        if contained.has_containers(paths):
-            _clear_docker(contained.look(state.run, patience_s=_DOCKER_S), terminal)
+        found = contained.look_for(state.run, paths, patience_s=_DOCKER_S)
+        _clear_docker(found, terminal)
     if everything:
         _clear_docker(contained.look(patience_s=_DOCKER_S), terminal)
     if as_json:
@@ -51,7 +51,7 @@ def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = contained.look(run, patience_s=_DOCKER_S) if run else contained.Found()
+        found = contained.look_for(run, patience_s=_DOCKER_S) if run else contained.Found()
         if not found.leftovers:
             raise
         _clear_docker(found, terminal)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,7 @@ class Found:
     """Which did not answer, and why."""
 
 
-def note(plan: Plan, home_dir: Path) -> None:
+def note(plan: Plan, home_dir: Path, paths: RunPaths | None = None) -> None:
     """Remember that there may be something to look for from now on, and where."""
     if not plan.images:
         return
@@ -36,25 +35,29 @@ def note(plan: Plan, home_dir: Path) -> None:
 
     mark, line = home_dir / _MARK, f"{endpoint()}\n"
     with contextlib.suppress(OSError):
-        if not mark.exists() or line not in mark.read_text():
+        if paths is not None:
+            paths.docker.write_text(line)
+        if line not in _lines(mark):
             with mark.open("a") as file:
                 file.write(line)
 
 
-def has_containers(paths: RunPaths) -> bool:
-    """Whether the run used docker."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return any("container" in node for node in json.loads(paths.plan.read_text())["nodes"])
-    return False
+def look(*, patience_s: float) -> Found:
+    """For leftovers of all runs whose coordinator is gone."""
+    return _look(_lines(home() / _MARK), None, patience_s)
 
 
-def look(run_id: str | None = None, *, patience_s: float) -> Found:
-    """For leftovers of `run_id`, or of all runs whose coordinator is gone."""
+def look_for(run_id: str, paths: RunPaths | None = None, *, patience_s: float) -> Found:
+    """For leftovers of one run, at the daemon it had; without `paths` at every one."""
+    return _look(_lines(paths.docker if paths else home() / _MARK), run_id, patience_s)
+
+
+def _look(noted: list[str], run_id: str | None, patience_s: float) -> Found:
     found = Found()
-    for line in _noted():
+    for line in noted:
         from tfcluster.backends import docker_client, docker_leftovers
 
-        where = docker_client.Endpoint.parse(line)
+        where = docker_client.Endpoint.parse(line.strip())
         try:
             found.leftovers.extend(docker_leftovers.find(where, run_id, patience_s=patience_s))
         except docker_leftovers.SilentDockerError as error:
@@ -72,8 +75,10 @@ def remove(left: Leftovers) -> str:
         return str(error)
 
 
-def _noted() -> list[str]:
+def _lines(file: Path) -> list[str]:
+    """Whole ones, each once; none where it is not there: then docker was never used."""
     try:
-        return list(dict.fromkeys((home() / _MARK).read_text().split("\n")[:-1]))
+        text = file.read_text()
     except OSError:
         return []
+    return list(dict.fromkeys(line for line in text.splitlines(keepends=True) if line[-1] == "\n"))

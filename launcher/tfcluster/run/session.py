@@ -61,7 +61,7 @@ class Session:
         folder.make_runtime_dir()
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = folder.make_new(partial(new_run_id, plan.name, now), home_dir)
-        contained.note(plan, home_dir)
+        contained.note(plan, home_dir, self.paths)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
             if not folder.write_json(path, data):
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
