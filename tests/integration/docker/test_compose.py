@@ -17,7 +17,7 @@ from tests.lab.docker_images import JOIN, ROOT
 from tests.lab.dockerd import Docker
 
 FILE = ROOT / "docker" / "compose.yaml"
-EPOCHS, EXAMPLES = 8, 192
+EPOCHS, EXAMPLES = 24, 192
 NAME = "tfctest"
 HANG_S = 240.0
 KILL = """

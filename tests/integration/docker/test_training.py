@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.integration.commandline import wait_for
 from tests.integration.jobs.lab import PYTHONS, SPECS, Lab, Trained, a_lab
+from tests.integration.live import Live
 from tests.lab.dockerd import Docker
 
-from .harbor import Harbor
+from .harbor import Harbor, of_type
 
 pytestmark = [pytest.mark.slow, pytest.mark.tensorflow, pytest.mark.timeout(900)]
 
@@ -60,3 +62,28 @@ def test_a_ready_spec_trains_as_it_does_here(lab: Lab, name: str) -> None:
     assert len(there.of("checkpoint_gathered")) == len(here.of("checkpoint_gathered")) > 0
     newest = there.of("checkpoint_gathered")[-1]
     assert list(there.folder.glob(f"{newest['path']}*")), there.complaint()
+
+
+def test_a_worker_taken_off_the_network_costs_the_steps_since_the_last_checkpoint(
+    lab: Lab, worker_docker: Docker
+) -> None:
+    """TensorFlow's own heartbeats end the gang; then the container is on the network again."""
+    image = "runtime.image=tfcluster-tests:newest"
+    args = ("--backend", "docker", "--set", image, "--set", "supervision.backoff_s=0")
+    spec = str(SPECS / "localhost-2w.json")
+    run = Live(lab.line, "up", spec, *args, "--", "--epochs", "3")
+    wait_for(
+        lambda: run.has_line("epoch 1 loss", "worker:0") or run.is_over(),
+        what="the first epoch",
+        timeout=300,
+    )
+    wait_for(lambda: of_type(run, "checkpoint_gathered"), what="its checkpoint", timeout=60)
+    worker_docker("network", "disconnect", run.run_id, f"{run.run_id}-worker-1")
+    assert run.end(400) == 0, run.said()
+    (restarting,) = of_type(run, "restarting")
+    assert restarting["attempt"] == 2
+    assert restarting["from_step"] > 0
+    (cause,) = (event["root_cause"] for event in of_type(run, "diagnosis"))
+    assert (cause["kind"], cause["node"]) == ("link_lost", "worker-1"), cause
+    assert "was taken off the network" in " ".join(run.said().split())
+    assert "test accuracy" in run.log("worker:0", attempt=2)
