@@ -56,7 +56,7 @@ def build() -> Bundle:
     files = {"agent/tfcluster/__init__.py": (launcher / "__init__.py").read_bytes()}
     for path in _sources(launcher / "agent"):
         files[f"agent/tfcluster/{path.relative_to(launcher).as_posix()}"] = path.read_bytes()
-    workers = _workers_folder()
+    workers = workers_folder()
     for path in _sources(workers):
         name = path.relative_to(workers.parent).as_posix()
         files[f"workers/{name}"] = path.read_bytes()
@@ -67,7 +67,8 @@ def build() -> Bundle:
     return Bundle(files, digest.hexdigest()[:16])
 
 
-def _workers_folder() -> Path:
+def workers_folder() -> Path:
+    """Where tfcluster_workers is installed. Raises SurroundingsError."""
     found = importlib.util.find_spec("tfcluster_workers")
     if found is None or not found.submodule_search_locations:
         raise SurroundingsError(

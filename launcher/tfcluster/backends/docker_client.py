@@ -138,14 +138,6 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
     return Answer(process.returncode, out.decode(errors="replace").strip(), plain(err))
 
 
-async def require(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
-    """The same, where only success will do; raises DockerError that begins with `what`."""
-    answer = await ask(*argv, patience_s=patience_s)
-    if not answer.is_good:
-        raise DockerError(what, answer.said)
-    return answer.out
-
-
 def no_client() -> SurroundingsError:
     return SurroundingsError(
         "there is no docker client on this machine", cure="install docker, or use another backend"

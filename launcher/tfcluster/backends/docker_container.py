@@ -44,18 +44,8 @@ class RunningContainer:
         """The transport."""
         there = endpoint()
         daemon = ["--context", there.value] if there.variable == "DOCKER_CONTEXT" else []
-        return [
-            "docker",
-            *daemon,
-            "exec",
-            "-i",
-            self.name,
-            python,
-            "-I",
-            "-S",
-            "-c",
-            relayed.STARTER,
-        ]
+        starter = (python, "-I", "-S", "-c", relayed.STARTER)
+        return ["docker", *daemon, "exec", "-i", self.name, *starter]
 
     async def has_ended(self, said: str) -> bool:
         """Whether it will never answer again, as docker's words for a dial that failed show."""

@@ -9,6 +9,7 @@ from tfcluster.plan import command
 from tfcluster.plan.cluster import Seat
 from tfcluster.plan.plan import Container
 from tfcluster.plan.resources import Share
+from tfcluster.plan.settings import named_data_dir
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.spec.images import DEFAULT_IMAGE
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def container(spec: ClusterSpec, around: Surroundings, seat: Seat, share: Share) -> Container:
     """The container of the task at `seat`, whose part of the machine is `share`."""
-    wishes = spec.resources
+    wishes, data = spec.resources, named_data_dir(spec, seat.host)
     takes_all = share.gpus is None and "all" in (wishes.gpus, seat.gpus)
     return Container(
         image=spec.runtime.image or DEFAULT_IMAGE,
@@ -26,8 +27,8 @@ def container(spec: ClusterSpec, around: Surroundings, seat: Seat, share: Share)
         cores=share.cores,
         memory=wishes.memory,
         gpus="all" if takes_all else share.gpus or None,
-        data_dir=_data_dir(spec, around, seat),
-        shared_dir=_shared_dir(spec, around),
+        data_dir=_mounted(data and data[0], around),
+        shared_dir=_mounted(spec.checkpoints.dir, around),
     )
 
 
@@ -36,24 +37,11 @@ def inside(share: Share) -> Share:
     return share if share.gpus is None else replace(share, gpus=tuple(range(len(share.gpus))))
 
 
-def data_dir(spec: ClusterSpec, around: Surroundings, host: str) -> tuple[str, str] | None:
-    """Where data sets lie for a container's task, and the field that says so."""
-    for key in (host, "*"):
-        settings = spec.runtime.hosts.get(key)
-        if settings is not None and settings.data_dir:
-            return command.storage(
-                settings.data_dir, around.spec_dir, around.environ
-            ), f"runtime.hosts.{key}.data_dir"
-    return None
-
-
-def _data_dir(spec: ClusterSpec, around: Surroundings, seat: Seat) -> str | None:
-    found = data_dir(spec, around, seat.host)
-    return None if found is None or "://" in found[0] else found[0]
-
-
-def _shared_dir(spec: ClusterSpec, around: Surroundings) -> str | None:
-    path = spec.checkpoints.dir
-    if path is None or "://" in path:
-        return None
+def of_daemons_machine(path: str, around: Surroundings) -> str:
+    """A folder as the spec names it; the daemon takes only absolute ones."""
     return command.storage(path, around.spec_dir, around.environ)
+
+
+def _mounted(path: str | None, around: Surroundings) -> str | None:
+    """What lies in a bucket is not."""
+    return None if path is None or "://" in path else of_daemons_machine(path, around)

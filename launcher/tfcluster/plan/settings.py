@@ -46,3 +46,12 @@ def settings_json(spec: ClusterSpec) -> str:
     if spec.keras.version != "auto":
         told["keras_version"] = spec.keras.version
     return json.dumps(told | {"hooks": has_hooks(spec)})
+
+
+def named_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
+    """Where data sets lie for tasks of `host`, and the field that says so; None: no field does."""
+    for key in (host, "*"):
+        settings = spec.runtime.hosts.get(key)
+        if settings is not None and settings.data_dir:
+            return settings.data_dir, f"runtime.hosts.{key}.data_dir"
+    return None

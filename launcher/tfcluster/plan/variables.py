@@ -22,7 +22,7 @@ from tfcluster.plan.keras import as_inherited, legacy_keras
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import Share, gpu_env, thread_env
-from tfcluster.plan.settings import has_hooks, settings_json, strategy_name
+from tfcluster.plan.settings import has_hooks, named_data_dir, settings_json, strategy_name
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
@@ -102,12 +102,10 @@ class Variables:
             found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
 
     def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
-        if self.spec.runtime.backend == DOCKER:
-            return containers.data_dir(self.spec, self.around, host)
-        for key in (host, "*"):
-            settings = self.spec.runtime.hosts.get(key)
-            if settings and settings.data_dir:
-                return settings.data_dir, f"runtime.hosts.{key}.data_dir"
+        if found := named_data_dir(self.spec, host):
+            if self.spec.runtime.backend == DOCKER:
+                return containers.of_daemons_machine(found[0], self.around), found[1]
+            return found
         home = self._inherited(node).get("HOME")
         return (f"{home}/tensorflow_datasets", OURS) if home else None
 

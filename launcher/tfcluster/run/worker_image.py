@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tfcluster.backends.bundle import workers_folder
 from tfcluster.backends.docker_client import DockerError, ask
 from tfcluster.errors import SurroundingsError, UsageError
 from tfcluster.spec.images import DEFAULT_IMAGE
@@ -178,13 +178,9 @@ def _secrets(wish: Wish, environ: Mapping[str, str]) -> Iterator[tuple[str, Path
 
 def _copy_launcher(context: Path) -> None:
     package = Path(__file__).parents[1]
-    found = importlib.util.find_spec("tfcluster_workers")
-    if found is None or found.origin is None:
-        message = "tfcluster_workers is missing from this installation"
-        raise SurroundingsError(message, cure="install tfcluster again")
     shutil.copytree(package, context / "launcher" / "tfcluster", ignore=_IGNORED)
     workers = context / "workers" / "tfcluster_workers"
-    shutil.copytree(Path(found.origin).parent, workers, ignore=_IGNORED)
+    shutil.copytree(workers_folder(), workers, ignore=_IGNORED)
 
 
 _IGNORED = shutil.ignore_patterns("__pycache__")
