@@ -37,7 +37,7 @@ def main():
     pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "--no-input", "-c", str(ROOT / options.constraints)]
     if options.editable:
-        _run([*pip, "hatchling", "editables"], options.folder)
+        _run([*pip, "hatchling", "editables", "setuptools", "wheel"], options.folder)
         pip += ["--no-build-isolation", "--editable", options.editable]
     _run([*pip, *options.requirements], options.folder)
     say(f"{options.folder}: ready after {time.monotonic() - started:.0f} s")
