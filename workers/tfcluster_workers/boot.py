@@ -2,6 +2,7 @@
 
     python …/tfcluster_workers/boot.py script /abs/main.py ARGS…
     python …/tfcluster_workers/boot.py module package.module ARGS…
+    python …/tfcluster_workers/boot.py preload MODULE…          see `preload`
 
 The script must not notice: same argv, `sys.path[0]`, `__main__`, exit code and traceback as
 `python main.py`. Nothing of TensorFlow is imported here; reporting attaches when the script
@@ -30,6 +31,8 @@ ROOT = os.path.dirname(HERE)
 
 def main() -> None:
     """Run what `sys.argv` names, as `__main__`."""
+    if sys.argv[1] == "preload":
+        wait_for_a_task()
     kind, target, *arguments = sys.argv[1:]
     dump_stacks_on_sigusr1()
     load_our_package()
@@ -50,6 +53,14 @@ def main() -> None:
         report(error)
         hide_our_frames()
         raise
+
+
+def wait_for_a_task() -> None:
+    """Import what `sys.argv` names; returns in a fork of this process, with a task's `sys.argv`."""
+    load_our_package()
+    from tfcluster_workers import preload
+
+    preload.become_task(sys.argv[2:])
 
 
 def dump_stacks_on_sigusr1() -> None:

@@ -56,6 +56,7 @@ class Agent:
             stream_logs=self._crew.stream_logs,
             take_file=self._take_file,
         )
+        self._crew.preloader.line = self._line
         self._cache: str = config.get("cache") or ""
         self._bundle = _bundle_in_use() if self._cache else None
         self._files: Files | None = None
@@ -136,6 +137,7 @@ class Agent:
         orders: dict[str, Callable[[dict[str, Any]], None]] = {
             "hold_ports": self._hold_ports,
             "release_ports": lambda order: self._ports.release(order["tasks"]),
+            "preload": lambda order: self._crew.preloader.begin(order),
             "start": lambda order: self._crew.start_all(order["tasks"], order["attempt"]),
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),

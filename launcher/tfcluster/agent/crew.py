@@ -13,6 +13,7 @@ from tfcluster.agent import leftovers, protocol, stop
 from tfcluster.agent.ended_logs import EndedLogs
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.output import drain
+from tfcluster.agent.preloader import Preloader
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task, fork_and_exec
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.line import Line
     from tfcluster.agent.outside import Outside
+    from tfcluster.agent.task import Fork
 
 PROGRESS_BACKLOG = 1000
 """Unacknowledged messages above which progress (replaced by the next anyway) is dropped."""
@@ -44,6 +46,7 @@ class Crew:
         """Set `line` before the first task is started. `outside` starts attempt 0, `prepare`,
         where the tasks' network is private."""
         self._recorder, self._selector, self._outside = recorder, selector, outside
+        self.preloader = Preloader(recorder, selector)
         self._tasks: dict[str, Task] = {}
         self._witness = Witness()
         self._ended: dict[str, frozenset[bytes]] = {}
@@ -66,7 +69,8 @@ class Crew:
             self._confirm(task)
 
     def _end_leftovers(self, names: list[str]) -> None:
-        living = {task.pid for task in self._tasks.values()} | self.companions
+        pids = {task.pid for task in self._tasks.values()}
+        living = pids | self.companions | {self.preloader.pid}
         tests = [leftovers.carries(self._ended.pop(name)) for name in names if name in self._ended]
         if not self._tasks and self._gang_since:
             tests = [leftovers.began_since(self._gang_since)]
@@ -81,8 +85,7 @@ class Crew:
             self.line.say({"type": "start_failed", **named, "error": "it is still running"})
             return None
         try:
-            outside = self._outside if attempt == 0 else None
-            task = Task(spec, attempt, fork_and_exec if outside is None else outside.fork)
+            task = Task(spec, attempt, self._how_to_fork(spec, attempt))
         except OSError as error:
             self.line.say({"type": "start_failed", **named, "error": str(error)})
             return None
@@ -91,6 +94,11 @@ class Crew:
             self._gang_since = task.start_time
         self._tasks[task.name] = task
         return task
+
+    def _how_to_fork(self, spec: dict[str, Any], attempt: int) -> Fork:
+        if attempt == 0 and self._outside is not None:
+            return self._outside.fork
+        return self.preloader.fork if spec.get("preload") else fork_and_exec
 
     def _confirm(self, task: Task) -> None:
         named = {"task": task.name, "attempt": task.attempt}
@@ -125,13 +133,14 @@ class Crew:
 
     def deadline(self) -> float | None:
         """When `on_time` must be called next."""
-        at: list[float | None] = []
+        at: list[float | None] = [self.preloader.deadline]
         for task in self._tasks.values():
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
         return min((when for when in at if when is not None), default=None)
 
     def on_time(self, now: float) -> None:
+        self.preloader.on_time(now)
         for task in list(self._tasks.values()):
             stop.climb(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:

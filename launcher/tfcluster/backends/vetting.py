@@ -96,6 +96,8 @@ _SHAPES: Mapping[str, Mapping[str, Check]] = {
     "refused": {"reason": _is_text},
     "ports_held": {"ports": _are_ports},
     "port_taken": {"task": _is_text, "host": _is_text, "port": _is_whole},
+    "preload_ready": {"seconds": _is_number},
+    "preload_failed": {"error": _is_text},
     "task_started": {**_OF_TASK, "pid": _is_whole},
     "start_failed": {**_OF_TASK, "error": _is_text},
     "task_event": {**_OF_TASK, "event": _is_object},

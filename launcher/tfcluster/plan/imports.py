@@ -3,7 +3,43 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+PARTS: Final = frozenset({"keras", "estimator"})
+"""Of TensorFlow, which loads them when they are asked for."""
+_SETTERS: Final = frozenset({"setdefault", "update", "putenv"})
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What the files of a job say, as far as reading them tells."""
+
+    imports: frozenset[str] = frozenset()
+    """Dotted names of modules that are imported for certain."""
+    parts: frozenset[str] = frozenset()
+    """Of `PARTS`, those that are named."""
+    sets: frozenset[str] = frozenset()
+    """Variables of the environment that are given a value, anywhere."""
+
+    @classmethod
+    def read(cls, source: str) -> Code:
+        """Of one file; nothing where the text is no Python."""
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            return cls()
+        nodes = list(ast.walk(tree))
+        return cls(
+            frozenset(_names(tree.body)),
+            frozenset(_named(nodes)) & PARTS,
+            frozenset(name for node in nodes for name in _set_by(node)),
+        )
+
+    def __or__(self, other: Code) -> Code:
+        return Code(self.imports | other.imports, self.parts | other.parts, self.sets | other.sets)
+
 
 _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
 
@@ -14,11 +50,7 @@ def certain_imports(source: str) -> frozenset[str]:
     An import inside ``try`` or ``if`` may be optional and is left out, and so is everything
     where the text is no Python; a relative import keeps its dots in front.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return frozenset()
-    return frozenset(_names(tree.body))
+    return Code.read(source).imports
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
@@ -33,3 +65,40 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
 
 def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
+
+
+def _named(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
+
+
+def _set_by(node: ast.AST) -> Iterator[str]:
+    """``os.environ[NAME] = …``, ``os.environ.setdefault(NAME, …)``, ``.update({NAME: …})`` …"""
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                yield from _texts([target.slice])
+    elif isinstance(node, ast.Call) and _sets_environ(node.func):
+        yield from _texts(node.args[:1])
+        yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+
+
+def _sets_environ(func: ast.expr) -> bool:
+    if not isinstance(func, ast.Attribute) or func.attr not in _SETTERS:
+        return False
+    return func.attr == "putenv" or _is_environ(func.value)
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
+
+
+def _texts(nodes: Iterable[ast.expr | None]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Dict):
+            yield from _texts(node.keys)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tfcluster.plan import command, notes, remote, secrecy
+from tfcluster.plan import command, notes, preloading, remote, secrecy
 from tfcluster.plan.checks import needs_tensorflow
 from tfcluster.plan.cluster import Seat, by_machine, by_node, seats
 from tfcluster.plan.containers import container, inside
@@ -70,6 +70,7 @@ def make_plan(
         include=tuple(spec.job.include),
         withheld=tuple(_withheld(spec, around, spec_path)),
         settings=tuned_settings(spec),
+        preload=preloading.modules(spec, around.code),
     )
     return replace(plan, notes=tuple(notes.find(spec, plan, around)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from tfcluster.plan import preloading
 from tfcluster.plan.keras import (
     SWITCH,
     as_inherited,
@@ -36,6 +37,8 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory holds containers only (--backend docker)"
+    if why := preloading.why_not(spec, plan, around):
+        yield why
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
             "communication AUTO runs RING over gRPC even on GPUs; "

@@ -193,6 +193,8 @@ class Plan:
     """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
     notes: tuple[str, ...] = ()
     """Said once in the start panel: open ports, tf_keras instead of Keras 3, …"""
+    preload: tuple[str, ...] = ()
+    """What one process of each node imports for all its tasks (`plan.preloading`)."""
     joins: bool = False
     """Started by `tfcluster join`: a part of a cluster, never started again from here."""
     elsewhere: tuple[TaskPlan, ...] = ()

@@ -31,6 +31,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
             del node["container"]
     if not plan.joins:
         del data["joins"], data["elsewhere"]
+    if not plan.preload:
+        del data["preload"]
     if not plan.withheld:
         del data["withheld"]
     return data
@@ -48,6 +50,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     checkpoints["outputs"] = tuple(checkpoints["outputs"])
     values["checkpoints"] = CheckpointPlan(**checkpoints)
     values["notes"] = tuple(data["notes"])
+    values["preload"] = tuple(data.get("preload", ()))
     values["include"] = tuple(data.get("include", ()))
     values["withheld"] = tuple(data.get("withheld", ()))
     return Plan(**values)

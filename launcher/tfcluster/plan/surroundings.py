@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tfcluster.plan import remote
+from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import Interpreter
 
 LOCAL = "local"
@@ -34,6 +35,8 @@ class Surroundings:
     """The variables of ``job.env_file``, in its order."""
     imports: frozenset[str] | None = None
     """Top-level modules the job's files import for certain; None where nobody could look."""
+    code: Code | None = None
+    """What the job's files say, those of a ready-made job too; None where nobody could look."""
     docker_is_here: bool = False
     """Whether the docker daemon that would be used runs on this machine."""
     absent: frozenset[str] = frozenset()

@@ -48,12 +48,14 @@ class Attempts:
         far = [node for node in self.plan.nodes if node not in here]
         if far:
             await self.loop.meanwhile(self._connect_all(far))
+        self.startup.preload(self.plan.nodes)
         await self.loop.meanwhile(self.startup.find_code(self.plan.nodes))
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))
         await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
         await self.startup.prepare(self.plan.nodes)
+        await self._await_imports(self.plan.nodes)
         await self._start(1, tuple(task.id for task in self.plan.tasks))
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
@@ -69,6 +71,13 @@ class Attempts:
         if errors:
             messages = "\n".join(dict.fromkeys(error.message for error in errors))
             raise NodeLostError(messages, cure=errors[0].cure)
+
+    async def _await_imports(self, nodes: Sequence[NodePlan]) -> None:
+        """Those that a process of each node does for its tasks."""
+        if self.plan.preload:
+            self.journal.wait_for(f"the import of {self.plan.preload[0]}")
+            await self.startup.preloaded(nodes, is_lost=self._lost.__contains__)
+            self.journal.wait_for(None)
 
     async def keep_going(self) -> None:
         """Start again what the supervisor wants, for ever."""
@@ -138,9 +147,11 @@ class Attempts:
             self.journal.wait_for(f"the agent of {node.name}")
             try:
                 await self.loop.meanwhile(self._reach(node))
+                self.startup.preload([node])
                 await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
                 if node.container is not None:  # with the one before went what it had prepared
                     await self.startup.prepare([node], is_lost=self._lost.__contains__)
+                await self._await_imports([node])
                 if node.name in self._lost:
                     raise NodeLostError(f"the new agent of {node.name} went away at once")
             except PortInUseError:

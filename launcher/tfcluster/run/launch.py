@@ -13,6 +13,7 @@ from tfcluster.errors import PortInUseError, PrepareError
 from tfcluster.plan import remote, secrecy
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId
+from tfcluster.plan.preloading import Preload, preloads
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
 from tfcluster.run.reports import LINKS, PREFLIGHT, PREPARE
@@ -62,6 +63,7 @@ def start(
     """Start the attempt's tasks of one node, or `only` some; their logs lie at its site. `guards`:
     variables that the node's own surroundings ask for."""
     plan, paths = attempt.plan, site.paths
+    ahead = preloads(plan).get(site.node)
     tasks = []
     for task_id in attempt.members if only is None else only:
         task = plan.task(task_id)
@@ -81,8 +83,15 @@ def start(
         ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
         log = paths.task_log(task_id, attempt.number)
         order = _order(str(task_id), site.command(task.command), log, ours)
-        tasks.append(order | {"cores": task.cores})
+        is_fork = ahead is not None and str(task_id) in ahead.tasks
+        tasks.append(order | {"cores": task.cores, "preload": is_fork})
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}
+
+
+def preload(ahead: Preload, site: Site) -> dict[str, Any]:
+    """Have the node's agent start the process that imports for its tasks."""
+    ours = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
+    return {"type": "preload", **_process(site.command(ahead.command), ours)}
 
 
 def start_prepare(command: Command, site: Site) -> dict[str, Any]:
@@ -152,14 +161,12 @@ def _last_line(log: Path) -> str:
 
 
 def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:
-    env = {var.name: var.value for var in (*command.env, *ours)}
     secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.SHORTEST]
     veiled = {"secrets": secrets} if secrets else {}
-    return veiled | {
-        "task": name,
-        "argv": list(command.argv),
-        "env": env,
-        "unset": list(command.unset),
-        "cwd": command.cwd,
-        "log": str(log),
-    }
+    where = {"cwd": command.cwd, "log": str(log)}
+    return veiled | {"task": name, **_process(command, ours), **where}
+
+
+def _process(command: Command, ours: Iterable[EnvVar]) -> dict[str, Any]:
+    env = {var.name: var.value for var in (*command.env, *ours)}
+    return {"argv": list(command.argv), "env": env, "unset": list(command.unset)}

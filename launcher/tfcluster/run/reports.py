@@ -155,6 +155,10 @@ def _ports_held(node: str, message: Mapping[str, Any]) -> Event:
     return ev.PortsHeld(node=node, ports=message["ports"])
 
 
+def _starts_cold(node: str, message: Mapping[str, Any]) -> Event:
+    return ev.Warned(message=f"{node}: tasks import by themselves, {message['error']}")
+
+
 def _started(node: str, message: Mapping[str, Any]) -> Event:
     return ev.TaskStarted(
         task=message["task"], attempt=message["attempt"], node=node, pid=message["pid"]
@@ -213,6 +217,7 @@ _BUILDERS = {
     "link_cut": _unreachable,
     "link_back": _back,
     "ports_held": _ports_held,
+    "preload_failed": _starts_cold,
     "task_started": _started,
     "task_exited": _exited,
     "task_stopped": _frozen,

@@ -13,6 +13,7 @@ from pathlib import Path
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.plan.preloading import preloads
 from tfcluster.run import code, folder, here, inspection, launch, shared
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
@@ -22,6 +23,8 @@ from tfcluster.run.paths import RunPaths
 from tfcluster.run.preflight import Finding
 from tfcluster.run.reports import PREPARE
 from tfcluster.run.wishes import Wishes
+
+_PRELOADED = ("preload_ready", "preload_failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,20 @@ class Startup:
             reply = await self._answer(name, "ports_held", "port_taken", is_lost=is_lost)
             if reply is not None and reply["type"] == "port_taken":
                 raise launch.port_error(reply)
+
+    def preload(self, nodes: Iterable[NodePlan]) -> None:
+        """Have what their tasks import be imported once, while other steps go on."""
+        ahead = preloads(self.plan)
+        for node in nodes:
+            if node.name in ahead:
+                self.exchange.forget(node.name, *_PRELOADED)
+                order = launch.preload(ahead[node.name], self.exchange.site(node.name))
+                self.exchange.send(node.name, order)
+
+    async def preloaded(self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]) -> None:
+        """Wait for it; where it failed, or the node `is_lost`, tasks start cold."""
+        for node in preloads(self.plan).keys() & {node.name for node in nodes}:
+            await self._answer(node, *_PRELOADED, is_lost=is_lost)
 
     async def find_code(self, nodes: Iterable[NodePlan]) -> None:
         """Over a shared file system a node may see the workdir: it works in it."""

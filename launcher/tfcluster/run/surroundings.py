@@ -17,7 +17,7 @@ from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import checks, command
 from tfcluster.plan.cluster import by_node, seats
 from tfcluster.plan.environment import parse_env_file
-from tfcluster.plan.imports import certain_imports
+from tfcluster.plan.imports import Code
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.surroundings import LOCAL, Surroundings
@@ -96,11 +96,13 @@ def _with_job(
     spec: ClusterSpec, seen: Surroundings, workdir: Path, python: str | None
 ) -> Surroundings:
     paths = [path for path, _, _ in checks.needed_paths(spec, seen)]
+    own = _code(spec, (workdir,))
     return replace(
         seen,
         interpreters=_interpreters(spec, seen, workdir, python),
         env_file=_env_file(spec, seen),
-        imports=_imports(spec, workdir),
+        imports=own.imports if own is not None else None,
+        code=own or _code(spec, (workdir, Path(seen.bundles[LOCAL]) / "workers")),
         absent=frozenset(path for path in paths if not os.path.exists(path)),
     )
 
@@ -156,35 +158,35 @@ def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], .
     return parse_env_file(text, name=path)
 
 
-def _imports(spec: ClusterSpec, workdir: Path) -> frozenset[str] | None:
-    """What the job's own files import; None for a module that is not below the workdir."""
-    start = _first_file(spec, workdir)
+def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
+    """What the job's own files say; None for a module that is below none of `folders`."""
+    start = _first_file(spec, folders)
     if start is None or not start.is_file():
         return None
-    found: set[str] = set()
+    found = Code()
     seen, waiting = {start}, [start]
     while waiting and len(seen) <= _MOST_FILES:
-        names = _read_imports(waiting.pop())
-        found |= names
-        new = {f for n in names for f in _siblings(n, (start.parent, workdir))} - seen
+        read = _read_code(waiting.pop())
+        found |= read
+        new = {f for n in read.imports for f in _siblings(n, (start.parent, *folders))} - seen
         seen |= new
         waiting += new
-    return frozenset(found)
+    return found
 
 
-def _first_file(spec: ClusterSpec, workdir: Path) -> Path | None:
+def _first_file(spec: ClusterSpec, folders: tuple[Path, ...]) -> Path | None:
     if spec.job.script is not None:
-        return workdir / spec.job.script
+        return folders[0] / spec.job.script
     if spec.job.module is None:
         return None
-    return next(_siblings(spec.job.module, (workdir,)), None)
+    return next(_siblings(spec.job.module, folders), None)
 
 
-def _read_imports(path: Path) -> frozenset[str]:
+def _read_code(path: Path) -> Code:
     try:
-        return certain_imports(path.read_text(encoding="utf-8"))
+        return Code.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
-        return frozenset()
+        return Code()
 
 
 def _siblings(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:

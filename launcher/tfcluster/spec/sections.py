@@ -105,6 +105,15 @@ class Runtime(Section):
         "`private` closes TensorFlow's ports, which ask for no password, to other users.",
         "private",
     )
+    preload: Literal["auto", "on", "off"] = documented(
+        "auto",
+        "Import TensorFlow once for all tasks of a node, and for their restarts (Linux, not in "
+        "containers). `auto`: where the job imports TensorFlow; `on`: what else it imports, too.",
+        "off",
+    )
+    warm_s: Deadline = documented(
+        600.0, "How long what is imported waits for the next run after `up --warm`.", "30m"
+    )
     hosts: dict[Text, Host] = documented(
         {},
         'Settings by host part of an address, or "*" for all.',

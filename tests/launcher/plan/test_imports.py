@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.plan.imports import certain_imports
+from tfcluster.plan.imports import Code, certain_imports
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,33 @@ from tfcluster.plan.imports import certain_imports
 )
 def test_certain_imports(source: str, expected: set[str]) -> None:
     assert certain_imports(source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "parts"),
+    [
+        ("import tensorflow as tf\nmodel = tf.keras.Sequential()", {"keras"}),
+        ("from tensorflow import keras", {"keras"}),
+        ("import tensorflow.keras.layers", {"keras"}),
+        ("def main(tf):\n    tf.estimator.Estimator()", {"estimator"}),
+        ("import tensorflow as tf\ntf.constant(1)", set()),
+    ],
+)
+def test_parts_of_tensorflow_that_are_named(source: str, parts: set[str]) -> None:
+    assert Code.read(source).parts == parts
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("import os\nos.environ['A'] = '1'", {"A"}),
+        ("from os import environ\nenviron['A'] = '1'", {"A"}),
+        ("def f():\n    os.environ.setdefault('A', '1')", {"A"}),
+        ("os.environ.update({'A': '1'}, B='2')", {"A", "B"}),
+        ("os.putenv('A', '1')", {"A"}),
+        ("x = os.environ['A']; settings['B'] = 1; settings.update({'C': 1})", set()),
+        ("os.environ[name] = '1'", set()),
+    ],
+)
+def test_variables_that_are_set(source: str, names: set[str]) -> None:
+    assert Code.read(source).sets == names

@@ -1,0 +1,114 @@
+"""What one process of a node imports once for all its tasks, and which of them may be its forks.
+
+A fork has the preloader's modules. So it must want what was read at their import to be the same:
+the variables below, and nothing that its script would have changed before it imports them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from tfcluster.plan.imports import Code
+from tfcluster.plan.placement import DOCKER
+from tfcluster.plan.plan import Command, EnvVar, Plan, TaskPlan
+from tfcluster.plan.settings import has_hooks
+
+if TYPE_CHECKING:
+    from tfcluster.plan.surroundings import Surroundings
+    from tfcluster.spec.model import ClusterSpec
+
+_AFTER_IMPORT: Final = frozenset({
+    "TF_CONFIG", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GRPC_REUSE_PORT", "TF_GRPC_DEFAULT_OPTIONS",
+    "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "CUDA_VISIBLE_DEVICES",
+    "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+})  # fmt: skip
+"""Read when TensorFlow makes its devices, its server or its thread pools; OpenBLAS is told anew."""
+_AT_IMPORT: Final = (
+    "ABSL_", "CUDA_", "DNNL_", "GLIBC_", "GRPC_", "HOME", "KERAS_", "KMP_", "LANG", "LC_", "LD_",
+    "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH", "PROTOCOL_",
+    "PYTHON", "TFDS_", "TF_", "TMPDIR", "TZ", "XLA_",
+)  # fmt: skip
+"""How the names of variables begin that the interpreter or a module may read once and for all."""
+_PARTS: Final = {"keras": "tensorflow:keras.Model", "estimator": "tensorflow:estimator.Estimator"}
+"""Of TensorFlow, loaded when they are asked for (tensorflow/python/util/lazy_loader.py)."""
+_HEAVY: Final = ("keras", "keras_tuner", "numpy", "tensorflow_datasets", "tf_keras")
+"""What is worth importing besides, where the job does; none of them starts a thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preload:
+    """What a node's agent is asked to start before its tasks."""
+
+    command: Command
+    tasks: frozenset[str]
+    """Those that may be forks of it."""
+
+
+def is_read_at_import(name: str) -> bool:
+    """Whether another value must be there before the imports."""
+    return name not in _AFTER_IMPORT and name.startswith(_AT_IMPORT)
+
+
+def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
+    """What is to be imported ahead, in `tfcluster_workers.preload`'s notation; () for nothing."""
+    if spec.runtime.preload == "off" or not has_hooks(spec) or code is None or obstacle(code):
+        return ()
+    tops = {name.partition(".")[0] for name in code.imports}
+    found = tuple(name for name in _HEAVY if name in tops)
+    if "tensorflow" not in tops:
+        return found if spec.runtime.preload == "on" else ()
+    return ("tensorflow", *(_PARTS[part] for part in sorted(code.parts)), *found)
+
+
+def obstacle(code: Code) -> str:
+    """What in the job's files forbids it; empty for nothing."""
+    names = sorted(name for name in code.sets if is_read_at_import(name))
+    return (
+        f"the job sets {', '.join(names)} itself, too late for a module imported ahead"
+        if names
+        else ""
+    )
+
+
+def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> str:
+    """A sentence where tasks start cold that need not; empty where there is nothing to say."""
+    if plan.preload or spec.runtime.preload == "off":
+        return ""
+    if around.code is not None and plan.needs_tensorflow and (why := obstacle(around.code)):
+        return f"runtime.preload is off: {why}; write it into job.env"
+    if spec.runtime.preload == "on" and not has_hooks(spec):
+        return "runtime.preload is off: without hooks no task is a fork"
+    return ""
+
+
+def preloads(plan: Plan) -> dict[str, Preload]:
+    """Node → what its agent is to start, where it is worth it: several tasks, or restarts."""
+    if not plan.preload:
+        return {}
+    found = {}
+    for node in plan.nodes:
+        tasks = [task for task in plan.tasks if task.node == node.name]
+        is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0
+        if is_worth_it and node.backend != DOCKER:
+            found[node.name] = _of(tasks, plan.preload)
+    return found
+
+
+def _of(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:
+    first = tasks[0].command
+    env = tuple(var for var in first.env if var.name not in _AFTER_IMPORT)
+    one_thread = EnvVar("OPENBLAS_NUM_THREADS", "1", "tfcluster")
+    return Preload(
+        replace(first, argv=(*first.argv[:2], "preload", *names), env=(*env, one_thread)),
+        frozenset(
+            str(task.id)
+            for task in tasks
+            if _read_at_import(task.command) == _read_at_import(first)
+        ),
+    )
+
+
+def _read_at_import(command: Command) -> dict[str, str]:
+    return {var.name: var.value for var in command.env if is_read_at_import(var.name)}
