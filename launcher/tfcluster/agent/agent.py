@@ -12,10 +12,12 @@ import time
 from tfcluster.agent.crew import Crew
 from tfcluster.agent.line import Line
 from tfcluster.agent.ports import PortHolder, PortTaken
+from tfcluster.agent.preloader import Preloader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import socket
+    from collections.abc import Callable
     from typing import Any
 
     from tfcluster.agent.cache import InUse
@@ -38,15 +40,18 @@ class Agent:
         recorder: Recorder,
         guard_alive: int,
         outside: Outside | None = None,
+        before: Agent | None = None,
     ) -> None:
         """`config`: run_id, node, token, socket, ports_dir (null: all ports are this run's) and
         lease_s (null: ends with the connection); cache: where a remote node keeps what it is
-        sent."""
-        self._is_over = self._is_shut_down = False
+        sent; warm: whether and how it stays for the next run. `before`: it did."""
+        self._is_over = self._is_shut_down = self._stays = False
+        self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
-        self._crew = Crew(recorder, self._selector, outside)
+        self._preloader: Preloader = Preloader(recorder) if before is None else before._preloader
+        self._crew = Crew(recorder, self._selector, outside, self._preloader)
         self._line = self._crew.line = Line(
             config,
             recorder.pid,
@@ -56,13 +61,13 @@ class Agent:
             stream_logs=self._crew.stream_logs,
             take_file=self._take_file,
         )
-        self._crew.preloader.line = self._line
+        self._preloader.serve(self._line, self._selector)
         self._cache: str = config.get("cache") or ""
         self._bundle = _bundle_in_use() if self._cache else None
         self._files: Files | None = None
         """Made with the first order for it: an agent beside its coordinator is never given one."""
         recorder.add_file(config["socket"])
-        self._signals = _signals_as_bytes()
+        self._signals: int = _signals_as_bytes() if before is None else before._signals
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
 
@@ -78,10 +83,24 @@ class Agent:
                 self._files.clear_up()
             self._ports.release()
             self._line.close()
+            self._selector.close()
         if self._is_shut_down and self._cache:
             from tfcluster.agent.cache import prune
 
             prune(self._cache)
+
+    def next(self) -> tuple[Agent, socket.socket] | None:
+        """The agent of the next run, which has what this one imported, and who awaits it."""
+        if not self._stays:
+            return None
+        from tfcluster.agent.warm import Rest
+
+        wakes = [self._guard_alive, self._preloader.fileno()]
+        rest = Rest(self._config["warm"], self._recorder, wakes=wakes, signals=self._signals)
+        if (found := rest.wait()) is None:
+            return None
+        config, peer = found
+        return Agent(config, self._recorder, self._guard_alive, before=self), peer
 
     def _turn(self) -> None:
         self._crew.moved = 0
@@ -137,11 +156,11 @@ class Agent:
         orders: dict[str, Callable[[dict[str, Any]], None]] = {
             "hold_ports": self._hold_ports,
             "release_ports": lambda order: self._ports.release(order["tasks"]),
-            "preload": lambda order: self._crew.preloader.begin(order),
+            "preload": lambda order: self._preloader.begin(order),
             "start": lambda order: self._crew.start_all(order["tasks"], order["attempt"]),
             "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
             "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
-            "shutdown": lambda order: self._shut_down(order.get("remove", ())),
+            "shutdown": self._shut_down,
             **dict.fromkeys(FILE_ORDERS, lambda order: self._with_files().order(order)),
             "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
@@ -164,16 +183,18 @@ class Agent:
         except PortTaken as taken:
             self._line.say({"type": "port_taken", **taken.wanted, **taken.holder})
 
-    def _shut_down(self, folders: Iterable[str]) -> None:
-        """`folders`: this run's own on this node, wanted no more."""
-        self._crew.end_all()
-        for folder in folders:
+    def _shut_down(self, order: dict[str, Any]) -> None:
+        """`remove`: folders of this run's own on this node, wanted no more."""
+        is_warm = order.get("stays") is True and self._config.get("warm") is not None
+        self._stays = is_warm and self._preloader.is_ready
+        self._crew.end_all(spare={self._preloader.pid} if self._stays else frozenset())
+        for folder in order.get("remove", ()):
             from tfcluster.agent.folders import remove
 
             with contextlib.suppress(OSError):
                 remove(folder)
                 os.rmdir(os.path.dirname(folder))  # the run's, unless another node is in it
-        self._line.say({"type": "bye"})
+        self._line.say({"type": "bye", "stays": self._stays})
         self._is_over = self._is_shut_down = True
 
 

@@ -13,17 +13,18 @@ from tfcluster.agent import leftovers, protocol, stop
 from tfcluster.agent.ended_logs import EndedLogs
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.output import drain
-from tfcluster.agent.preloader import Preloader
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task, fork_and_exec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.line import Line
     from tfcluster.agent.outside import Outside
+    from tfcluster.agent.preloader import Preloader
     from tfcluster.agent.task import Fork
 
 PROGRESS_BACKLOG = 1000
@@ -41,12 +42,16 @@ class Crew:
     line: Line
 
     def __init__(
-        self, recorder: Recorder, selector: selectors.BaseSelector, outside: Outside | None
+        self,
+        recorder: Recorder,
+        selector: selectors.BaseSelector,
+        outside: Outside | None,
+        preloader: Preloader,
     ) -> None:
         """Set `line` before the first task is started. `outside` starts attempt 0, `prepare`,
         where the tasks' network is private."""
         self._recorder, self._selector, self._outside = recorder, selector, outside
-        self.preloader = Preloader(recorder, selector)
+        self._preloader = preloader
         self._tasks: dict[str, Task] = {}
         self._witness = Witness()
         self._ended: dict[str, frozenset[bytes]] = {}
@@ -70,7 +75,7 @@ class Crew:
 
     def _end_leftovers(self, names: list[str]) -> None:
         pids = {task.pid for task in self._tasks.values()}
-        living = pids | self.companions | {self.preloader.pid}
+        living = pids | self.companions | {self._preloader.pid}
         tests = [leftovers.carries(self._ended.pop(name)) for name in names if name in self._ended]
         if not self._tasks and self._gang_since:
             tests = [leftovers.began_since(self._gang_since)]
@@ -98,7 +103,7 @@ class Crew:
     def _how_to_fork(self, spec: dict[str, Any], attempt: int) -> Fork:
         if attempt == 0 and self._outside is not None:
             return self._outside.fork
-        return self.preloader.fork if spec.get("preload") else fork_and_exec
+        return self._preloader.fork if spec.get("preload") else fork_and_exec
 
     def _confirm(self, task: Task) -> None:
         named = {"task": task.name, "attempt": task.attempt}
@@ -133,14 +138,14 @@ class Crew:
 
     def deadline(self) -> float | None:
         """When `on_time` must be called next."""
-        at: list[float | None] = [self.preloader.deadline]
+        at: list[float | None] = [self._preloader.deadline]
         for task in self._tasks.values():
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
         return min((when for when in at if when is not None), default=None)
 
     def on_time(self, now: float) -> None:
-        self.preloader.on_time(now)
+        self._preloader.on_time(now)
         for task in list(self._tasks.values()):
             stop.climb(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
@@ -272,8 +277,8 @@ class Crew:
         self._recorder.drop_group(task.pid)
         self.line.say(task.exited_message())
 
-    def end_all(self) -> None:
-        """SIGKILL every group and every descendant outside of them, reap, report.
+    def end_all(self, spare: Collection[int] = ()) -> None:
+        """SIGKILL every group and every descendant outside of them but `spare`, reap, report.
 
         Whoever does not end within seconds is in uninterruptible sleep, and is left to the kernel.
         """
@@ -286,7 +291,7 @@ class Crew:
             if time.monotonic() > deadline:
                 break
             time.sleep(0.002)
-        kill_descendants(_END_S)
+        kill_descendants(_END_S, spare)
         for task in list(self._tasks.values()):
             if task.usage is not None:
                 self._finish(task)

@@ -6,6 +6,7 @@ environment goes on to the tasks.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 READY = b"listening\n"
@@ -42,6 +43,11 @@ def main() -> None:
     os.write(ready, READY)
     os.close(ready)
     agent.run()
+    while (found := agent.next()) is not None:
+        agent, peer = found
+        with peer, contextlib.suppress(OSError):
+            peer.sendall(READY)
+        agent.run()
     os._exit(0)
 
 

@@ -37,29 +37,46 @@ _MOST_WORDS = 2000
 class Preloader:
     """At most one process at a time; without one, `fork` starts tasks cold."""
 
-    line: Line
+    _line: Line
+    _selector: selectors.BaseSelector
 
-    def __init__(self, recorder: Recorder, selector: selectors.BaseSelector) -> None:
-        """Set `line` before `begin`."""
-        self._recorder, self._selector = recorder, selector
+    def __init__(self, recorder: Recorder) -> None:
+        """`serve` comes before `begin`."""
+        self._recorder = recorder
         self._socket: socket.socket | None = None
         self._said = -1
         self._started = 0
         self._patience_s = IMPORT_S
-        self._is_ready = False
+        self.is_ready = False
+        """Whether `fork` forks it."""
+        self._key: str | None = None
+        """Two orders with the same key want the same process."""
         self._told: set[str] = set()
         self.pid = 0
         self.deadline: float | None = None
         """When imports that have not ended by then are given up."""
 
-    def begin(self, order: dict[str, Any]) -> None:
-        """Start the process by `order`: argv, env, unset, and within_s, the imports' time if it is
-        not `IMPORT_S`. Answered by ``preload_ready``, with the
-        seconds that the imports took, or ``preload_failed``."""
-        self._end()
+    def serve(self, line: Line, selector: selectors.BaseSelector) -> None:
+        """One run's, the first or the next."""
+        self._line, self._selector = line, selector
         self._told.clear()
+
+    def fileno(self) -> int:
+        """What becomes readable when a process that `is_ready` ends."""
+        assert self._socket is not None
+        return self._socket.fileno()
+
+    def begin(self, order: dict[str, Any]) -> None:
+        """Start the process by `order`: argv, env, unset; within_s, the imports' time if it is not
+        `IMPORT_S`; key, where the process of an earlier run may do. Answered by
+        ``preload_ready``, with the seconds that the imports took, or ``preload_failed``."""
+        if self.is_ready and self._key is not None and self._key == order.get("key"):
+            self._line.say({"type": "preload_ready", "seconds": 0.0})
+            return
+        self._end()
+        self._key = order.get("key")
         if not IS_LINUX:  # nothing to tell of: it is Linux's alone
-            self.line.say({"type": "preload_ready", "seconds": 0.0})
+            self._line.say({"type": "preload_ready", "seconds": 0.0})
             return
         self._socket, theirs = socket.socketpair()
         self._said = os.memfd_create("tfcluster-preload")
@@ -86,7 +103,7 @@ class Preloader:
 
     def fork(self, spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
         """As `task.fork_and_exec`; cold where it cannot be a fork of the process."""
-        if self._is_ready:
+        if self.is_ready:
             failed_read, failed_write = os.pipe()
             try:
                 answer = self._ask(spec, [output, events, failed_write])
@@ -132,8 +149,8 @@ class Preloader:
         report = self._answer()
         self.deadline = None
         if report.get("ready"):
-            self._is_ready = True
-            self.line.say({"type": "preload_ready", "seconds": report["seconds"]})
+            self.is_ready = True
+            self._line.say({"type": "preload_ready", "seconds": report["seconds"]})
         else:
             self._give_up(str(report.get("why") or self._last_words() or "it said nothing"))
 
@@ -149,10 +166,10 @@ class Preloader:
         """Once: the next task would say the same."""
         if why not in self._told:
             self._told.add(why)
-            self.line.say({"type": "preload_failed", "error": why})
+            self._line.say({"type": "preload_failed", "error": why})
 
     def _end(self) -> None:
-        self._is_ready, self.deadline = False, None
+        self.is_ready, self.deadline = False, None
         if self._socket is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(self._socket)

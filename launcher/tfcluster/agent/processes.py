@@ -11,6 +11,10 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
 
@@ -110,8 +114,9 @@ def reap_strangers() -> bool:
     return True
 
 
-def kill_descendants(timeout_s: float) -> bool:
-    """SIGKILL descendants, those that left their group too, until none is left; reaps them.
+def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> bool:
+    """SIGKILL descendants, those that left their group too, until none is left but `spare`; reaps
+    them.
 
     As a subreaper this process inherits every orphan below it, so "no child left" means
     "nobody left". False: some still live (in the kernel, uninterruptible) after `timeout_s`.
@@ -120,7 +125,10 @@ def kill_descendants(timeout_s: float) -> bool:
     while reap_strangers():
         if time.monotonic() > deadline:
             return False
-        for pid in descendants():
+        doomed = [pid for pid in descendants() if pid not in spare]
+        if spare and not doomed:
+            return True
+        for pid in doomed:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)

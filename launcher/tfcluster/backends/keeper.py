@@ -21,6 +21,9 @@ class Keeper:
     def kill(self) -> None:
         """SIGKILL to the agent."""
 
+    def leave(self) -> None:
+        """The agent has said that it stays, for another run: its end is not to be waited for."""
+
     async def cut(self) -> None:
         """End a connection over which nothing comes any more."""
 

@@ -11,8 +11,8 @@
     await link.close()                      # returns when agent and guard are gone
 
 `link.welcome` is what the agent said of itself (pid, guard_pid, python). Log frames of remote
-nodes come as ``{"type": "log", "name", "offset", "data"}``, file frames as ``"file"``.
-Numbering, acknowledgements, pings and resuming after a reconnect happen inside.
+nodes come as ``{"type": "log", "name", "offset", "data"}``, file frames as ``"file"``. It numbers,
+acknowledges, pings and resumes by itself.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ CUT_TOLD_S = 2.0
 """After so long a line is told to be cut, whatever a dial under way still finds."""
 SILENCE_S = 8.0
 """A remote agent pings every two seconds; over a line so long without a ping nothing comes."""
-READ_BYTES = 1 << 18
 ANSWER_S = 3.0
 """A local agent that has not acknowledged a stop by then stands still (SIGSTOP, a dead disk)."""
 SECOND_LOOK_S = 0.5
@@ -196,7 +195,7 @@ class AgentLink:
     ) -> None:
         try:
             await self._on_frames(early)
-            while data := await reader.read(READ_BYTES):
+            while data := await reader.read(1 << 18):
                 self._heard_at = asyncio.get_running_loop().time()
                 await self._on_frames(decoder.feed(data))
         except protocol.ProtocolError as error:
@@ -205,8 +204,7 @@ class AgentLink:
             pass
 
     async def _on_frames(self, frames: Iterable[Frame]) -> None:
-        numbered = [self._on_frame(kind, payload) for kind, payload in frames]
-        if any(numbered):
+        if any([self._on_frame(kind, payload) for kind, payload in frames]):
             await self._acknowledge()
 
     def _on_frame(self, kind: bytes, payload: bytes) -> bool:
@@ -230,6 +228,8 @@ class AgentLink:
         if self._session.is_new(message):
             message.pop("n", None)
             self.heard_goodbye = self.heard_goodbye or message["type"] == "bye"
+            if message.get("stays"):
+                self._keeper.leave()
             self._put(message)
 
     def _put(self, message: dict[str, Any]) -> None:

@@ -13,11 +13,12 @@ import tempfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tfcluster.agent import protocol
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
+from tfcluster.backends import warm
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.keeper import Keeper
@@ -54,7 +55,7 @@ class LocalBackend:
         where this machine refuses the private network it asks for."""
         is_private = node.network == "private"
         path = socket_path(self._runtime_dir, run_id, node.name)
-        config = {
+        config: dict[str, object] = {
             "run_id": run_id,
             "node": node.name,
             "token": token,
@@ -63,7 +64,7 @@ class LocalBackend:
             "network": node.network,
             "lease_s": None,
         }
-        process = await asyncio.to_thread(AgentProcess, self._python, config)
+        process = await asyncio.to_thread(self._start, config, node)
 
         async def dial() -> Streams:
             return await asyncio.open_unix_connection(str(path))
@@ -73,10 +74,20 @@ class LocalBackend:
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-            await process.wait()
+            await process.end(keeps_folders=False)
             raise NodeLostError(f"the agent of {node.name} does not answer: {error}") from error
-        process.note_agent(link.welcome["pid"])
+        process.note_agent(link.welcome)
         return link
+
+    def _start(self, config: dict[str, object], node: NodePlan) -> AgentProcess | warm.Adopted:
+        """A new agent, or one that an earlier run has left for this one."""
+        if node.warm is None:
+            return AgentProcess(self._python, config)
+        python = node.interpreter.path if node.interpreter is not None else "python"
+        config["warm"] = warm.config(self._runtime_dir, node.warm, python)
+        if adopted := warm.adopt(self._runtime_dir, node.warm.key, config):
+            return adopted
+        return AgentProcess(self._python, config, name=f"warm-{node.warm.key}")
 
     async def mend(self) -> list[str]:
         return []
@@ -110,9 +121,13 @@ class AgentProcess(Keeper):
 
     can_kill = True
 
-    def __init__(self, python: str, config: Mapping[str, object]) -> None:
+    def __init__(
+        self, python: str, config: Mapping[str, object], *, name: str | None = None
+    ) -> None:
         """Returns when the agent listens. Blocks. Raises NodeLostError with its last words, or
-        SurroundingsError with what this machine refuses."""
+        SurroundingsError with what this machine refuses. `name`: in place of the run's id, of one
+        that may serve other runs too."""
+        self._stays = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `wait`)
         self._last_words = ""
         self._agent: tuple[int, int] | None = None
@@ -121,7 +136,7 @@ class AgentProcess(Keeper):
         # -I -S: nothing of the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
             # The run's id is for `ps`, and for whoever cleans up after a lost run.
-            [python, "-I", "-S", "-c", _START, package_root, str(config["run_id"])],
+            [python, "-I", "-S", "-c", _START, package_root, name or str(config["run_id"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -150,9 +165,12 @@ class AgentProcess(Keeper):
             self._errors.close()
             raise _start_error(answer, words)
 
-    def note_agent(self, pid: int) -> None:
+    def note_agent(self, welcome: Mapping[str, Any]) -> None:
         """The agent has told its process id; what started here is the guard."""
-        self._agent = (pid, start_time(pid))
+        self._agent = (welcome["pid"], start_time(welcome["pid"]))
+
+    def leave(self) -> None:
+        self._stays = True
 
     def last_words(self) -> str:
         """What the agent wrote to its stderr; a sound one writes nothing."""
@@ -162,7 +180,11 @@ class AgentProcess(Keeper):
         return self._errors.read().decode(errors="replace").strip()[-4000:]
 
     async def end(self, *, keeps_folders: bool) -> bool:
-        await self.wait()
+        if self._stays:
+            self._process.returncode = 0  # nobody's child to be waited for any more
+            self._errors.close()
+        else:
+            await self.wait()
         return True
 
     async def wait(self) -> None:

@@ -6,9 +6,10 @@ import time
 
 import click
 
+from tfcluster.backends import warm as backends_warm
 from tfcluster.errors import NodeLostError, UnknownRunError
 from tfcluster.run import contained, control, registry
-from tfcluster.run.paths import RunPaths
+from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
@@ -22,13 +23,17 @@ LISTENS_WITHIN_S = 2.0
 @click.argument("run", required=False)
 @click.option("--now", is_flag=True, help="Kill at once, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
+@click.option("--warm", is_flag=True, help="End what `up --warm` has kept; no run.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs stopped.")
-def command(run: str | None, now: bool, everything: bool, as_json: bool) -> None:
+def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> None:
     """Stop RUN (default: the only live one) and wait until it has ended.
 
     Of a lost run, whose coordinator was killed, it ends and removes what is left on this host.
     """
     terminal = Terminal()
+    if warm:
+        _end_warm(terminal)
+        return
     if everything:
         known = registry.runs()
         doomed = [paths for paths, state in known if registry.is_open(state)]
@@ -44,6 +49,14 @@ def command(run: str | None, now: bool, everything: bool, as_json: bool) -> None
         _clear_docker(contained.look(patience_s=_DOCKER_S), terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
+
+
+def _end_warm(terminal: Terminal) -> None:
+    ended = backends_warm.end(runtime_dir())
+    for one in ended:
+        terminal.say(f"what was kept for {one.about} has ended (pid {one.pid})")
+    if not ended:
+        terminal.say("nothing is kept warm")
 
 
 def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:

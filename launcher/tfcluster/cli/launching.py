@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import TfclusterError
@@ -31,6 +31,8 @@ class Options:
     gathers: bool = True
     prepares: bool = True
     looks_first: bool = True
+    warm: bool = False
+    """Keep what is imported on this machine for the next run."""
     resume: Resume | None = None
     chaos: tuple[str, ...] = ()
     """Faults to rehearse, as they were typed."""
@@ -43,11 +45,19 @@ def launch(planned: Planned, options: Options) -> int:
     """
     planned.require()
     wishes_of(planned, options)
+    if options.warm:
+        planned = _kept_warm(planned)
     if options.detach:
         from tfcluster.cli.detached import launch_detached
 
         return launch_detached(planned, options)
     return _launch_here(planned, options)
+
+
+def _kept_warm(planned: Planned) -> Planned:
+    from tfcluster.run.warming import keep_warm
+
+    return replace(planned, plan=keep_warm(planned.plan, planned.spec.runtime.warm_s))
 
 
 def wishes_of(planned: Planned, options: Options) -> Wishes:

@@ -8,9 +8,10 @@ from socket import gethostname
 
 import click
 
+from tfcluster.backends import warm
 from tfcluster.run import contained, registry
 from tfcluster.run.events import Status
-from tfcluster.run.paths import RunPaths
+from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
@@ -35,6 +36,12 @@ def command(all_runs: bool, as_json: bool) -> None:
     else:
         over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{over}")
+    for kept in warm.resting(runtime_dir()):
+        minutes = kept.seconds / 60
+        terminal.tell(
+            f"kept warm for {minutes:.0f} min more: the imports of {kept.about} (pid {kept.pid});"
+            " `tfcluster down --warm` ends it"
+        )
     for run in known:
         if run.status is Status.LOST and registry.is_open(run):
             terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")

@@ -87,6 +87,15 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class Warm:
+    """What a node's agent keeps for the next run (`up --warm`)."""
+
+    key: str
+    """Of all that decides whether what one run imported will do for another."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodePlan:
     """A place where tasks run: this machine, an SSH host, or a container."""
 
@@ -102,6 +111,7 @@ class NodePlan:
     """What ssh is given to reach it, where that is not its name."""
     container: Container | None = None
     """Of a node that is one."""
+    warm: Warm | None = None
 
 
 @dataclass(frozen=True, slots=True)

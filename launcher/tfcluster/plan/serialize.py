@@ -17,6 +17,7 @@ from tfcluster.plan.plan import (
     Supervision,
     TaskId,
     TaskPlan,
+    Warm,
 )
 
 
@@ -29,6 +30,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     for node in data["nodes"]:
         if node["container"] is None:
             del node["container"]
+        if node["warm"] is None:
+            del node["warm"]
     if not plan.joins:
         del data["joins"], data["elsewhere"]
     if not plan.preload:
@@ -77,6 +80,8 @@ def _node_from_json(data: Mapping[str, Any]) -> NodePlan:
     if (container := values.get("container")) is not None:
         lists = {name: _tuple(container[name]) for name in ("cores", "gpus")}
         values["container"] = Container(**_known(Container, container) | lists)
+    if (warm := values.get("warm")) is not None:
+        values["warm"] = Warm(**_known(Warm, warm))
     return NodePlan(**values)
 
 

@@ -50,6 +50,8 @@ class Exchange:
         self._links: dict[str, AgentLink] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: set[str] = set()
+        self._warm: set[str] = set()
+        """Nodes whose agent is to stay for the next run."""
         self._ended: set[str] = set()
         """Lost nodes of which it is certain that nothing lives there."""
         self._heard_at: dict[str, float] = {}
@@ -122,6 +124,8 @@ class Exchange:
         self._links[name] = link
         self._ended.discard(name)
         self._holds_ports[name] = nature.holds_ports
+        if node.warm is not None:
+            self._warm.add(name)
         if nature.clears_up:
             self._clearing.add(name)
         if nature.has_lease:
@@ -223,7 +227,7 @@ class Exchange:
 
     async def _dismiss(self, node: str, keeps_folders: bool) -> None:
         link, site = self._links[node], self._sites[node]
-        order: dict[str, Any] = {"type": "shutdown"}
+        order: dict[str, Any] = {"type": "shutdown", "stays": node in self._warm}
         if site.is_remote and not keeps_folders:
             order["remove"] = sorted({str(site.paths.root), dirname(self._code[node])})
         with contextlib.suppress(ConnectionError, TimeoutError):

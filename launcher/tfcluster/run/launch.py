@@ -12,7 +12,7 @@ from tfcluster.agent import dial, probe
 from tfcluster.errors import PortInUseError, PrepareError
 from tfcluster.plan import remote, secrecy
 from tfcluster.plan.attempt import Attempt, environment
-from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId
+from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId
 from tfcluster.plan.preloading import Preload, preloads
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
@@ -88,10 +88,13 @@ def start(
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}
 
 
-def preload(ahead: Preload, site: Site) -> dict[str, Any]:
+def preload(ahead: Preload, node: NodePlan, site: Site) -> dict[str, Any]:
     """Have the node's agent start the process that imports for its tasks."""
-    ours = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
-    return {"type": "preload", **_process(site.command(ahead.command), ours)}
+    key = node.warm.key if node.warm is not None else None
+    # Where it serves other runs, too, whoever cleans up after this one must not find it.
+    mark = "TFCLUSTER_WARM" if key is not None else "TFCLUSTER_RUN_ID"
+    ours = (EnvVar(mark, key or site.run_id, "tfcluster"),)
+    return {"type": "preload", "key": key, **_process(site.command(ahead.command), ours)}
 
 
 def start_prepare(command: Command, site: Site) -> dict[str, Any]:

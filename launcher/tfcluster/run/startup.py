@@ -67,7 +67,7 @@ class Startup:
         for node in nodes:
             if node.name in ahead:
                 self.exchange.forget(node.name, *_PRELOADED)
-                order = launch.preload(ahead[node.name], self.exchange.site(node.name))
+                order = launch.preload(ahead[node.name], node, self.exchange.site(node.name))
                 self.exchange.send(node.name, order)
 
     async def preloaded(self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]) -> None:

@@ -1,0 +1,108 @@
+"""An agent between two runs (`up --warm`): it keeps what was imported, and waits for the next one.
+
+Whoever connects to its socket, in this user's own folder, sends a length (4 bytes) and as many
+bytes of JSON, and is answered: ``tell`` with what is kept here, ``end`` with nothing but the end,
+``run`` with `main.READY` once the agent listens as that run's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import time
+
+from tfcluster.agent.connection import is_own_user, listen
+from tfcluster.agent.processes import name_this, reap_strangers
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfcluster.agent.guard import Recorder
+
+NAME = "tfcluster-warm"
+"""Of the process, while it waits: no orphan of a run."""
+NUMBER = struct.Struct(">I")
+_PATIENCE_S = 5.0
+
+
+class Rest:
+    """The wait of one agent for its next run."""
+
+    def __init__(
+        self, warm: dict[str, Any], recorder: Recorder, *, wakes: list[int], signals: int
+    ) -> None:
+        """`warm`: socket, seconds, about. Readable `wakes` end the wait; `signals` yields the
+        numbers of signals."""
+        self._warm, self._recorder, self._wakes, self._signals = warm, recorder, wakes, signals
+        self._until = time.monotonic() + warm["seconds"]
+
+    def wait(self) -> tuple[dict[str, Any], socket.socket] | None:
+        """The next run's config, and who awaits `main.READY`; None: nobody came, or ended it."""
+        path = self._warm["socket"]
+        if _is_served(path):
+            return None  # by the agent of a run beside ours
+        listener = listen(path)
+        self._recorder.add_file(path)
+        with open("/proc/self/comm") as file:
+            name = file.read().strip()
+        name_this(NAME)
+        try:
+            return self._serve(listener)
+        finally:
+            name_this(name)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            self._recorder.drop_file(path)
+            listener.close()
+
+    def _serve(self, listener: socket.socket) -> tuple[dict[str, Any], socket.socket] | None:
+        while (left := self._until - time.monotonic()) > 0:
+            watched = [listener.fileno(), self._signals, *self._wakes]
+            woken = select.select(watched, [], [], left)[0]
+            if any(fd in woken for fd in self._wakes):
+                return None
+            if self._signals in woken and self._is_told_to_end():
+                return None
+            if listener.fileno() not in woken:
+                continue
+            peer, _ = listener.accept()
+            request = _hear(peer) if is_own_user(peer) else {}
+            if request.get("op") == "run":
+                os.environ.clear()
+                os.environ.update(request["environ"])
+                return request["config"], peer
+            with peer, contextlib.suppress(OSError):
+                peer.sendall(json.dumps(self._told()).encode())
+            if request.get("op") == "end":
+                return None
+        return None
+
+    def _told(self) -> dict[str, Any]:
+        left = max(0.0, self._until - time.monotonic())
+        about, guard = self._warm["about"], self._recorder.pid
+        return {"pid": os.getpid(), "guard": guard, "seconds": round(left, 1), "about": about}
+
+    def _is_told_to_end(self) -> bool:
+        reap_strangers()
+        return any(number != signal.SIGCHLD for number in os.read(self._signals, 4096))
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
+
+
+def _hear(peer: socket.socket) -> dict[str, Any]:
+    """Empty for what nobody of ours sends."""
+    peer.settimeout(_PATIENCE_S)
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        size = NUMBER.unpack(peer.recv(NUMBER.size, socket.MSG_WAITALL))[0]
+        request = json.loads(peer.recv(size, socket.MSG_WAITALL))
+        return request if isinstance(request, dict) else {}
+    return {}

@@ -1,0 +1,50 @@
+"""`up --warm`: which run may begin with what an earlier one has imported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tfcluster.errors import UsageError
+from tfcluster.plan.plan import NodePlan, Plan, Warm
+from tfcluster.plan.preloading import Preload, is_read_at_import, preloads
+from tfcluster.plan.surroundings import LOCAL
+
+
+def keep_warm(plan: Plan, seconds: float, environ: Mapping[str, str] = os.environ) -> Plan:
+    """`plan`, whose agent here stays so long after the run with what it has imported.
+
+    Raises UsageError where there is nothing to keep.
+    """
+    ahead = preloads(plan).get(LOCAL)
+    if ahead is None or plan.node(LOCAL).network == "private":
+        raise UsageError(
+            "--warm keeps what tasks on this machine import ahead, and here they import nothing so",
+            cure="leave it out, or see runtime.preload and runtime.network in docs/spec.md",
+        )
+    warm = Warm(_key(ahead, plan.node(LOCAL), environ), seconds)
+    nodes = (replace(n, warm=warm) if n.name == LOCAL else n for n in plan.nodes)
+    return replace(plan, nodes=tuple(nodes))
+
+
+def _key(ahead: Preload, node: NodePlan, environ: Mapping[str, str]) -> str:
+    """Digest of what a process has from its start: Python and its packages, our own code,
+    variables that are read at an import, and what it inherits from the shell."""
+    inherited = {name: value for name, value in environ.items() if is_read_at_import(name)}
+    own = {var.name: var.value for var in ahead.command.env if is_read_at_import(var.name)}
+    packages = dict(node.interpreter.packages) if node.interpreter is not None else {}
+    parts = [ahead.command.argv, inherited | own, packages, _inheritance(), sys.executable]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _inheritance() -> list[object]:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    names = (name for name in dir(resource) if name.startswith("RLIMIT_"))
+    limits = {name: resource.getrlimit(getattr(resource, name)) for name in sorted(names)}
+    return [umask, os.nice(0), sorted(os.sched_getaffinity(0)), sorted(os.getgroups()), limits]

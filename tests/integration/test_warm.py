@@ -1,0 +1,135 @@
+"""`up --warm`: the next run begins with what the last one has imported, and nothing else of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .commandline import CommandLine, wait_for
+from .live import is_alive
+
+WARM = ("run", "-n", "2", "--warm", "--set", "runtime.preload=on")
+IMPORTER = "import numpy, os\nprint('seen', os.environ.get('EDITED'), os.getppid())\n"
+
+
+class Kept:
+    """Runs that keep what they import, and what is kept."""
+
+    def __init__(self, shell: CommandLine) -> None:
+        self.shell = shell
+        shell.script("job.py", IMPORTER)
+
+    def run(self, *options: str) -> bytes:
+        """What the tasks printed."""
+        done = self.shell.run(*WARM, *options, "job.py")
+        assert done.code == 0, done.err
+        return done.out
+
+    def agent(self) -> int:
+        (pid,) = {e["pid"] for e in self.shell.events() if e["type"] == "node_connected"}
+        return int(pid)
+
+    def resting(self) -> list[int]:
+        """Process ids as `ps` tells them."""
+        return [int(pid) for pid in re.findall(r"\(pid (\d+)\)", self.shell.run("ps").err)]
+
+    def end(self) -> str:
+        return self.shell.run("down", "--warm").err
+
+
+@pytest.fixture
+def kept(shell: CommandLine) -> Any:
+    kept = Kept(shell)
+    yield kept
+    kept.end()
+
+
+def test_the_next_run_is_served_by_the_same_agent_with_its_own_environment(kept: Kept) -> None:
+    kept.run()
+    first = kept.agent()
+    assert kept.resting() == [first]
+    kept.shell.env["EDITED"] = "twice"
+    out = kept.run()
+    assert kept.agent() == first
+    assert out.count(f"seen twice {first}".encode()) == 2
+    assert kept.resting() == [first]
+    assert f"pid {first}" in kept.end()
+    assert not is_alive(first)
+    assert kept.resting() == []
+
+
+def test_nothing_but_the_users_own_processes_can_reach_it(kept: Kept) -> None:
+    kept.run()
+    (socket,) = Path(kept.shell.env["XDG_RUNTIME_DIR"]).glob("tfcluster/warm/*.sock")
+    assert stat.S_IMODE(socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("change", ["environment", "limit"])
+def test_what_an_import_may_have_read_must_be_the_same(kept: Kept, change: str) -> None:
+    kept.run()
+    first = kept.agent()
+    if change == "environment":
+        kept.shell.env["PYTHONHASHSEED"] = "7"
+        kept.run()
+    else:
+        done = kept.shell.shell(f"ulimit -c 0; ulimit -n 900; tfcluster {' '.join(WARM)} job.py")
+        assert done.code == 0, done.err
+    assert kept.agent() != first
+    assert sorted(kept.resting()) == sorted([first, kept.agent()])
+
+
+def test_it_waits_no_longer_than_it_was_told(kept: Kept) -> None:
+    kept.run("--set", "runtime.warm_s=0.2")
+    wait_for(lambda: not is_alive(kept.agent()))
+    assert kept.resting() == []
+
+
+def test_a_run_whose_coordinator_is_killed_leaves_nothing(kept: Kept) -> None:
+    kept.shell.script("job.py", IMPORTER + "import time; time.sleep(60)\n")
+    process = kept.shell.start(*WARM, "job.py")
+    wait_for(lambda: b"seen" in _log(kept.shell))
+    agent = kept.agent()
+    os.kill(process.pid, signal.SIGKILL)
+    wait_for(lambda: not is_alive(agent))
+    assert kept.resting() == []
+    assert kept.shell.run("prune", "--keep", "0", "-y").code == 0
+
+
+def test_two_runs_at_once_have_an_agent_each_and_one_stays(kept: Kept) -> None:
+    kept.run()
+    first = kept.agent()
+    kept.shell.script("job.py", IMPORTER + "import time; time.sleep(1)\n")
+    both = [kept.shell.start(*WARM, "job.py") for _ in range(2)]
+    for process in both:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    (left,) = kept.resting()
+    assert is_alive(left)
+    assert is_alive(first) == (left == first)
+
+
+def test_an_agent_that_waits_obeys_sigterm(kept: Kept) -> None:
+    kept.run()
+    os.kill(kept.agent(), signal.SIGTERM)
+    wait_for(lambda: not is_alive(kept.agent()))
+
+
+def test_where_nothing_is_imported_ahead_there_is_nothing_to_keep(kept: Kept) -> None:
+    kept.shell.script("job.py", "print('no imports')")
+    done = kept.shell.run("run", "-n", "2", "--warm", "job.py")
+    assert done.code == 2
+    assert "import nothing" in done.err
+
+
+def _log(shell: CommandLine) -> bytes:
+    try:
+        return shell.log("worker:0")
+    except (OSError, ValueError):
+        return b""
