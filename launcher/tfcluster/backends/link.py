@@ -31,8 +31,7 @@ from tfcluster.backends.keeper import Keeper
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Greeted = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
 """A fresh connection, and what came with the agent's answer."""
-Dial = Callable[[], Awaitable[Streams]]
-"""Opens a fresh byte stream to the agent; raises OSError."""
+Dial = Callable[[], Awaitable[Streams]]  # opens a fresh byte stream to the agent; raises OSError
 
 HELLO_TIMEOUT_S = 10.0
 FIRST_HELLO_S = 45.0  # of a remote node, where an agent is still to be unpacked and started
@@ -204,7 +203,8 @@ class AgentLink:
             pass
 
     async def _on_frames(self, frames: Iterable[Frame]) -> None:
-        if any([self._on_frame(kind, payload) for kind, payload in frames]):
+        numbered = [self._on_frame(kind, payload) for kind, payload in frames]
+        if any(numbered):
             await self._acknowledge()
 
     def _on_frame(self, kind: bytes, payload: bytes) -> bool:
