@@ -83,17 +83,13 @@ def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> str:
     return ""
 
 
-def preloads(plan: Plan) -> dict[str, Preload]:
-    """Node → what its agent is to start, where it is worth it: several tasks, or restarts."""
-    if not plan.preload:
-        return {}
-    found = {}
-    for node in plan.nodes:
-        tasks = [task for task in plan.tasks if task.node == node.name]
-        is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0
-        if is_worth_it and node.backend != DOCKER:
-            found[node.name] = _of(tasks, plan.preload)
-    return found
+def preload_on(plan: Plan, node: str) -> Preload | None:
+    """What `node`'s agent is to start, where it is worth it: several tasks, or restarts."""
+    if not plan.preload or plan.node(node).backend == DOCKER:
+        return None
+    tasks = [task for task in plan.tasks if task.node == node]
+    is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0
+    return _of(tasks, plan.preload) if tasks and is_worth_it else None
 
 
 def _of(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:

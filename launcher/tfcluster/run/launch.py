@@ -13,7 +13,7 @@ from tfcluster.errors import PortInUseError, PrepareError
 from tfcluster.plan import remote, secrecy
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId
-from tfcluster.plan.preloading import Preload, preloads
+from tfcluster.plan.preloading import Preload, preload_on
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
 from tfcluster.run.reports import LINKS, PREFLIGHT, PREPARE
@@ -63,7 +63,7 @@ def start(
     """Start the attempt's tasks of one node, or `only` some; their logs lie at its site. `guards`:
     variables that the node's own surroundings ask for."""
     plan, paths = attempt.plan, site.paths
-    ahead = preloads(plan).get(site.node)
+    ahead = preload_on(plan, site.node)
     tasks = []
     for task_id in attempt.members if only is None else only:
         task = plan.task(task_id)

@@ -13,7 +13,7 @@ from pathlib import Path
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.plan.preloading import preloads
+from tfcluster.plan.preloading import preload_on
 from tfcluster.run import code, folder, here, inspection, launch, shared
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
@@ -63,17 +63,17 @@ class Startup:
 
     def preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have what their tasks import be imported once, while other steps go on."""
-        ahead = preloads(self.plan)
         for node in nodes:
-            if node.name in ahead:
+            if (ahead := preload_on(self.plan, node.name)) is not None:
                 self.exchange.forget(node.name, *_PRELOADED)
-                order = launch.preload(ahead[node.name], node, self.exchange.site(node.name))
+                order = launch.preload(ahead, node, self.exchange.site(node.name))
                 self.exchange.send(node.name, order)
 
     async def preloaded(self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]) -> None:
         """Wait for it; where it failed, or the node `is_lost`, tasks start cold."""
-        for node in preloads(self.plan).keys() & {node.name for node in nodes}:
-            await self._answer(node, *_PRELOADED, is_lost=is_lost)
+        for node in nodes:
+            if preload_on(self.plan, node.name) is not None:
+                await self._answer(node.name, *_PRELOADED, is_lost=is_lost)
 
     async def find_code(self, nodes: Iterable[NodePlan]) -> None:
         """Over a shared file system a node may see the workdir: it works in it."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import NodePlan, Plan, Warm
-from tfcluster.plan.preloading import Preload, is_read_at_import, preloads
+from tfcluster.plan.preloading import Preload, is_read_at_import, preload_on
 from tfcluster.plan.surroundings import LOCAL
 
 
@@ -21,7 +21,7 @@ def keep_warm(plan: Plan, seconds: float, environ: Mapping[str, str] = os.enviro
 
     Raises UsageError where there is nothing to keep.
     """
-    ahead = preloads(plan).get(LOCAL)
+    ahead = preload_on(plan, LOCAL) if any(n.name == LOCAL for n in plan.nodes) else None
     if ahead is None or plan.node(LOCAL).network == "private":
         raise UsageError(
             "--warm keeps what tasks on this machine import ahead, and here they import nothing so",

@@ -9,11 +9,17 @@ import pytest
 
 from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import Plan
-from tfcluster.plan.preloading import preloads
+from tfcluster.plan.preloading import Preload, preload_on
 
 Planner = Callable[..., Plan]
 KERAS_JOB = Code(frozenset({"tensorflow", "numpy", "os"}), frozenset({"keras"}))
 PLAIN_JOB = Code(frozenset({"json", "numpy"}))
+
+
+def on(plan: Plan, node: str = "local") -> Preload:
+    ahead = preload_on(plan, node)
+    assert ahead is not None
+    return ahead
 
 
 @pytest.mark.parametrize(
@@ -57,7 +63,7 @@ def test_without_hooks_no_task_is_a_fork(plan_of: Planner) -> None:
 
 def test_the_importer_gets_what_all_tasks_share(plan_of: Planner) -> None:
     plan = plan_of({"job": {"env": {"TF_CPP_MIN_LOG_LEVEL": "1"}}}, code=KERAS_JOB)
-    ahead = preloads(plan)["local"]
+    ahead = on(plan)
     assert ahead.tasks == {"worker:0", "worker:1"}
     assert ahead.command.argv[:3] == (*plan.tasks[0].command.argv[:2], "preload")
     env = {var.name: var.value for var in ahead.command.env}
@@ -77,7 +83,7 @@ def test_a_task_that_differs_in_what_is_read_at_the_import_starts_cold(
 ) -> None:
     second = {"address": "127.0.0.1:0", "env": {variable: "x"}}
     plan = plan_of({"cluster": {"worker": ["127.0.0.1:0", second]}}, code=KERAS_JOB)
-    assert preloads(plan)["local"].tasks == forks
+    assert on(plan).tasks == forks
 
 
 @pytest.mark.parametrize(
@@ -88,18 +94,16 @@ def test_it_is_worth_it_for_several_tasks_or_restarts(
 ) -> None:
     sections: dict[str, Any] = {"cluster": {"worker": workers}}
     plan = plan_of({**sections, "supervision": {"max_restarts": restarts}}, code=KERAS_JOB)
-    assert bool(preloads(plan)) == is_worth_it
+    assert (preload_on(plan, "local") is not None) == is_worth_it
 
 
 def test_each_node_has_its_own(plan_of: Planner) -> None:
     addresses = ["10.0.0.1:2222", "10.0.0.1:2223", "10.0.0.2:2222"]
-    ahead = preloads(plan_of({"cluster": {"worker": addresses}}, code=KERAS_JOB))
-    assert {node: one.tasks for node, one in ahead.items()} == {
-        "10.0.0.1": {"worker:0", "worker:1"},
-        "10.0.0.2": {"worker:2"},
-    }
+    plan = plan_of({"cluster": {"worker": addresses}}, code=KERAS_JOB)
+    assert on(plan, "10.0.0.1").tasks == {"worker:0", "worker:1"}
+    assert on(plan, "10.0.0.2").tasks == {"worker:2"}
 
 
 def test_a_container_imports_for_itself(plan_of: Planner) -> None:
     plan = plan_of({"runtime": {"backend": "docker"}}, code=KERAS_JOB)
-    assert preloads(plan) == {}
+    assert [preload_on(plan, node.name) for node in plan.nodes] == [None, None]
