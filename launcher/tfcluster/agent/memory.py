@@ -15,6 +15,8 @@ from __future__ import annotations
 import contextlib
 import os
 
+from tfcluster.agent import cgroups
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     Counts = dict[str, int]
     """Folder of a cgroup → kills counted there."""
 
-_COUNTERS = ("memory.events", "memory.oom_control")
+COUNTERS = ("memory.events", "memory.oom_control")
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
 _NO_LIMIT = 1 << 60
 _MOST_KEPT = 1000
@@ -40,7 +42,8 @@ class Witness:
     def look(self, pid: int) -> Counts:
         """At a task's start; give what it returns to `evidence`."""
         self._log.forget(pid)
-        counts = {folder: _kills(folder) for folder in memory_cgroups(pid, self._proc)}
+        found = cgroups.folders(pid, "memory", COUNTERS, self._proc)
+        counts = {folder: _kills(folder) for folder in found}
         return {folder: n - self._explained.get(folder, 0) for folder, n in counts.items()}
 
     def evidence(self, pid: int, before: Counts) -> str | None:
@@ -116,49 +119,8 @@ def killed_pid(text: str) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def memory_cgroups(pid: int, proc: str = "/proc") -> Iterator[str]:
-    """Folders of the process's memory cgroups, its own first, up to the one mounted here."""
-    try:
-        with open(f"{proc}/self/mountinfo") as file:
-            mounts = list(filter(None, map(_memory_mount, file)))
-        with open(f"{proc}/{pid}/cgroup") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return
-    for hierarchy, controllers, path in lines:
-        kind = "cgroup2" if hierarchy == "0" else "cgroup"
-        if kind == "cgroup" and "memory" not in controllers.split(","):
-            continue
-        for mount_kind, root, point in mounts:
-            if mount_kind == kind:
-                yield from _upwards(point, _below(path, root))
-
-
-def _memory_mount(line: str) -> tuple[str, str, str] | None:
-    """Kind, root and mount point of a line of mountinfo (proc(5)), where it is a memory one."""
-    left, _, right = line.partition(" - ")
-    fields, about = left.split(), right.split()
-    kind = about[0] if about else ""
-    is_memory = kind == "cgroup2" or (kind == "cgroup" and "memory" in about[-1].split(","))
-    return (kind, fields[3], fields[4]) if is_memory else None
-
-
-def _below(path: str, root: str) -> str:
-    """In a container /proc may name the cgroup from the host's root, the mount only ours."""
-    root = root.rstrip("/")
-    return path[len(root) :] if path.startswith(root + "/") or path == root else path
-
-
-def _upwards(mount: str, path: str) -> Iterator[str]:
-    parts = [part for part in path.split("/") if part]
-    for length in range(len(parts), -1, -1):
-        folder = "/".join((mount, *parts[:length]))
-        if any(os.path.exists(f"{folder}/{name}") for name in _COUNTERS):
-            yield folder
-
-
 def _kills(folder: str) -> int:
-    for name in _COUNTERS:
+    for name in COUNTERS:
         with contextlib.suppress(OSError, ValueError), open(f"{folder}/{name}") as file:
             for line in file:
                 key, _, value = line.partition(" ")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.agent.memory import Witness, killed_pid, memory_cgroups
+from tfcluster.agent import cgroups
+from tfcluster.agent.memory import COUNTERS, Witness, killed_pid
 
 from .conftest import Rig, kill, wait_until
 
@@ -58,7 +59,8 @@ def tree(tmp_path: Path) -> Tree:
 
 def test_v2_counters_of_its_own_cgroup_and_those_above_are_evidence(tree: Tree) -> None:
     folders = [str(tree.mount / path) for path in ("job/step", "job", "")]
-    found = [folder.rstrip("/") for folder in memory_cgroups(7, str(tree.proc))]
+    seen = cgroups.folders(7, "memory", COUNTERS, str(tree.proc))
+    found = [folder.rstrip("/") for folder in seen]
     assert found == [folder.rstrip("/") for folder in folders]
     for path in ("job/step", "job"):
         witness = tree.witness()
