@@ -16,6 +16,8 @@ import subprocess
 import sys
 import tempfile
 
+from tfcluster.agent import cores
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,6 +38,15 @@ _DISTRIBUTIONS = {
 }
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 _OF_PROXIES = ("no_grpc_proxy", "no_proxy", "NO_PROXY", "TF_GRPC_DEFAULT_OPTIONS")
+SHARED_OUT = (
+    "CUDA_VISIBLE_DEVICES",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "TF_NUM_INTEROP_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)
+"""What tasks that share a machine are given, save where its own environment says it already."""
 SMI_S = 5.0
 """How long NVIDIA's driver may take to answer."""
 _IMPORT_S = 180.0
@@ -52,7 +63,10 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "packages": versions(),
         "gpus": names,
         "gpu_trouble": trouble,
-        "cores": usable_cores(),
+        "cores": cores.usable(),
+        "core_nodes": cores.by_node(),
+        "core_limit": cores.limit(),
+        "named": [name for name in SHARED_OUT if name in os.environ],
         "free_bytes": free_bytes(order["folder"]),
         "shm_bytes": free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
         "port_range": port_range(),
@@ -121,12 +135,6 @@ def ask_driver(what: str, path: str | None) -> tuple[int, list[str], str]:
                 pipe.close()
         raise TimeoutError(f"nvidia-smi did not answer within {SMI_S:.0f} s") from None
     return asked.returncode, [line.strip() for line in out.splitlines() if line.strip()], errors
-
-
-def usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def free_bytes(folder: str) -> int:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tfcluster.plan.placement import DOCKER, place
-from tfcluster.plan.plan import JOB_NAMES, TaskId
-from tfcluster.plan.resources import Gpus
+from tfcluster.plan.plan import JOB_NAMES, Gpus, TaskId
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec, TaskEntry

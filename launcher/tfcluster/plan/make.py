@@ -19,17 +19,12 @@ from tfcluster.plan.plan import (
     Interpreter,
     NodePlan,
     Plan,
+    Resources,
     Supervision,
     TaskId,
     TaskPlan,
 )
-from tfcluster.plan.resources import (
-    Share,
-    divide,
-    divide_gpus,
-    shared_gpus,
-    thread_budget,
-)
+from tfcluster.plan.resources import Share, shares, stand_aside
 from tfcluster.plan.settings import has_hooks, strategy_name, tuned_settings
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 from tfcluster.plan.variables import Variables
@@ -71,6 +66,7 @@ def make_plan(
         withheld=tuple(_withheld(spec, around, spec_path)),
         settings=tuned_settings(spec),
         preload=preloading.modules(spec, around.code),
+        resources=making.resources(),
     )
     return replace(plan, notes=tuple(notes.find(spec, plan, around)))
 
@@ -100,7 +96,7 @@ class _Making:
         return cls(spec, around, tuple(args), found, variables, workdir)
 
     def nodes(self) -> Iterator[NodePlan]:
-        shares = dict(self._shares())
+        of_tasks = dict(self._shares())
         for name, its_seats in by_node(self.seats).items():
             first = its_seats[0]
             python = self.around.interpreters.get(name)
@@ -112,16 +108,16 @@ class _Making:
                 workdir=self._workdir(name),
                 network=self.spec.runtime.network,
                 destination=self._destination(first),
-                container=container(self.spec, self.around, first, shares[first.id])
+                container=container(self.spec, self.around, first, of_tasks[first.id])
                 if is_container
                 else None,
             )
 
     def tasks(self) -> Iterator[TaskPlan]:
-        shares = dict(self._shares())
+        of_tasks = dict(self._shares())
         serving = strategy_name(self.spec) == "parameter_server"
         for seat in self.seats:
-            share = inside(shares[seat.id]) if seat.backend == DOCKER else shares[seat.id]
+            share = inside(of_tasks[seat.id]) if seat.backend == DOCKER else of_tasks[seat.id]
             job = seat.id.job
             yield TaskPlan(
                 id=seat.id,
@@ -150,6 +146,12 @@ class _Making:
             env = self.variables.of_prepare(node, its_seats[0].host)
             yield node, Command(argv, env, self._workdir(node), UNSET)
 
+    def resources(self) -> Resources:
+        """Where one task is to see all GPUs of its node, none of them is dealt out at the start."""
+        wishes = _resources(self.spec)
+        sees_all = any(seat.gpus == "all" for seat in self.seats)
+        return replace(wishes, gpus="all") if sees_all else wishes
+
     def _command(self, seat: Seat, share: Share) -> Command:
         argv = command.argv(
             self.spec.job,
@@ -177,39 +179,25 @@ class _Making:
         return next((s.ssh for s in settings if s is not None and s.ssh is not None), None)
 
     def _shares(self) -> Iterator[tuple[TaskId, Share]]:
-        wishes = self.spec.resources
+        is_search = self.spec.job.kind == "tuner"
         for its_seats in by_machine(self.seats):
-            here = self._is_here(its_seats[0])
-            cores = divide(self.around.cores, len(its_seats), each=wishes.cpus)
-            parts = len(its_seats) if here else 1
-            threads = thread_budget(
-                len(self.around.cores), parts, cpus=wishes.cpus, threads=wishes.threads
+            here, ids = self._is_here(its_seats[0]), [seat.id for seat in its_seats]
+            own = {seat.id: seat.gpus for seat in its_seats if seat.gpus is not None}
+            # A tuner's chief only keeps the books of the search.
+            books = {task: 0 for task in ids if is_search and task.job == "chief"}
+            found = shares(
+                ids,
+                _resources(self.spec),
+                cores=self.around.cores if here else None,
+                gpus=self.around.gpus if here else None,
+                own_gpus={**books, **own},
+                aside=stand_aside(ids, is_search=is_search),
             )
-            gpus = self._gpus(its_seats, self.around.gpus if here else None)
-            shared = shared_gpus(gpus)
-            for seat, own_cores, own_gpus in zip(its_seats, cores, gpus, strict=True):
-                pinned = own_cores if wishes.pin and here else None
-                yield seat.id, Share(pinned, threads, own_gpus, bool(shared & set(own_gpus or ())))
+            yield from found.items()
 
     def _is_here(self, seat: Seat) -> bool:
         """Whether its cores and GPUs are this machine's."""
         return seat.node == LOCAL or (seat.backend == DOCKER and self.around.docker_is_here)
-
-    def _gpus(
-        self, its_seats: Sequence[Seat], available: Sequence[int] | None
-    ) -> list[tuple[int, ...] | None]:
-        ids = [seat.id for seat in its_seats]
-        # A tuner's chief only keeps the books of the search.
-        without = [task for task in ids if self.spec.job.kind == "tuner" and task.job == "chief"]
-        takers = [task for task in ids if task not in without]
-        divided = divide_gpus(takers, available, self.spec.resources.gpus)
-        divided |= dict.fromkeys(without, ())
-        own = {
-            seat.id: divide_gpus([seat.id], available, seat.gpus)[seat.id]
-            for seat in its_seats
-            if seat.gpus is not None
-        }
-        return [(divided | own)[task] for task in ids]
 
     @property
     def _is_command(self) -> bool:
@@ -226,6 +214,11 @@ def _withheld(spec: ClusterSpec, around: Surroundings, spec_path: str | None) ->
     written = spec.model_dump(mode="json", exclude_unset=True)
     if spec_path is not None and secrecy.holds_secrets(written, shown=spec.job.not_secret):
         yield posixpath.join(around.spec_dir, posixpath.basename(spec_path))
+
+
+def _resources(spec: ClusterSpec) -> Resources:
+    r = spec.resources
+    return Resources(gpus=r.gpus, cpus=r.cpus, threads=r.threads, pin=r.pin)
 
 
 def _supervision(spec: ClusterSpec) -> Supervision:

@@ -68,6 +68,21 @@ class Interpreter:
     """Only what matters: tensorflow, keras, tf-keras, tensorflow-estimator, numpy, protobuf."""
 
 
+Gpus = int | list[int] | tuple[int, ...] | Literal["all"] | None
+"""As the spec says it: a number per task, indexes, all of them, or nothing (divide evenly)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the spec wants each task to have of its node; None: an even share."""
+
+    gpus: Gpus = None
+    cpus: int | None = None
+    threads: int | None = None
+    pin: bool | None = None
+    """To its own cores; None: to those of its NUMA node."""
+
+
 @dataclass(frozen=True, slots=True)
 class Container:
     """What docker is to start for a task. Paths are of the machine on which its daemon runs."""
@@ -205,6 +220,8 @@ class Plan:
     """Said once in the start panel: open ports, tf_keras instead of Keras 3, …"""
     preload: tuple[str, ...] = ()
     """What one process of each node imports for all its tasks (`plan.preloading`)."""
+    resources: Resources = field(default_factory=Resources)
+    """What a node that only its agent knows is divided by, see `tfcluster.run.dealing`."""
     joins: bool = False
     """Started by `tfcluster join`: a part of a cluster, never started again from here."""
     elsewhere: tuple[TaskPlan, ...] = ()

@@ -14,6 +14,7 @@ from tfcluster.plan.plan import (
     Interpreter,
     NodePlan,
     Plan,
+    Resources,
     Supervision,
     TaskId,
     TaskPlan,
@@ -52,6 +53,7 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     checkpoints = _known(CheckpointPlan, data["checkpoints"])
     checkpoints["outputs"] = tuple(checkpoints["outputs"])
     values["checkpoints"] = CheckpointPlan(**checkpoints)
+    values["resources"] = Resources(**_known(Resources, data.get("resources", {})))
     values["notes"] = tuple(data["notes"])
     values["preload"] = tuple(data.get("preload", ()))
     values["include"] = tuple(data.get("include", ()))

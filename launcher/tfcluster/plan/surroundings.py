@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tfcluster.plan import remote
 from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import Interpreter
+from tfcluster.plan.resources import Cores
 
 LOCAL = "local"
 """The name of the node that is this machine."""
@@ -23,8 +24,8 @@ class Surroundings:
     """The folder of the spec, to which its paths are relative; absolute."""
     addresses: frozenset[str] = frozenset()
     """Addresses of this machine's own interfaces, and its host name."""
-    cores: tuple[int, ...] = (0,)
-    """Numbers of the cores this process may use."""
+    cores: Cores = field(default_factory=Cores)
+    """Those this process may use."""
     gpus: tuple[int, ...] | None = ()
     """Indexes of this machine's GPUs, in CUDA's order; None where its driver does not say."""
     bundles: Mapping[str, str] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from tfcluster.plan.environment import (
 from tfcluster.plan.keras import as_inherited, legacy_keras
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import EnvVar
-from tfcluster.plan.resources import Share, gpu_env, thread_env
+from tfcluster.plan.resources import EVEN, Share, gpu_env, thread_env
 from tfcluster.plan.settings import has_hooks, named_data_dir, settings_json, strategy_name
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 
@@ -41,15 +41,14 @@ class Variables:
     def of_task(self, seat: Seat, share: Share) -> tuple[EnvVar, ...]:
         """What `seat` gets besides what its node has and what only an attempt knows."""
         found = self._of_spec(seat.host, seat)
-        inherited = self._inherited(seat.node)
         self._add_shared(found, seat.node, seat.host)
         if share.threads is not None:
-            peers = self._serving_peers()
-            values = thread_env(share.threads, serving_peers=peers)
-            wins = {} if self.spec.resources.threads is not None else inherited
-            add_defaults(found, values, "resources: an even share of the cores", inherited=wins)
+            self._add_threads(found, share.threads, self._inherited(seat.node))
         visible = gpu_env(share.gpus, shared=share.gpu_is_shared)
-        add_defaults(found, visible, "resources.gpus", inherited={})
+        # What the shell shows of the GPUs has been counted already.
+        shell = {**self._inherited(seat.node)}
+        shell.pop("CUDA_VISIBLE_DEVICES", None)
+        add_defaults(found, visible, "resources.gpus", inherited=shell)
         spec = as_inherited(self.spec, seat.node, self.around)
         if legacy_keras(spec, self.around.interpreters.get(seat.node)):
             add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version", inherited={})
@@ -100,6 +99,20 @@ class Variables:
             add_defaults(found, {"TFDS_DATA_DIR": data[0]}, data[1], inherited=wins)
         for name, value in proxy_guards(found, inherited, hosts_of(self.seats)).items():
             found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
+
+    def _add_threads(
+        self, found: dict[str, EnvVar], threads: int, inherited: Mapping[str, str]
+    ) -> None:
+        """What the shell says is told, too: else nobody would know why a pool is another's size."""
+        wishes = self.spec.resources
+        values = thread_env(threads, serving_peers=self._serving_peers())
+        if wishes.threads is not None:
+            add_defaults(found, values, "resources.threads", inherited={})
+            return
+        shell = {name: inherited[name] for name in values if name in inherited}
+        add_defaults(found, shell, "this shell", inherited={})
+        source = EVEN if wishes.cpus is None else "resources.cpus"
+        add_defaults(found, values, source, inherited={})
 
     def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
         if found := named_data_dir(self.spec, host):

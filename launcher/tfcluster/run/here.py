@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from tfcluster.agent import machine, ports
+from tfcluster.agent import cores, machine, ports
 from tfcluster.plan.placement import is_loopback
 from tfcluster.plan.plan import NodePlan, Plan, TaskPlan
 from tfcluster.run import preflight
@@ -43,7 +43,7 @@ def facts(node: str, folder: Path) -> Seen:
         gpus=tuple(names),
         gpu_trouble=trouble,
         free_bytes=machine.free_bytes(str(folder)),
-        cores=machine.usable_cores(),
+        cores=cores.usable(),
         shm_bytes=machine.free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
         port_range=tuple(machine.port_range()),
         proxies=machine.proxies(os.environ),

@@ -16,11 +16,13 @@ from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, Ta
 from tfcluster.plan.preloading import Preload, preload_on
 from tfcluster.run import chaos as rehearsal
 from tfcluster.run.chaos import Fault
+from tfcluster.run.dealing import Dealt
 from tfcluster.run.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.run.sites import Site
 
 _BARE = Command((), (), "/")
 _NOTHING: Mapping[str, str] = {}
+_NOTHING_DEALT: Mapping[TaskId, Dealt] = {}
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
@@ -59,9 +61,10 @@ def start(
     restored_step: int | None = None,
     chaos: Sequence[Fault] = (),
     guards: Mapping[str, str] = _NOTHING,
+    dealt: Mapping[TaskId, Dealt] = _NOTHING_DEALT,
 ) -> dict[str, Any]:
     """Start the attempt's tasks of one node, or `only` some; their logs lie at its site. `guards`:
-    variables that the node's own surroundings ask for."""
+    variables that the node's own surroundings ask for; `dealt`: what the plan could not divide."""
     plan, paths = attempt.plan, site.paths
     ahead = preload_on(plan, site.node)
     tasks = []
@@ -81,10 +84,11 @@ def start(
         )
         ours += tuple(EnvVar(name, value, "tfcluster") for name, value in guards.items())
         ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
+        share = dealt.get(task_id, Dealt((), task.cores))
         log = paths.task_log(task_id, attempt.number)
-        order = _order(str(task_id), site.command(task.command), log, ours)
+        order = _order(str(task_id), site.command(task.command), log, share.env + ours)
         is_fork = ahead is not None and str(task_id) in ahead.tasks
-        tasks.append(order | {"cores": task.cores, "preload": is_fork})
+        tasks.append(order | {"cores": share.cores, "preload": is_fork})
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}
 
 

@@ -33,6 +33,11 @@ class Seen:
     """Why its GPUs are not known; empty where they are."""
     executable: str = ""
     cores: int = 0
+    core_nodes: Sequence[Sequence[int]] = ()
+    """Their numbers, by NUMA node; see `agent.cores`."""
+    core_limit: float | None = None
+    named: Sequence[str] = ()
+    """Those of `machine.SHARED_OUT` that are set there, or by the spec for its first task."""
     shm_bytes: int | None = None
     port_range: Sequence[int] = ()
     proxies: Mapping[str, str] = field(default_factory=dict)
@@ -100,6 +105,7 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
     try:
         data = json.loads(line)
         free, shm, sha256 = data["free_bytes"], data["shm_bytes"], data["script_sha256"]
+        limit = data["core_limit"]
         return Seen(
             node=str(data["node"]),
             python=str(data["python"]),
@@ -116,6 +122,9 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
             gpu_trouble=str(data["gpu_trouble"]),
             executable=str(data["executable"]),
             cores=int(data["cores"]),
+            core_nodes=tuple(tuple(map(int, node)) for node in data["core_nodes"]),
+            core_limit=None if limit is None else float(limit),
+            named=tuple(map(str, data["named"])),
             shm_bytes=None if shm is None else int(shm),
             port_range=tuple(map(int, data["port_range"])),
             proxies=_texts(data["proxies"]),

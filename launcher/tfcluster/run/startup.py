@@ -14,7 +14,8 @@ from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.preloading import preload_on
-from tfcluster.run import code, folder, here, inspection, launch, shared
+from tfcluster.run import code, dealing, folder, here, inspection, launch, shared
+from tfcluster.run.dealing import Dealt
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.inspection import Inspection
@@ -42,6 +43,8 @@ class Startup:
     wishes: Wishes = field(default_factory=Wishes)
     _guards: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Node → variables that keep gRPC between the tasks off the proxies there."""
+    _dealt: dict[TaskId, Dealt] = field(default_factory=dict)
+    """Of tasks that share a machine which the plan knew nothing of."""
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
@@ -128,6 +131,9 @@ class Startup:
             look = await self._look_here()
         folder.write_json(self.paths.preflight, look.to_json())
         self._guards.update({one.node: inspection.guards(self.plan, one) for one in look.seen})
+        for one in look.seen:
+            if one.node in far:
+                self._dealt.update(dealing.deal(self.plan, one))
         look.require()
         return look.told
 
@@ -187,6 +193,7 @@ class Startup:
                 restored_step=restored_step,
                 chaos=self.wishes.faults,
                 guards=self._guards.get(node, {}),
+                dealt=self._dealt,
             )
             self.exchange.send(node, order)
 

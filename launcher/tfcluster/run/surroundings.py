@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from tfcluster.agent import machine
+from tfcluster.agent import cores, machine
 from tfcluster.backends import docker_client
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import checks, command
@@ -20,6 +20,7 @@ from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Interpreter
+from tfcluster.plan.resources import Cores
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 from tfcluster.run import interpreter
 
@@ -50,7 +51,7 @@ def gather(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
         addresses=own_addresses().union(here),
-        cores=usable_cores(),
+        cores=Cores(tuple(map(tuple, cores.by_node())), cores.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
         docker_is_here=spec.runtime.backend == DOCKER and docker_client.is_here(environ),
@@ -68,28 +69,33 @@ def own_addresses() -> frozenset[str]:
     return frozenset(found)
 
 
-def usable_cores() -> tuple[int, ...]:
-    """The cores this process may run on, not all that the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return tuple(sorted(os.sched_getaffinity(0)))
-    return tuple(range(os.cpu_count() or 1))
-
-
 def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     """Indexes of this machine's GPUs, less what CUDA_VISIBLE_DEVICES hides from the launcher; None
     where the driver does not answer: that is no machine without GPUs."""
     try:
-        code, lines, _ = machine.ask_driver("index", environ.get("PATH", os.defpath))
+        code, lines, _ = machine.ask_driver("index,uuid", environ.get("PATH", os.defpath))
     except TimeoutError:
         return None
     except OSError:
         return ()
-    present = tuple(int(line) for line in lines if line.isdecimal()) if code == 0 else ()
+    rows = [line.replace(" ", "").split(",") for line in lines] if code == 0 else []
+    present = {int(row[0]): "".join(row[1:]) for row in rows if row[0].isdecimal()}
     shown = environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
-        return present
-    wanted = [int(part) for part in shown.split(",") if part.strip().isdecimal()]
-    return tuple(index for index in wanted if index in present)
+    return tuple(present) if shown is None else tuple(_shown(shown, present))
+
+
+def _shown(shown: str, present: Mapping[int, str]) -> Iterator[int]:
+    """As CUDA reads its variable: numbers or the beginnings of UUIDs, up to the first that is
+    neither. The parts of a GPU (MIG) have no number: a task sees what the shell shows."""
+    for part in map(str.strip, shown.split(",")):
+        of_part = [
+            index
+            for index, uuid in present.items()
+            if part == str(index) or (part.startswith("GPU-") and uuid.startswith(part))
+        ]
+        if len(of_part) != 1:
+            return
+        yield of_part[0]
 
 
 def _with_job(

@@ -138,12 +138,14 @@ class Resources(Section):
     cpus: Count | None = documented(
         None, "Cores each task may count on; null: the node's, divided evenly.", 4
     )
-    pin: bool = documented(False, "Keep each task on its own cores (Linux).", True)
+    pin: bool | None = documented(
+        None, "Keep each task on its own cores (Linux); null: on its NUMA node's, if several.", True
+    )
     memory: Annotated[Text, AfterValidator(_is_memory)] | None = documented(
         None, "Memory each container may take; more ends a task. With docker only.", "8g"
     )
     threads: Count | None = documented(
-        None, "Threads of each pool of TensorFlow and NumPy; null: one per core.", 2
+        None, "Threads of each pool of TensorFlow and NumPy; null: one per core of its share.", 2
     )
 
 

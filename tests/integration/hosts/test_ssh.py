@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -10,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tfcluster.agent import cores
 
 from .office import COUNT, Office, Run, numbered
 
@@ -53,6 +56,20 @@ def test_two_workers_of_one_host_share_its_agent_and_its_folder(office: Office) 
     assert run.end() == 0, run.said
     assert run.log("worker:0") == run.log("worker:1")
     assert len(run.of_type("node_connected")) == 1
+
+
+def test_the_workers_of_one_host_share_its_cores(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    cluster = {"worker": [f"{host.address}:0", f"{host.address}:0"]}
+    tell = "import os; print(os.environ['OMP_NUM_THREADS'], sorted(os.sched_getaffinity(0)))"
+    run = office.up(office.spec(tell, cluster=cluster, resources={"pin": True}))
+    assert run.end() == 0, run.said
+    every = [core for node in cores.by_node() for core in node]
+    size = max(1, cores.usable() // 2)
+    pinned = [json.loads(run.log(name).partition(" ")[2]) for name in ("worker:0", "worker:1")]
+    assert [int(run.log(name).split()[0]) for name in ("worker:0", "worker:1")] == [size] * 2
+    assert set(pinned[0]) | set(pinned[1]) <= set(every)
+    assert len(every) == 1 or not set(pinned[0]) & set(pinned[1])
 
 
 def test_the_code_arrives_as_git_knows_it(office: Office) -> None:

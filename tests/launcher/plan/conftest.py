@@ -10,6 +10,7 @@ import pytest
 
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Interpreter, Plan
+from tfcluster.plan.resources import Cores
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.spec.model import ClusterSpec
 
@@ -18,7 +19,7 @@ MACHINE = Surroundings(
     environ={"HOME": "/home/ann", "PATH": "/usr/bin"},
     spec_dir="/home/ann/project/cluster_specs",
     addresses=frozenset({"192.168.7.1", "laptop"}),
-    cores=(0, 1, 2, 3),
+    cores=Cores(((0, 1, 2, 3),)),
     bundles={"local": "/home/ann/.cache/tfcluster/bundles/0123abcd"},
     interpreters={"local": Interpreter("/venv/bin/python", "$VIRTUAL_ENV", "3.11.7", PACKAGES)},
     imports=frozenset({"tensorflow"}),

@@ -12,6 +12,7 @@ import pytest
 from tfcluster.errors import UsageError
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import EnvVar, Interpreter, Plan, TaskId
+from tfcluster.plan.resources import EVEN
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.spec.model import ClusterSpec
 
@@ -142,11 +143,36 @@ def test_cores_are_divided_and_every_thread_pool_with_them(plan_of: Planner) -> 
 
 def test_threads_the_user_has_set_are_left_alone(plan_of: Planner) -> None:
     shell = plan_of(environ={"OMP_NUM_THREADS": "7"})
-    assert "OMP_NUM_THREADS" not in env(shell)
+    assert env(shell)["OMP_NUM_THREADS"] == "7"
+    assert env(shell)["TF_NUM_INTRAOP_THREADS"] == "2"
     spec = plan_of({"job": {"env": {"OMP_NUM_THREADS": "7"}}})
     assert env(spec)["OMP_NUM_THREADS"] == "7"
     both = plan_of({"resources": {"threads": 3}}, environ={"OMP_NUM_THREADS": "7"})
     assert env(both)["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("sections", "environ", "told"),
+    [
+        ({}, {}, EVEN),
+        ({}, {"OMP_NUM_THREADS": "7"}, "this shell"),
+        ({"resources": {"cpus": 3}}, {}, "resources.cpus"),
+        ({"resources": {"threads": 3}}, {"OMP_NUM_THREADS": "7"}, "resources.threads"),
+        ({"job": {"env": {"OMP_NUM_THREADS": "7"}}}, {"OMP_NUM_THREADS": "8"}, "job.env"),
+        (
+            {"runtime": {"hosts": {"*": {"env": {"OMP_NUM_THREADS": "7"}}}}},
+            {},
+            "runtime.hosts.*.env",
+        ),
+    ],
+)
+def test_who_has_set_a_pool_is_told(
+    plan_of: Planner, sections: dict[str, Any], environ: dict[str, str], told: str
+) -> None:
+    plan = plan_of(sections, environ=environ)
+    assert source(plan, "OMP_NUM_THREADS") == told
+    others = {source(plan, name) for name in ("TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")}
+    assert others == {told if told.startswith("resources") else EVEN}
 
 
 def test_one_task_alone_keeps_the_defaults_of_its_libraries(plan_of: Planner) -> None:
@@ -158,6 +184,8 @@ def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
     assert [env(plan, f"worker:{i}")["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["0", "1"]
     shared = plan_of(gpus=(0,))
     assert env(shared)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    own = plan_of(gpus=(0,), environ={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in env(own), "the shell's stays"
     assert "CUDA_VISIBLE_DEVICES" not in env(plan_of())
     assert env(plan_of({"resources": {"gpus": 0}}))["CUDA_VISIBLE_DEVICES"] == "-1"
 
@@ -165,7 +193,7 @@ def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
 def test_a_tasks_own_gpus_win_over_the_share(plan_of: Planner) -> None:
     cluster = {"worker": [{"address": "127.0.0.1:1", "gpus": [3]}, "127.0.0.1:2"]}
     plan = plan_of({"cluster": cluster}, gpus=(0, 1, 2, 3))
-    assert [t.gpus for t in plan.tasks] == [(3,), (2, 3)]
+    assert [t.gpus for t in plan.tasks] == [(3,), (0, 1, 2)]
 
 
 def packages(tensorflow: str, *, keras: str = "3.15.1", tf_keras: str = "") -> dict[str, str]:

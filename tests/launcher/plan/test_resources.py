@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from tfcluster.plan.plan import TaskId
+from tfcluster.plan.plan import Gpus, Resources, TaskId
 from tfcluster.plan.resources import (
-    Gpus,
-    divide,
+    Cores,
+    Share,
+    deal,
     divide_gpus,
     gpu_env,
     shared_gpus,
-    thread_budget,
+    shares,
+    stand_aside,
     thread_env,
 )
+
+ONE = ((0, 1, 2, 3, 4, 5, 6, 7),)
+TWO = ((0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13, 14, 15))
+SMT = ((0, 4, 1, 5, 2, 6, 3, 7),)
+"""Of four cores with two threads each."""
 
 
 def tasks(*names: str) -> list[TaskId]:
@@ -21,39 +30,122 @@ def tasks(*names: str) -> list[TaskId]:
 
 
 @pytest.mark.parametrize(
-    ("cores", "parts", "expected"),
+    ("nodes", "parts", "expected"),
     [
-        ((0, 1), 2, [(0,), (1,)]),
-        ((0, 1, 2, 3, 4), 2, [(0, 1), (2, 3)]),
-        ((4, 6), 1, [(4, 6)]),
-        ((0, 1), 4, [(0,), (1,), (0,), (1,)]),
+        (((0, 1),), 2, [(0,), (1,)]),
+        (((0, 1, 2, 3, 4),), 2, [(0, 1), (2, 3)]),
+        (((4, 6),), 1, [(4, 6)]),
+        (((0, 1),), 4, [(0,), (1,), (0,), (1,)]),
+        (((0, 1), (2, 3)), 2, [(0, 1), (2, 3)]),
+        (((0, 1), (2, 3)), 1, [(0, 1, 2, 3)]),
+        (((0, 1), (2, 3), (4, 5), (6, 7)), 2, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (((0, 1), (2, 3)), 5, [(0,), (1,), (2,), (3,), (0,)]),
     ],
 )
 def test_cores_are_divided_evenly(
-    cores: tuple[int, ...], parts: int, expected: list[tuple[int, ...]]
+    nodes: tuple[tuple[int, ...], ...], parts: int, expected: list[tuple[int, ...]]
 ) -> None:
-    assert divide(cores, parts) == expected
+    assert deal(nodes, parts) == expected
 
 
-@pytest.mark.parametrize(
-    ("cores", "parts", "cpus", "threads", "expected"),
-    [
-        (8, 2, None, None, 4),
-        (2, 4, None, None, 1),
-        (8, 1, None, None, None),
-        (8, 1, 3, None, 3),
-        (8, 2, 3, 5, 5),
-    ],
-)
-def test_threads_follow_the_share_of_the_cores(
-    cores: int, parts: int, cpus: int | None, threads: int | None, expected: int | None
+def test_a_task_stays_in_one_numa_node_where_that_costs_little() -> None:
+    assert deal(TWO, 3) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)], "four cores, not five"
+    three_each = ((0, 1, 2), (3, 4, 5))
+    assert deal(three_each, 3) == [(0, 1), (2, 3), (4, 5)], "half of its cores is too much"
+    assert deal(((0, 1, 2, 3, 4, 5, 6, 7), (8,)), 2) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_tasks_are_spread_over_the_machine() -> None:
+    assert deal(TWO, 2, each=2) == [(0, 1), (8, 9)]
+    assert deal(TWO, 4, each=2) == [(0, 1), (4, 5), (8, 9), (12, 13)]
+    assert deal(SMT, 2, each=1) == [(0,), (2,)], "two cores, not the two threads of one"
+
+
+def test_the_threads_of_one_core_stay_together() -> None:
+    assert deal(SMT, 2) == [(0, 4, 1, 5), (2, 6, 3, 7)]
+    assert deal(SMT, 4) == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+
+@pytest.mark.parametrize("nodes", [ONE, TWO, SMT, ((0, 1), (2,), (3, 4, 5))])
+@pytest.mark.parametrize("parts", range(1, 9))
+def test_shares_are_disjoint_as_long_as_there_are_enough_cores(
+    nodes: tuple[tuple[int, ...], ...], parts: int
 ) -> None:
-    assert thread_budget(cores, parts, cpus=cpus, threads=threads) == expected
+    every = {core for node in nodes for core in node}
+    found = deal(nodes, parts)
+    used = [core for share in found for core in share]
+    assert len(found) == parts
+    assert all(found)
+    assert len({len(share) for share in found}) == 1, "who waits for each other is equal"
+    if parts <= len(every):
+        assert len(used) == len(set(used))
+    else:
+        assert max(map(used.count, used)) - min(map(used.count, every)) <= 1, "none has far more"
 
 
 def test_a_number_of_cores_each_begins_again_where_they_run_out() -> None:
-    assert divide((0, 1, 2), 2, each=2) == [(0, 1), (2, 0)]
-    assert divide((0, 1), 2, each=5) == [(0, 1), (0, 1)]
+    assert deal(((0, 1, 2),), 2, each=2) == [(0, 1), (2, 0)]
+    assert deal(((0, 1),), 2, each=5) == [(0, 1), (0, 1)]
+
+
+def shared(
+    names: str, *, cores: Cores | None, is_search: bool = False, **wishes: Any
+) -> list[Share]:
+    ids = tasks(*names.split())
+    aside = stand_aside(ids, is_search=is_search)
+    found = shares(ids, Resources(**wishes), cores=cores, gpus=(), aside=aside)
+    return [found[task] for task in ids]
+
+
+@pytest.mark.parametrize(
+    ("names", "is_search", "expected"),
+    [
+        ("worker:0 worker:1", False, [4, 4]),
+        ("worker:0 worker:1 evaluator:0", False, [4, 4, 4]),
+        ("worker:0 evaluator:0", False, [8, 8]),
+        ("chief:0 worker:0 ps:0", False, [2, 2, 2]),
+        ("chief:0 worker:0 worker:1", True, [4, 4, 4]),
+        ("chief:0 worker:0 worker:1", False, [2, 2, 2]),
+        ("worker:0", False, [None]),
+    ],
+)
+def test_who_only_looks_on_takes_no_cores_from_those_that_train(
+    names: str, is_search: bool, expected: list[int | None]
+) -> None:
+    found = shared(names, cores=Cores(ONE), is_search=is_search)
+    assert [share.threads for share in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "wishes", "threads"),
+    [
+        (Cores(ONE), {}, 4),
+        (Cores(ONE, limit=3.5), {}, 1),
+        (Cores(ONE, limit=100.0), {}, 4),
+        (Cores(((0, 1),)), {"cpus": 3}, 3),
+        (Cores(ONE), {"cpus": 3, "threads": 5}, 5),
+        (Cores(((0,),)), {}, 1),
+        (None, {}, None),
+        (None, {"threads": 2}, 2),
+    ],
+)
+def test_threads_follow_the_share_of_the_cores(
+    cores: Cores | None, wishes: dict[str, Any], threads: int | None
+) -> None:
+    found = shared("worker:0 worker:1", cores=cores, **wishes)
+    assert [share.threads for share in found] == [threads, threads]
+
+
+def test_of_several_numa_nodes_each_task_has_one() -> None:
+    four = "worker:0 worker:1 worker:2 worker:3"
+    assert [s.cores for s in shared(four, cores=Cores(TWO))] == [*TWO[:1] * 2, *TWO[1:] * 2]
+    assert [s.cores for s in shared("worker:0", cores=Cores(TWO))] == [None]
+    assert [s.cores for s in shared(four, cores=Cores(ONE))] == [None] * 4
+    assert [s.cores for s in shared(four, cores=Cores(TWO), pin=False)] == [None] * 4
+    beside = shared("worker:0 worker:1 evaluator:0", cores=Cores(TWO), pin=True)
+    assert [s.cores for s in beside] == [*TWO, None], "an evaluator takes any that is idle"
+    pinned = shared(four, cores=Cores(TWO), pin=True)
+    assert [s.cores for s in pinned] == [TWO[0][:4], TWO[0][4:], TWO[1][:4], TWO[1][4:]]
 
 
 def test_every_thread_pool_is_held_to_the_budget() -> None:
@@ -100,6 +192,31 @@ def test_gpus_are_divided_over_the_tasks_that_train(
     ids = tasks(*names.split())
     found = divide_gpus(ids, available, wish)
     assert [found[task] for task in ids] == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "wish", "expected"),
+    [
+        ({"worker:0": [2, 3]}, None, [(2, 3), (0,), (1,)]),
+        ({"worker:0": 1, "worker:1": 1}, None, [(0,), (1,), (2, 3)]),
+        ({"worker:0": 2, "worker:1": [0]}, 1, [(1, 2), (0,), (3,)]),
+        ({"worker:0": [0, 1, 2, 3]}, 0, [(0, 1, 2, 3), (), ()]),
+        ({"worker:0": "all"}, 1, [(0, 1, 2, 3), (0,), (1,)]),
+    ],
+)
+def test_what_one_task_wants_is_not_given_to_another(
+    own: dict[str, Gpus], wish: Gpus, expected: list[tuple[int, ...]]
+) -> None:
+    ids = tasks("worker:0", "worker:1", "worker:2")
+    wanted = {TaskId.parse(name): gpus for name, gpus in own.items()}
+    found = divide_gpus(ids, (0, 1, 2, 3), wish, wanted)
+    assert [found[task] for task in ids] == expected
+
+
+def test_an_evaluator_takes_no_gpu_that_was_given() -> None:
+    ids = tasks("worker:0", "evaluator:0")
+    found = divide_gpus(ids, (0, 1), None, {ids[0]: [0, 1]})
+    assert found[ids[1]] == ()
 
 
 def test_a_task_without_gpus_is_told_so() -> None:

@@ -92,7 +92,9 @@ def test_a_chief_gets_the_gpus_it_is_given(plan_of: Planner) -> None:
     cluster = {"chief": [{"address": "127.0.0.1:0", "gpus": [0]}], "worker": ["127.0.0.1:0"]}
     plan = plan_of(SEARCH | {"cluster": cluster}, gpus=(0, 1))
     assert planned(plan, "chief:0")["CUDA_VISIBLE_DEVICES"] == "0"
-    assert planned(plan, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    assert planned(plan, "worker:0")["CUDA_VISIBLE_DEVICES"] == "1"
+    one = plan_of(SEARCH | {"cluster": cluster}, gpus=(0,))
+    assert planned(one, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true", "it is shared"
 
 
 def test_only_the_oracle_s_port_must_be_known_beforehand(plan_of: Planner) -> None:

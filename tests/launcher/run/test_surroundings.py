@@ -16,7 +16,6 @@ from tfcluster.plan.surroundings import Surroundings
 from tfcluster.run.surroundings import (
     gather,
     own_addresses,
-    usable_cores,
     visible_gpus,
 )
 from tfcluster.spec.model import ClusterSpec
@@ -40,12 +39,12 @@ def test_this_machine_knows_its_own_addresses() -> None:
     assert not any("%" in address for address in found)
 
 
-def test_only_cores_this_process_may_use_count() -> None:
-    first = min(os.sched_getaffinity(0))
+def test_only_cores_this_process_may_use_count(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
+    first = min(before)
     os.sched_setaffinity(0, {first})
     try:
-        assert usable_cores() == (first,)
+        assert seen({"command": ["true"]}, tmp_path).cores.nodes == ((first,),)
     finally:
         os.sched_setaffinity(0, before)
 
@@ -55,6 +54,12 @@ def test_only_cores_this_process_may_use_count() -> None:
     [
         ("echo 0; echo 1; echo 2", None, (0, 1, 2)),
         ("echo 0; echo 1; echo 2", "2,0", (2, 0)),
+        ("echo 0; echo 1; echo 2", "1,-1,2", (1,)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", None, (0, 1)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-ab20,0", (1, 0)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-ab", (1,)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-a,1", ()),
+        ("echo 0, GPU-aa10", "MIG-7", ()),
         ("echo 0", "", ()),
         ("echo 0", "-1", ()),
         ("echo no driver; exit 9", None, ()),
