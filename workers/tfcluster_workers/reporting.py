@@ -46,7 +46,8 @@ def saves_on_sigterm() -> None:
 
 def saved(path: str, *, step: int | None = None) -> None:
     """A checkpoint with this prefix or path is complete on disk."""
-    event_channel.current().send({"type": "saved", "path": path, "step": step})
+    event = {"type": "saved", "path": path, "step": step, "at_ns": time.time_ns()}
+    event_channel.current().send(event)
     chaos.at_saved()
 
 

@@ -6,10 +6,12 @@ after a task said that it saved, and `cancel` from anywhere to make a running lo
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from posixpath import dirname
 
@@ -23,6 +25,19 @@ LEAST_GAP_S = 0.5
 """Two looks closer than this prove nothing about a file that is being written."""
 RETRY_S = 30.0
 """How long a checkpoint that could not be stored (disk full) is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a task said last of a path."""
+
+    step: int
+    at_ns: int | None
+    """When, by the clock of its files; None: nobody knows."""
+
+    def is_of(self, checkpoint: Checkpoint) -> bool:
+        """Of this one, and not of what was at the same path before."""
+        return self.at_ns is None or checkpoint.saved_ns <= self.at_ns
 
 
 class Gatherer:
@@ -41,7 +56,7 @@ class Gatherer:
         self._followers = [Follower(f) if isinstance(f, Path) else f for f in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
-        self._steps: dict[str, int] = {}
+        self._told: dict[str, Told] = {}
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
         self._backups: set[str] = set()
@@ -49,37 +64,41 @@ class Gatherer:
         self._looking = threading.Lock()
 
     def look(self) -> list[Gathered]:
-        """Gather what is complete and was unchanged since the last look; oldest first.
+        """Gather what is complete and was unchanged since the last look; oldest first. What was
+        gathered before its step was told is given again, with that step.
 
         Raises OSError and CancelledError where the directory itself cannot be looked into."""
         with self._looking:
+            told = dict(self._told)
             now, seen = self._clock(), self._source.scan(stopped=self._cancelled.is_set)
             before, self._before = self._before, self._before or (now, seen)
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
             self._before = (now, seen)
-            return self._gather(seen, find(seen, before[1]))
+            return self._gather(seen, find(seen, before[1]), told)
 
     def final_look(self) -> list[Gathered]:
         """The same after the writer has exited: one look is enough, and failures are noted."""
         self._cancelled.clear()
         with self._looking:  # waiting for it may be cancelled, too
             self._failed.clear()
+            told = dict(self._told)
             seen = self._source.scan(stopped=self._cancelled.is_set)
-            gathered = self._gather(seen, find(seen, None))
+            gathered = self._gather(seen, find(seen, None), told)
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
                     self._note(f"{checkpoint.path} was not gathered: it is not whole")
             self._before = None
             return gathered
 
-    def saved(self, path: str, step: int | None) -> None:
-        """Remember the step that a task reported for what it saved at `path`."""
+    def saved(self, path: str, step: int | None, *, at_ns: int | None = None) -> None:
+        """Remember the step that a task reported for what it had saved at `path`, at that moment
+        of the clock of its files."""
         if step is not None:
             relative = Path(path)
             if relative.is_absolute() and relative.is_relative_to(self._source.folder):
                 relative = relative.relative_to(self._source.folder)
-            self._steps[relative.as_posix()] = step
+            self._told[relative.as_posix()] = Told(step, at_ns)
 
     def cancel(self) -> None:
         """Make the look that is under way, and later ones, return soon with nothing half-copied.
@@ -93,13 +112,16 @@ class Gatherer:
         notes, self._notes = self._notes, []
         return notes
 
-    def _gather(self, seen: Sequence[Entry], found: Sequence[Checkpoint]) -> list[Gathered]:
+    def _gather(
+        self, seen: Sequence[Entry], found: Sequence[Checkpoint], told: Mapping[str, Told]
+    ) -> list[Gathered]:
+        """`told`: what was told before the look at what was `seen`, so of nothing newer."""
         self._drop_finished_backups(seen)
-        gathered = []
+        gathered = self._correct_steps(seen, told)
         for checkpoint in self._worth_copying(found):
             if self._cancelled.is_set():
                 break
-            if one := self._try(checkpoint):
+            if one := self._try(checkpoint, told.get(checkpoint.path)):
                 gathered.append(one)
         self._remember_backups(seen)
         for follower in self._followers:
@@ -120,8 +142,20 @@ class Gatherer:
         new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
         return sorted(new, key=lambda one: one.saved_ns, reverse=True)
 
-    def _try(self, checkpoint: Checkpoint) -> Gathered | None:
-        step = self._steps.get(checkpoint.path, checkpoint.step)
+    def _correct_steps(self, seen: Sequence[Entry], told: Mapping[str, Told]) -> list[Gathered]:
+        """A task tells of a checkpoint when it is whole: it may be at home by then."""
+        there, corrected = set(seen), []
+        for held in self.store.held:
+            word = told.get(held.checkpoint.path)
+            if word is None or word.step == held.step or not word.is_of(held.checkpoint):
+                continue
+            if there.issuperset(held.checkpoint.files):
+                with contextlib.suppress(OSError):  # a full disk: the next look tries again
+                    corrected.append(self.store.correct(held, step=word.step))
+        return corrected
+
+    def _try(self, checkpoint: Checkpoint, told: Told | None) -> Gathered | None:
+        step = checkpoint.step if told is None else told.step
         try:
             return self.store.add(
                 checkpoint, self._source, step=step, stopped=self._cancelled.is_set

@@ -124,6 +124,10 @@ class Store:
         self._prune()
         return gathered
 
+    def correct(self, gathered: Gathered, *, step: int) -> Gathered:
+        """It is of this step after all. Raises OSError."""
+        return self._renew(gathered, replace(gathered, step=step))
+
     def forget(self, gathered: Gathered) -> None:
         """Remove one, the text protos first, so that nothing names what is gone."""
         self._held.remove(gathered)
@@ -138,11 +142,14 @@ class Store:
         if same is None:
             return False
         companions = same.checkpoint.companions  # those that lie here
-        renewed = replace(same, checkpoint=replace(new.checkpoint, companions=companions))
-        _write_note(renewed)
-        self._held = _by_age([renewed if held is same else held for held in self._held])
+        self._renew(same, replace(same, checkpoint=replace(new.checkpoint, companions=companions)))
         self._name_what_is_here()
         return True
+
+    def _renew(self, old: Gathered, new: Gathered) -> Gathered:
+        _write_note(new)
+        self._held = _by_age([new if held is old else held for held in self._held])
+        return new
 
     def _place(self, gathered: Gathered) -> Gathered:
         target = self._free_folder(gathered.checkpoint)
@@ -269,12 +276,11 @@ def _read_note(note: Path) -> Gathered | None:
     try:
         data = json.loads(note.read_text(encoding="utf-8"))
         files, companions = _entries(data["files"]), _entries(data["companions"])
-        checkpoint = Checkpoint(Kind(data["kind"]), data["path"], files, companions)
+        folder, kind = note.parent, Kind(data["kind"])
+        checkpoint = Checkpoint(kind, data["path"], files, companions)
         digests = tuple(str(f["sha512"]) for f in data["files"])
-        folder, size = note.parent, checkpoint.bytes
-        gathered = Gathered(
-            folder, data["step"], checkpoint.kind, size, checkpoint, folder, digests
-        )
+        size, step = checkpoint.bytes, data["step"]
+        gathered = Gathered(folder, step, kind, size, checkpoint, folder, digests)
         whole = all(
             gathered.file(entry).stat().st_size == entry.size for entry in checkpoint.all_files
         )

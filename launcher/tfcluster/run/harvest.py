@@ -172,12 +172,12 @@ class Harvest:
             with contextlib.suppress(SourceChangedError, CancelledError, OSError):
                 await asyncio.to_thread(bring)
 
-    def saved(self, path: str, step: int | None) -> None:
+    def saved(self, path: str, step: int | None, at_ns: int | None = None) -> None:
         """The chief said that it saved."""
         if step is not None:
             self._told[path] = step
         if self._gatherer is not None:
-            self._gatherer.saved(path, step)
+            self._gatherer.saved(path, step, at_ns=at_ns)
         self._hurry.set()
 
     def chief_left(self) -> None:

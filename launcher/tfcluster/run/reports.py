@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tfcluster.plan.plan import TaskId
 from tfcluster.run import events as ev
@@ -87,12 +87,21 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
     return None
 
 
-def saved(report: Mapping[str, Any]) -> tuple[str, int | None] | None:
-    """Path and step of a task's ``saved`` report; None for any other, or a malformed one."""
+class Saved(NamedTuple):
+    """What a task says of a checkpoint that is whole."""
+
+    path: str
+    step: int | None
+    at_ns: int | None
+    """When, by the clock of its machine."""
+
+
+def saved(report: Mapping[str, Any]) -> Saved | None:
+    """What a task's ``saved`` report says; None for any other, or a malformed one."""
     path = _only(str, report.get("path"))
     if report.get("type") != "saved" or path is None:
         return None
-    return path, _only(int, report.get("step"))
+    return Saved(path, _only(int, report.get("step")), _only(int, report.get("at_ns")))
 
 
 def _only(kind: type[_Value], value: object) -> _Value | None:

@@ -126,6 +126,50 @@ def test_a_step_that_the_task_reported_wins_over_the_name(chief: Path, gatherer:
     assert {gathered.step for gathered in gatherer.final_look()} == {1200, 1300}
 
 
+SECOND = 10**9
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["training", "over"])
+def test_a_step_that_is_told_after_the_copy_was_made_counts_all_the_same(
+    chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path, is_over: bool
+) -> None:
+    write_prefix(chief, "ckpt-2", saved=1)
+    assert looks(gatherer, clock) == [2], "the number of the save: nobody has told more yet"
+    gatherer.saved("ckpt-2", 10, at_ns=2 * SECOND)
+
+    clock.now += 2.0
+    again = gatherer.final_look() if is_over else gatherer.look()
+    assert [gathered.step for gathered in again] == [10]
+    assert [held.step for held in gatherer.store.held] == [10]
+    assert [held.step for held in Store(tmp_path / "store").held] == [10]
+    assert looks(gatherer, clock) == [], "once"
+
+
+def test_what_was_told_of_the_file_before_is_corrected_when_the_new_one_is_told(
+    chief: Path, gatherer: Gatherer
+) -> None:
+    for step, content in ((10, "first"), (20, "second")):
+        write_keras(chief / "model.keras", content)
+        os.utime(chief / "model.keras", (step, step))
+        gatherer.final_look()
+        gatherer.saved("model.keras", step, at_ns=(step + 1) * SECOND)
+        assert [gathered.step for gathered in gatherer.final_look()] == [step]
+    assert [held.step for held in gatherer.store.held] == [10, 20]
+
+
+def test_what_is_told_of_a_new_file_is_not_said_of_the_one_at_home(
+    chief: Path, gatherer: Gatherer
+) -> None:
+    write_keras(chief / "model.keras", "first")
+    os.utime(chief / "model.keras", (10, 10))
+    gatherer.saved("model.keras", 10, at_ns=11 * SECOND)
+    gatherer.final_look()
+    write_hdf5(chief / "model.keras", missing=1)  # the new one, as somebody else then spoils it
+    gatherer.saved("model.keras", 20, at_ns=21 * SECOND)
+    gatherer.final_look()
+    assert [held.step for held in gatherer.store.held] == [10]
+
+
 def test_a_checkpoint_rotated_away_during_its_copy_costs_nothing(
     chief: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

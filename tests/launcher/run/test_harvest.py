@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
+from tests.launcher.checkpoints.files import write_prefix
 
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
@@ -143,6 +145,21 @@ def test_what_nobody_wants_at_home_is_not_removed_where_it_is(
     assert harvest.lacks_something is stays
     words = "checkpoints stay on local: to fetch them, scp -r local:/there/worker-0 ."
     assert [event.to_json()["message"] for event in told] == [words] * stays
+
+
+def test_an_attempt_starts_from_the_step_that_was_told_last(
+    harvest: Harvest, paths: RunPaths
+) -> None:
+    """The copy is made before the task's word comes, which is before the word of its end."""
+    chief = paths.task_checkpoints(harvest._plan.chief)
+    write_prefix(chief, "ckpt-2")
+    asyncio.run(harvest.bring_home())
+    assert harvest.newest_step == 2
+    harvest.saved(str(chief / "ckpt-2"), 10, time.time_ns())
+    (told,) = asyncio.run(harvest.bring_home())
+    assert harvest.newest_step == 10
+    assert told.to_json()["step"] == 10
+    assert [one["step"] for one in harvest.held()] == [10]
 
 
 def shared_harvest(paths: RunPaths, storage: str) -> Harvest:

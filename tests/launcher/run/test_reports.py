@@ -77,7 +77,8 @@ def test_reports_of_a_task() -> None:
     assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
         ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
     )
-    assert saved({"type": "saved", "path": "ckpt-3", "step": 3}) == ("ckpt-3", 3)
+    found = saved({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
+    assert found == ("ckpt-3", 3, 7)
 
 
 MALFORMED: list[dict[str, Any]] = [
@@ -117,7 +118,7 @@ def test_a_malformed_saved_is_none(event: dict[str, Any]) -> None:
 
 def test_a_saved_without_a_usable_step_has_none() -> None:
     for step in ("3", 3.5, True, [3]):
-        assert saved({"type": "saved", "path": "ckpt", "step": step}) == ("ckpt", None)
+        assert saved({"type": "saved", "path": "ckpt", "step": step}) == ("ckpt", None, None)
 
 
 _VALUES = st.recursive(
