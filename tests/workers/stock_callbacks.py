@@ -1,7 +1,8 @@
 """A script of a user's: every callback of Keras that writes, named by relative paths, unmodified.
 
 The tasks share the working directory; then each goes into one of its own. A line of output for
-each of the two says what the task saw of the real paths while it trained.
+each of the two says what the task saw of the real paths while it trained: the others write there
+at the same moment, and their temporary folders come and go.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -21,9 +21,12 @@ keras: Any = tf.keras if sys.argv[1] == "tf.keras" else importlib.import_module(
 
 
 def written() -> list[str]:
-    """Every file below the working directory that is in nobody's temporary folder."""
-    files = (path for path in pathlib.Path().rglob("*") if path.is_file())
-    return sorted(str(path) for path in files if "workertemp_" not in str(path))
+    """Every file below the working directory that is in nobody's temporary folder.
+
+    Unlike Path.rglob, os.walk passes over a folder that is gone before it is read.
+    """
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(".") for name in names)
+    return sorted(os.path.relpath(path) for path in files if "workertemp_" not in path)
 
 
 class Witness(keras.callbacks.Callback):  # type: ignore[misc]
@@ -63,8 +66,7 @@ def fit(name: str, epochs: int) -> None:
             witness,
         ],
     )
-    left = sorted(str(path) for path in pathlib.Path().rglob("*") if path.is_dir())
-    facts = {"epochs": len(history.history["loss"]), "seen": sorted(witness.seen), "folders": left}
+    facts = {"epochs": len(history.history["loss"]), "seen": sorted(witness.seen)}
     print(name, json.dumps(facts), flush=True)
 
 

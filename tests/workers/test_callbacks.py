@@ -33,6 +33,8 @@ class Ran:
 
     tasks: dict[str, Finished]
     shared: Path
+    own: Path
+    """Holds the folder of each task."""
 
     def facts(self, task: str, place: str) -> Any:
         """What the task said in the line that begins with `place`."""
@@ -59,7 +61,7 @@ def ran(
     )
     for task in tasks.values():
         assert task.code == 0, task.text[-4000:]
-    return Ran(tasks, folder)
+    return Ran(tasks, folder, own)
 
 
 def test_both_workers_train_alike_through_every_epoch(ran: Ran) -> None:
@@ -87,10 +89,8 @@ def test_in_a_shared_folder_one_worker_writes(ran: Ran) -> None:
 
 
 def test_nobody_leaves_a_temporary_folder_or_a_backup(ran: Ran) -> None:
-    for task in ran.tasks:
-        for place in ("shared", "own"):
-            found = ran.facts(task, place)["folders"]
-            assert not [name for name in found if "workertemp_" in name]
+    for place in (ran.shared, ran.own):
+        assert not [path for path in place.rglob("*") if "workertemp_" in path.name]
     assert [p for p in (ran.shared / "backup").rglob("*") if p.is_file()] == []
 
 
