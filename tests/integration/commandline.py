@@ -132,8 +132,7 @@ class CommandLine:
         return max(self.runs(), key=lambda run: run.stat().st_mtime_ns)
 
     def events(self) -> list[dict[str, Any]]:
-        lines = (self.last_run() / "events.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return read_events(self.last_run())
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.last_run() / "state.json").read_text())
@@ -174,6 +173,12 @@ class CommandLine:
             with contextlib.suppress(psutil.Error):
                 orphan.kill()
         assert not left, f"a command has ended and left {left}"
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Those of a run that are whole: the last one may be being written."""
+    lines = (folder / "events.jsonl").read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
 
 
 def wait_for(look: Callable[[], _T], *, timeout: float = 30, what: str = "") -> _T:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .commandline import CommandLine, wait_for
+from .commandline import CommandLine, read_events, wait_for
 
 FAMILY = """
 import json, multiprocessing, os, socket, subprocess, time
@@ -162,10 +162,6 @@ def free_ports(count: int) -> list[int]:
     for probe in probes:
         probe.close()
     return ports
-
-
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
 
 
 def the_status(shell: CommandLine, run: str) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .commandline import CommandLine
-from .live import read_events
+from .commandline import CommandLine, read_events
 
 SAVES = """
 import os, struct, sys

@@ -37,11 +37,13 @@ def save(*_):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, save)
-event_channel.current().send({"type": "saves_on_sigterm"})
+for kind in ("saves_on_sigterm", "ready"):
+    event_channel.current().send({"type": kind})
 print("up", flush=True)
 time.sleep(300)
 """
-"""Needs twice as long as a task that says nothing is given."""
+"""Needs twice as long as a task that says nothing is given. What it writes is read sooner than what
+it tells: whoever has its `ready` has heard before that it saves."""
 STOPPED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -86,7 +88,7 @@ def test_a_task_that_swallows_sigterm_is_killed_two_seconds_later(shell: Command
 
 def test_a_task_that_saves_on_sigterm_may_finish_saving(shell: CommandLine) -> None:
     run = up(shell, SAVES)
-    wait_for(lambda: run.state()["status"] == "running")
+    wait_for(lambda: [event["type"] for event in run.events()].count("task_ready") == 2)
 
     run.process.send_signal(signal.SIGINT)
     code, took = run.end_timed()

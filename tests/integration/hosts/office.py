@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.integration.commandline import read_events
 from tests.lab.machines import Lab, Machine
 
 COUNT = """
@@ -126,8 +127,7 @@ class Run:
         return found[0].parent
 
     def events(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "events.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        return read_events(self.folder)
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.events() if event["type"] == kind]
