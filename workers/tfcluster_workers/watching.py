@@ -55,6 +55,18 @@ def _estimator(module: ModuleType) -> None:
     tensorflow_watch.watch_estimator(module)
 
 
+def _iterators(module: ModuleType) -> None:
+    from tfcluster_workers import iterator_ends
+
+    iterator_ends.watch_iterators(module)
+
+
+def _multi_device_iterators(module: ModuleType) -> None:
+    from tfcluster_workers import iterator_ends
+
+    iterator_ends.watch_multi_device_iterators(module)
+
+
 def _callback_list(module: ModuleType) -> None:
     from tfcluster_workers import keras_watch
 
@@ -127,6 +139,8 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.distribute.parameter_server_strategy_v2": _parameter_server_strategy,
     "tensorflow.python.training.server_lib": _server,
     "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
+    "tensorflow.python.data.ops.iterator_ops": _iterators,
+    "tensorflow.python.data.ops.multi_device_iterator_ops": _multi_device_iterators,
     "tensorflow_estimator.python.estimator.estimator": _estimator,
     "keras": _keras,
     # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
