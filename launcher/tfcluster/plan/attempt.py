@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from tfcluster.plan import search, tf_config
@@ -13,7 +14,7 @@ SOURCE: Final = "tfcluster"
 _FOLDER_LATER: Final = "RUN_FOLDER is made at start"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: its tasks' TF_CONFIGs have nearly all in common
 class Attempt:
     """`members` start together, each on its port; `number` 1 is the first start."""
 
@@ -30,7 +31,16 @@ class Attempt:
 
     def is_elsewhere(self, task: TaskId) -> bool:
         """Whether somebody else starts it, on the port that the spec says."""
-        return any(other.id == task for other in self.plan.elsewhere)
+        return task in self._elsewhere
+
+    @cached_property
+    def _elsewhere(self) -> frozenset[TaskId]:
+        return frozenset(other.id for other in self.plan.elsewhere)
+
+    @cached_property
+    def cluster(self) -> tf_config.Cluster:
+        """What every member's TF_CONFIG says; raises KeyError for a member without a port."""
+        return tf_config.cluster_of(self)
 
     @property
     def forms_cluster(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
@@ -190,7 +191,7 @@ class CheckpointPlan:
     to: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: what it is asked for a thousand times is kept
 class Plan:
     """A spec resolved as far as values allow; constant for a run, printable, JSON-able."""
 
@@ -230,9 +231,8 @@ class Plan:
     @property
     def chief(self) -> TaskId:
         """The task whose checkpoints count: ``chief:0``, else ``worker:0``; maybe elsewhere."""
-        ids = {task.id for task in (*self.tasks, *self.elsewhere)}
         chief = TaskId("chief", 0)
-        return chief if chief in ids else TaskId("worker", 0)
+        return chief if chief in self._by_id else TaskId("worker", 0)
 
     @property
     def images(self) -> tuple[str, ...]:
@@ -250,10 +250,11 @@ class Plan:
 
     def task(self, task_id: TaskId) -> TaskPlan:
         """Also one elsewhere; raises KeyError for a task the plan does not have."""
-        for task in (*self.tasks, *self.elsewhere):
-            if task.id == task_id:
-                return task
-        raise KeyError(str(task_id))
+        return self._by_id[task_id]
+
+    @cached_property
+    def _by_id(self) -> Mapping[TaskId, TaskPlan]:
+        return {task.id: task for task in (*self.elsewhere, *self.tasks)}
 
     def node(self, name: str) -> NodePlan:
         """Raises KeyError for a node the plan does not have."""

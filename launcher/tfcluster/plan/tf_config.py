@@ -8,6 +8,8 @@ everybody's a parameter-server chief waits for it for ever; so only its own name
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.plan.plan import JOB_NAMES, TaskId
@@ -16,20 +18,41 @@ if TYPE_CHECKING:
     from tfcluster.plan.attempt import Attempt
 
 
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the TF_CONFIGs of one attempt share: made once, not for each of a thousand tasks."""
+
+    addresses: Mapping[str, Sequence[str]]
+    """Job → its tasks' addresses, of all whom others name."""
+    index: Mapping[TaskId, int]
+    """Place in that list."""
+    members: frozenset[TaskId]
+
+
+def cluster_of(attempt: Attempt) -> Cluster:
+    """Raises KeyError for a member without a port."""
+    named = [t for t in sorted_members(attempt) if attempt.plan.task(t).in_cluster]
+    index: dict[TaskId, int] = {}
+    addresses: dict[str, list[str]] = {}
+    for task in named:
+        of_job = addresses.setdefault(task.job, [])
+        index[task] = len(of_job)
+        of_job.append(attempt.address(task))
+    return Cluster(addresses, index, frozenset(attempt.members))
+
+
 def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
     """The TF_CONFIG of `task` in this attempt, with dense indexes over its members.
 
     Raises KeyError when `task` is no member of the attempt.
     """
-    if task not in attempt.members:
+    common = attempt.cluster
+    if task not in common.members:
         raise KeyError(str(task))
-    seen = [t for t in sorted_members(attempt) if t == task or attempt.plan.task(t).in_cluster]
-    cluster: dict[str, list[str]] = {}
-    for job in JOB_NAMES:
-        if addresses := [attempt.address(t) for t in seen if t.job == job]:
-            cluster[job] = addresses
-    index = [t for t in seen if t.job == task.job].index(task)
-    return {"cluster": cluster, "task": {"type": task.job, "index": index}}
+    cluster = dict(common.addresses)
+    if task not in common.index:  # an evaluator, in nobody's but its own
+        cluster[task.job] = [attempt.address(task)]
+    return {"cluster": cluster, "task": {"type": task.job, "index": common.index.get(task, 0)}}
 
 
 def one_line(attempt: Attempt, task: TaskId) -> str:

@@ -145,3 +145,10 @@ def test_a_shared_checkpoint_folder_replaces_each_tasks_own() -> None:
     shared = values(fixed(a_plan("worker:0", directory="gs://b/x")), "worker:0")
     assert own["TFCLUSTER_CHECKPOINT_DIR"] == "/run/c"
     assert shared["TFCLUSTER_CHECKPOINT_DIR"] == "gs://b/x"
+
+
+def test_a_large_gang_has_its_addresses_written_once() -> None:
+    """Each task's own would be a million for a thousand tasks, at every start."""
+    attempt = fixed(a_plan(*(f"worker:{index}" for index in range(50)), "evaluator:0"))
+    found = [tf_config.build(attempt, task)["cluster"]["worker"] for task in attempt.members]
+    assert all(addresses is found[0] for addresses in found)
