@@ -68,11 +68,11 @@ class Course:
     def go_on(self, verdict: Next) -> None:
         """Enter the next stage where all that the present one waits for has ended."""
         ending_gang, ending_run = Stage.ENDING_GANG, Stage.ENDING_RUN
-        living = [m for m in self.gang.core() if m.is_running or m.is_awaited]
-        if self.stage is ending_gang and not living:
+        now = self.gang.tally.standings()
+        if self.stage is ending_gang and not any(one.is_core and one.lives for one in now):
             self.stage = Stage.HOMING
             self.orders.add(BringHome())
-        if self.stage is ending_run and not self.gang.running():
+        if self.stage is ending_run and not any(one.is_running for one in now):
             self.conclude(verdict)
 
     def end_gang(self, why: str, now: float) -> None:
@@ -89,14 +89,15 @@ class Course:
 
     def call_off_restarts(self) -> None:
         """The work is done: who was about to start again is not needed, and no failure."""
-        for member in self.gang.core():
-            if member.is_due_again or member.is_to_start:
-                member.is_due_again, member.is_called_off = False, True
-                self.timers.clear(f"again {member.id}")
+        for member in self.gang.tally.members(
+            lambda one: one.is_core and (one.is_due_again or one.is_to_start)
+        ):
+            member.is_due_again, member.is_called_off = False, True
+            self.timers.clear(f"again {member.id}")
 
     def watch_agents(self) -> None:
         """Have every start and end that was ordered told of in time."""
-        told = [m.answer_by for m in self.gang if m.is_running or m.is_awaited]
+        told = (standing.answer_by for standing in self.gang.tally.standings())
         due = [moment for moment in told if moment is not None]
         self.timers.put("agents", min(due, default=None))
 

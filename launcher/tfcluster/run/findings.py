@@ -19,6 +19,7 @@ from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind, signal_name
 from tfcluster.run.member import Member
 from tfcluster.run.restart import GiveUp
+from tfcluster.run.tally import Tally
 
 CAUSE_WAIT_S = 12.0
 """How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
@@ -72,10 +73,13 @@ def frozen(member: Member) -> Finding:
     return Finding(Kind.FROZEN, [(member, words)], "another task was stopped")
 
 
-def suspects(core: Sequence[Member]) -> list[Member]:
+def suspects(gang: Tally) -> list[Member]:
     """Those that are stopped while others fail because of somebody."""
-    stopped = [m for m in core if m.is_running and m.frozen_by is not None]
-    return [m for m in stopped if not (m.alone or m.is_stopping)]
+    return gang.members(
+        lambda one: (
+            one.is_core and one.is_running and one.is_frozen and not (one.alone or one.is_stopping)
+        )
+    )
 
 
 def deserted(core: Sequence[Member]) -> Finding:

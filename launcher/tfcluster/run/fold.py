@@ -42,10 +42,6 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     rehearsal.apply(state.chaos, event, now)
 
 
-def task_of(state: RunSnapshot, task: str) -> TaskSnapshot:
-    return next(snapshot for snapshot in state.tasks if snapshot.task == task)
-
-
 def _move_task(task: TaskSnapshot, trigger: str) -> None:
     task.state = table.after(table.TASK, task.state, trigger)
 
@@ -87,12 +83,12 @@ def _node_lost(state: RunSnapshot, event: ev.NodeLost, now: float, paths: RunPat
 
 def _ports_held(state: RunSnapshot, event: ev.PortsHeld, now: float, paths: RunPaths) -> None:
     for task, port in event.ports.items():
-        snapshot = task_of(state, task)
+        snapshot = state.task(task)
         snapshot.address = f"{snapshot.address.rpartition(':')[0]}:{port}"
 
 
 def _task_started(state: RunSnapshot, event: ev.TaskStarted, now: float, paths: RunPaths) -> None:
-    task = task_of(state, event.task)
+    task = state.task(event.task)
     log = paths.task_log(TaskId.parse(event.task), event.attempt)
     if task.attempt:
         _forget_the_last_attempt(task)
@@ -115,7 +111,7 @@ def _forget_the_last_attempt(task: TaskSnapshot) -> None:
 def _restarting(state: RunSnapshot, event: ev.Restarting, now: float, paths: RunPaths) -> None:
     state.restarts.append(event.to_json() | {"time": now})
     if event.task is not None:
-        _move_task(task_of(state, event.task), event.type)
+        _move_task(state.task(event.task), event.type)
         return
     if event.delay_s:
         state.waits_for = f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
@@ -127,19 +123,19 @@ def _restarting(state: RunSnapshot, event: ev.Restarting, now: float, paths: Run
 
 
 def _task_frozen(state: RunSnapshot, event: ev.TaskFrozen, now: float, paths: RunPaths) -> None:
-    task_of(state, event.task).frozen_by = event.signal
+    state.task(event.task).frozen_by = event.signal
 
 
 def _task_thawed(state: RunSnapshot, event: ev.TaskThawed, now: float, paths: RunPaths) -> None:
-    task_of(state, event.task).frozen_by = None
+    state.task(event.task).frozen_by = None
 
 
 def _task_ready(state: RunSnapshot, event: ev.TaskReady, now: float, paths: RunPaths) -> None:
-    _move_task(task_of(state, event.task), "joined")
+    _move_task(state.task(event.task), "joined")
 
 
 def _progress(state: RunSnapshot, event: ev.Progress, now: float, paths: RunPaths) -> None:
-    task = task_of(state, event.task)
+    task = state.task(event.task)
     _move_task(task, "joined")
     task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
     task.steps_per_second = event.steps_per_second or task.steps_per_second
@@ -148,7 +144,7 @@ def _progress(state: RunSnapshot, event: ev.Progress, now: float, paths: RunPath
 
 def _task_error(state: RunSnapshot, event: ev.TaskError, now: float, paths: RunPaths) -> None:
     facts = event.to_json()
-    task_of(state, event.task).error = {
+    state.task(event.task).error = {
         name: facts[name] for name in facts.keys() - {"type", "task", "attempt"}
     }
 
@@ -159,15 +155,15 @@ def _trial(state: RunSnapshot, event: ev.Trial, now: float, paths: RunPaths) -> 
 
 
 def _log_lost(state: RunSnapshot, event: ev.LogLost, now: float, paths: RunPaths) -> None:
-    task_of(state, event.task).log_lost_bytes += event.bytes
+    state.task(event.task).log_lost_bytes += event.bytes
 
 
 def _task_stopping(state: RunSnapshot, event: ev.TaskStopping, now: float, paths: RunPaths) -> None:
-    _move_task(task_of(state, event.task), event.type)
+    _move_task(state.task(event.task), event.type)
 
 
 def _task_exited(state: RunSnapshot, event: ev.TaskExited, now: float, paths: RunPaths) -> None:
-    task = task_of(state, event.task)
+    task = state.task(event.task)
     task.exit_code, task.signal, task.ended_by = event.exit_code, event.signal, event.ended_by
     task.peak_rss_bytes, task.ended_at, task.frozen_by = event.peak_rss_bytes, now, None
     by_us = event.ended_by == "tfcluster"

@@ -12,6 +12,7 @@ from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Failure, Kind
 from tfcluster.run.member import Member, member_of
 from tfcluster.run.settings_read import SettingsRead
+from tfcluster.run.tally import Tally
 
 
 class Gang:
@@ -20,6 +21,7 @@ class Gang:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
+        self.tally = Tally(self)
         self._settings = SettingsRead(plan.settings)
         self._came_far = False
         self.number = 0
@@ -57,6 +59,7 @@ class Gang:
                 to_start.append(task.id)
             enlisted[str(task.id)] = member
         self._members = enlisted
+        self.tally = Tally(self)
         self.failures = []
         return to_start
 
@@ -65,6 +68,7 @@ class Gang:
         self._forget_failures(member)
         again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
         self._members[str(member.id)] = again
+        self.tally.count(again)
         return again
 
     @property
@@ -77,7 +81,7 @@ class Gang:
         return max(member.attempt for member in self)
 
     def running(self) -> list[Member]:
-        return [member for member in self if member.is_running]
+        return self.tally.members(lambda standing: standing.is_running)
 
     def core(self) -> list[Member]:
         """All that end when the gang does: an evaluator only follows the checkpoints."""
@@ -86,8 +90,11 @@ class Gang:
     def serving(self) -> list[Member]:
         """Those that never end by themselves and have not been told to: servers, and a tuner
         that waits for a chief that has left."""
-        idle = (m for m in self.running() if m.serves or (m.alone and m.waits_for_peers))
-        return [member for member in idle if not member.is_stopping]
+        return self.tally.members(
+            lambda one: (
+                one.is_running and not one.is_stopping and (one.serves or (one.alone and one.waits))
+            )
+        )
 
     def satisfied(self, *steps: int | None) -> list[Member]:
         """Evaluators that have seen the newest checkpoint: one that never ends waits for more.
@@ -95,18 +102,21 @@ class Gang:
         `steps`: what is at home, and what the chief has said it saved, which is to come still.
         """
         newest_step = max((step for step in steps if step is not None), default=None)
+        evaluators = self.tally.members(
+            lambda one: one.is_running and not one.is_core and not one.is_stopping
+        )
         return [
             member
-            for member in self.running()
-            if member.id.job == "evaluator"
-            and not member.is_stopping
-            and newest_step is not None
+            for member in evaluators
+            if newest_step is not None
             and member.evaluated_step is not None
             and member.evaluated_step >= newest_step
         ]
 
-    def ends(self) -> list[TaskEnd]:
-        return [member.end() for member in self]
+    def ends(self, chief: TaskId) -> list[TaskEnd]:
+        """The chief's, and of all that stand alike one's: what they mean is the same."""
+        led = self._members.get(str(chief))
+        return [*([led.end()] if led is not None else ()), *self.tally.ends()]
 
     def lose_node(self, node: str, reason: str) -> None:
         """No word of the tasks of `node` will come any more."""

@@ -14,6 +14,9 @@ from tfcluster.run.veiled import veiled
 
 _PROGRESS_INTERVAL_S = 0.25
 """How often progress alone rewrites ``state.json``; anything else does so at once."""
+_PAUSE = 9
+"""Times as long as a save took, `keep_up` waits for the next: that of a thousand tasks takes
+milliseconds, and must not take all the time while they start one after the other."""
 
 
 class Journal:
@@ -35,7 +38,8 @@ class Journal:
         self._log = EventLog(paths.events, clock=clock)
         self.heard: Callable[[Event], None] = lambda event: None
         """Called after each event; may call `save`."""
-        self._is_dirty, self._is_urgent, self._saved_at = True, True, 0.0
+        self._is_dirty, self._is_urgent = True, True
+        self._saved_at = self._may_save_at = 0.0
         self.save()
 
     def record(self, event: Event) -> None:
@@ -46,7 +50,7 @@ class Journal:
         self.heard(event)
 
     def task(self, task: str) -> TaskSnapshot:
-        return fold.task_of(self.state, task)
+        return self.state.task(task)
 
     def wait_for(self, what: str | None) -> None:
         """Have `status` say what the next start waits for; None: nothing any more."""
@@ -62,14 +66,24 @@ class Journal:
         """Bring everything to disk that is due; whether nothing is left behind."""
         now = self._clock()
         due = self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S
-        if self._is_dirty and due and write_json(self.paths.state, self.state.to_json()):
+        if self._is_dirty and due and write_json(self.paths.state, self.state.to_json(), None):
             self._is_dirty, self._is_urgent, self._saved_at = False, False, now
+            ended = self._clock()
+            self._may_save_at = ended + _PAUSE * (ended - now)
         return self._log.flush() and not self._is_urgent
+
+    def keep_up(self) -> None:
+        """`save`, in a tenth of the time at most, however large the state is."""
+        if self._clock() >= self._may_save_at:
+            self.save()
 
     @property
     def wake_s(self) -> float | None:
         """How soon `save` should be called again, seconds; None when nothing waits for it."""
-        return _PROGRESS_INTERVAL_S if self._is_dirty else None
+        if not self._is_dirty:
+            return None
+        pause_s = self._may_save_at - self._clock()
+        return max(0.0, pause_s) if self._is_urgent else _PROGRESS_INTERVAL_S
 
     def close(self) -> bool:
         """Save what is left, on a full disk too; False where it did not take everything."""

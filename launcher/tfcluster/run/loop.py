@@ -71,7 +71,7 @@ class Loop:
 
     async def _turn(self, at: float | None) -> None:
         await self._exchange.flush()
-        self._journal.save()
+        self._journal.keep_up()
         due = [moment for moment in (at, self._supervisor.wake_at) if moment is not None]
         waits = [max(0.0, moment - self.now()) for moment in due]
         waits += [] if self._journal.wake_s is None else [self._journal.wake_s]

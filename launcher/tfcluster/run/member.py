@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId, TaskPlan
@@ -63,6 +63,13 @@ class Member:
     """What it says went wrong although it exits with 0: a search in which every trial failed."""
     exit: TaskExited | None = None
     failure: Failure | None = None
+    told: dict[str, Member] | None = field(default=None, repr=False, compare=False)
+    """Where it enters itself with every change, for whoever counts the members (`run.tally`)."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if (told := getattr(self, "told", None)) is not None:
+            told[str(self.id)] = self
 
     @property
     def is_started(self) -> bool:

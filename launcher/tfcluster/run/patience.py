@@ -7,12 +7,12 @@ that have been seen (`steps_per_execution`, a slow validation) are allowed again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tfcluster.plan.plan import Supervision
-from tfcluster.run.member import Member
+from tfcluster.run.tally import Tally
 
 NOTICE_S: Final = 600.0
 """Without a stall deadline a run that is silent for so long is told of, once, and goes on."""
@@ -54,16 +54,15 @@ class Patience:
         if self.heard_at is not None:
             self.heard_at = max(self.heard_at, at)
 
-    def start_due(self, gang: Iterable[Member]) -> float | None:
+    def start_due(self, gang: Tally) -> float | None:
         """When the start has failed; None while nobody waits.
 
         Only who waits now counts: one that was started again alone begins anew.
         """
-        members = list(gang)
-        if any(m.has_searched for m in members):
+        if any(one.has_searched and one.is_core for one in gang.standings()):
             return None  # a tuner that came after the search waits in vain, until all is over
-        since = [m.waits_since for m in members if m.is_running and m.waits_since is not None]
-        return min(since) + self.policy.start_deadline_s if since else None
+        since = gang.waits_since()
+        return None if since is None else since + self.policy.start_deadline_s
 
     @property
     def stall_due(self) -> float | None:

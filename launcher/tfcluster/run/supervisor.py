@@ -231,7 +231,7 @@ class Supervisor:
         self._course.watch_agents()
 
     def _judge(self) -> Next:
-        return judge(self.gang.ends(), chief=self.chief, gang=self._forms_gang)
+        return judge(self.gang.ends(self.chief), chief=self.chief, gang=self._forms_gang)
 
     def _follow(self, verdict: Next, now: float) -> None:
         if verdict is not self._verdict:  # what was waited for so far is no matter any more
@@ -242,7 +242,7 @@ class Supervisor:
                 self._timers.set_once("cause", now + self.policy.grace_s)
             case Next.FAIL:
                 self._course.end_gang("another task failed", now)
-            case Next.AWAIT_CAUSE if frozen := findings.suspects(self.gang.core()):
+            case Next.AWAIT_CAUSE if frozen := findings.suspects(self.gang.tally):
                 self._watch.act_on(findings.frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
                 self._timers.set_once("cause", now + CAUSE_WAIT_S)

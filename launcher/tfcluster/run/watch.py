@@ -86,7 +86,7 @@ class Watch:
         if not waits_for_all:
             self._timers.clear("start", "stall")
         elif self._forms_gang and not self.has_stacks_written:
-            self._timers.put("start", self._patience.start_due(self._gang.core()))
+            self._timers.put("start", self._patience.start_due(self._gang.tally))
             self._timers.put("stall", self._patience.stall_due)
 
     @property

@@ -88,7 +88,7 @@ class Scene:
         paths = RunPaths(tmp_path)
         self.lines, self.home = Lines(paths), Home()
         self.on_connect: Callable[[], object] = int
-        journal: Any = SimpleNamespace(wait_for=void, save=lambda: True, wake_s=None)
+        journal: Any = SimpleNamespace(wait_for=void, keep_up=lambda: None, wake_s=None)
         turns = Loop(
             self.lines, self.supervisor, journal, lambda: void(self.supervisor.orders.take())
         )

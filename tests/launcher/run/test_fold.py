@@ -10,7 +10,7 @@ import pytest
 
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event, Status, to_line
-from tfcluster.run.fold import apply, task_of
+from tfcluster.run.fold import apply
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
 
@@ -43,7 +43,7 @@ def test_the_run_is_running_once_all_tasks_are_started(state: RunSnapshot, paths
     assert replay(state, paths, [*STARTED[:4]]).status is Status.STARTING
     assert replay(state, paths, [STARTED[4]]).status is Status.RUNNING
     assert state.agents == {"local": {"pid": 10, "guard_pid": 11}}
-    first = task_of(state, "worker:0")
+    first = state.task("worker:0")
     assert (first.address, first.pid, first.log) == (
         "127.0.0.1:4000",
         20,
@@ -59,7 +59,7 @@ def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
         ev.Progress(task="worker:1", attempt=1, step=9, epoch=1, metrics={"loss": 1.0}),
     ]
     replay(state, paths, [*STARTED, *steps])
-    task = task_of(state, "worker:1")
+    task = state.task("worker:1")
     assert (task.state, task.step, task.epoch, task.metrics) == ("running", 9, 1, {"loss": 1.0})
     assert task.steps_per_second == 4
 
@@ -87,7 +87,7 @@ def test_how_a_task_ended(
 ) -> None:
     replay(state, paths, [*STARTED, exited])
     assert tasks(state) == {"worker:0": expected, "worker:1": "starting"}
-    assert task_of(state, "worker:0").ended_at == 205.0
+    assert state.task("worker:0").ended_at == 205.0
 
 
 def test_tasks_of_a_lost_node_are_lost_unless_their_end_is_known(
@@ -113,9 +113,9 @@ def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPa
     lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
     replay(state, paths, [*STARTED, error, lost, lost, ev.Warned(message="mind"), cause])
     assert RunSnapshot.from_json(state.to_json() | {"of a newer version": 1}) == state
-    assert task_of(state, "worker:0").log_lost_bytes == 14
+    assert state.task("worker:0").log_lost_bytes == 14
     assert state.warnings == ["mind"]
-    assert (task_of(state, "worker:0").error or {})["line"] == 3
+    assert (state.task("worker:0").error or {})["line"] == 3
 
 
 def test_a_loss_that_is_no_number_is_written_as_json_has_it(
@@ -128,7 +128,7 @@ def test_a_loss_that_is_no_number_is_written_as_json_has_it(
     written = {"loss": "NaN", "norm": "-Infinity", "rate": 0.5}
     assert json.loads(to_line(step, seq=1, time=0.0))["metrics"] == written
     assert state.to_json()["tasks"][0]["metrics"] == written
-    read = task_of(RunSnapshot.from_json(state.to_json()), "worker:0").metrics
+    read = RunSnapshot.from_json(state.to_json()).task("worker:0").metrics
     assert math.isnan(read.pop("loss"))
     assert read == {"norm": -math.inf, "rate": 0.5}
 

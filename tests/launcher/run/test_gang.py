@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tfcluster.plan.plan import TaskId
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Kind
 from tfcluster.run.gang import Gang, longest_grace_s, stops
@@ -88,6 +89,6 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     gang = started()
     gang.lose_node("local", "its agent went away")
     assert gang.running() == []
-    assert not any(end.running or end.ok for end in gang.ends())
+    assert not any(end.running or end.ok for end in gang.ends(TaskId("worker", 0)))
     assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
     assert gang.get("worker:7") is gang.get(None) is None

@@ -119,3 +119,29 @@ def test_progress_alone_writes_the_state_four_times_a_second(
     assert len(written) == before + 1, "anything else is written at once"
     assert kept.wake_s is None
     kept.close()
+
+
+def test_a_large_state_is_written_in_a_tenth_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, state: RunSnapshot, paths: RunPaths
+) -> None:
+    now, written = 100.0, 0
+
+    def write(*args: Any) -> bool:
+        nonlocal now, written
+        now, written = now + 0.1, written + 1
+        return True
+
+    monkeypatch.setattr(journal, "write_json", write)
+    kept = Journal(state, paths, clock=lambda: now)
+    began, written = now, 0
+    while now < began + 20:
+        kept.record(ev.TaskReady(task="worker:0", attempt=1))
+        kept.keep_up()
+        now += 0.01
+    assert 15 <= written <= 21
+    kept.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert 0 < (kept.wake_s or 0) <= 0.9, "the last of it is not left lying"
+    now += kept.wake_s or 0
+    kept.keep_up()
+    assert kept.wake_s is None
+    kept.close()
