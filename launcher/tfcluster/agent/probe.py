@@ -3,7 +3,7 @@
     python probe.py '{"run": …, "node": …, "mine": […], "others": […], "patience_s": 8, …}'
 
 Prints one line of JSON: `machine.facts`, and who can reach whom. It listens on the node's task
-ports, beside the agent's holders, and dials those of all other nodes, where the same program
+ports, beside the agent's holders, and dials the others it is given, where the same program
 listens: TensorFlow itself would wait an hour for a peer that cannot be reached. With ``deep`` it
 imports TensorFlow, in a process of its own.
 """
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 def main(order: dict[str, Any]) -> None:
     machine = _sibling()
     until = time.monotonic() + order["patience_s"]
-    party = Party(order["run"], order["node"], order["callers"])
+    party = Party(order["run"], order["node"])
     for mine in order["mine"]:
-        party.listen(mine["port"])
+        party.listen(mine["port"], mine["callers"])
     seen: dict[str, Any] = {}
     look = threading.Thread(target=lambda: seen.update(_look(machine, order)), daemon=True)
     look.start()
@@ -69,22 +69,23 @@ def _sibling() -> Any:
 
 
 class Party:
-    """The other nodes' probes, as far as they have called here: each of them at every port."""
+    """The other nodes' probes, as far as they have called here."""
 
-    def __init__(self, run: str, node: str, callers: list[str]) -> None:
+    def __init__(self, run: str, node: str) -> None:
         self.name = f"tfcluster {run} {node}\n".encode()
         self.failures: list[list[object]] = []
-        self._callers, self._changed = callers, threading.Condition()
+        self._changed = threading.Condition()
         self._awaited: set[tuple[str, int]] = set()
 
-    def listen(self, port: int) -> None:
+    def listen(self, port: int, callers: list[str]) -> None:
+        """`callers`: the nodes that will dial this port."""
         try:
             listener = open_listener(port)
         except OSError as error:
             self.failures.append([port, error.strerror or str(error)])
             return
         with self._changed:
-            self._awaited |= {(caller, port) for caller in self._callers}
+            self._awaited |= {(caller, port) for caller in callers}
         threading.Thread(target=self._answer, args=(listener, port), daemon=True).start()
 
     def _answer(self, listener: socket.socket, port: int) -> None:

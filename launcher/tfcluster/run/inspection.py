@@ -12,6 +12,7 @@ from tfcluster.backends import bundle
 from tfcluster.plan.environment import proxy_guards
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import launch, preflight
+from tfcluster.run.calls import Calls, between
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.look import Look
 from tfcluster.run.output import last_text
@@ -39,14 +40,15 @@ class Inspection:
     ) -> Look:
         """At `nodes` all at once; `ports` are those that their agents hold."""
         made = await asyncio.to_thread(bundle.build)
+        calls = between(self.plan, nodes, ports)
         for name in nodes:
             site = self.exchange.site(name)
-            order = order_for(self.plan, site, nodes, ports, deep=deep)
+            order = order_for(self.plan, site, calls, deep=deep)
             self.exchange.send(name, launch.start_probe(self.plan, site, order, made.digest))
         seen: list[Seen] = []
         silent: list[Finding] = []
         for name in nodes:
-            found = await self._heard(name, ports)
+            found = await self._heard(name, calls)
             if isinstance(found, Seen):
                 seen.append(found)
             else:
@@ -56,13 +58,12 @@ class Inspection:
         look = Look(tuple(nodes), tuple(seen), findings)
         return look.with_more(silent)
 
-    async def _heard(self, node: str, ports: Mapping[TaskId, int]) -> Seen | Finding:
+    async def _heard(self, node: str, calls: Calls) -> Seen | Finding:
         await self.until(lambda: self.exchange.answer(node, _ANSWERS) is not None)
         log = self.paths.step_log(PREFLIGHT, node)
         lines = last_text(log).splitlines()
-        nodes = {task: self.plan.task(task).node for task in ports}
-        mine = [port for task, port in ports.items() if nodes[task] == node]
-        peers = sum(1 for task in ports if nodes[task] != node)
+        mine = [port for task, port in calls.ports.items() if self.plan.task(task).node == node]
+        peers = len(calls.dialled[node])
         try:
             # It goes on listening for the others: its line came when it came.
             now = log.stat().st_mtime

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.plan import Plan
+from tfcluster.run.calls import Calls
 from tfcluster.run.failure import Failure
 
 PATIENCE_S = 4.0
@@ -46,17 +47,9 @@ def can_break(plan: Plan) -> bool:
     return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
 
 
-def order_for(plan: Plan, node: str, ports: Mapping[TaskId, int], attempt: int) -> dict[str, Any]:
+def order_for(node: str, calls: Calls, attempt: int) -> dict[str, Any]:
     """What `agent.dial` is to do on `node`."""
-    others = [t for t in plan.tasks if t.node != node and t.id in ports]
-    return {
-        "attempt": attempt,
-        "others": [
-            {"node": t.node, "task": str(t.id), "host": t.host.strip("[]"), "port": ports[t.id]}
-            for t in others
-        ],
-        "patience_s": PATIENCE_S,
-    }
+    return {"attempt": attempt, "others": calls.of(node), "patience_s": PATIENCE_S}
 
 
 def read(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.plan.plan import Command, Plan, TaskId
+from tfcluster.plan.plan import Command, Plan
+from tfcluster.run.calls import Calls
 from tfcluster.run.sites import Site
 
 PATIENCE_S = 8.0
@@ -49,29 +50,22 @@ class Seen:
     ports: Sequence[int] = ()
     """Those of its tasks that were looked at."""
     peers: int = 0
-    """Tasks of other nodes that it dialled."""
+    """Tasks of other nodes that it dialled: in a large run not all (`run.calls`)."""
 
 
-def order_for(
-    plan: Plan,
-    site: Site,
-    nodes: Collection[str],
-    ports: Mapping[TaskId, int],
-    *,
-    deep: bool = False,
-) -> dict[str, Any]:
-    """What the probe of a node is to do while all `nodes` are looked at; see `agent.probe`."""
+def order_for(plan: Plan, site: Site, calls: Calls, *, deep: bool = False) -> dict[str, Any]:
+    """What the probe of a node is to do; see `agent.probe`."""
     tasks = [task for task in plan.tasks if task.node == site.node]
-    others = [t for t in plan.tasks if t.node != site.node and t.id in ports]
+    ports = calls.ports
     return {
         "run": site.run_id,
         "node": site.node,
-        "mine": [{"host": t.host, "port": ports[t.id]} for t in tasks if t.id in ports],
-        "others": [
-            {"node": t.node, "task": str(t.id), "host": t.host.strip("[]"), "port": ports[t.id]}
-            for t in others
+        "mine": [
+            {"host": t.host, "port": ports[t.id], "callers": calls.callers[t.id]}
+            for t in tasks
+            if t.id in ports
         ],
-        "callers": [name for name in nodes if name != site.node],
+        "others": calls.of(site.node),
         "patience_s": PATIENCE_S,
         "folder": site.cache or str(site.paths.root),
         "folders": folders_of(plan, site.node),

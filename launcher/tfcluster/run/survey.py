@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tfcluster.backends import bundle
 from tfcluster.plan.plan import Plan
 from tfcluster.run import launch, links
+from tfcluster.run.calls import between
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.output import last_text
 from tfcluster.run.paths import RunPaths
@@ -43,11 +44,12 @@ class Survey:
         return links.lost(cuts, chief_node=self.plan.task(self.plan.chief).node)
 
     def _ask(
-        self, names: Iterable[str], attempt: int, held: Iterable[Message], digest: str
+        self, names: Sequence[str], attempt: int, held: Iterable[Message], digest: str
     ) -> None:
         ports = launch.attempt_of(self.plan, attempt, (), held).ports
+        calls = between(self.plan, names, ports)
         for name in names:
-            order = links.order_for(self.plan, name, ports, attempt)
+            order = links.order_for(name, calls, attempt)
             python, site = self.plan.node(name).interpreter, self.exchange.site(name)
             self.exchange.forget(name, *_ANSWERS)
             self.exchange.send(name, launch.start_dial(python, site, order, digest))

@@ -24,11 +24,11 @@ def port() -> Iterator[int]:
 
 def call(port: int, patience_s: float) -> str:
     other = {"node": "b", "host": "127.0.0.1", "port": port}
-    return probe.call(probe.Party("run", "a", []), other, time.monotonic() + patience_s)
+    return probe.call(probe.Party("run", "a"), other, time.monotonic() + patience_s)
 
 
 def test_a_node_whose_probe_starts_late_is_waited_for(port: int) -> None:
-    later = threading.Timer(0.5, probe.Party("run", "b", ["a"]).listen, (port,))
+    later = threading.Timer(0.5, probe.Party("run", "b").listen, (port, ["a"]))
     later.start()
     assert call(port, 0.1) == ""
     later.join()
@@ -52,13 +52,13 @@ def test_what_drops_packets_is_not_waited_for_longer(
 
 
 def test_a_probe_stays_until_every_port_was_called_by_every_node(port: int) -> None:
-    party = probe.Party("run", "b", ["a"])
+    party = probe.Party("run", "b")
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         ports = (port, holder.getsockname()[1])
         for number in ports:
-            party.listen(number)
+            party.listen(number, ["a"])
         waits = threading.Thread(target=party.wait_for_all, args=(time.monotonic() + 60,))
         waits.start()
         assert call(ports[0], 5) == ""

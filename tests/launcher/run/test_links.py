@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tfcluster.plan.plan import NodePlan, Supervision, TaskId
 from tfcluster.run import actions as do
 from tfcluster.run import links
+from tfcluster.run.calls import between
 from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind
 from tfcluster.run.links import Cut
@@ -82,7 +83,7 @@ def test_a_report_of_another_attempt_tells_nothing() -> None:
 def test_each_node_dials_the_tasks_of_all_others() -> None:
     plan = far_story().plan
     ports = {TaskId("worker", number): 2000 + number for number in range(3)}
-    order = links.order_for(plan, NODES[1], ports, 4)
+    order = links.order_for(NODES[1], between(plan, NODES, ports), 4)
     assert [(o["task"], o["host"], o["port"]) for o in order["others"]] == [
         ("worker:0", NODES[0], 2000),
         ("worker:2", NODES[2], 2002),
