@@ -94,23 +94,33 @@ class Folders:
         Raises as `Source.copy`, but OSError.
         """
         with self._curves:
-            for task in self._plan.tasks:
+            for node in self._plan.nodes:
                 with contextlib.suppress(KeyError, OSError):  # not reached yet, or lost
-                    if self._site(task.id).is_remote:
-                        self._bring_curves(task.id, stopped)
+                    site = self._exchange.site(node.name)
+                    if site.is_remote:
+                        self._bring_curves(site, stopped)
 
-    def _bring_curves(self, task: TaskId, stopped: Stopped) -> None:
-        there = PurePosixPath(self._site(task).paths.tensorboard(task))
-        source = self._source(task, there, far.CURVES_RATE)
+    def _bring_curves(self, site: Site, stopped: Stopped) -> None:
+        """One look at the folders of all the node's tasks, however many."""
+        source = self._source_on(site.node, PurePosixPath(site.paths.curves), far.CURVES_RATE)
+        own = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
-            target = self._paths.tensorboard(task) / entry.path
-            if "tfevents" in PurePosixPath(entry.path).name:  # which TensorFlow only appends to
-                source.follow(entry, target, stopped=stopped)
-            elif not entry.path.endswith("/") and not _is_same(target, entry):
-                source.copy(entry, target, stopped=stopped)
+            if PurePosixPath(entry.path).parts[0] in own:
+                with contextlib.suppress(OSError):  # the others' are brought all the same
+                    self._bring_curve(source, entry, stopped)
 
-    def _source(self, task: TaskId, folder: PurePosixPath, rate: float = far.RATE) -> far.FarSource:
-        node, loop = self._plan.task(task).node, self._loop
+    def _bring_curve(self, source: far.FarSource, entry: Entry, stopped: Stopped) -> None:
+        target = self._paths.curves / entry.path
+        if "tfevents" in PurePosixPath(entry.path).name:  # which TensorFlow only appends to
+            source.follow(entry, target, stopped=stopped)
+        elif not entry.path.endswith("/") and not _is_same(target, entry):
+            source.copy(entry, target, stopped=stopped)
+
+    def _source(self, task: TaskId, folder: PurePosixPath) -> far.FarSource:
+        return self._source_on(self._plan.task(task).node, folder, far.RATE)
+
+    def _source_on(self, node: str, folder: PurePosixPath, rate: float) -> far.FarSource:
+        loop = self._loop
 
         def files() -> FarFiles:
             try:

@@ -118,9 +118,14 @@ class RunPaths:
     def outputs(self) -> Path:
         return self.root / "outputs"
 
+    @property
+    def curves(self) -> Path:
+        """The folders for TensorBoard of all tasks."""
+        return self.root / "tensorboard"
+
     def tensorboard(self, task: TaskId) -> Path:
         """A local task's own ``TFCLUSTER_TENSORBOARD_DIR``."""
-        return self.root / "tensorboard" / task.file_name
+        return self.curves / task.file_name
 
     @property
     def tuner(self) -> Path:

@@ -27,10 +27,12 @@ class Lines:
 
     def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
         self._paths, self._answers = paths, answers
+        self.orders: list[tuple[str, str]] = []
         self._files = {node: FarFiles(self._hearing(node), self._nothing) for node in NODES}
 
     def _hearing(self, node: str) -> Any:
         async def hear(message: dict[str, Any]) -> None:
+            self.orders.append((node, message["type"]))
             answer = self._answers[node]
             if answer is None:
                 self._files[node].lost()
@@ -79,3 +81,19 @@ def test_a_node_that_is_lost_meanwhile_is_no_fault_of_the_run_folder(tmp_path: P
 def test_a_node_that_cannot_write_is_told(tmp_path: Path) -> None:
     with pytest.raises(FarFilesError, match="No space left"):
         put_back(tmp_path, first=RECEIVED, second=FAILED)
+
+
+def test_a_node_is_asked_once_for_the_curves_of_all_its_tasks(tmp_path: Path) -> None:
+    plan = plan_of(*(f"worker:{index}" for index in range(30)))
+    nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES)
+    tasks = tuple(replace(task, node=NODES[task.id.index % 2]) for task in plan.tasks)
+    nothing = {"type": "scanned", "entries": []}
+    lines = Lines(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
+
+    async def scenario() -> None:
+        spread = replace(plan, nodes=nodes, tasks=tasks)
+        folders = Folders(spread, RunPaths(tmp_path), cast(Exchange, lines))
+        await asyncio.to_thread(folders.bring_tensorboard, stopped=lambda: False)
+
+    asyncio.run(scenario())
+    assert lines.orders == [(node, "scan") for node in NODES]

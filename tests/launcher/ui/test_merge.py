@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.run.paths import RunPaths
+from tfcluster.ui import merge
+from tfcluster.ui.log_files import rank
 from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
 
 Write = Callable[..., Path]
@@ -235,6 +237,8 @@ def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
 MERGE = """
 import pathlib, resource, sys, time
 from tfcluster.run.paths import RunPaths
+from tfcluster.ui import merge
+from tfcluster.ui.log_files import rank
 from tfcluster.ui.merge import MergedLogs
 from tfcluster.ui.terminal import Terminal
 terminal = Terminal()
@@ -259,3 +263,22 @@ def test_merging_costs_little_more_than_copying_in_flat_memory(
     seconds, grown = merging.stderr.split()
     assert float(seconds) < 1.0  # start of Python included; measured: 0.2 s
     assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 16_000_000
+
+
+def test_many_logs_that_come_together_are_put_in_order_once(
+    paths: RunPaths, write_log: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked = []
+
+    def counted(label: str) -> tuple[int, str, int]:
+        ranked.append(label)
+        return rank(label)
+
+    monkeypatch.setattr(merge, "rank", counted)
+    for index in range(100):
+        write_log(f"worker:{index}", b"x\n")
+    logs = MergedLogs(paths)
+    assert len(ranked) == 100
+    lines = b"".join(logs.advance()).decode().splitlines()
+    assert lines == [f"worker:{index} │ x" for index in range(100)]
+    logs.close()
