@@ -31,7 +31,10 @@ def main() -> None:
     # Only now: what the guard does not need stays out of its memory.
     import json
 
+    from tfcluster.agent.descriptors import raise_limit
+
     config = json.loads(config_json)
+    raise_limit(config.get("descriptors"))
     outside = _enter_private_network() if config.get("network") == "private" else None
     from tfcluster.agent.agent import Agent
 

@@ -7,7 +7,9 @@ import os
 import signal
 import socket
 import time
+import warnings  # noqa: F401 (os.execvpe wants it: once here, not in every fork)
 
+from tfcluster.agent.descriptors import give_back
 from tfcluster.agent.leftovers import marks
 from tfcluster.agent.output import Log, LossReport, open_pipe
 from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, start_time
@@ -195,6 +197,7 @@ def _become(
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.chdir(cwd)
+    give_back()  # last: until the exec all of the agent's files are open here
     os.execvpe(argv[0], argv, env)
 
 

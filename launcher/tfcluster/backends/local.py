@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfcluster.agent import protocol
+from tfcluster.agent.descriptors import raise_limit
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.backends import warm
@@ -63,6 +64,7 @@ class LocalBackend:
             "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
             "network": node.network,
             "lease_s": None,
+            "descriptors": raise_limit(),  # as the shell gave it to us: the tasks' own
         }
         process = await asyncio.to_thread(self._start, config, node)
 

@@ -13,6 +13,7 @@ import traceback
 import click
 
 from tfcluster import __version__
+from tfcluster.agent.descriptors import raise_limit
 from tfcluster.errors import SurroundingsError, TfclusterError
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -88,6 +89,7 @@ def cli(debug: bool) -> None:
 
 def main() -> None:
     """Entry point; exit codes are those of ``tfcluster.errors`` and of the run."""
+    raise_limit()
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("TFCLUSTER_DEBUG"))
     try:
         code = cli.main(standalone_mode=False)
