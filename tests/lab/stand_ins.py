@@ -47,3 +47,17 @@ def stand_ins(count: int, folder: Path) -> StandIns:
     ssh.write_text(_SSH.format(folder=folder))
     ssh.chmod(0o755)
     return hosts
+
+
+def processes_with(text: str) -> list[str]:
+    """Command lines of those that have `text` there or in their environment: a home."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                environ = (entry / "environ").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            found += [words] if text in words + environ else []
+    return found

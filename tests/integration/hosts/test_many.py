@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.lab.many import SSHD, many_hosts
+from tests.lab.stand_ins import processes_with
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,17 +66,3 @@ def assert_all_came_and_left(folder: Path, home_there: Path) -> None:
         time.sleep(0.1)
     assert not left
     assert not [*(home_there / ".cache" / "tfcluster" / "nodes").rglob("*")]
-
-
-def processes_with(text: str) -> list[str]:
-    """Command lines of those that have `text` there or in their environment: a home."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                environ = (entry / "environ").read_bytes().decode(errors="replace")
-            except OSError:
-                continue
-            found += [words] if text in words + environ else []
-    return found
