@@ -28,13 +28,15 @@ class Journal:
         paths: RunPaths,
         *,
         clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
         secrets: Sequence[str] = (),
     ) -> None:
-        """`secrets`: values that are covered in all that is written."""
+        """`secrets`: values that are covered in all that is written. `timer`: of pauses, which a
+        clock that is set must not make longer."""
         self._secrets = secrets
         self.state = state
         self.paths = paths
-        self._clock = clock
+        self._clock, self._timer = clock, timer
         self._log = EventLog(paths.events, clock=clock)
         self.heard: Callable[[Event], None] = lambda event: None
         """Called after each event; may call `save`."""
@@ -65,16 +67,18 @@ class Journal:
     def save(self) -> bool:
         """Bring everything to disk that is due; whether nothing is left behind."""
         now = self._clock()
-        due = self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S
-        if self._is_dirty and due and write_json(self.paths.state, self.state.to_json(), None):
-            self._is_dirty, self._is_urgent, self._saved_at = False, False, now
-            ended = self._clock()
-            self._may_save_at = ended + _PAUSE * (ended - now)
+        if self._is_dirty and (self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S):
+            began = self._timer()
+            if write_json(self.paths.state, self.state.to_json(), None):
+                self._is_dirty, self._is_urgent, self._saved_at = False, False, now
+                self._may_save_at = self._timer() + _PAUSE * (self._timer() - began)
+            else:
+                self._may_save_at = began + _PROGRESS_INTERVAL_S
         return self._log.flush() and not self._is_urgent
 
     def keep_up(self) -> None:
         """`save`, in a tenth of the time at most, however large the state is."""
-        if self._clock() >= self._may_save_at:
+        if self._timer() >= self._may_save_at:
             self.save()
 
     @property
@@ -82,7 +86,7 @@ class Journal:
         """How soon `save` should be called again, seconds; None when nothing waits for it."""
         if not self._is_dirty:
             return None
-        pause_s = self._may_save_at - self._clock()
+        pause_s = self._may_save_at - self._timer()
         return max(0.0, pause_s) if self._is_urgent else _PROGRESS_INTERVAL_S
 
     def close(self) -> bool:

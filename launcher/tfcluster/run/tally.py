@@ -97,7 +97,9 @@ class Tally:
             standing = self._standing[name] = standing_of(member)
             self._by_standing.setdefault(standing, {})[name] = member
             if standing.is_running and standing.waits and standing.is_core:
-                self._waiting.setdefault(name, member)
+                if self._waiting.get(name) is not member:
+                    self._waiting.pop(name, None)  # one of an earlier attempt
+                    self._waiting[name] = member
             else:
                 self._waiting.pop(name, None)
         self._moved.clear()

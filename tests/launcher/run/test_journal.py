@@ -132,7 +132,7 @@ def test_a_large_state_is_written_in_a_tenth_of_the_time(
         return True
 
     monkeypatch.setattr(journal, "write_json", write)
-    kept = Journal(state, paths, clock=lambda: now)
+    kept = Journal(state, paths, clock=lambda: now, timer=lambda: now)
     began, written = now, 0
     while now < began + 20:
         kept.record(ev.TaskReady(task="worker:0", attempt=1))
@@ -142,6 +142,23 @@ def test_a_large_state_is_written_in_a_tenth_of_the_time(
     kept.record(ev.TaskReady(task="worker:0", attempt=1))
     assert 0 < (kept.wake_s or 0) <= 0.9, "the last of it is not left lying"
     now += kept.wake_s or 0
+    kept.keep_up()
+    assert kept.wake_s is None
+    kept.close()
+
+
+def test_a_disk_that_is_full_is_tried_now_and_then(
+    disk: Disk, state: RunSnapshot, paths: RunPaths
+) -> None:
+    now = 100.0
+    kept = Journal(state, paths, timer=lambda: now)
+    disk.room = 0
+    kept.record(ev.Warned(message="one"))
+    now += 1
+    kept.keep_up()
+    assert kept.wake_s == pytest.approx(0.25), "and not again at once"
+    disk.room = 1 << 20
+    now += 0.25
     kept.keep_up()
     assert kept.wake_s is None
     kept.close()
