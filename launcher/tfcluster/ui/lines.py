@@ -6,12 +6,23 @@ import re
 
 _LINE_ENDS = re.compile(rb"\r+\n")
 _OVERWRITTEN = re.compile(rb"(?m)^[^\n]*\r")
-_UNSAFE = re.compile(
-    "\x1b\\[[0-9;:]*m"  # colours: the only sequences a task may send to the screen
-    "|[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters but tab and newline
-    "\u202a-\u202e\u2066-\u2069]"  # text direction overrides
+_PLAIN = bytes((0x09, 0x0A, *range(0x20, 0x7F)))
+"""What most lines are made of: nothing of it can harm a screen."""
+_COLOUR = r"\[[0-9;:]*m"
+_SEQUENCE = r"(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
+_CONTROLS = (
+    "\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f"  # but tab, newline and escape
+    "\u202a-\u202e\u2066-\u2069"  # text direction overrides
 )
-_ANY_SEQUENCE = re.compile("\x1b(?:\\[[0-?]*[ -/]*[@-~]|\\][^\x07\x1b]*(?:\x07|\x1b\\\\))")
+_SEQUENCES = {
+    True: re.compile(f"\x1b(?!{_COLOUR}){_SEQUENCE}"),
+    False: re.compile(f"\x1b{_SEQUENCE}"),
+}
+"""Those that go, by whether colours stay: they are the only ones that a screen may get."""
+_CHARACTERS = {
+    True: re.compile(f"\x1b(?!{_COLOUR})|[{_CONTROLS}]"),
+    False: re.compile(f"[\x1b{_CONTROLS}]"),
+}
 
 
 def latest_states(block: bytes) -> bytes:
@@ -40,6 +51,8 @@ def harmless(block: bytes, *, colours: bool) -> bytes:
     Colour sequences stay where `colours`, and end with their line; other sequences go, other
     control characters become their pictures (␀ ␇ ␛), what is no UTF-8 becomes �.
     """
+    if not block.translate(None, _PLAIN):
+        return block
     return _safe(block.decode("utf-8", "replace"), colours=colours).encode()
 
 
@@ -49,26 +62,14 @@ def harmless_text(text: str) -> str:
 
 
 def _safe(text: str, *, colours: bool) -> str:
-    if _UNSAFE.search(text) is None:
-        return text
-    coloured = False
-
-    def safe(match: re.Match[str]) -> str:
-        nonlocal coloured
-        found = match[0]
-        if len(found) > 1:
-            coloured = colours
-            return found if colours else ""
-        code = ord(found)
-        return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
-
-    text = _UNSAFE.sub(safe, _ANY_SEQUENCE.sub(_colour_only, text))
-    return text.replace("\n", "\x1b[0m\n") if coloured else text
+    text = _CHARACTERS[colours].sub(_picture, _SEQUENCES[colours].sub("", text))
+    # An escape that is still there begins a colour.
+    return text.replace("\n", "\x1b[0m\n") if "\x1b" in text else text
 
 
-def _colour_only(match: re.Match[str]) -> str:
-    sequence = match[0]
-    return sequence if _UNSAFE.fullmatch(sequence) else ""
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
 
 def matching(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
