@@ -15,17 +15,9 @@ import pyte
 import pytest
 
 from .commandline import CommandLine, Screen, screen, wait_for
+from .streams import WRITER, expected_log, split_by_task
 
 WORKERS, LINES = 4, 200_000
-WRITER = """
-import os, sys
-task, lines = os.environ.get("TFCLUSTER_TASK", "-"), int(sys.argv[1])
-for first in range(0, lines, 100):
-    block = b"".join(b"%-9s %08d %s\\n" % (task.encode(), n, b"." * 66)
-                     for n in range(first, min(lines, first + 100)))
-    while block:
-        block = block[os.write(1, block):]
-"""
 BAR = """
 import sys, time
 for epoch in (1, 2):
@@ -59,20 +51,6 @@ for n in itertools.count():
         break
     time.sleep(0.05)
 """
-
-
-def expected_log(task: str, lines: int) -> bytes:
-    return b"".join(b"%-9s %08d %s\n" % (task.encode(), n, b"." * 66) for n in range(lines))
-
-
-def split_by_task(merged: bytes) -> dict[str, bytes]:
-    """The merged stream taken apart again by its prefixes."""
-    found: dict[str, list[bytes]] = {}
-    for row in merged.splitlines(keepends=True):
-        label, bar, text = row.partition(" │ ".encode())
-        assert bar, f"a line without a prefix: {row[:200]!r}"
-        found.setdefault(label.decode().strip(), []).append(text)
-    return {task: b"".join(rows) for task, rows in found.items()}
 
 
 class Memory:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import selectors
 import signal
 import time
 
 from tfcluster.agent.crew import Crew
 from tfcluster.agent.line import Line
+from tfcluster.agent.outflow import Outflow
 from tfcluster.agent.ports import PortHolder, PortTaken
 from tfcluster.agent.preloader import Preloader
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from tfcluster.agent.outside import Outside
 
 FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
-GATHER_S = 0.004
-"""Pause after small reads: the pipes fill meanwhile, and one wake-up moves many lines."""
-SMALL_READ = 256 << 10
 
 
 class Agent:
@@ -51,14 +48,15 @@ class Agent:
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
         self._preloader: Preloader = Preloader(recorder) if before is None else before._preloader
-        self._crew = Crew(recorder, self._selector, outside, self._preloader)
-        self._line = self._crew.line = Line(
+        self._outflow = Outflow(self._selector)
+        self._crew = Crew(recorder, self._selector, outside, self._preloader, self._outflow)
+        self._line = self._crew.line = self._outflow.line = Line(
             config,
             recorder.pid,
             self._selector,
             obey=self._obey,
             resume_logs=self._resume,
-            stream_logs=self._crew.stream_logs,
+            stream_logs=self._outflow.stream,
             take_file=self._take_file,
         )
         self._preloader.serve(self._line, self._selector)
@@ -83,6 +81,7 @@ class Agent:
                 self._files.clear_up()
             self._ports.release()
             self._line.close()
+            self._outflow.pipes.close()
             self._selector.close()
         if self._is_shut_down and self._cache:
             from tfcluster.agent.cache import prune
@@ -103,7 +102,6 @@ class Agent:
         return Agent(config, self._recorder, self._guard_alive, before=self), peer
 
     def _turn(self) -> None:
-        self._crew.moved = 0
         watched = self._selector.get_map()
         for key, events in self._selector.select(self._patience()):
             now = watched.get(key.fd)
@@ -116,8 +114,6 @@ class Agent:
             self._bundle.on_time(moment)
         if self._files is not None:
             self._files.pump()
-        if 0 < self._crew.moved < SMALL_READ:
-            select.select([self._signals], [], [], GATHER_S)  # an exit does not wait for it
 
     def _patience(self) -> float | None:
         """Seconds until something must be done without being woken; None: nothing."""
@@ -127,7 +123,7 @@ class Agent:
     def _resume(self, log_offsets: dict[str, int]) -> None:
         if self._files is not None:
             self._files.forget()
-        self._crew.resume_logs(log_offsets)
+        self._outflow.resume(log_offsets)
 
     def _take_file(self, name: str, offset: int, data: bytes) -> None:
         if self._files is not None:

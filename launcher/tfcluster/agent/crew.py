@@ -1,4 +1,4 @@
-"""The tasks of one run on this node: their output, their reports, their ends."""
+"""The tasks of one run on this node: their starts, their reports, their ends."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import selectors
 import signal
 import time
 
-from tfcluster.agent import leftovers, protocol, stop
-from tfcluster.agent.ended_logs import EndedLogs
+from tfcluster.agent import leftovers, stop
 from tfcluster.agent.memory import Witness
-from tfcluster.agent.output import drain
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task, fork_and_exec
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
 
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.line import Line
+    from tfcluster.agent.outflow import Outflow
     from tfcluster.agent.outside import Outside
     from tfcluster.agent.preloader import Preloader
     from tfcluster.agent.task import Fork
@@ -31,7 +30,6 @@ PROGRESS_BACKLOG = 1000
 """Unacknowledged messages above which progress (replaced by the next anyway) is dropped."""
 MOST_REPORTS = 1000
 """Read from one task in one turn: more than its socket holds, and the others get theirs."""
-_READ_BYTES = 256 << 10
 _END_S = 1.5
 _ENDED_STOPPED_CONTINUED = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 
@@ -47,22 +45,20 @@ class Crew:
         selector: selectors.BaseSelector,
         outside: Outside | None,
         preloader: Preloader,
+        outflow: Outflow,
     ) -> None:
         """Set `line` before the first task is started. `outside` starts attempt 0, `prepare`,
         where the tasks' network is private."""
         self._recorder, self._selector, self._outside = recorder, selector, outside
-        self._preloader = preloader
+        self._preloader, self._outflow = preloader, outflow
         self._tasks: dict[str, Task] = {}
         self._witness = Witness()
         self._ended: dict[str, frozenset[bytes]] = {}
         """What the processes of each task's last attempt can be known by."""
-        self._ended_logs = EndedLogs()
         self._gang_since = 0
         """Start time of the first task since none ran; 0: nothing but `prepare` has run."""
         self.companions: set[int] = set()
         """Children of the agent that are no tasks', and no leftovers of theirs."""
-        self.moved = 0
-        """Bytes of output moved since somebody set this to 0."""
 
     def start_all(self, specs: list[dict[str, Any]], attempt: int) -> None:
         """What earlier attempts of these tasks left running ends first."""
@@ -115,8 +111,8 @@ class Crew:
             self.line.say({"type": "start_failed", **named, "error": str(error)})
             return
         task.kills_before = self._witness.look(task.pid)
+        self._outflow.begin(task)
         read = selectors.EVENT_READ
-        self._selector.register(task.pipe, read, lambda _events: self._drain(task))
         self._selector.register(task.events, read, lambda _events: self._hear(task))
         self.line.say({"type": "task_started", **named, "pid": task.pid})
 
@@ -138,7 +134,7 @@ class Crew:
 
     def deadline(self) -> float | None:
         """When `on_time` must be called next."""
-        at: list[float | None] = [self._preloader.deadline]
+        at = [self._preloader.deadline, self._outflow.pipes.listens_at]
         for task in self._tasks.values():
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
@@ -146,57 +142,13 @@ class Crew:
 
     def on_time(self, now: float) -> None:
         self._preloader.on_time(now)
+        self._outflow.pipes.on_time(now)
         for task in list(self._tasks.values()):
             stop.climb(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
                 self._tell_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
                 self._finish(task)
-
-    # -- output
-
-    def resume_logs(self, offsets: dict[str, int]) -> None:
-        """A coordinator is back and has each log up to its offset; of one it does not name,
-        nothing: what was sent last may have been lost with the connection."""
-        for task in self._tasks.values():
-            task.streamed = offsets.get(task.stream_name, task.log_begin)
-        if self.line.wants_logs:
-            for frame in self._ended_logs.missing(offsets):
-                self.line.queue(frame)
-
-    def stream_logs(self) -> None:
-        if self.line.wants_logs:
-            for task in self._tasks.values():
-                self._stream(task)
-
-    def _stream(self, task: Task, *, whole: bool = False) -> None:
-        while whole or self.line.log_room > 0:
-            data = task.log.read(task.streamed, _READ_BYTES)
-            if not data:
-                return
-            where = task.streamed
-            task.streamed += len(data)
-            self.line.queue(protocol.data_frame(protocol.LOG, task.stream_name, where, data))
-
-    def _drain(self, task: Task) -> None:
-        """Move the output that waits to the log."""
-        count, ended, unwritten = drain(task.pipe, task.log)
-        self.moved += count
-        if ended:
-            self._unwatch(task.pipe)
-            task.drain_until = 0.0
-        if unwritten and self.line.log_room > 0:
-            name, where = task.stream_name, protocol.NOT_IN_FILE
-            self.line.queue(protocol.data_frame(protocol.LOG, name, where, unwritten))
-        if task.log.lost_bytes and task.loss_report.is_due():
-            self._report_loss(task)
-        if self.line.wants_logs:
-            self._stream(task)
-
-    def _report_loss(self, task: Task) -> None:
-        named = {"task": task.name, "attempt": task.attempt}
-        lost, reason = task.log.take_loss(), task.log.lost_because
-        self.line.say({"type": "log_lost", **named, "bytes": lost, "reason": reason})
 
     # -- reports
 
@@ -210,7 +162,7 @@ class Crew:
             except OSError:
                 raw = b""
             if not raw:
-                self._unwatch(task.events)
+                self._unwatch(task)
                 return
             with contextlib.suppress(ValueError, RecursionError):
                 self._pass_on(task, json.loads(raw))
@@ -259,20 +211,14 @@ class Crew:
         self._hear(task)
         task.drain_until = time.monotonic() + stop.DRAIN_S
         for _ in ("what a full pipe holds", "its end"):
-            self._drain(task)
+            self._outflow.drain(task)
 
     def _finish(self, task: Task) -> None:
         stop.clear_group(task)
-        self._unwatch(task.pipe)
-        self._unwatch(task.events)
-        if self.line.wants_logs:
-            self._stream(task, whole=True)
-        if task.log.lost_bytes:
-            self._report_loss(task)
+        self._unwatch(task)
+        self._outflow.end(task)
         del self._tasks[task.name]
         self._ended[task.name] = task.marks
-        if self.line.has_lease:
-            self._ended_logs.add(task)
         task.close()
         self._recorder.drop_group(task.pid)
         self.line.say(task.exited_message())
@@ -303,6 +249,6 @@ class Crew:
         named = {"task": task.name, "attempt": task.attempt}
         self.line.say({"type": "unkillable", **named, "pids": [task.pid]})
 
-    def _unwatch(self, fileobj: Any) -> None:
+    def _unwatch(self, task: Task) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(fileobj)
+            self._selector.unregister(task.events)

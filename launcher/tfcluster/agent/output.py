@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tfcluster.agent.veil import Veil
 
 PIPE_BYTES = 1 << 20
-_F_SETPIPE_SZ = 1031
+_F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
+_USUAL_PIPE_BYTES = 1 << 16
 _buffer = memoryview(bytearray(PIPE_BYTES))
 """One for all tasks: the agent is single-threaded, and memory stays flat."""
 
@@ -32,6 +33,11 @@ def open_pipe() -> tuple[int, int]:
             fcntl.fcntl(write_end, _F_SETPIPE_SZ, PIPE_BYTES)
     os.set_blocking(read_end, False)
     return read_end, write_end
+
+
+def size_of(pipe: int) -> int:
+    """How many bytes it holds at most."""
+    return fcntl.fcntl(pipe, _F_GETPIPE_SZ) if IS_LINUX else _USUAL_PIPE_BYTES
 
 
 class Log:

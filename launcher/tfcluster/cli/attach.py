@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 
 from tfcluster.cli.ends import show_end
-from tfcluster.errors import RunFolderError
 from tfcluster.run import registry
-from tfcluster.run.paths import RunPaths
-from tfcluster.ui.follow import RunView
+from tfcluster.ui.follow import RunView, StateFile
 from tfcluster.ui.log_files import newest_attempts
 from tfcluster.ui.merge import LogFilter
 from tfcluster.ui.source import end_of_lines
@@ -48,7 +46,7 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         events_offset=0 if as_json else end_of_lines(paths.events),
     )
     try:
-        view.run(is_over=lambda: _is_over(paths))
+        view.run(is_over=StateFile(paths).is_over)
     except KeyboardInterrupt:
         terminal.clear_status()
         terminal.tell(
@@ -58,10 +56,3 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         return
     if not as_json and paths.root.exists():
         show_end(registry.load(paths), paths, terminal)
-
-
-def _is_over(paths: RunPaths) -> bool:
-    try:
-        return registry.load(paths).status.is_final
-    except RunFolderError:
-        return True

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import click
 
-from tfcluster.errors import RunFolderError, UsageError
+from tfcluster.errors import UsageError
 from tfcluster.plan.plan import TaskId
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
-from tfcluster.ui.follow import RunView, dress_for
+from tfcluster.ui.follow import RunView, StateFile, dress_for
 from tfcluster.ui.log_files import newest_attempts, rank
 from tfcluster.ui.merge import LogFilter, MergedLogs
 from tfcluster.ui.source import end_of_lines
@@ -57,7 +57,8 @@ def command(
     if as_json:
         if collapse:
             raise UsageError("--collapse merges lines, --json tells each", cure="leave one out")
-        _emit(MergedLogs(paths, wanted), terminal, is_over=lambda: not follow or _is_over(paths))
+        is_over = StateFile(paths).is_over
+        _emit(MergedLogs(paths, wanted), terminal, is_over=lambda: not follow or is_over())
     elif follow:
         view = RunView(
             paths,
@@ -67,7 +68,7 @@ def command(
             talks=False,
             events_offset=end_of_lines(paths.events),
         )
-        view.run(is_over=lambda: _is_over(paths))
+        view.run(is_over=StateFile(paths).is_over)
     else:
         merged = MergedLogs(paths, wanted, dress_for(terminal, terminal.stdout, collapse))
         for block in merged.drain():
@@ -145,10 +146,3 @@ def _which(shown: dict[str, int], number: int) -> str:
     labels = sorted((label for label, at in shown.items() if at == number), key=rank)
     names = "" if len(labels) == len(shown) else f" of {', '.join(labels)}"
     return f"attempt {number}{names}"
-
-
-def _is_over(paths: RunPaths) -> bool:
-    try:
-        return registry.load(paths).status.is_final
-    except RunFolderError:
-        return True

@@ -15,17 +15,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tfcluster.run.paths import RunPaths
+from tfcluster.run.registry import coordinator_of
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.ui.bell import Bell
 from tfcluster.ui.lines import harmless_text
-from tfcluster.ui.log_files import prepare_label
+from tfcluster.ui.log_files import log_folders, prepare_label
 from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
 from tfcluster.ui.source import LogSource
 from tfcluster.ui.status_line import format_status_line
 from tfcluster.ui.talk import format_event
 from tfcluster.ui.terminal import Stream, Terminal
 
-FASTEST_POLL_S, SLOWEST_POLL_S = 0.02, 0.2
-"""How long the view sleeps when nothing new came: doubling while it stays quiet."""
 SKIP_ABOVE = 64 * 1024 * 1024
 """Bytes a terminal may be behind before it goes on with the newest; a pipe gets everything."""
 CLOSED_NOTE = "training goes on, `tfcluster logs -f` shows the lines"
@@ -61,7 +61,7 @@ class RunView:
         self._state = StateFile(paths)
         self._queued: deque[str] = deque()
         self._is_over = threading.Event()
-        self._wake = threading.Event()
+        self._bell = Bell()
         self._thread: threading.Thread | None = None
         self._status, self._status_drawn_at = "", 0.0
         self._cure = ""
@@ -75,12 +75,12 @@ class RunView:
     def say(self, text: str) -> None:
         """Talk of the caller's, written by the view in its turn; never blocks."""
         self._queued.append(text)
-        self._wake.set()
+        self._bell.ring()
 
     def finish(self, timeout_s: float | None = None) -> bool:
         """The run is over: show all that is left, then end. False: the terminal stands still."""
         self._is_over.set()
-        self._wake.set()
+        self._bell.ring()
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
@@ -88,29 +88,34 @@ class RunView:
 
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show until `finish` was called, or `is_over` says so, or nobody reads any more."""
-        pause = FASTEST_POLL_S
+        self._look_for_logs()
         while not self._is_over.is_set() and not (is_over and is_over()):
-            moved = self._show_round()
+            moved, has_more = self._show_round()
             self._draw_status()
             if is_over and self._lines_to.error:
                 break
-            pause = FASTEST_POLL_S if moved else min(pause * 2, SLOWEST_POLL_S)
-            if not moved:
-                self._wake.wait(pause)
-                self._wake.clear()
+            if not has_more and self._bell.wait(moved=moved):
+                self._look_for_logs()
         self._show_rest()
+        self._bell.close()
 
-    def _show_round(self) -> bool:
-        """Events first read, then lines, then talk about the events; whether anything came."""
+    def _look_for_logs(self) -> None:
+        """Watched before they are looked for: what comes in between is told."""
+        folders = (folder for _, folder in log_folders(self._paths.logs))
+        self._bell.watch(self._paths.root, self._paths.logs, *folders)
+        self.logs.discover()
+
+    def _show_round(self) -> tuple[bool, bool]:
+        """Events first read, then lines, then talk about the events; whether anything came, and
+        whether there is more already."""
         self._skip_if_far_behind()
         events = self._read_events()
-        moved = bool(events)
-        for _ in range(_ROUNDS_BEFORE_TALK):
-            if not self._write_lines(self.logs.advance()):
-                break
-            moved = True
+        rounds = 0
+        while rounds < _ROUNDS_BEFORE_TALK and self._write_lines(self.logs.advance()):
+            rounds += 1
         self._tell(events)
-        return self._say_queued() or moved
+        said = self._say_queued()
+        return bool(events or rounds or said), rounds == _ROUNDS_BEFORE_TALK
 
     def _show_rest(self) -> None:
         before = -1
@@ -137,10 +142,11 @@ class RunView:
         return moved
 
     def _read_events(self) -> list[dict[str, Any]]:
-        block = b"".join(self._events.read())
-        if block and self._json_lines:
-            self._terminal.out_bytes(block)
-        events = [event for line in block.splitlines() if (event := _parse(line))]
+        events: list[dict[str, Any]] = []
+        while block := b"".join(self._events.read()):
+            if self._json_lines:
+                self._terminal.out_bytes(block)
+            events += [event for line in block.splitlines() if (event := _parse(line))]
         for event in events:
             self._notice(event)
         return events
@@ -149,7 +155,7 @@ class RunView:
         """What an event means for the logs."""
         match event:
             case {"type": "task_started" | "prepare_started"}:
-                self.logs.discover()
+                self._look_for_logs()
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
                 self.logs.end_task(task, attempt)
             case {"type": "prepare_finished", "node": str(node)}:
@@ -219,6 +225,13 @@ class StateFile:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         return self._snapshot
+
+    def is_over(self) -> bool:
+        """Whether the run has ended, its coordinator has gone without a word, or its folder."""
+        snapshot = self.read()
+        if snapshot is None or snapshot.status.is_final or not self._paths.state.exists():
+            return True
+        return coordinator_of(snapshot).is_alive() is False
 
 
 def dress_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> Dress:

@@ -1,0 +1,29 @@
+"""What tasks write, and the merged stream taken apart again."""
+
+from __future__ import annotations
+
+WRITER = """
+import os, sys
+task, lines = os.environ.get("TFCLUSTER_TASK", "-"), int(sys.argv[1])
+for first in range(0, lines, 100):
+    block = b"".join(b"%-9s %08d %s\\n" % (task.encode(), n, b"." * 66)
+                     for n in range(first, min(lines, first + 100)))
+    while block:
+        block = block[os.write(1, block):]
+"""
+"""Writes as many lines of 85 characters as its argument says, as fast as it can."""
+
+
+def expected_log(task: str, lines: int) -> bytes:
+    """What `WRITER` has written."""
+    return b"".join(b"%-9s %08d %s\n" % (task.encode(), n, b"." * 66) for n in range(lines))
+
+
+def split_by_task(merged: bytes) -> dict[str, bytes]:
+    """The merged stream taken apart again by its prefixes."""
+    found: dict[str, list[bytes]] = {}
+    for row in merged.split(b"\n")[:-1]:
+        label, bar, text = row.partition(" │ ".encode())
+        assert bar, f"a line without a prefix: {row[:200]!r}"
+        found.setdefault(label.decode().strip(), []).append(text + b"\n")
+    return {task: b"".join(rows) for task, rows in found.items()}
