@@ -53,6 +53,9 @@ def put_back(
     finally:
         for leftover in staged:
             shutil.rmtree(leftover, ignore_errors=True)
+    if state:  # an empty folder is worth no wait for the disk, of which every start would have one
+        for target in targets:
+            sync_folder(target.parent)
     return PutBack(step_of(state), tuple(state), tuple(path for path in replaced if path))
 
 
@@ -105,5 +108,4 @@ def _swap(new: Path, target: Path) -> Path | None:
             target.rmdir()
     new.chmod(0o755)
     new.rename(target)
-    sync_folder(target.parent)
     return aside

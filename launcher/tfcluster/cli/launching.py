@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import TfclusterError
@@ -36,6 +37,12 @@ class Options:
     resume: Resume | None = None
     chaos: tuple[str, ...] = ()
     """Faults to rehearse, as they were typed."""
+
+
+def get_ready() -> None:
+    """Import what a start needs, in the time in which the tasks' Python tells what it is."""
+    for module in ("run.session", "backends.local", "ui.follow", "ui.start", "cli.ends"):
+        import_module(f"tfcluster.{module}")
 
 
 def launch(planned: Planned, options: Options) -> int:

@@ -10,9 +10,9 @@ import click
 
 from tfcluster.backends import warm
 from tfcluster.run import contained, registry
-from tfcluster.run.events import Status
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.status import Status
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
 from tfcluster.ui.terminal import Terminal

@@ -44,7 +44,7 @@ def command(
 
     On this machine, or with --hosts on others, through ssh.
     """
-    from tfcluster.cli.launching import Options, launch
+    from tfcluster.cli.launching import Options, get_ready, launch
     from tfcluster.run.planning import plan_spec
     from tfcluster.spec.load import from_value
 
@@ -58,6 +58,7 @@ def command(
         spec,
         python=python,
         set_paths=[text.partition("=")[0] for text in sets],
+        meanwhile=get_ready,
     )
     how = Options(
         **watch,

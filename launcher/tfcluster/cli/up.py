@@ -47,7 +47,7 @@ def command(
     ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
     2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
     """
-    from tfcluster.cli.launching import Options, launch
+    from tfcluster.cli.launching import Options, get_ready, launch
     from tfcluster.run.planning import plan_again, plan_file
     from tfcluster.run.resume import find
 
@@ -62,7 +62,15 @@ def command(
         resume=begins_with,
         chaos=chaos,
     )
-    return launch(plan(sets=sets, options=options, python=python, args=job_args(), hosts=at), how)
+    planned = plan(
+        sets=sets,
+        options=options,
+        python=python,
+        args=job_args(),
+        hosts=at,
+        meanwhile=get_ready,
+    )
+    return launch(planned, how)
 
 
 def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfcluster.plan.plan import Plan
 from tfcluster.run.paths import RunPaths, home
 
 if TYPE_CHECKING:
     from tfcluster.backends.docker_leftovers import Leftovers
+    from tfcluster.plan.plan import Plan
 
 _MARK = "docker"
 """A file in the home, with the daemons that runs have used: asking one takes longer than all else

@@ -10,12 +10,12 @@ from tfcluster.run import diagnosis, findings
 from tfcluster.run import events as ev
 from tfcluster.run.actions import Again, BringHome
 from tfcluster.run.ending import Next, Outcome
-from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure
 from tfcluster.run.gang import Gang
 from tfcluster.run.member import Member
 from tfcluster.run.orders import Orders
 from tfcluster.run.restart import GiveUp
+from tfcluster.run.status import Status
 from tfcluster.run.timers import Timers
 
 FAILURE_GRACE_S: Final = 1.0

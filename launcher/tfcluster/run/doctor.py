@@ -48,7 +48,7 @@ def examine_here(python: str | None = None, *, deep: bool = False) -> Look:
     """This machine alone, as a job in the current folder would find it; raises InterpreterError
     for a `python` that is not there."""
     workdir = Path.cwd()
-    found = interpreter.choose(python, "--python", base=workdir, workdir=workdir)
+    found = interpreter.choose(python, "--python", base=workdir, workdir=workdir).result()
     seen = replace(
         here.facts(LOCAL, home()),
         python=found.version or "",

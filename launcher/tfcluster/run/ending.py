@@ -15,7 +15,7 @@ from enum import Enum
 
 from tfcluster.errors import TfclusterError
 from tfcluster.plan.plan import TaskId
-from tfcluster.run.events import Status
+from tfcluster.run.status import Status
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from tfcluster.errors import (
 from tfcluster.plan.plan import TaskPlan
 from tfcluster.run.diagnosis import of_those
 from tfcluster.run.ending import Outcome
-from tfcluster.run.events import Status
 from tfcluster.run.failure import Failure, Kind, signal_name
 from tfcluster.run.member import Member
 from tfcluster.run.restart import GiveUp
+from tfcluster.run.status import Status
 from tfcluster.run.tally import Tally
 
 CAUSE_WAIT_S = 12.0

@@ -21,10 +21,10 @@ import psutil
 
 from tfcluster.errors import RunFolderError
 from tfcluster.run import registry
-from tfcluster.run.events import Status
 from tfcluster.run.folder import write_json
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.status import Status
 
 _BY_THEMSELVES_S = 2.0
 """How long agent and guard get to end what is theirs, before they are ended too."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tfcluster.plan.plan import TaskId
+if TYPE_CHECKING:
+    from tfcluster.plan.plan import TaskId
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
@@ -25,6 +26,8 @@ _LONGEST_RUNTIME_DIR = 46
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
+    import tempfile  # a look at a run that is over needs no folder of sockets
+
     own = f"tfcluster-{os.getuid()}"
     found = [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
     base = environ.get("XDG_RUNTIME_DIR")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from tfcluster.plan.plan import Plan
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
-from tfcluster.run.surroundings import gather
+from tfcluster.run.surroundings import gather, nothing
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ def plan_file(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
+    meanwhile: Callable[[], None] = nothing,
 ) -> Planned:
     """Load a spec as the command line names it, and plan it; SpecError (exit 2) for a bad one."""
     from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
@@ -81,6 +82,7 @@ def plan_file(
         set_paths=loaded.set_paths,
         python=python,
         args=args,
+        meanwhile=meanwhile,
     )
 
 
@@ -92,6 +94,7 @@ def plan_again(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
+    meanwhile: Callable[[], None] = nothing,
 ) -> Planned:
     """Plan what an earlier run was, as it was started; see `plan_file`."""
     from tfcluster.spec.load import load_file
@@ -107,6 +110,7 @@ def plan_again(
         set_paths=loaded.set_paths,
         python=python,
         args=args,
+        meanwhile=meanwhile,
     )
 
 
@@ -120,8 +124,11 @@ def plan_spec(
     set_paths: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
     here: Collection[str] = (),
+    meanwhile: Callable[[], None] = nothing,
 ) -> Planned:
     """Plan `spec` for this machine, which is also called what `here` holds.
+
+    `meanwhile` is called while the tasks' Python is asked what it is: with what takes time here.
 
     Its paths are relative to `spec_dir`: the folder of `spec_path`, else the current one.
     Raises UsageError (exit 2) and InterpreterError (exit 3) as `gather` and `make_plan` do.
@@ -130,7 +137,13 @@ def plan_spec(
         spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     around = gather(
-        spec, spec_dir=spec_dir, bundle=str(folder), python=python, environ=environ, here=here
+        spec,
+        spec_dir=spec_dir,
+        bundle=str(folder),
+        python=python,
+        environ=environ,
+        here=here,
+        meanwhile=meanwhile,
     )
     plan = make_plan(
         spec,

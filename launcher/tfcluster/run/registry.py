@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import os
-import secrets
-import shutil
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from tfcluster.errors import RunFolderError, UnknownRunError
-from tfcluster.run.events import Status
 from tfcluster.run.identity import ProcessIdentity
 from tfcluster.run.paths import RunPaths, home
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.status import Status
 
 _SUFFIX_ALPHABET = "23456789abcdefghijkmnpqrstuvwxyz"  # no 0/o, 1/l: it is typed by hand
 
 
 def new_run_id(name: str, now: float) -> str:
     """``localhost-2w-20260914-153012-k7f3``: name, local time, four random characters."""
+    import secrets  # not for `ps`
+
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return f"{name}-{stamp}-" + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(4))
 
@@ -91,6 +90,8 @@ def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
 
 def delete(paths: RunPaths) -> None:
     """Remove what a run that is over has left: its folder, and a killed coordinator's socket."""
+    import shutil
+
     latest = paths.root.parent.parent / "latest"
     if latest.is_symlink() and latest.resolve() == paths.root.resolve():
         latest.unlink()
@@ -113,6 +114,8 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
             live = [entry for entry in matches if not entry[1].status.is_final]
             return (live if live and live_only else matches)[-1][0]
     names = sorted({entry[1].run for entry in known} | {entry[1].name for entry in known})
+    import difflib
+
     near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
     cure = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
     raise UnknownRunError(f"no run is known as {run!r}", cure=cure)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tfcluster.run.events import Status
 from tfcluster.run.spelling import spell
+from tfcluster.run.status import Status
 
 
 @dataclass(slots=True)

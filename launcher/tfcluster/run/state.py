@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from tfcluster.run.events import Status
+from tfcluster.run.status import Status
 
 State = TypeVar("State", bound=str)
 

@@ -19,13 +19,13 @@ from tfcluster.run.actions import Again, DropNode
 from tfcluster.run.anew import Anew, loss_of
 from tfcluster.run.course import Course, Stage
 from tfcluster.run.ending import Next, Outcome, Stop, judge
-from tfcluster.run.events import Status
 from tfcluster.run.failure import Kind
 from tfcluster.run.findings import CAUSE_WAIT_S
 from tfcluster.run.gang import by_node
 from tfcluster.run.lone import Lone
 from tfcluster.run.member import Member
 from tfcluster.run.restarts import Restarts
+from tfcluster.run.status import Status
 from tfcluster.run.watch import Watch
 
 START_ANSWER_S: Final = 60.0

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
 from tfcluster.agent import cores, machine
-from tfcluster.backends import docker_client
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import checks, command
 from tfcluster.plan.cluster import by_node, seats
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import DOCKER
+from tfcluster.plan.placement import DOCKER, is_loopback
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.resources import Cores
 from tfcluster.plan.surroundings import LOCAL, Surroundings
-from tfcluster.run import interpreter
+from tfcluster.run.interpreter import Choice, choose, known
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _MOST_FILES = 60
 """Of a job's own modules, how many are looked at for their imports."""
+
+
+def nothing() -> None:
+    """Nobody has anything to do while a Python is asked."""
 
 
 def gather(
@@ -39,29 +40,44 @@ def gather(
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
     here: Collection[str] = (),
+    meanwhile: Callable[[], None] = nothing,
 ) -> Surroundings:
     """Everything `make_plan` needs to know besides `spec`; starts no TensorFlow.
 
     `spec_dir`: the folder of the spec; `bundle`: where the bundle lies unpacked on this
-    machine; `python`: the value of ``--python``; `here`: more names of this machine. Raises
-    InterpreterError (exit 3) for a Python that was asked for and is not there, UsageError
-    (exit 2) for an unreadable ``env_file``.
+    machine; `python`: the value of ``--python``; `here`: more names of this machine;
+    `meanwhile`: called while the tasks' Python tells what it is. Raises InterpreterError (exit 3)
+    for a Python that was asked for and is not there, UsageError (exit 2) for an unreadable
+    ``env_file``.
     """
     seen = Surroundings(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
-        addresses=own_addresses().union(here),
+        addresses=_addresses_to_compare(spec).union(here),
         cores=Cores(tuple(map(tuple, cores.by_node())), cores.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
-        docker_is_here=spec.runtime.backend == DOCKER and docker_client.is_here(environ),
+        docker_is_here=spec.runtime.backend == DOCKER and _docker_is_here(environ),
     )
     workdir = Path(command.absolute(spec.job.workdir, seen.spec_dir, environ))
-    return _with_job(spec, seen, workdir, python)
+    return _with_job(spec, seen, workdir, python, meanwhile)
+
+
+def _docker_is_here(environ: Mapping[str, str]) -> bool:
+    from tfcluster.backends import docker_client  # and asyncio with it
+
+    return docker_client.is_here(environ)
+
+
+def _addresses_to_compare(spec: ClusterSpec) -> frozenset[str]:
+    """`own_addresses`, unless loopback is all that is written: that is here on any machine."""
+    return frozenset() if all(map(is_loopback, spec.hosts)) else own_addresses()
 
 
 def own_addresses() -> frozenset[str]:
     """Addresses of this machine's interfaces, and its own name."""
+    import psutil  # only where a spec names addresses
+
     found = {socket.gethostname()}
     for entries in psutil.net_if_addrs().values():
         inet = (e.address for e in entries if e.family in (socket.AF_INET, socket.AF_INET6))
@@ -99,14 +115,21 @@ def _shown(shown: str, present: Mapping[int, str]) -> Iterator[int]:
 
 
 def _with_job(
-    spec: ClusterSpec, seen: Surroundings, workdir: Path, python: str | None
+    spec: ClusterSpec,
+    seen: Surroundings,
+    workdir: Path,
+    python: str | None,
+    meanwhile: Callable[[], None],
 ) -> Surroundings:
     paths = [path for path, _, _ in checks.needed_paths(spec, seen)]
+    env_file = _env_file(spec, seen)
+    choices = _interpreters(spec, seen, workdir, python)
     own = _code(spec, (workdir,))
+    meanwhile()
     return replace(
         seen,
-        interpreters=_interpreters(spec, seen, workdir, python),
-        env_file=_env_file(spec, seen),
+        interpreters={node: choice.result() for node, choice in choices.items()},
+        env_file=env_file,
         imports=own.imports if own is not None else None,
         code=own or _code(spec, (workdir, Path(seen.bundles[LOCAL]) / "workers")),
         absent=frozenset(path for path in paths if not os.path.exists(path)),
@@ -115,21 +138,19 @@ def _with_job(
 
 def _interpreters(
     spec: ClusterSpec, seen: Surroundings, workdir: Path, python: str | None
-) -> dict[str, Interpreter]:
+) -> dict[str, Choice]:
     """Of a remote node only what the spec says; the node itself knows the rest."""
     found = {}
     for node, its_seats in by_node(seats(spec, seen.addresses)).items():
         wish, why = (python, "--python") if python else python_wish(spec, its_seats[0].host)
         if its_seats[0].backend == DOCKER:
-            found[node] = _of_image(wish, why)
+            found[node] = known(_of_image(wish, why))
             continue
         base = Path.cwd() if python else Path(seen.spec_dir)
         if node == LOCAL:
-            found[node] = interpreter.choose(
-                wish, why, base=base, workdir=workdir, environ=seen.environ
-            )
+            found[node] = choose(wish, why, base=base, workdir=workdir, environ=seen.environ)
         else:
-            found[node] = Interpreter(wish or "python3", why or "python3 on its PATH")
+            found[node] = known(Interpreter(wish or "python3", why or "python3 on its PATH"))
     return found
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfcluster.run.events import Trial
+if TYPE_CHECKING:
+    from tfcluster.run.events import Trial
 
 _ONGOING = "RUNNING"
 _DONE = "COMPLETED"

@@ -44,6 +44,7 @@ class Section(BaseModel):
         extra="forbid",
         frozen=True,
         strict=True,
+        defer_build=True,  # `model.py` builds them all as one
         json_schema_extra={"patternProperties": {"^x-": {}}},
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal, Self
@@ -90,19 +91,24 @@ class ClusterSpec(Section):
         "Required. The tasks of each job: how many, or where each is.", {"worker": 2}
     )
     job: Job = required("Required. What every task runs.", {"script": "train.py"})
+    # The defaults are constructed, not validated: nothing is built yet.
     strategy: Strategy = documented(
-        Strategy(), "How replicas are kept equal.", {"communication": "RING"}
+        Strategy.model_construct(), "How replicas are kept equal.", {"communication": "RING"}
     )
-    keras: Keras = documented(Keras(), "Keras settings.", {"precision": "mixed_bfloat16"})
-    runtime: Runtime = documented(Runtime(), "Where and with what tasks run.", {"backend": "local"})
+    keras: Keras = documented(
+        Keras.model_construct(), "Keras settings.", {"precision": "mixed_bfloat16"}
+    )
+    runtime: Runtime = documented(
+        Runtime.model_construct(), "Where and with what tasks run.", {"backend": "local"}
+    )
     resources: Resources = documented(
-        Resources(), "What each task may use of its node.", {"gpus": 1}
+        Resources.model_construct(), "What each task may use of its node.", {"gpus": 1}
     )
     supervision: Supervision = documented(
-        Supervision(), "Deadlines and restarts.", {"run_deadline_s": "12h"}
+        Supervision.model_construct(), "Deadlines and restarts.", {"run_deadline_s": "12h"}
     )
     checkpoints: Checkpoints = documented(
-        Checkpoints(), "What is gathered, and where it goes.", {"keep": 5}
+        Checkpoints.model_construct(), "What is gathered, and where it goes.", {"keep": 5}
     )
 
     @model_validator(mode="after")
@@ -184,3 +190,23 @@ class ClusterSpec(Section):
     def task_count(self) -> int:
         """All processes, the evaluator included."""
         return count_tasks(self.cluster)
+
+
+def _build() -> None:
+    """The validators of all sections at once: each alone would build its own part again.
+
+    Without plugins of pydantic: one that lies in the same environment (logfire) would be imported
+    by every command that reads a spec, and has nothing to say about it.
+    """
+    name = "PYDANTIC_DISABLE_PLUGINS"
+    before = os.environ.get(name)
+    os.environ[name] = "__all__"
+    try:
+        ClusterSpec.model_rebuild()
+    finally:  # tasks inherit the environment
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+_build()

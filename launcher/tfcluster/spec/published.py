@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
 SCHEMA_FILE = "spec-v1.schema.json"
@@ -16,6 +15,8 @@ Path = tuple[str | int, ...]
 
 def text() -> str:
     """The published schema, exactly as it lies in the package."""
+    from importlib import resources  # for `init`, `schema` and what explains a mistake
+
     return resources.files(__package__).joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfcluster.run.events import Status
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.run.status import Status
 from tfcluster.ui import story, trials
 from tfcluster.ui.formats import (
     format_bytes,

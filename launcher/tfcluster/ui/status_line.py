@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfcluster.run.events import Status
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.run.status import Status
 from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
 from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.story import attempt_of_all

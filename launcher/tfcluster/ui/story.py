@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tfcluster.run.events import Status
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.run.status import Status
 from tfcluster.ui.formats import format_duration, plural
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
