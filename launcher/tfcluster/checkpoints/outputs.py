@@ -24,7 +24,7 @@ from tfcluster.checkpoints.copying import (
     replace_verified,
 )
 
-_NOT_RESULTS = re.compile(r"(^|/)(\.[^/]*|__pycache__|node_modules|[^/]*\.(pyc|tmp|swp)|core)(/|$)")
+_NO_RESULT = re.compile(r"\..*|__pycache__|node_modules|.*\.(pyc|tmp|swp)|core", re.DOTALL)
 _MOST_FILES = 20_000
 """A working directory with more is a data set, and looking for news in it too slow."""
 _MOST_NAMED = 5
@@ -155,22 +155,39 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
 
 
 def _visible_files(workdir: Path, ours: Path | None) -> list[str] | None:
-    """Files that may be results, without links and hidden ones; None when there are too many."""
+    """Files that may be results, without hidden ones and those behind a link to a folder; None
+    when there are too many. A start waits for it, so it asks of each no more than its name."""
     found: list[str] = []
-    for folder, folders, names in os.walk(workdir):
-        inside = Path(folder).relative_to(workdir).as_posix()
-        prefix = "" if inside == "." else f"{inside}/"
-        folders[:] = [f for f in folders if not _is_environment(Path(folder, f))]
-        folders[:] = [f for f in folders if Path(folder, f) != ours]
-        folders[:] = [f for f in folders if not _NOT_RESULTS.search(prefix + f)]
-        found += [prefix + name for name in names if not _NOT_RESULTS.search(prefix + name)]
-        if len(found) > _MOST_FILES:
-            return None
-    return found
+    folders = [""]
+    while folders and len(found) <= _MOST_FILES:
+        inside = folders.pop()
+        entries = [
+            one for one in _entries(f"{workdir}/{inside}") if not _NO_RESULT.fullmatch(one.name)
+        ]
+        if inside and any(one.name == "pyvenv.cfg" for one in entries):
+            continue  # an environment
+        for one in entries:
+            if not _leads_to_a_folder(one):
+                found.append(inside + one.name)
+            elif not one.is_symlink() and one.path != str(ours):
+                folders.append(f"{inside}{one.name}/")
+    return None if len(found) > _MOST_FILES else found
 
 
-def _is_environment(folder: Path) -> bool:
-    return (folder / "pyvenv.cfg").exists()
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """None where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
+
+
+def _leads_to_a_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _named_by_folder(new: set[str], before: frozenset[str]) -> list[str]:
