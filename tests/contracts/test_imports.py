@@ -1,4 +1,4 @@
-"""What each half may import, and what `tfcluster --version` must not pay for."""
+"""What each half may import, and what commands must not pay for."""
 
 from __future__ import annotations
 
@@ -48,21 +48,69 @@ for module in modules:
     run(block_and_import, ",".join(HEAVY), ",".join(modules))
 
 
-@pytest.mark.parametrize("args", [["--version"], ["--help"]])
-def test_a_command_that_needs_nothing_imports_nothing(args: list[str]) -> None:
-    loaded_after = """
-import json, runpy, sys
-from tfcluster.cli.main import main
+def loaded_after(words: str, home: Path) -> set[str]:
+    """The modules that a command has imported by its end."""
+    told = """
+import json, os, sys
 sys.argv[0] = "tfcluster"
+os.environ["TFCLUSTER_HOME"], os.environ["COLUMNS"] = sys.argv.pop(), "80"
+from tfcluster.cli.main import main
 try:
     main()
 except SystemExit as exit:
     assert not exit.code, exit.code
 print("\\n" + json.dumps(sorted(sys.modules)))
 """
-    loaded = set(json.loads(run(loaded_after, *args).splitlines()[-1]))
+    return set(json.loads(run(told, *words.split(), str(home)).splitlines()[-1]))
 
-    assert loaded.isdisjoint({"rich", "pydantic", "psutil", "asyncio", *HEAVY})
+
+LIGHT = ("--version", "--help", "up --help", "run --help", "ps", "ps -a --json", "init --list",
+         "completion bash", "schema", "prune -n")  # fmt: skip
+SLOW = ("rich", "pydantic", "psutil", "asyncio", "importlib.metadata", *HEAVY)
+"""Each takes longer to import than all else that a look at runs does."""
+
+
+@pytest.mark.parametrize("words", LIGHT)
+def test_a_command_without_a_spec_imports_nothing_that_is_slow(words: str, tmp_path: Path) -> None:
+    loaded = loaded_after(words, tmp_path)
+
+    assert loaded.isdisjoint({*SLOW, "tfcluster.plan.plan", "tfcluster.run.events"})
+
+
+def test_what_plans_needs_neither_a_loop_nor_a_screen(tmp_path: Path) -> None:
+    spec = tmp_path / "tfcluster.json"
+    spec.write_text('{"cluster": {"worker": 2}, "job": {"command": ["true"]}}')
+    for words in (f"plan {spec}", f"validate {spec}"):
+        loaded = loaded_after(words, tmp_path)
+
+        assert loaded.isdisjoint({"rich", "psutil", "asyncio", "tfcluster.run.events", *HEAVY})
+
+
+def test_a_run_on_this_machine_imports_nothing_for_others(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("")
+
+    loaded = loaded_after(f"run -n 1 {script}", tmp_path)
+
+    slow = {"rich", "psutil", "tfcluster.backends.docker_client", "tfcluster.backends.ssh"}
+    assert loaded.isdisjoint({*slow, *HEAVY})
+
+
+def test_the_spec_is_built_without_plugins_that_happen_to_be_installed(tmp_path: Path) -> None:
+    (tmp_path / "stranger.py").write_text("raise SystemExit('imported')")
+    metadata = tmp_path / "stranger-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: stranger\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[pydantic]\nstranger = stranger:plugin\n")
+    load = """
+import os, sys
+sys.path.insert(0, sys.argv[1])
+os.environ["PYDANTIC_DISABLE_PLUGINS"] = "mine"
+from tfcluster.spec.model import ClusterSpec
+ClusterSpec.model_validate({"cluster": {"worker": 2}, "job": {"script": "x.py"}})
+assert os.environ["PYDANTIC_DISABLE_PLUGINS"] == "mine"  # tasks inherit it
+"""
+    run(load, str(tmp_path))
 
 
 def test_the_version_is_told_within_300_ms() -> None:

@@ -6,7 +6,6 @@ One JSON object a line each way: ``{"op": "stop", "why": "down", "now": false}``
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import socket
@@ -26,6 +25,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
 
     Raises SurroundingsError.
     """
+    import asyncio  # who only asks needs none
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # Cancelled: the run is over, and a client that stays is hung up on.

@@ -104,6 +104,20 @@ def test_no_news_where_nothing_is_new_or_nobody_would_want_it(workdir: Path) -> 
     assert news(before, gathered=["gathered.txt"]) == ""
 
 
+def test_links_to_folders_and_the_home_of_all_runs_hold_no_news(
+    workdir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (workdir / "data").symlink_to(tmp_path / "data")
+    (workdir / "itself").symlink_to(workdir / "itself")
+    before = remember(workdir, ours=workdir / "home")
+    for path in (tmp_path / "data" / "x", workdir / "home" / "runs" / "x"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+
+    assert news(before) == ""
+
+
 def test_many_new_files_are_counted(workdir: Path) -> None:
     before = remember(workdir)
     for number in range(9):

@@ -55,6 +55,20 @@ def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> 
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
 
 
+def test_only_what_is_put_back_waits_for_the_disk(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("tfcluster.checkpoints.restore.sync_folder", synced.append)
+    task = tmp_path / "tasks" / "worker-0"
+
+    put_back((), [task])
+    assert (names(task), synced) == (set(), [])
+
+    put_back(store.state(), [task])
+    assert (names(task), synced) == (STATE, [task.parent])
+
+
 def test_what_was_put_back_is_not_gathered_again(store: Store, tmp_path: Path) -> None:
     task = tmp_path / "worker-0"
     put_back(store.state(), [task])
