@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -12,14 +11,16 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent.connection import is_own_user
 from tfcluster.agent.main import READY
 from tfcluster.agent.processes import signal_group, start_time
 from tfcluster.agent.warm import NUMBER
 from tfcluster.backends.keeper import Keeper
-from tfcluster.plan.plan import Warm
+
+if TYPE_CHECKING:
+    from tfcluster.plan.plan import Warm
 
 _ANSWER_S = 10.0
 _END_S = 5.0
@@ -127,6 +128,8 @@ class Adopted(Keeper):
         return True
 
     async def _has_gone(self, patience_s: float) -> bool:
+        import asyncio  # not for `ps`, which only asks
+
         assert self._guard is not None
         pid, started = self._guard
         deadline = asyncio.get_running_loop().time() + patience_s

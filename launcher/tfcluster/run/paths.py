@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,14 +26,19 @@ _LONGEST_RUNTIME_DIR = 46
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
-    import tempfile  # a look at a run that is over needs no folder of sockets
-
     own = f"tfcluster-{os.getuid()}"
-    found = [Path(tempfile.gettempdir()) / own, Path("/tmp") / own]
+    last = Path("/tmp") / own
+    found = _runtime_dirs(own, environ)
+    return next((p for p in found if len(os.fsencode(p)) <= _LONGEST_RUNTIME_DIR), last)
+
+
+def _runtime_dirs(own: str, environ: Mapping[str, str]) -> Iterator[Path]:
     base = environ.get("XDG_RUNTIME_DIR")
     if base and Path(base).is_dir() and os.access(base, os.W_OK):
-        found.insert(0, Path(base) / "tfcluster")
-    return next((p for p in found if len(os.fsencode(p)) <= _LONGEST_RUNTIME_DIR), found[-1])
+        yield Path(base) / "tfcluster"
+    import tempfile  # only here: it takes longer than all else that `ps` does
+
+    yield Path(tempfile.gettempdir()) / own
 
 
 @dataclass(frozen=True, slots=True)
