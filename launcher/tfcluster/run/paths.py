@@ -24,6 +24,10 @@ _LONGEST_RUNTIME_DIR = 46
 """Bytes; with the longest socket name below it a path stays within macOS's 103."""
 
 
+_TEMP_VARIABLES = {"TMPDIR", "TEMP", "TMP"}
+"""Without them the temp folder is /tmp (docs.python.org, tempfile.gettempdir)."""
+
+
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
     own = f"tfcluster-{os.getuid()}"
@@ -36,9 +40,10 @@ def _runtime_dirs(own: str, environ: Mapping[str, str]) -> Iterator[Path]:
     base = environ.get("XDG_RUNTIME_DIR")
     if base and Path(base).is_dir() and os.access(base, os.W_OK):
         yield Path(base) / "tfcluster"
-    import tempfile  # only here: it takes longer than all else that `ps` does
+    if _TEMP_VARIABLES & environ.keys() or not os.access("/tmp", os.W_OK):
+        import tempfile  # only here: it takes as long as all else that `ps` does
 
-    yield Path(tempfile.gettempdir()) / own
+        yield Path(tempfile.gettempdir()) / own
 
 
 @dataclass(frozen=True, slots=True)

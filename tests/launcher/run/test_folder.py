@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tfcluster.errors import RunFolderError, SurroundingsError
-from tfcluster.run import folder
+from tfcluster.run import folder, paths
 
 
 def writable_by_all(place: Path) -> None:
@@ -60,3 +61,20 @@ def test_a_home_that_is_a_file_is_no_id_that_is_taken(home_dir: Path) -> None:
     home_dir.write_text("")
     with pytest.raises(RunFolderError, match="File exists"):
         folder.make_new(lambda: "demo-1", home_dir)
+
+
+@pytest.mark.parametrize(
+    ("environ", "temp", "above"),
+    [
+        ({}, "/elsewhere", "/tmp"),
+        ({"TMPDIR": "/scratch"}, "/scratch", "/scratch"),
+        ({"TMPDIR": "/far" * 20}, "/far" * 20, "/tmp"),
+        ({"XDG_RUNTIME_DIR": "/nowhere"}, "/elsewhere", "/tmp"),
+    ],
+)
+def test_sockets_lie_in_the_temp_folder_where_its_path_is_short(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], temp: str, above: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", temp)
+
+    assert str(paths.runtime_dir(environ)) == f"{above}/tfcluster-{os.getuid()}"
