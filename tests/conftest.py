@@ -8,9 +8,13 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from .forked import ForkServer
 from .scheduling import OneByOne, place
+
+settings.register_profile("any machine")  # how long it takes says how busy it is
+settings.load_profile("any machine")
 
 IS_CI = os.environ.get("CI") == "true"
 

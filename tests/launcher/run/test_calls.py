@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tfcluster.plan.plan import Plan, TaskId
@@ -35,7 +35,6 @@ def test_in_a_small_run_every_node_dials_every_task_of_the_others() -> None:
 
 
 @given(st.integers(65, 300), st.integers(2, 40))
-@settings(deadline=None)
 def test_in_a_large_one_every_line_and_every_port_is_tried(tasks: int, nodes: int) -> None:
     plan, names, ports = spread(tasks, nodes)
     calls = between(plan, names, ports)

@@ -144,7 +144,7 @@ def new_state() -> RunSnapshot:
     return first_state(plan_of(), PATHS, me, 1.0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(_REPORTS, max_size=5))
 def test_no_report_breaks_state_files_gang_or_what_people_see(
     reports: list[dict[str, Any]],

@@ -39,7 +39,7 @@ REPORTS = st.builds(
 
 
 @given(st.lists(REPORTS, max_size=6))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_no_report_can_end_the_supervisor(strange: list[dict[str, Any]]) -> None:
     told = story("worker:0", "worker:1", stall_deadline_s=60)
     for report in strange:

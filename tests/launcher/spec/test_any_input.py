@@ -117,7 +117,7 @@ def test_the_rich_spec_is_right() -> None:
     assert isinstance(load_bytes(json.dumps(RICH).encode()), ClusterSpec)
 
 
-@settings(max_examples=75, deadline=None)
+@settings(max_examples=75)
 @given(mutated_specs())
 def test_a_mutated_spec_is_taken_or_explained(value: Any) -> None:
     found = load_bytes(json.dumps(value).encode())
@@ -126,7 +126,7 @@ def test_a_mutated_spec_is_taken_or_explained(value: Any) -> None:
         assert again == found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     at=st.integers(0, len(json.dumps(RICH))),
     cut=st.integers(0, 40),
@@ -138,7 +138,7 @@ def test_mutated_bytes_are_taken_or_explained(at: int, cut: int, new: bytes, nam
     load_bytes(data[:at] + new + data[at + cut :], name)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), TEXTS), max_size=3), TEXTS)
 def test_any_override_is_taken_or_explained(
     options: list[tuple[tuple[str | int, ...], str]], wild: str
@@ -151,7 +151,7 @@ def test_any_override_is_taken_or_explained(
             load(path, sets=[*sets, wild])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(VALUES)
 def test_the_reader_agrees_with_the_standard_library(value: Any) -> None:
     text = json.dumps(value, indent=1)
@@ -162,7 +162,7 @@ def test_the_reader_agrees_with_the_standard_library(value: Any) -> None:
         assert positions.read(text).value == json.loads(text)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.text(alphabet='{}[]",:/*\\ \n019.eE+-truefalsn\u00e9\ud800', max_size=30))
 def test_the_reader_takes_what_the_standard_library_takes_and_no_more(text: str) -> None:
     try:
