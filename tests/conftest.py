@@ -8,12 +8,15 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from .forked import ForkServer
 from .scheduling import OneByOne, place
 
-settings.register_profile("any machine")  # how long it takes says how busy it is
+# How long an example takes says how busy the machine is.
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any machine")
 
 IS_CI = os.environ.get("CI") == "true"

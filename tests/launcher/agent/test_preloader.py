@@ -189,7 +189,7 @@ def test_what_cannot_be_imported_is_told_and_tasks_start_cold(
     stage: Stage, names: list[str], env: dict[str, str], words: str
 ) -> None:
     assert words in stage.preload(*names, env=env)["error"]
-    assert children_of(stage.rig.pid) == []
+    wait_until(lambda: children_of(stage.rig.pid) == [])
     assert stage.output("print('cold')") == "cold\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,13 +66,11 @@ def test_one_that_cannot_be_killed_is_told_of_once_and_its_end_when_it_comes(
 def test_the_agent_s_end_does_not_wait_for_it(rig: Rig, freezer: Freezer) -> None:
     pid = rig.start("sleep", "300")["pid"]
     freezer.freeze(pid)
-    asked = time.monotonic()
     rig.peer.send("shutdown")
     assert rig.peer.take("unkillable")["pids"] == [pid]
     rig.peer.take("bye")
-    wait_until(lambda: not is_alive(rig.pid), timeout_s=10)
-    assert time.monotonic() - asked < 10
+    wait_until(lambda: not is_alive(rig.pid))
     assert is_alive(pid)
     freezer.thaw()
-    wait_until(lambda: not is_alive(pid), timeout_s=5)
-    wait_until(lambda: not is_alive(rig.guard_pid), timeout_s=5)
+    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: not is_alive(rig.guard_pid))
