@@ -81,7 +81,7 @@ def test_a_task_that_swallows_sigterm_is_killed_two_seconds_later(shell: Command
     code, took = run.end_timed()
 
     assert code == 130
-    assert 2.0 <= took < 5.0
+    assert took >= 2.0
     assert "heard SIGTERM" in run.log("worker:0")
     assert [task["signal"] for task in run.state()["tasks"]] == [signal.SIGKILL] * 2
 
@@ -94,7 +94,7 @@ def test_a_task_that_saves_on_sigterm_may_finish_saving(shell: CommandLine) -> N
     code, took = run.end_timed()
 
     assert code == 130, run.said()
-    assert 4.0 <= took < 15.0
+    assert took >= 4.0
     assert "saved" in run.log("worker:0")
     assert run.state()["status"] == "interrupted"
     assert "30 s" in run.said(), "how long the tasks get is said"
@@ -121,11 +121,11 @@ def test_a_second_ctrl_c_kills_at_once(shell: CommandLine, script: str) -> None:
     run.process.send_signal(signal.SIGINT)
     wait_for(lambda: "stopping the run" in run.said())
     run.process.send_signal(signal.SIGINT)
-    code, took = run.end_timed()
 
-    assert code == 130
-    assert took < 1.5, "far less than any grace"
+    assert run.end() == 130
     assert "Ctrl-C again, tasks are killed" in run.said()
+    assert [task["signal"] for task in run.state()["tasks"]] == [signal.SIGKILL] * 2
+    assert "saved" not in run.log("worker:0")
 
 
 def test_ctrl_c_on_the_terminal_stops_the_run_and_no_task_sees_it(shell: CommandLine) -> None:
@@ -166,10 +166,8 @@ def test_during_prepare_nobody_gets_a_grace(shell: CommandLine) -> None:
              if (run.folder / "logs/prepare/local.log").exists() else False)  # fmt: skip
 
     run.process.send_signal(signal.SIGINT)
-    code, took = run.end_timed()
 
-    assert code == 130
-    assert took < 1.5
+    assert run.end() == 130
     assert run.state()["status"] == "interrupted"
     assert "interrupted after" in run.said()
     assert run.log("worker:0") == "", "no task was started"
@@ -231,10 +229,10 @@ def test_a_stopped_task_hears_the_stop(shell: CommandLine) -> None:
     os.kill(pid, signal.SIGSTOP)
 
     run.process.send_signal(signal.SIGINT)
-    code, took = run.end_timed()
 
-    assert code == 130
-    assert took < 2.0
+    assert run.end() == 130
+    signals = [task["signal"] for task in run.state()["tasks"]]
+    assert signals == [signal.SIGTERM] * 2, "not killed after the grace"
 
 
 def test_down_all_stops_every_run_at_the_same_time(shell: CommandLine) -> None:
