@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 SMALL_READ = 256 << 10
 """Of all pipes together; a pipe that was half full is no small read either."""
+TRICKLE = 32 << 10
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.004, 0.032
-"""Doubling while reads stay small."""
+"""Doubling while no read is more than a trickle."""
 
 
 class Pipes:
@@ -56,10 +57,12 @@ class Pipes:
 
     def _drain(self) -> None:
         moved = {key.fd: key.data() for key, _ in self._pipes.select(0)}
-        if sum(moved.values()) >= SMALL_READ or any(
+        total = sum(moved.values())
+        if total >= TRICKLE:
+            self._pause_s = SHORTEST_PAUSE_S
+        if total >= SMALL_READ or any(
             2 * count >= self._sizes.get(pipe, SMALL_READ) for pipe, count in moved.items()
         ):
-            self._pause_s = SHORTEST_PAUSE_S
             return
         self._selector.unregister(self._pipes)
         self.listens_at = self._clock() + self._pause_s

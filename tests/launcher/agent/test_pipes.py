@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfcluster.agent.pipes import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, SMALL_READ, Pipes
+from tfcluster.agent.pipes import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, SMALL_READ, TRICKLE, Pipes
 
 F_SETPIPE_SZ = 1031
-SMALL, LARGE = b".", b"L"
-"""The second counts as if it were much."""
+SMALL, MORE, LARGE = b".", b"M", b"L"
+"""The others count as if they were much."""
 
 
 class Loop:
@@ -34,7 +34,7 @@ class Loop:
     def _drain(self) -> int:
         data = os.read(self.pipe, 1 << 20)
         self.moved.append(len(data))
-        return SMALL_READ if LARGE in data else len(data)
+        return SMALL_READ if LARGE in data else TRICKLE if MORE in data else len(data)
 
     def _obey(self, _events: int) -> None:
         self.orders += len(os.read(self.line, 10))
@@ -98,6 +98,16 @@ def test_a_pipe_that_fills_fast_is_emptied_without_a_pause(loop: Loop) -> None:
     os.write(loop.task, SMALL)
     loop.turn(at=6.0)
     assert loop.pipes.listens_at == 6.0 + SHORTEST_PAUSE_S, "pauses begin short again"
+
+
+def test_pauses_stay_short_where_more_than_a_trickle_comes(loop: Loop) -> None:
+    fcntl.fcntl(loop.task, F_SETPIPE_SZ, 1 << 20)
+    loop.pipes.discard(loop.pipe)
+    loop.pipes.add(loop.pipe, loop._drain)
+    for at in range(5):
+        os.write(loop.task, MORE)
+        loop.turn(float(at))
+        assert loop.pipes.listens_at == at + SHORTEST_PAUSE_S
 
 
 def test_a_pipe_as_small_as_many_tasks_of_one_user_get_is_emptied_without_a_pause(
