@@ -31,6 +31,7 @@ SKIP_ABOVE = 64 * 1024 * 1024
 CLOSED_NOTE = "training goes on, `tfcluster logs -f` shows the lines"
 ALWAYS_TOLD = frozenset({"restarting"})
 """Without it nobody would understand the lines that follow."""
+_BRING_LOGS = frozenset({"task_started", "prepare_started"})
 _STATUS_INTERVAL_S = 0.25
 _ROUNDS_BEFORE_TALK = 64
 
@@ -147,15 +148,15 @@ class RunView:
             if self._json_lines:
                 self._terminal.out_bytes(block)
             events += [event for line in block.splitlines() if (event := _parse(line))]
+        if any(event.get("type") in _BRING_LOGS for event in events):
+            self._look_for_logs()  # once for all: a thousand start together
         for event in events:
-            self._notice(event)
+            self._notice_end(event)
         return events
 
-    def _notice(self, event: dict[str, Any]) -> None:
-        """What an event means for the logs."""
+    def _notice_end(self, event: dict[str, Any]) -> None:
+        """A log that is complete: its last line is whole as it is."""
         match event:
-            case {"type": "task_started" | "prepare_started"}:
-                self._look_for_logs()
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
                 self.logs.end_task(task, attempt)
             case {"type": "prepare_finished", "node": str(node)}:

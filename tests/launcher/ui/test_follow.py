@@ -14,7 +14,15 @@ from typing import Any, TextIO
 import pyte
 import pytest
 
-from tfcluster.run.events import Event, Progress, RunFinished, TaskExited, Warned, to_line
+from tfcluster.run.events import (
+    Event,
+    Progress,
+    RunFinished,
+    TaskExited,
+    TaskStarted,
+    Warned,
+    to_line,
+)
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui import follow
 from tfcluster.ui.follow import RunView
@@ -321,3 +329,18 @@ def test_a_pipe_far_behind_gets_everything(
     view.start()
     assert view.finish(timeout_s=10)
     assert capfd.readouterr().out == "worker:0 │ line\n" * 50_000
+
+
+def test_tasks_that_start_together_are_looked_for_once(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+    monkeypatch.setattr(RunView, "_look_for_logs", lambda view: looks.append(view))
+    started = [
+        TaskStarted(task=f"worker:{index}", attempt=1, node="local", pid=index + 2)
+        for index in range(100)
+    ]
+    happen(paths, *started)
+    view = RunView(paths, Terminal(io.StringIO(), io.StringIO()))
+    view.run(is_over=lambda: len(looks) > 1)
+    assert len(looks) == 2, "at the beginning, and for all hundred"
