@@ -198,7 +198,6 @@ class Owned:
 
 def give(end, **options):
     ender = iterator_ends.Ender(**options)
-    os.register_at_fork(after_in_child=ender.forget_thread)
     iterator_ends.end_elsewhere(Owned, "_resource", ender)
     Owned(Dataset(), Tensor(end))
     return ender

@@ -44,6 +44,7 @@ class Ender:
         self._starting = threading.Lock()
         self._is_open = False
         self._has_finished = False
+        self._is_registered = False
         self._inherited: list[Any] = []
 
     def start(self) -> None:
@@ -56,8 +57,11 @@ class Ender:
                 thread.start()
             except RuntimeError:
                 return  # no more threads for this user: iterators end where they are dropped
-            atexit.register(self.finish)
             self._thread, self._is_open = thread, True
+            if not self._is_registered:  # both outlive a fork
+                self._is_registered = True
+                atexit.register(self.finish)
+                os.register_at_fork(after_in_child=self.forget_thread)
 
     def take(self, belongings: Box) -> None:
         """Empty `belongings` and have its contents dropped elsewhere; leave it if there is no room.
@@ -98,7 +102,6 @@ class Ender:
 
 
 _ender = Ender()
-os.register_at_fork(after_in_child=_ender.forget_thread)
 
 
 def watch_iterators(module: ModuleType) -> None:

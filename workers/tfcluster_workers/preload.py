@@ -41,8 +41,8 @@ _PR_SET_PDEATHSIG = 1
 _MOST_SAID = 64 << 10
 """Bytes of what the imports printed that each task prints again."""
 _OURS = (
-    "callbacks", "chaos", "event_channel", "failures", "keras3", "keras_watch", "reporting",
-    "save_watch", "tensorflow_watch", "watching",
+    "callbacks", "chaos", "event_channel", "failures", "iterator_ends", "keras3", "keras_watch",
+    "reporting", "save_watch", "tensorflow_watch", "watching",
 )  # fmt: skip
 """What a task of ours needs anyway; none of them does more at its import than to define."""
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
