@@ -3,7 +3,7 @@
 `fit`, `evaluate` and `predict` drop the last reference to their iterator on the way out. TensorFlow
 then joins tf.data's threads, autotune's among them, in whatever thread dropped it: in the one that
 trains, for seconds where the cores are busy, while every peer waits for its next step
-(docs/threads.md has the figures). It joins without the GIL, so another thread can do it.
+(docs/iterators.md has the figures). It joins without the GIL, so another thread can do it.
 """
 
 from __future__ import annotations
