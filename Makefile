@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons: each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-fast test-matrix parity check format bench clean
+.PHONY: help setup up test test-fast test-matrix parity check format bench bench-quick bench-peers clean
 
 # The Python that runs tfcluster (3.11 to 3.13), the one for TensorFlow 2.15 (3.9 to 3.11) and the
 # one for 2.16 (3.9 to 3.12). Empty: found on PATH, in pyenv, through uv.
@@ -19,6 +19,7 @@ NEWEST := .venv/.installed
 TF215 := .venv-tf215/.installed
 TF216 := .venv-tf216/.installed
 KERAS := .venv-keras/.installed
+PEERS := .venv-peers/.installed
 
 help: ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -88,8 +89,20 @@ format: $(NEWEST) ## let ruff rewrite the layout
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-bench: setup ## measure against the plain shell and write the raw numbers to benchmarks/results
+# In turn, never beside each other or anything else: what is measured is time.
+bench: setup bench-peers ## measure everything beside its peers; raw numbers to benchmarks/results (an hour and more)
 	@$(BIN)/python -m benchmarks
 
+bench-quick: $(NEWEST) ## a smoke of the benchmarks that need nothing but this machine
+	@$(BIN)/python -m benchmarks --quick
+
+bench-peers: $(PEERS) ## .venv-peers with torchrun, accelerate and honcho
+
+$(PEERS): constraints/peers.txt tools/make_venv.py
+	@python3 tools/make_venv.py .venv-peers torch numpy accelerate honcho \
+		--python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
+		--what "the launchers that tfcluster is measured beside" --constraints constraints/peers.txt
+	@touch $@
+
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist

@@ -1,56 +1,92 @@
-"""Measure tfcluster beside the plain shell: ``python -m benchmarks [METRIC …] [--runs 5]``."""
+"""Measure tfcluster beside its peers: `python -m benchmarks [METRIC …]`; `report FILE …`."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import random
+import signal
 import sys
-import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 
-from benchmarks import (
-    containers,
-    gathering,
-    idle,
-    log_throughput,
-    many_hosts,
-    overhead,
-    supervision,
-)
-from benchmarks.harness import Metric, measure, table, write_csv
+from benchmarks.catalog import METRICS
+from benchmarks.harness import Failed, Value, measure, say
+from benchmarks.results import RESULTS, signed, write
+from benchmarks.table import table
 
-METRICS: dict[str, Metric] = {
-    "log-throughput": log_throughput.METRIC,
-    "start-overhead": overhead.START,
-    "exit-overhead": overhead.EXIT,
-    "stop-after-failure": supervision.STOP,
-    "restart": supervision.RESTART,
-    "many-hosts": many_hosts.UP,
-    "containers": containers.UP,
-    "gather": gathering.COPY,
-    "gather-beside-training": gathering.BESIDE,
-    "idle-memory": idle.MEMORY,
-    "idle-cpu": idle.CPU,
-}
-RESULTS = Path(__file__).parent / "results"
+QUICK_ARMS = ("tfcluster", "shell")
 
 
 def main() -> int:
-    """Run the chosen metrics one after the other, print tables, write every single value."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("metrics", nargs="*", metavar="METRIC", help=f"of {', '.join(METRICS)}")
-    parser.add_argument("--runs", type=int, default=5, help="of each variant, interleaved")
+    """Measure the chosen metrics one after the other, print tables, write every single value."""
+    options = _options()
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGHUP, _leave)
+    names = options.metrics or [n for n, e in METRICS.items() if e.is_quick or not options.quick]
+    say(f"seed {options.seed}")
+    failed = [name for name in names if not _measured(name, options)]
+    if failed:
+        say(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+def _options() -> argparse.Namespace:
+    listed = "\n".join(f"  {name:<24}{entry.about}" for name, entry in METRICS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        epilog=f"metrics:\n{listed}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("metrics", nargs="*", metavar="METRIC", help="default: all")
+    parser.add_argument("--runs", type=int, help="of each arm, interleaved (default 10)")
+    parser.add_argument("--seed", type=int, default=random.randrange(1000), help="of their order")
+    parser.add_argument("--into", type=Path, default=RESULTS, help="folder of the CSV files")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke: one tiny run, tfcluster and shell only"
+    )
     options = parser.parse_args()
-    if unknown := set(options.metrics) - METRICS.keys():
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(METRICS)}")
-    values = []
-    for name in options.metrics or METRICS:
-        measured = measure(name, METRICS[name], runs=options.runs)
-        print(table(METRICS[name], measured), flush=True)
-        values += measured
-    path = RESULTS / f"{time.strftime('%Y%m%d-%H%M%S')}.csv"
-    write_csv(path, values)
-    print(f"every value: {path}", file=sys.stderr)
-    return 0
+    options.runs = options.runs or (1 if options.quick else 10)
+    unknown = set(options.metrics) - METRICS.keys()
+    if unknown and options.metrics[0] != "report":
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METRICS)}")
+    return options
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    """By way of every `with`: whatever runs is ended."""
+    raise SystemExit(128 + signum)
+
+
+def _measured(name: str, options: argparse.Namespace) -> bool:
+    metric = METRICS[name].make(quick=options.quick)
+    if options.quick:
+        metric = replace(metric, arms={arm: metric.arms[arm] for arm in QUICK_ARMS})
+    more = f"--runs {options.runs} --seed {options.seed}"
+    path = options.into / f"{name}.csv"
+    values: list[Value] = []
+    try:
+        for taken in measure(
+            name, metric, runs=options.runs, seed=options.seed, warms_up=not options.quick
+        ):
+            values += signed(taken, metric, more=more)
+            write(path, values)
+    except Failed as error:
+        say(f"{name}: {error}")
+        return False
+    print(table(metric, values), flush=True)
+    return not options.quick or _is_whole(name, values)
+
+
+def _is_whole(name: str, values: Sequence[Value]) -> bool:
+    """The smoke's own bar: finite numbers for tfcluster and for the shell."""
+    arms = {value.arm for value in values if math.isfinite(value.value)}
+    if lost := set(QUICK_ARMS) - arms:
+        say(f"{name}: no numbers for {', '.join(sorted(lost))}")
+    return not lost and all(math.isfinite(value.value) for value in values)
 
 
 if __name__ == "__main__":

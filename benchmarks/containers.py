@@ -13,8 +13,8 @@ from datetime import datetime
 from functools import cache, partial
 from pathlib import Path
 
-from benchmarks.harness import Metric, Ratio
-from benchmarks.runs import TFCLUSTER, environment
+from benchmarks.harness import Arm, Claim, Failed, Metric, Quantity, Taken
+from benchmarks.sandbox import TFCLUSTER, Sandbox, sandbox
 from tests.lab.docker_images import STUB, build_stub
 from tests.lab.dockerd import Docker, Dockerd
 
@@ -41,7 +41,7 @@ def _started(names: Sequence[str], began: float) -> float:
     return max(time.timestamp() for time in times) - began
 
 
-def _by_hand() -> float:
+def _by_hand() -> Taken:
     """A network, then all `docker run` at once."""
     docker, names = _docker(), [f"hand-{number}" for number in range(COUNT)]
     began = time.time()
@@ -53,68 +53,68 @@ def _by_hand() -> float:
         for name in names
     ]
     if any(one.wait() for one in started):
-        raise SystemExit("docker run failed")
+        raise Failed("docker run failed")
     seconds = _started(names, began)
     docker("rm", "--force", *names)
     docker("network", "rm", "hand")
-    return seconds
+    return {"until": seconds}
 
 
-def _up(until: str, *, planned: bool = False) -> float:
+def _up(until: str, *, planned: bool = False) -> Taken:
     """From the command's start until the last container, agent or task has started. `planned`:
     from the moment at which it had read the spec and begins."""
-    with tempfile.TemporaryDirectory(prefix="tfc") as name:
-        folder = Path(name)
+    with sandbox() as box:
         spec = {
             "name": "b",
             "cluster": {"worker": COUNT},
             "job": {"command": ["sleep", _HOLD_S], "kind": "plain"},
             "runtime": {"backend": "docker", "image": STUB},
         }
-        (folder / "bench.json").write_text(json.dumps(spec))
-        env = environment(folder / ".home") | {
-            key: _docker().env[key] for key in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")
-        }
+        (box.folder / "bench.json").write_text(json.dumps(spec))
+        env = {key: _docker().env[key] for key in ("PATH", "DOCKER_HOST", "DOCKER_CONFIG")}
         began = time.time()
-        command = [TFCLUSTER, "up", "bench.json"]
-        with subprocess.Popen(
-            command, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-        ) as run:
-            seconds = _seen(folder, until, began, planned=planned)
-            _, said = run.communicate()
-        if run.returncode:
-            raise SystemExit(f"tfcluster up failed:\n{said.decode()[-3000:]}")
-        return seconds
+        run = box.start([TFCLUSTER, "up", "bench.json"], env=env)
+        seconds = _seen(box, until, began, planned=planned)
+        box.end(run)
+        return {"until": seconds}
 
 
-def _seen(folder: Path, until: str, began: float, *, planned: bool) -> float:
+def _seen(box: Sandbox, until: str, began: float, *, planned: bool) -> float:
     kind = "task_started" if until == "container" else until
-    while True:
-        events = list(folder.glob(".home/runs/*/events.jsonl"))
-        lines = [json.loads(x) for path in events for x in path.read_text().split("\n")[:-1]]
-        times: list[float] = [line["time"] for line in lines if line["type"] == kind]
-        if len(times) == COUNT:
-            break
-        time.sleep(0.05)
+    box.until(lambda: len(_events(box, kind)) == COUNT, kind)
     if planned:
-        began = next(line["time"] for line in lines if line["type"] == "run_started")
+        (began,) = _events(box, "run_started")
     if until != "container":
-        return max(times) - began
-    return _started([f"{events[0].parent.name}-worker-{n}" for n in range(COUNT)], began)
+        return max(_events(box, kind)) - began
+    (run,) = (box.home / "runs").glob("b-*")
+    return _started([f"{run.name}-worker-{n}" for n in range(COUNT)], began)
 
 
-UP = Metric(
-    title=f"{COUNT} containers: until the last has started",
-    unit="s",
-    variants={
-        "docker run, by hand": _by_hand,
+def _events(box: Sandbox, kind: str) -> list[float]:
+    """The times of all events of that kind so far."""
+    texts = [path.read_text() for path in box.home.glob("runs/*/events.jsonl")]
+    lines = [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
+    return [float(line["time"]) for line in lines if line["type"] == kind]
+
+
+def containers(*, quick: bool) -> Metric:
+    """Needs a docker client and daemon, started for it; the image is the tests' stub."""
+    arms = {
         "tfcluster, once planned": partial(_up, "container", planned=True),
         "tfcluster, from Enter": partial(_up, "container"),
         "its agents": partial(_up, "node_connected"),
         "its tasks": partial(_up, "task_started"),
-    },
-    ratios=[
-        Ratio(f"{name} : by hand", name, "docker run, by hand")
-        for name in ("tfcluster, once planned", "tfcluster, from Enter", "its agents", "its tasks")
-    ],
-)
+    }
+    by_hand = Arm(_by_hand, "docker network create hand; docker run --detach --init … &  … 4 times")
+    return Metric(
+        title=f"{COUNT} containers: until the last has started",
+        quantities={"until": Quantity("s")},
+        arms={
+            "docker run, by hand": by_hand,
+            **{name: Arm(take, "tfcluster up bench.json") for name, take in arms.items()},
+        },
+        claims=[
+            Claim("once planned : by hand", "until", next(iter(arms)), "docker run, by hand", 1.3),
+            *(Claim(f"{x} : by hand", "until", x, "docker run, by hand") for x in [*arms][1:]),
+        ],
+    )

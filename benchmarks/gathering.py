@@ -14,12 +14,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Metric, Ratio
+from benchmarks.harness import Arm, Claim, Failed, Metric, Quantity, Taken
 from tests.integration.hosts.office import Office
 from tests.lab.machines import Lab
 
@@ -98,20 +97,20 @@ def _clear() -> None:
     shutil.rmtree(_office().home.root / ".local", ignore_errors=True)
 
 
-def _gathered() -> float:
+def _gathered() -> Taken:
     """From the end of the task that saved to the news that it is at home, whole and hashed."""
     _clear()
     run = _office().up(_spec(_SAVE_ONLY, BYTES=BYTES))
     if run.end():
-        raise SystemExit(f"tfcluster up failed:\n{run.said[-3000:]}")
+        raise Failed(f"tfcluster up failed:\n{run.said[-3000:]}")
     (exited,), (gathered,) = run.of_type("task_exited"), run.of_type("checkpoint_gathered")
     data = run.folder / f"{gathered['path']}.data-00000-of-00001"
     if data.stat().st_size < BYTES - (1 << 20):
-        raise SystemExit("that is not what was saved")
-    return float(gathered["time"] - exited["time"])
+        raise Failed("that is not what was saved")
+    return {"until": gathered["time"] - exited["time"]}
 
 
-def _copied() -> float:
+def _copied() -> Taken:
     """The same by `scp`, which neither hashes the file nor waits for the disk."""
     office = _office()
     (host,) = office.hosts
@@ -127,27 +126,13 @@ def _copied() -> float:
     done = office.home.run(command, timeout=300)
     seconds = time.monotonic() - began
     if done.returncode:
-        raise SystemExit(done.stderr)
+        raise Failed(done.stderr)
     (office.home.root / "copied").unlink()
-    return seconds
+    return {"until": seconds}
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """What was seen of one run while its checkpoint came home, or did not."""
-
-    step_s: float
-    """Median."""
-    line_s: float
-    """The latest line: from `print` to the command's own output."""
-    exit_s: float
-    """From the last statement of a task to its event."""
-
-
-_last: dict[bool, Training] = {}
-
-
-def _train(*, gathers: bool) -> Training:
+def _train(*, gathers: bool) -> Taken:
+    """What is seen of one run while its checkpoint comes home, or does not."""
     _clear()
     lasts = LOOKS_S + BYTES / RATE
     spec = _spec(_TRAIN, 2, BYTES=BYTES, SECONDS=lasts + 2, EXIT_S=_save_s() + lasts / 2)
@@ -161,12 +146,12 @@ def _train(*, gathers: bool) -> Training:
         if "trains" in line:
             _nice_home()
     if run._process.wait():
-        raise SystemExit(f"tfcluster up failed:\n{''.join(said)[-3000:]}")
+        raise Failed(f"tfcluster up failed:\n{''.join(said)[-3000:]}")
     trains = next(float(words[1]) for _, words in lines if words[:1] == ["trains"])
     began, ended = trains + LOOKS_S, trains + lasts
     if gathers:
         if not (found := run.of_type("checkpoint_gathered")):
-            raise SystemExit(f"nothing was gathered:\n{''.join(said)[-3000:]}")
+            raise Failed(f"nothing was gathered:\n{''.join(said)[-3000:]}")
         gathered = found[0]
         ended = min(ended, float(gathered["time"]))
     return _judge(lines, run.of_type("task_exited"), began, ended)
@@ -176,9 +161,13 @@ def _nice_home() -> None:
     """The command and its ssh have a machine to themselves elsewhere; here they share two cores
     with the training, and must not take them from it."""
     for pid in _office().home.processes():
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), 19)
-        with suppress(FileNotFoundError):  # a kernel that does not weigh sessions by themselves
+        # A process may end meanwhile, and so may one of its threads.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                os.setpriority(os.PRIO_PROCESS, int(thread), 19)
+        # No such file: a kernel that does not weigh sessions by themselves, or a process that has
+        # ended. EINVAL: one of no session of its own, in the root's group, which has no weight.
+        with suppress(OSError):
             Path(f"/proc/{pid}/autogroup").write_text("19")
 
 
@@ -193,7 +182,7 @@ def _judge(
     exits: Sequence[dict[str, Any]],
     began: float,
     ended: float,
-) -> Training:
+) -> Taken:
     steps = [
         (came, float(words[1]), float(words[2]))
         for came, words in lines
@@ -201,35 +190,46 @@ def _judge(
     ]
     leaves = next(float(words[1]) for _, words in lines if words[:1] == ["leaves"])
     if not began <= leaves <= ended:
-        raise SystemExit(f"the other task left {leaves - began:.1f} s after the gathering began")
+        raise Failed(f"the other task left {leaves - began:.1f} s after the gathering began")
     exited = next(event["time"] for event in exits if event["task"] == "worker:1")
-    return Training(
-        statistics.median(end - start for _, start, end in steps),
-        max(came - end for came, _, end in steps),
-        exited - leaves,
+    return {
+        "step": 1000 * statistics.median(end - start for _, start, end in steps),
+        "latest line": 1000 * max(came - end for came, _, end in steps),
+        "exit": 1000 * (exited - leaves),
+    }
+
+
+def gather(*, quick: bool) -> Metric:
+    """Needs root and sshd: hosts are the tests' lab."""
+    return Metric(
+        title=f"A checkpoint of {BYTES / 1e9:.1f} GB over 1 Gbit/s, no task training",
+        quantities={"until": Quantity("s")},
+        arms={
+            "tfcluster, hashed": Arm(_gathered, "tfcluster up far.json"),
+            "scp": Arm(_copied, "scp -q HOST:copied copied"),
+        },
+        claims=[Claim("tfcluster : scp", "until", "tfcluster, hashed", "scp", at_most=1.15)],
     )
 
 
-def _of(what: str, *, gathers: bool) -> float:
-    """Milliseconds; one run serves all that is asked of it."""
-    if what == "step_s":
-        _last[gathers] = _train(gathers=gathers)
-    return 1000 * float(getattr(_last[gathers], what))
-
-
-COPY = Metric(
-    title=f"A checkpoint of {BYTES / 1e9:.1f} GB over 1 Gbit/s, no task training",
-    unit="s",
-    variants={"tfcluster, hashed": _gathered, "scp": _copied},
-    ratios=[Ratio("tfcluster : scp", "tfcluster, hashed", "scp")],
-)
-BESIDE = Metric(
-    title=f"A training of one thread while {BYTES / 1e9:.1f} GB are gathered at 50 MB/s",
-    unit="ms",
-    variants={
-        f"{name}, {beside}": partial(_of, what, gathers=gathers)
-        for name, what in (("step", "step_s"), ("latest line", "line_s"), ("exit", "exit_s"))
-        for beside, gathers in (("gathering", True), ("not", False))
-    },
-    ratios=[Ratio("step, gathering : not", "step, gathering", "step, not")],
-)
+def beside(*, quick: bool) -> Metric:
+    """The same, and its task trains meanwhile."""
+    return Metric(
+        title=f"A training of one thread while {BYTES / 1e9:.1f} GB are gathered at 50 MB/s",
+        quantities={
+            "step": Quantity("ms"),
+            "latest line": Quantity("ms"),
+            "exit": Quantity("ms"),
+        },
+        arms={
+            "gathering": Arm(partial(_train, gathers=True), "tfcluster up far.json"),
+            "not": Arm(partial(_train, gathers=False), "tfcluster up far.json --no-gather"),
+        },
+        claims=[
+            Claim("step, gathering : not", "step", "gathering", "not", at_most=1.05),
+            Claim("latest line, gathering", "latest line", "gathering", at_most=1000),
+            Claim("exit, gathering", "exit", "gathering", at_most=1000),
+        ],
+        note="latest line: the slowest from `print` to the command's output; exit: of the other "
+        "task, from its last statement to its event.",
+    )

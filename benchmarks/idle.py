@@ -1,47 +1,51 @@
-"""What coordinator, agent and guard take together while two workers sleep."""
+"""What a launcher takes for itself while four workers sleep."""
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
-from benchmarks.harness import Metric, Ratio
-from benchmarks.runs import TFCLUSTER, environment, spec
+from benchmarks.harness import Arm, Claim, Metric, Quantity, Taken
+from benchmarks.launchers import LAUNCHERS, Launcher, stubs
+from benchmarks.sandbox import Sandbox, sandbox
+from benchmarks.stamps import stamps
 
-SETTLE_S = 3.0
-START_S = 30.0
-WATCH_S = 10.0
-
-
-def _measured(measure: Callable[[list[psutil.Process]], float], *, terminal: bool) -> float:
-    output = _drained_terminal() if terminal else _nowhere()
-    with spec(2, ["sleep", "600"]) as path, output as fd:
-        up = subprocess.Popen(
-            [TFCLUSTER, "up", str(path)], stdout=fd, stderr=fd, env=environment(path.parent)
-        )
-        try:
-            state = _running_state(path.parent)
-            time.sleep(SETTLE_S)
-            agents = [pid for agent in state["agents"].values() for pid in agent.values()]
-            return measure([psutil.Process(pid) for pid in (state["pid"], *agents)])
-        finally:
-            up.send_signal(signal.SIGTERM)
-            up.wait(30)
+TASKS = 4
+_LAUNCHERS = ("tfcluster", "shell", "torchrun", "honcho")
+Look = Callable[[Sequence[psutil.Process]], Taken]
 
 
-@contextmanager
-def _nowhere() -> Iterator[int]:
-    yield subprocess.DEVNULL
+def _own(box: Sandbox, tasks: set[int]) -> list[psutil.Process]:
+    """The launcher's processes: all that are there and no task."""
+    return [process for process in box.processes() if process.pid not in tasks]
+
+
+def _idle(settle_s: float, look: Look, launcher: Launcher, *, on_terminal: bool = False) -> Taken:
+    with sandbox() as box, _drained_terminal() as terminal:
+        command = launcher.command(box.folder, stubs(TASKS, "sleep"))
+        process = _start_on(terminal, box, command) if on_terminal else box.start(command)
+        box.until(lambda: len(stamps(box.folder)) == TASKS, "all tasks")
+        time.sleep(settle_s)
+        taken = look(_own(box, {one.pid for one in stamps(box.folder)}))
+        process.terminate()
+        process.wait(60)
+        return taken
+
+
+def _start_on(terminal: int, box: Sandbox, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    env = box.env | {"TERM": "xterm-256color"}
+    del env["NO_COLOR"]
+    return subprocess.Popen(
+        command, cwd=box.folder, env=env, stdin=terminal, stdout=terminal, stderr=terminal
+    )
 
 
 @contextmanager
@@ -49,11 +53,9 @@ def _drained_terminal() -> Iterator[int]:
     user, program = os.openpty()
 
     def drain() -> None:
-        try:
+        with suppress(OSError):
             while os.read(user, 65536):
                 pass
-        except OSError:
-            return
 
     reader = threading.Thread(target=drain, daemon=True)
     reader.start()
@@ -63,52 +65,69 @@ def _drained_terminal() -> Iterator[int]:
     os.close(user)
 
 
-def _running_state(home: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        for path in home.glob("runs/*/state.json"):
-            state: dict[str, Any] = json.loads(path.read_text())
-            if all(task["pid"] for task in state["tasks"]):
-                return state
-        time.sleep(0.1)
-    raise SystemExit("the run did not start")
+def _bare_python() -> Taken:
+    with sandbox() as box:
+        box.start([sys.executable, "-c", "open('up', 'w'); import time; time.sleep(300)"])
+        box.until((box.folder / "up").exists, "a bare Python")
+        return _memory(box.processes())
 
 
-def _bare_python(measure: Callable[[list[psutil.Process]], float]) -> float:
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+def _memory(processes: Sequence[psutil.Process]) -> Taken:
+    """Resident counts a shared page in each process that has it; PSS divides it among them."""
+    return {
+        "resident": sum(process.memory_info().rss for process in processes) / 1e6,
+        "PSS": sum(process.memory_full_info().pss for process in processes) / 1e6,
+    }
+
+
+def _cpu(watch_s: float, processes: Sequence[psutil.Process]) -> Taken:
+    before, began = sum(map(_cpu_s, processes)), time.monotonic()
+    time.sleep(watch_s)
+    used, lasted = sum(map(_cpu_s, processes)) - before, time.monotonic() - began
+    return {"processor": 100 * used / lasted}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """By the scheduler's own nanoseconds: a clock tick is 10 ms, as much as 0.2 % of 5 s."""
     try:
-        time.sleep(0.5)
-        return measure([psutil.Process(sleeper.pid)])
-    finally:
-        sleeper.kill()
-        sleeper.wait()
+        threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+        return sum(int(one.read_text().split()[0]) for one in threads) / 1e9
+    except (OSError, ValueError):
+        user, system, *_ = process.cpu_times()
+        return user + system
 
 
-def _rss_mb(processes: list[psutil.Process]) -> float:
-    return sum(process.memory_info().rss for process in processes) / 1e6
+def memory(*, quick: bool) -> Metric:
+    """Coordinator, agent and guard are all counted, as is everything a peer starts."""
+    take = partial(_idle, 0.2 if quick else 1.0, _memory)
+    arms = {name: LAUNCHERS[name].arm(take) for name in _LAUNCHERS}
+    if not quick:
+        arms["a bare Python"] = Arm(_bare_python, "python -c 'time.sleep(300)'")
+    return Metric(
+        title=f"Memory: the launcher's own while {TASKS} tasks sleep",
+        quantities={"resident": Quantity("MB"), "PSS": Quantity("MB")},
+        arms=arms,
+        claims=[
+            Claim("tfcluster : torchrun", "resident", "tfcluster", "torchrun", 0.4, stretch=0.25),
+            Claim("tfcluster : honcho", "resident", "tfcluster", "honcho"),
+            Claim("PSS, tfcluster : torchrun", "PSS", "tfcluster", "torchrun"),
+        ],
+    )
 
 
-def _cpu_percent(processes: list[psutil.Process]) -> float:
-    """Of one core, over WATCH_S."""
-    before = sum(sum(process.cpu_times()[:2]) for process in processes)
-    time.sleep(WATCH_S)
-    return 100 * (sum(sum(process.cpu_times()[:2]) for process in processes) - before) / WATCH_S
-
-
-MEMORY = Metric(
-    title="Idle memory: coordinator + agent + guard, resident",
-    unit="MB",
-    variants={
-        "tfcluster": lambda: _measured(_rss_mb, terminal=False),
-        "a bare Python": lambda: _bare_python(_rss_mb),
-    },
-    ratios=[Ratio("tfcluster : a bare Python", "tfcluster", "a bare Python")],
-)
-CPU = Metric(
-    title=f"Idle processor time: coordinator + agent + guard, over {WATCH_S:.0f} s",
-    unit="% of a core",
-    variants={
-        "no terminal": lambda: _measured(_cpu_percent, terminal=False),
-        "live view on a terminal": lambda: _measured(_cpu_percent, terminal=True),
-    },
-)
+def idle_cpu(*, quick: bool) -> Metric:
+    """Over 5 s, once all has settled."""
+    settle_s, watch_s = (0.5, 1.0) if quick else (3.0, 5.0)
+    take = partial(_idle, settle_s, partial(_cpu, watch_s))
+    arms = {name: LAUNCHERS[name].arm(take) for name in _LAUNCHERS}
+    arms["tfcluster, live view"] = LAUNCHERS["tfcluster"].arm(partial(take, on_terminal=True))
+    return Metric(
+        title=f"Idle processor time: the launcher's own while {TASKS} tasks sleep",
+        quantities={"processor": Quantity("% of a core")},
+        arms=arms,
+        claims=[
+            Claim("tfcluster, no terminal", "processor", "tfcluster", at_most=0.3, stretch=0.1),
+            Claim("tfcluster, live view", "processor", "tfcluster, live view"),
+            Claim("tfcluster : torchrun", "processor", "tfcluster", "torchrun"),
+        ],
+    )

@@ -9,13 +9,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import cache, partial
 from pathlib import Path
 
-from benchmarks.harness import Metric, Ratio
-from benchmarks.runs import TFCLUSTER, environment
+from benchmarks.harness import Arm, Claim, Failed, Metric, Quantity, Taken
+from benchmarks.sandbox import TFCLUSTER, sandbox
 from tests.lab.many import Hosts, many_hosts
 
 COUNT = 64
@@ -30,62 +29,53 @@ def _hosts() -> Hosts:
     return stack.enter_context(many_hosts(COUNT, Path(folder)))
 
 
-def _bare() -> float:
+def _bare() -> Taken:
     """Until the last of them has ended."""
     hosts, began = _hosts(), time.monotonic()
     command = [f"{hosts.folder}/bin/ssh", "-T", "-o", "BatchMode=yes"]
     all_of_them = [subprocess.Popen([*command, host, "true"]) for host in hosts.addresses]
     codes = [one.wait() for one in all_of_them]
     if any(codes):
-        raise SystemExit("ssh failed")
-    return time.monotonic() - began
+        raise Failed("ssh failed")
+    return {"until": time.monotonic() - began}
 
 
-@contextmanager
-def _up() -> Iterator[tuple[float, Path]]:
-    """When the command was started, and the run's folder after its end."""
+def _up(kind: str, *, fresh: bool = False) -> Taken:
+    """From the command's start to the last host's event; `fresh`: they have no bundle yet."""
     hosts = _hosts()
-    with tempfile.TemporaryDirectory(prefix="tfc") as name:
-        folder = Path(name)
+    if fresh:
+        shutil.rmtree(hosts.home / ".cache", ignore_errors=True)
+    with sandbox() as box:
         spec = {
             "name": "b",
             "cluster": {"worker": [f"{host}:0" for host in hosts.addresses]},
             "job": {"command": ["true"]},
             "runtime": {"backend": "ssh", "hosts": {"*": {"python": sys.executable}}},
         }
-        (folder / "bench.json").write_text(json.dumps(spec))
-        env = environment(folder / ".home") | {"PATH": hosts.environ["PATH"]}
+        (box.folder / "bench.json").write_text(json.dumps(spec))
         began = time.time()
         # The look at the nodes is 64 × 63 connections, and each host would have cores of its own.
         command = [TFCLUSTER, "up", "bench.json", "--no-preflight"]
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"tfcluster up failed:\n{done.stderr[-3000:]}")
-        (run,) = (folder / ".home" / "runs").iterdir()
-        yield began, run
-
-
-def _until(kind: str, *, fresh: bool = False) -> float:
-    """From the command's start to the last host's event; `fresh`: they have no bundle yet."""
-    if fresh:
-        shutil.rmtree(_hosts().home / ".cache", ignore_errors=True)
-    with _up() as (began, run):
-        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        box.end(box.start(command, env={"PATH": hosts.environ["PATH"]}))
+        (path,) = box.home.glob("runs/*/events.jsonl")
+        events = [json.loads(line) for line in path.read_text().splitlines()]
     times: list[float] = [event["time"] for event in events if event["type"] == kind]
     if len(times) != COUNT:
-        raise SystemExit(f"{len(times)} of {COUNT} hosts have {kind}")
-    return max(times) - began
+        raise Failed(f"{len(times)} of {COUNT} hosts have {kind}")
+    return {"until": max(times) - began}
 
 
-VARIANTS: dict[str, Callable[[], float]] = {
-    "ssh true": _bare,
-    "agents": partial(_until, "node_connected"),
-    "agents, nothing there before": partial(_until, "node_connected", fresh=True),
-    "tasks": partial(_until, "task_started"),
-}
-UP = Metric(
-    title=f"{COUNT} hosts through ssh: until the last is up",
-    unit="s",
-    variants=VARIANTS,
-    ratios=[Ratio(f"{name} : ssh true", name, "ssh true") for name in [*VARIANTS][1:]],
-)
+def many_hosts_up(*, quick: bool) -> Metric:
+    """Root is not needed, an sshd is."""
+    arms = {
+        "agents": partial(_up, "node_connected"),
+        "agents, nothing there before": partial(_up, "node_connected", fresh=True),
+        "tasks": partial(_up, "task_started"),
+    }
+    return Metric(
+        title=f"{COUNT} hosts through ssh: until the last is up",
+        quantities={"until": Quantity("s")},
+        arms={"ssh true": Arm(_bare, "ssh -T -o BatchMode=yes HOST true &  … 64 times; wait")}
+        | {x: Arm(take, "tfcluster up bench.json --no-preflight") for x, take in arms.items()},
+        claims=[Claim(f"{x} : ssh true", "until", x, "ssh true", at_most=2.0) for x in arms],
+    )

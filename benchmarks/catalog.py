@@ -1,0 +1,63 @@
+"""All metrics by name; a room is entered only when its metric is asked for.
+
+Some need root, docker, sshd or TensorFlow, and what they import may not be there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from benchmarks.harness import Metric
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a metric is made."""
+
+    room: str
+    """Module and function, `room:maker`."""
+    about: str
+    is_quick: bool = False
+    """Needs nothing but this machine and a few seconds: part of `make bench-quick`."""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def make(self, *, quick: bool = False) -> Metric:
+        module, _, maker = self.room.partition(":")
+        made = getattr(import_module(f"benchmarks.{module}"), maker)(quick=quick, **self.options)
+        assert isinstance(made, Metric)
+        return made
+
+
+_NEWEST, _TF215 = {"venv": ".venv"}, {"venv": ".venv-tf215"}
+METRICS: Mapping[str, Entry] = {
+    "start": Entry("starting:start", "Enter to the last stub's first instruction", True),
+    "exit": Entry("starting:exit_", "the last stub's end to the prompt", True),
+    "fail-fast": Entry("failing:fail_fast", "a failure to the end of the others", True),
+    "restart": Entry("failing:restart", "a crash to the next attempt's first instruction", True),
+    "orphans": Entry("orphans:orphans", "who is left after kill -9 of the launcher", True),
+    "logs": Entry("logs:logs", "a merged stream of 800,000 lines, and what arrives", True),
+    "memory": Entry("idle:memory", "the launcher's own memory while tasks sleep", True),
+    "idle-cpu": Entry("idle:idle_cpu", "its processor time meanwhile", True),
+    "first-step": Entry(
+        "first_step:first_step",
+        "Enter, and a crash, to the first step of 4 workers, newest TensorFlow",
+        options={"venv": ".venv", "preload": 0.72, "warm": 0.30},
+    ),
+    "first-step-tf215": Entry(
+        "first_step:first_step",
+        "the same, TensorFlow 2.15",
+        options={"venv": ".venv-tf215", "preload": 0.65, "warm": 0.45},
+    ),
+    "pss": Entry("first_step:pss", "memory of 4 workers together, newest", options=_NEWEST),
+    "pss-tf215": Entry("first_step:pss", "the same, TensorFlow 2.15", options=_TF215),
+    "tax": Entry("throughput:tax", "examples/s of 2 workers, newest", options=_NEWEST),
+    "tax-tf215": Entry("throughput:tax", "the same, TensorFlow 2.15", options=_TF215),
+    "fits": Entry("throughput:fits", "4 workers, several fits, newest", options=_NEWEST),
+    "fits-tf215": Entry("throughput:fits", "the same, TensorFlow 2.15", options=_TF215),
+    "many-hosts": Entry("many_hosts:many_hosts_up", "64 hosts through ssh (sshd)"),
+    "containers": Entry("containers:containers", "four containers (docker)"),
+    "gather": Entry("gathering:gather", "1 GB comes home (root, sshd)"),
+    "gather-beside-training": Entry("gathering:beside", "what training notices (root, sshd)"),
+}

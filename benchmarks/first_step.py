@@ -1,0 +1,94 @@
+"""From Enter, and from a crash, to the first training step; and what the workers share then."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import psutil
+from benchmarks.harness import Claim, Metric, Quantity, Taken
+from benchmarks.trainings import Started, Training
+
+WORKERS = 4
+
+
+def _first(started: Started, *, crashes: bool) -> Taken:
+    """The first step is the last worker's; processor time is one worker's, in the mean, until
+    there and from when it had imported everything."""
+    steps = started.wait_for("step-0-*", WORKERS)
+    taken = {
+        "from Enter": max(at for _, at, *_ in steps) - started.began,
+        "processor, a worker": sum(cpu for *_, cpu, _ in steps) / WORKERS,
+        "after its imports": sum(cpu for *_, cpu in steps) / WORKERS,
+    }
+    if crashes:
+        again = started.wait_for("step-1-*", WORKERS)
+        ((crashed,),) = started.wait_for("crashed", 1)
+        taken["from a crash"] = max(at for _, at, *_ in again) - crashed
+    else:
+        started.box.end(started.process)
+    return taken
+
+
+def first_step(*, quick: bool, venv: str, preload: float, warm: float) -> Metric:
+    """The bars are what one import instead of four can save on two cores, by version."""
+    crash = Training(venv, WORKERS, ("crash",), restarts=1)
+    plain = Training(venv, WORKERS, ("first",))
+    arms = crash.arms(partial(_first, crashes=True), "shell", "cold", "preload")
+    arms |= plain.arms(partial(_first, crashes=False), "warm")
+    enter, again = "from Enter", "from a crash"
+    stretch = {0.65: 0.55, 0.72: 0.60, 0.45: 0.38, 0.30: 0.22}
+    return Metric(
+        title=f"First training step of the last of {WORKERS} workers",
+        quantities={
+            enter: Quantity("s"),
+            again: Quantity("s"),
+            "processor, a worker": Quantity("s"),
+            "after its imports": Quantity("s"),
+        },
+        arms=arms,
+        claims=[
+            Claim("preload : shell", enter, "preload", "shell", preload, stretch=stretch[preload]),
+            Claim("warm : shell", enter, "warm", "shell", warm, stretch=stretch[warm]),
+            Claim("cold : shell", enter, "cold", "shell"),
+            Claim("after a crash, preload : shell", again, "preload", "shell", 0.45, stretch=0.35),
+            Claim("after a crash, cold : shell", again, "cold", "shell"),
+        ],
+        note="In the first attempt one worker kills itself after its first step. shell: a loop "
+        "that then kills the others and starts all anew. warm: a second run of the same job.",
+    )
+
+
+def _shares(started: Started) -> Taken:
+    """Proportional set size: a page that several processes have counts once in all."""
+    steps = started.wait_for("step-0-*", WORKERS)
+    workers = {int(pid) for pid, *_ in steps}
+    by_pid = {one.pid: _pss_mb(one) for one in started.box.processes() if _has_tensorflow(one.pid)}
+    return {
+        "workers": sum(by_pid[pid] for pid in workers),
+        "with the preloader": sum(by_pid.values()),
+    }
+
+
+def _pss_mb(process: psutil.Process) -> float:
+    return float(process.memory_full_info().pss) / 1e6
+
+
+def _has_tensorflow(pid: int) -> bool:
+    try:
+        return "libtensorflow" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
+
+
+def pss(*, quick: bool, venv: str) -> Metric:
+    """Of the workers of one job, stopped after their first step."""
+    return Metric(
+        title=f"Memory of {WORKERS} workers of one job together (PSS), after the first step",
+        quantities={"workers": Quantity("MB"), "with the preloader": Quantity("MB")},
+        arms=Training(venv, WORKERS, ("hold",)).arms(_shares, "shell", "cold", "preload"),
+        claims=[
+            Claim("preload : cold", "workers", "preload", "cold", at_most=0.8, stretch=0.6),
+            Claim("with the preloader", "with the preloader", "preload", "cold"),
+        ],
+    )

@@ -1,0 +1,46 @@
+"""A metric's figures as plain text, for whoever measures."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from benchmarks.figures import Verdict, judge, rounds, spread
+from benchmarks.harness import Claim, Metric, Value
+
+
+def table(metric: Metric, values: Sequence[Value]) -> str:
+    """Median (or p90) of each arm with quartiles and ends, then the claims."""
+    lines = [f"{metric.title} (load {os.getloadavg()[0]:.1f})"]
+    for name, quantity in metric.quantities.items():
+        lines.append(f"  {name}, {quantity.unit}, {quantity.summary}")
+        for arm in metric.arms:
+            if by_round := rounds(values, arm, name):
+                seen = spread([one for several in by_round.values() for one in several], quantity)
+                middle = f"quartiles {number(seen.low)} {number(seen.high)}"
+                ends = f"all {number(seen.least)} to {number(seen.most)}"
+                lines.append(f"    {arm:<28} {number(seen.summary):>8}   {middle}   {ends}")
+    for claim in metric.claims:
+        if verdict := judge(claim, values, metric.quantities[claim.quantity]):
+            lines.append(f"  {claim.text:<36} {said(claim, verdict)}")
+    return "\n".join(lines)
+
+
+def said(claim: Claim, verdict: Verdict) -> str:
+    """The figure, its interval, and the bar where there is one."""
+    sign = " ×" if claim.beside else ""
+    interval = f"({number(verdict.low)} to {number(verdict.high)})"
+    text = f"{number(verdict.figure)}{sign} {interval}"
+    bar = claim.at_most if claim.at_most is not None else claim.at_least
+    if bar is not None:
+        relation = "≤" if claim.at_most is not None else "≥"
+        reached = "reached" if verdict.bar else "MISSED"
+        if verdict.stretch:
+            reached = f"stretch {claim.stretch:g} reached"
+        text += f"; bar {relation} {bar:g}: {reached}"
+    return text
+
+
+def number(value: float) -> str:
+    """Three digits that mean something."""
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,59 @@
+"""What supervision takes from training, and what a fair share of the cores gives it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.harness import Claim, Metric, Quantity, Taken
+from benchmarks.trainings import Started, Training
+
+STEPS = 600
+FITS = 5
+
+
+def _rate(workers: int, started: Started) -> Taken:
+    rates = started.wait_for("rate-*", workers)
+    started.box.end(started.process)
+    taken: dict[str, float | list[float]] = {"examples": sum(one[0] for one in rates) / workers}
+    if waits := [wait for _, *several in rates for wait in several]:
+        taken["last step to fit's return"] = waits
+    return taken
+
+
+def tax(*, quick: bool, venv: str) -> Metric:
+    """The steady rate of one `fit`, its first fifth left out."""
+    training = Training(venv, 2, ("tax", str(STEPS)))
+    return Metric(
+        title=f"Training tax: 2 workers, {STEPS} steps of one fit",
+        quantities={"examples": Quantity("examples/s")},
+        arms=training.arms(partial(_rate, 2), "shell", "tfcluster"),
+        claims=[
+            Claim(
+                "tfcluster : shell, pairs",
+                "examples",
+                "tfcluster",
+                "shell",
+                at_least=0.97,
+                stretch=1.0,
+                is_paired=True,
+            )
+        ],
+        note="Geometric mean of the rounds' ratios; the bar is held against the interval's lower "
+        "end.",
+    )
+
+
+def fits(*, quick: bool, venv: str) -> Metric:
+    """As a notebook does it: the iterator that each `fit` leaves has to be taken down."""
+    training = Training(venv, 4, ("fits", str(FITS)))
+    waits = "last step to fit's return"
+    return Metric(
+        title=f"4 workers on this machine's cores, {FITS} times fit and evaluate",
+        quantities={"examples": Quantity("examples/s"), waits: Quantity("s", "p90")},
+        arms=training.arms(partial(_rate, 4), "shell", "tfcluster"),
+        claims=[
+            Claim("tfcluster : shell", "examples", "tfcluster", "shell", at_least=1.1, stretch=1.4),
+            Claim("tfcluster : shell, p90", waits, "tfcluster", "shell", 0.5, stretch=0.2),
+        ],
+        note="shell: TensorFlow's own numbers of threads, four workers each with all cores.",
+    )

@@ -1,0 +1,135 @@
+"""How a real TensorFlow job is started by hand, and by tfcluster cold, preloaded and warm."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+from benchmarks.harness import Arm, Failed, Taken
+from benchmarks.launchers import LAUNCHERS, ROOT, Gang, Launcher
+from benchmarks.sandbox import TFCLUSTER, Sandbox, sandbox
+
+SCRIPT = Path(__file__).with_name("train.py")
+_OPTIONS: Mapping[str, Sequence[str]] = {
+    "tfcluster": (),
+    "cold": ("--set", "runtime.preload=off"),
+    "preload": ("--set", "runtime.preload=on"),
+    "warm": ("--set", "runtime.preload=on", "--warm"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A training on its way."""
+
+    box: Sandbox
+    process: subprocess.Popen[bytes]
+    began: float
+    """When Enter was pressed, on the monotonic clock."""
+
+    def wait_for(self, pattern: str, count: int) -> list[list[float]]:
+        """The numbers in the files that so many workers write."""
+        folder = self.box.folder
+
+        def found() -> list[Path]:
+            return [path for path in folder.glob(pattern) if path.suffix != ".new"]
+
+        self.box.until(lambda: len(found()) == count, pattern, process=self.process)
+        return [[float(word) for word in path.read_text().split()] for path in found()]
+
+
+Look = Callable[[Started], Taken]
+"""What is read off a training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """So many workers of `train.py` in one of the environments that `make setup` makes."""
+
+    venv: str
+    workers: int
+    args: tuple[str, ...]
+    restarts: int = 0
+
+    def arms(self, look: Look, *names: str) -> dict[str, Arm]:
+        """`shell`, `cold`, `preload`, `warm`, or `tfcluster` as it is without options."""
+        return {name: self._arm(name, look) for name in names}
+
+    @property
+    def _python(self) -> str:
+        return str(ROOT / self.venv / "bin" / "python")
+
+    @property
+    def _env(self) -> Mapping[str, str]:
+        """Keras 3 does not train under this strategy without help, so all arms take Keras 2."""
+        return {"TF_USE_LEGACY_KERAS": "1"} if _version(self.venv, "tf_keras") else {}
+
+    def _arm(self, name: str, look: Look) -> Arm:
+        version = _version(self.venv, "tensorflow")
+        options = " ".join([*_OPTIONS.get(name, ()), "bench.json"])
+        shown = self._by_hand.shown if name == "shell" else f"tfcluster up {options}"
+        missing = "" if version else f"no TensorFlow in {self.venv}"
+        return Arm(
+            partial(self._take, name, look),
+            shown.replace("COMMAND", f"python train.py {' '.join(self.args)}"),
+            f"TensorFlow {version}",
+            missing or _unknown(name),
+        )
+
+    @property
+    def _by_hand(self) -> Launcher:
+        return LAUNCHERS["bare loop" if self.restarts else "shell"]
+
+    def _take(self, name: str, look: Look) -> Taken:
+        with sandbox() as box, ExitStack() as last:
+            shutil.copy(SCRIPT, box.folder)
+            command = self._command(name, box)
+            if name == "warm":
+                last.callback(_cool, box)
+                box.end(box.start(command, env=self._env))  # leaves what the next one starts from
+                for stamp in box.folder.glob("step-*"):
+                    stamp.unlink()
+            began = time.monotonic()
+            return look(Started(box, box.start(command, env=self._env), began))
+
+    def _command(self, name: str, box: Sandbox) -> list[str]:
+        command = [self._python, SCRIPT.name, *self.args]
+        job = {"script": SCRIPT.name, "args": list(self.args)}
+        gang = Gang(self.workers, command, self.restarts, spec={"job": job})
+        if name == "shell":
+            return self._by_hand.command(box.folder, gang)
+        options = _OPTIONS[name] if "preload" in _known() else ()
+        up = LAUNCHERS["tfcluster"].command(box.folder, gang)
+        return [*up, "--python", self._python, *options]
+
+
+def _cool(box: Sandbox) -> None:
+    """What a warm run leaves would be in the next arm's memory."""
+    done = subprocess.run([TFCLUSTER, "down", "--warm"], env=box.env, capture_output=True)
+    if done.returncode:
+        raise Failed(f"down --warm: {done.stderr.decode()}")
+
+
+def _unknown(name: str) -> str:
+    needs = {"preload": "preload", "warm": "--warm"}.get(name)
+    return f"this tfcluster knows no {needs}" if needs and needs not in _known() else ""
+
+
+@cache
+def _known() -> str:
+    """The spec's schema and what can be typed: which of the arms there are here."""
+    asked = [[TFCLUSTER, "schema"], [TFCLUSTER, "up", "--help"]]
+    return "".join(subprocess.run(one, capture_output=True, text=True).stdout for one in asked)
+
+
+@cache
+def _version(venv: str, package: str) -> str:
+    """Without starting it: each environment is full, and starting it takes seconds."""
+    found = (ROOT / venv).glob(f"lib/python3*/site-packages/{package}-*.dist-info")
+    return next((path.name.split("-")[1] for path in found), "")
