@@ -14,6 +14,7 @@ from types import FrameType
 
 from benchmarks.catalog import METRICS
 from benchmarks.harness import Failed, Value, measure, say
+from benchmarks.report import report
 from benchmarks.results import RESULTS, signed, write
 from benchmarks.table import table
 
@@ -25,6 +26,8 @@ def main() -> int:
     options = _options()
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
+    if options.metrics[:1] == ["report"]:
+        return report([Path(name) for name in options.metrics[1:]])
     names = options.metrics or [n for n, e in METRICS.items() if e.is_quick or not options.quick]
     say(f"seed {options.seed}")
     failed = [name for name in names if not _measured(name, options)]

@@ -40,6 +40,7 @@ METRICS: Mapping[str, Entry] = {
     "logs": Entry("logs:logs", "a merged stream of 800,000 lines, and what arrives", True),
     "memory": Entry("idle:memory", "the launcher's own memory while tasks sleep", True),
     "idle-cpu": Entry("idle:idle_cpu", "its processor time meanwhile", True),
+    "port-theft": Entry("ports:port_theft", "a thief that binds the workers' ports", True),
     "first-step": Entry(
         "first_step:first_step",
         "Enter, and a crash, to the first step of 4 workers, newest TensorFlow",

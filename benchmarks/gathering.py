@@ -12,7 +12,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -144,7 +144,7 @@ def _train(*, gathers: bool) -> Taken:
         said.append(line)
         lines.append((time.time(), line.rpartition("│")[2].split()))
         if "trains" in line:
-            _nice_home()
+            put_behind(_office().home.processes())
     if run._process.wait():
         raise Failed(f"tfcluster up failed:\n{''.join(said)[-3000:]}")
     trains = next(float(words[1]) for _, words in lines if words[:1] == ["trains"])
@@ -157,16 +157,16 @@ def _train(*, gathers: bool) -> Taken:
     return _judge(lines, run.of_type("task_exited"), began, ended)
 
 
-def _nice_home() -> None:
+def put_behind(pids: Iterable[int]) -> None:
     """The command and its ssh have a machine to themselves elsewhere; here they share two cores
     with the training, and must not take them from it."""
-    for pid in _office().home.processes():
+    for pid in pids:
         # A process may end meanwhile, and so may one of its threads.
         with suppress(FileNotFoundError, ProcessLookupError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 os.setpriority(os.PRIO_PROCESS, int(thread), 19)
         # No such file: a kernel that does not weigh sessions by themselves, or a process that has
-        # ended. EINVAL: one of no session of its own, in the root's group, which has no weight.
+        # ended. EINVAL: one that is in the root's group, which has no weight.
         with suppress(OSError):
             Path(f"/proc/{pid}/autogroup").write_text("19")
 

@@ -66,13 +66,12 @@ def fidelity(merged: bytes, lines: int, workers: int = WORKERS) -> tuple[int, in
     """How many lines never arrived whole, and how many of those that arrived are not one line of
     one worker behind its own prefix."""
     seen = [bytearray(lines) for _ in range(workers)]
-    whole = 0
     for *prefixes, rank, number in _LINE.findall(merged):
         if all(prefix in (b"", rank) for prefix in prefixes) and int(number) < lines:
             seen[int(rank)][int(number)] = 1
-            whole += 1
     arrived = merged.count(b"\n") - len(_OWN.findall(merged))
-    return workers * lines - sum(map(sum, seen)), arrived - whole
+    whole = sum(map(sum, seen))
+    return workers * lines - whole, arrived - whole
 
 
 def logs(*, quick: bool) -> Metric:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from functools import partial
 
 import psutil
 from benchmarks.harness import Claim, Metric, Quantity, Taken
 from benchmarks.launchers import LAUNCHERS, Launcher, stubs
-from benchmarks.sandbox import Sandbox, sandbox
+from benchmarks.sandbox import Sandbox, lives, sandbox
 from benchmarks.stamps import stamps
 
 LOOKS_S = (1.0, 5.0)
@@ -27,19 +26,13 @@ def _orphans(tasks: int, launcher: Launcher) -> Taken:
         for look in LOOKS_S:
             if box.processes():  # else nobody is there who could start one
                 time.sleep(max(0.0, killed + look - time.monotonic()))
-            taken[f"tasks after {look:.0f} s"] = float(sum(map(_lives, pids)))
+            taken[f"tasks after {look:.0f} s"] = float(sum(map(lives, pids)))
         taken["processes after 5 s"] = float(len(_living(box)))
         return taken
 
 
 def _living(box: Sandbox) -> list[psutil.Process]:
-    return [process for process in box.processes() if _lives(process.pid)]
-
-
-def _lives(pid: int) -> bool:
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
+    return [process for process in box.processes() if lives(process.pid)]
 
 
 def orphans(*, quick: bool) -> Metric:

@@ -130,6 +130,13 @@ def sandbox() -> Iterator[Sandbox]:
             _kill(box)
 
 
+def lives(pid: int) -> bool:
+    """One that has ended and that nobody has asked about does not."""
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def _kill(box: Sandbox) -> None:
     """Again and again: one that was about to fork is found the next time."""
     deadline = time.monotonic() + 10

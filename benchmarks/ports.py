@@ -1,0 +1,49 @@
+"""Whether tasks still have their ports when somebody else wants them.
+
+The thief knows what to take: the ports that stand in TF_CONFIG. Between a worker's first
+instruction and the moment TensorFlow listens lie seconds of imports; here it is half a second.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from benchmarks.harness import Claim, Metric, Quantity, Taken
+from benchmarks.launchers import LAUNCHERS, Gang, Launcher
+from benchmarks.sandbox import sandbox
+
+TASKS = 4
+SERVER = Path(__file__).with_name("server.py")
+
+
+def _theft(launcher: Launcher) -> Taken:
+    """One worker tells the ports, the thief tries them all, then each worker wants its own."""
+    gang = Gang(TASKS, [sys.executable, "-S", str(SERVER)])
+    with sandbox() as box, ExitStack() as loot:
+        process = box.start(launcher.command(box.folder, gang))
+        box.until(lambda: len([*box.folder.glob("told-?")]) == TASKS, "all tasks", process=process)
+        ports = [int(path.read_text()) for path in box.folder.glob("told-?")]
+        for port in ports:
+            thief = loot.enter_context(socket.socket())
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with suppress(OSError):
+                thief.bind(("0.0.0.0", port))
+                thief.listen()
+        (box.folder / "go").touch()
+        box.end(process)
+        return {"without a port": float(len([*box.folder.glob("robbed-?")]))}
+
+
+def port_theft(*, quick: bool) -> Metric:
+    """Peers give their tasks no ports: what a script does itself is what the shell's arm does."""
+    arms = {name: LAUNCHERS[name] for name in ("tfcluster", "shell")}
+    return Metric(
+        title=f"Port theft: {TASKS} workers whose ports somebody else binds before they do",
+        quantities={"without a port": Quantity("workers", "worst")},
+        arms={name: one.arm(_theft) for name, one in arms.items()},
+        claims=[Claim("tfcluster", "without a port", "tfcluster", at_most=0, stretch=0)],
+        note="shell: ports found by binding to port 0 and releasing, as scripts do.",
+    )
