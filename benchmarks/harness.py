@@ -33,7 +33,7 @@ class Arm:
     missing: str = ""
     """Why it cannot be measured here; empty where it can."""
     most_runs: int | None = None
-    """For an arm that is slow and always says the same."""
+    """For an arm that is slow and always says the same; it is not warmed up either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def measure(
         values = []
         for arm in arms:
             most = metric.arms[arm].most_runs
-            if most is None or run <= most:
+            if most is None or 0 < run <= most:
                 values += _observed(name, metric, arm, run)
         if run:
             yield values

@@ -81,7 +81,7 @@ def logs(*, quick: bool) -> Metric:
     for name in ("tfcluster", "torchrun", "honcho"):
         launcher = LAUNCHERS[name]
         take = partial(_logs, lines, partial(_launched, launcher))
-        most = 3 if name == "honcho" else None
+        most = 1 if name == "honcho" else None
         shown = launcher.shown.replace("torchrun ", "torchrun --tee 3 --log-dir logs ")
         arms[name] = Arm(take, shown, launcher.version, launcher.missing, most)
     arms["shell"] = Arm(partial(_logs, lines, _cat), "COMMAND | cat >> merged &  … 4 times; wait")

@@ -17,9 +17,11 @@ def table(metric: Metric, values: Sequence[Value]) -> str:
         for arm in metric.arms:
             if by_round := rounds(values, arm, name):
                 seen = spread([one for several in by_round.values() for one in several], quantity)
-                middle = f"quartiles {number(seen.low)} {number(seen.high)}"
-                ends = f"all {number(seen.least)} to {number(seen.most)}"
-                lines.append(f"    {arm:<28} {number(seen.summary):>8}   {middle}   {ends}")
+                line = f"    {arm:<28} {number(seen.summary):>8}"
+                if seen.least != seen.most:
+                    line += f"   quartiles {number(seen.low)} {number(seen.high)}"
+                    line += f"   all {number(seen.least)} to {number(seen.most)}"
+                lines.append(line)
     for claim in metric.claims:
         if verdict := judge(claim, values, metric.quantities[claim.quantity]):
             lines.append(f"  {claim.text:<36} {said(claim, verdict)}")
@@ -29,8 +31,9 @@ def table(metric: Metric, values: Sequence[Value]) -> str:
 def said(claim: Claim, verdict: Verdict) -> str:
     """The figure, its interval, and the bar where there is one."""
     sign = " ×" if claim.beside else ""
-    interval = f"({number(verdict.low)} to {number(verdict.high)})"
-    text = f"{number(verdict.figure)}{sign} {interval}"
+    text = f"{number(verdict.figure)}{sign}"
+    if verdict.low != verdict.high:
+        text += f" ({number(verdict.low)} to {number(verdict.high)})"
     bar = claim.at_most if claim.at_most is not None else claim.at_least
     if bar is not None:
         relation = "≤" if claim.at_most is not None else "≥"

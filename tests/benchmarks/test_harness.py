@@ -80,6 +80,7 @@ def test_an_arm_that_always_says_the_same_is_run_less_often() -> None:
     takes = Takes()
     values = _values(_metric(a=takes.arm("a"), slow=replace(takes.arm("slow"), most_runs=1)))
     assert [value.run for value in values if value.arm == "slow"] == [1]
+    assert takes.order.count("slow") == 1
 
 
 def _fails(times: int) -> Callable[[], Taken]:
