@@ -42,11 +42,17 @@ class Sandbox:
         return self.folder / ".home"
 
     @property
+    def sockets(self) -> Path:
+        """Of tfcluster: what others of this user keep warm is neither taken up nor ended."""
+        return self.folder / ".run"
+
+    @property
     def env(self) -> dict[str, str]:
         """The tasks run this Python, found without asking it; nothing is coloured."""
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
         return kept | {
             "TFCLUSTER_HOME": str(self.home),
+            "XDG_RUNTIME_DIR": str(self.sockets),
             "VIRTUAL_ENV": sys.prefix,
             "NO_COLOR": "1",
             MARK: self.mark,
@@ -94,15 +100,16 @@ class Sandbox:
         what: str,
         *,
         process: subprocess.Popen[bytes] | None = None,
+        every_s: float = 0.005,
     ) -> None:
-        """Look every few milliseconds. Raises `Failed` after a time that nothing takes, and when
+        """Look again and again. Raises `Failed` after a time that nothing takes, and when
         the process that was to bring it about has ended."""
         deadline = time.monotonic() + HANG_S
         while not done():
             has_ended = process is not None and process.poll() is not None
             if time.monotonic() > deadline or (has_ended and not done()):
                 raise Failed(f"waited in vain for {what}:\n{self.said()}")
-            time.sleep(0.005)
+            time.sleep(every_s)
 
     def said(self) -> str:
         """The end of both outputs."""
@@ -124,6 +131,7 @@ def sandbox() -> Iterator[Sandbox]:
     """An empty folder, and no process left when the block ends."""
     with tempfile.TemporaryDirectory(prefix="tfc", ignore_cleanup_errors=True) as name:
         box = Sandbox(Path(name))
+        box.sockets.mkdir(mode=0o700)
         try:
             yield box
         finally:
