@@ -132,4 +132,4 @@ def _known() -> str:
 def _version(venv: str, package: str) -> str:
     """Without starting it: each environment is full, and starting it takes seconds."""
     found = (ROOT / venv).glob(f"lib/python3*/site-packages/{package}-*.dist-info")
-    return next((path.name.split("-")[1] for path in found), "")
+    return next((path.name.split("-")[1].removesuffix(".dist") for path in found), "")
