@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 from benchmarks.harness import Arm, Claim, Failed, Metric, Quantity, Taken
+from benchmarks.idle import cpu_s
 from benchmarks.sandbox import TFCLUSTER, Sandbox, sandbox
 from tests.lab.stand_ins import StandIns, stand_ins
 
@@ -85,14 +86,14 @@ def _events(box: Sandbox) -> list[dict[str, Any]]:
 
 def _idle_percent(coordinator: psutil.Process) -> float:
     time.sleep(3)
-    before = sum(coordinator.cpu_times()[:2])
+    before, began = cpu_s(coordinator), time.monotonic()
     time.sleep(WATCH_S)
-    return 100 * (sum(coordinator.cpu_times()[:2]) - before) / WATCH_S
+    return 100 * (cpu_s(coordinator) - before) / (time.monotonic() - began)
 
 
 def _spent(coordinator: psutil.Process) -> dict[str, float]:
     return {
-        "processor": sum(coordinator.cpu_times()[:2]),
+        "processor": cpu_s(coordinator),
         "memory": coordinator.memory_info().rss / 1e6,
     }
 
