@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import shutil
 import subprocess
 import tempfile
 import time
@@ -28,6 +29,8 @@ def _docker() -> Docker:
     stack = ExitStack()
     atexit.register(stack.close)
     folder = Path(tempfile.mkdtemp(prefix="dockerd-", dir="/var/tmp"))
+    # No TemporaryDirectory: that would go first, from under the daemon.
+    stack.callback(shutil.rmtree, folder, ignore_errors=True)
     docker = stack.enter_context(Dockerd(folder)).docker
     build_stub(docker)
     return docker
