@@ -57,7 +57,7 @@ METRICS: Mapping[str, Entry] = {
     "tax-tf215": Entry("throughput:tax", "the same, TensorFlow 2.15", options=_TF215),
     "fits": Entry("throughput:fits", "4 workers, several fits, newest", options=_NEWEST),
     "fits-tf215": Entry("throughput:fits", "the same, TensorFlow 2.15", options=_TF215),
-    "thousand-tasks": Entry("thousand:thousand_tasks", "1,000 tasks on 50 agents"),
+    "thousand-tasks": Entry("thousand_tasks:thousand_tasks", "1,000 stubs on 50 agents here"),
     "many-hosts": Entry("many_hosts:many_hosts_up", "64 hosts through ssh (sshd)"),
     "containers": Entry("containers:containers", "four containers (docker)"),
     "gather": Entry("gathering:gather", "1 GB comes home (root, sshd)"),
