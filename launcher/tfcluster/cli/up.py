@@ -63,12 +63,7 @@ def command(
         chaos=chaos,
     )
     planned = plan(
-        sets=sets,
-        options=options,
-        python=python,
-        args=job_args(),
-        hosts=at,
-        meanwhile=get_ready,
+        sets=sets, options=options, python=python, args=job_args(), hosts=at, meanwhile=get_ready
     )
     return launch(planned, how)
 
