@@ -58,9 +58,12 @@ def main() -> None:
 def wait_for_a_task() -> None:
     """Import what `sys.argv` names; returns in a fork of this process, with a task's `sys.argv`."""
     load_our_package()
+    from tfcluster_workers import event_channel, watching  # noqa: F401
+
+    first = frozenset(sys.modules)
     from tfcluster_workers import preload
 
-    preload.become_task(sys.argv[2:])
+    preload.become_task(sys.argv[2:], first, folder_of)
 
 
 def dump_stacks_on_sigusr1() -> None:

@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 
+from tfcluster.agent.output import open_pipe
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.agent.task import environment, fork_and_exec
 
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
 
 IMPORT_S = 120.0
 """Imports that take longer hang, on a dead file server for example."""
-_ANSWER_S = 10.0
-"""A fork takes milliseconds: who needs longer stands still."""
-_NUMBER = struct.Struct(">I")
-_MOST_WORDS = 2000
+_ANSWER_S = 2.0
+"""A fork takes milliseconds: who needs longer stands still, and so do we meanwhile."""
+_ROOM = {"TFCLUSTER_ROOM": "_" * 400}
+"""Of `preload.ROOM`: where it stood, a fork's marks stand for `leftovers.carries`."""
+NUMBER = struct.Struct(">I")
+_MOST_SAID = 64 << 10
+"""Bytes of what the imports print that each task prints again."""
 
 
 class Preloader:
@@ -44,7 +48,9 @@ class Preloader:
         """`serve` comes before `begin`."""
         self._recorder = recorder
         self._socket: socket.socket | None = None
-        self._said = -1
+        self._pipe = -1
+        self._said = bytearray()
+        """What the imports printed."""
         self._started = 0
         self._patience_s = IMPORT_S
         self.is_ready = False
@@ -78,24 +84,33 @@ class Preloader:
         if not IS_LINUX:  # nothing to tell of: it is Linux's alone
             self._line.say({"type": "preload_ready", "seconds": 0.0})
             return
-        self._socket, theirs = socket.socketpair()
-        self._said = os.memfd_create("tfcluster-preload")
         try:
-            self.pid, failure = fork_and_exec({**order, "cwd": "/"}, self._said, theirs.fileno())
+            failure = self._start({**order, "env": {**order["env"], **_ROOM}, "cwd": "/"})
         except OSError as error:
             self._give_up(str(error))
             return
-        finally:
-            theirs.close()
         self._started = start_time(self.pid)
         self._recorder.add_group(self.pid, self._started)
-        with os.fdopen(failure, "rb") as words:
-            if error_text := words.read():
-                self._give_up(error_text.decode(errors="replace"))
-                return
+        if failure:
+            self._give_up(failure)
+            return
         self._patience_s = float(order.get("within_s", IMPORT_S))
         self.deadline = time.monotonic() + self._patience_s
+        assert self._socket is not None
         self._selector.register(self._socket, selectors.EVENT_READ, lambda _events: self._hear())
+        self._selector.register(self._pipe, selectors.EVENT_READ, lambda _events: self._listen())
+
+    def _start(self, order: dict[str, Any]) -> str:
+        """What kept its program from running; empty: it runs."""
+        self._socket, theirs = socket.socketpair()
+        self._pipe, write_end = open_pipe()
+        try:
+            self.pid, failure = fork_and_exec(order, write_end, theirs.fileno())
+        finally:
+            theirs.close()
+            os.close(write_end)
+        with os.fdopen(failure, "rb") as words:
+            return words.read().decode(errors="replace")
 
     def on_time(self, now: float) -> None:
         if self.deadline is not None and now >= self.deadline:
@@ -105,12 +120,16 @@ class Preloader:
         """As `task.fork_and_exec`; cold where it cannot be a fork of the process."""
         if self.is_ready:
             failed_read, failed_write = os.pipe()
-            try:
-                answer = self._ask(spec, [output, events, failed_write])
-            finally:
-                os.close(failed_write)
+            go_read, go_write = os.pipe()
+            fds = [output, events, failed_write, go_read]
+            answer = self._ask(spec, fds)
+            os.close(failed_write)
+            os.close(go_read)
             if "pid" in answer:
+                os.write(go_write, b"!")
+                os.close(go_write)
                 return int(answer["pid"]), failed_read
+            os.close(go_write)  # a task that began all the same ends
             os.close(failed_read)
             if "refused" in answer:
                 self._tell(str(answer["refused"]))
@@ -119,34 +138,32 @@ class Preloader:
         return fork_and_exec(spec, output, events)
 
     def _ask(self, spec: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        order = {name: spec.get(name) for name in ("argv", "cores")}
-        order |= {"env": environment(spec), "cwd": spec.get("cwd") or "/"}
+        self._listen()
+        order = {"argv": spec["argv"], "cores": spec.get("cores"), "cwd": spec.get("cwd") or "/"}
+        order |= {"env": environment(spec), "said": self._said.decode("latin-1")}
         encoded = json.dumps(order).encode()
         assert self._socket is not None
+        self._socket.settimeout(_ANSWER_S)
         try:
-            socket.send_fds(self._socket, [_NUMBER.pack(len(encoded))], fds)
+            socket.send_fds(self._socket, [NUMBER.pack(len(encoded))], fds)
             self._socket.sendall(encoded)
         except OSError:
             return {}
-        return self._answer()
+        return hear(self._socket, _ANSWER_S)
 
-    def _answer(self) -> dict[str, Any]:
-        """Empty: there is none."""
-        assert self._socket is not None
-        self._socket.settimeout(_ANSWER_S)
-        with contextlib.suppress(OSError, ValueError):
-            head = self._socket.recv(_NUMBER.size, socket.MSG_WAITALL)
-            if len(head) == _NUMBER.size:
-                size = _NUMBER.unpack(head)[0]
-                answer = json.loads(self._socket.recv(size, socket.MSG_WAITALL))
-                return answer if isinstance(answer, dict) else {}
-        return {}
+    def _listen(self) -> None:
+        """To what it prints: a pipe that nobody empties would hold it up."""
+        with contextlib.suppress(OSError):
+            while data := os.read(self._pipe, _MOST_SAID):
+                self._said += data[: _MOST_SAID - len(self._said)]
 
     def _hear(self) -> None:
         """Its one report."""
         assert self._socket is not None
         self._selector.unregister(self._socket)
-        report = self._answer()
+        report = hear(self._socket, _ANSWER_S)
+        self._listen()
+        self._selector.unregister(self._pipe)
         self.deadline = None
         if report.get("ready"):
             self.is_ready = True
@@ -155,8 +172,7 @@ class Preloader:
             self._give_up(str(report.get("why") or self._last_words() or "it said nothing"))
 
     def _last_words(self) -> str:
-        said = os.pread(self._said, 1 << 20, 0)[-_MOST_WORDS:].decode(errors="replace")
-        return said.strip().rpartition("\n")[2]
+        return self._said.decode(errors="replace").strip().rpartition("\n")[2]
 
     def _give_up(self, why: str) -> None:
         self._end()
@@ -179,6 +195,31 @@ class Preloader:
             signal_group(self.pid, self._started, signal.SIGKILL)
             self._recorder.drop_group(self.pid)
             self.pid = 0
-        if self._said >= 0:
-            os.close(self._said)
-            self._said = -1
+        if self._pipe >= 0:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._pipe)
+            os.close(self._pipe)
+            self._pipe = -1
+        self._said.clear()
+
+
+def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
+    """A length and as many bytes of JSON; empty for what is none, or does not come in time."""
+    deadline = time.monotonic() + patience_s
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
+        found = json.loads(_read_exactly(line, size, deadline))
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
+    """MSG_WAITALL waits for nothing on a socket with a time-out. Raises TimeoutError."""
+    data = b""
+    while len(data) < size:
+        line.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = line.recv(size - len(data))
+        if not piece:
+            break
+        data += piece
+    return data

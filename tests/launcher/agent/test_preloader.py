@@ -16,6 +16,13 @@ from .test_old_python import python39 as python39
 
 BOOT = Path(__file__).parents[3] / "workers" / "tfcluster_workers" / "boot.py"
 
+_HOW = "forked: "
+_TELL = (
+    "import os, sys; os.write(1, b'forked: %r\\n' %"
+    " (b'IMPORTER=' in open('/proc/self/environ', 'rb').read()))\n"
+)
+"""A script's first line: only a fork's first environment is the importer's."""
+
 FACTS = """
 import ctypes, json, os, resource, signal, sys, __main__
 death = ctypes.c_int()
@@ -34,7 +41,8 @@ print(json.dumps({
     "handlers": [str(signal.getsignal(n)) for n in range(1, 32)], "death": death.value,
     "limits": [resource.getrlimit(n) for n in range(16)], "nice": os.nice(0),
     "cores": sorted(os.sched_getaffinity(0)), "stdin": sys.stdin.read(), "open": sorted(kinds),
-    "out": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.errors, sys.stdout.name],
+    "out": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.errors, sys.stdout.name,
+            sys.stdout.seekable(), sys.stderr.seekable()],
     "command": open("/proc/self/cmdline").read(),
 }))
 """
@@ -52,23 +60,40 @@ class Stage:
         self, *names: str, env: dict[str, str] | None = None, **order: Any
     ) -> dict[str, Any]:
         argv = [self.python, str(BOOT), "preload", *names]
-        self.rig.peer.send("preload", argv=argv, env=env or {}, unset=[], **order)
+        env = {**(env or {}), "IMPORTER": "yes"}  # which only a fork's first environment has
+        self.rig.peer.send("preload", argv=argv, env=env, unset=[], **order)
         return self.rig.peer.take("preload_ready", "preload_failed")
 
     def start(
         self, code: str, *args: str, name: str = "main.py", fork: bool = True, **spec: Any
     ) -> dict[str, Any]:
         script = self.rig.folder / name
-        script.write_text(code)
+        script.write_text(_TELL + code)
         argv = [self.python, str(BOOT), "script", str(script), *args]
         return self.rig.start(*argv, preload=fork, **spec)
 
-    def output(self, code: str, *args: str, task: str = "worker:0", **spec: Any) -> str:
-        """What a task printed; its end is waited for."""
+    def output(
+        self,
+        code: str,
+        *args: str,
+        task: str = "worker:0",
+        fork: bool = True,
+        is_fork: bool | None = None,
+        **spec: Any,
+    ) -> str:
+        """What a task printed; its end is waited for. It must be a fork if it was asked to be,
+        unless `is_fork` says otherwise."""
         before = len(self.log(task))
-        assert self.start(code, *args, task=task, **spec)["type"] == "task_started"
+        started = self.start(code, *args, task=task, fork=fork, **spec)
+        assert started["type"] == "task_started"
         self.exited = self.rig.exited(task)
-        return self.log(task)[before:]
+        told, _, said = self.log(task)[before:].partition("\n")
+        if not told.startswith(_HOW):  # what the imports had printed
+            first, said = told, said
+            told, _, said = said.partition("\n")
+            said = f"{first}\n{said}"
+        assert told == f"{_HOW}{fork if is_fork is None else is_fork}"
+        return said
 
     def log(self, task: str = "worker:0") -> str:
         path = self.rig.log(task)
@@ -154,7 +179,7 @@ def test_random_numbers_differ_from_task_to_task(stage: Stage) -> None:
 def test_a_module_beside_the_script_comes_before_one_imported_ahead(stage: Stage) -> None:
     (stage.rig.folder / "decimal.py").write_text("WHOSE = 'mine'")
     stage.preload("decimal")
-    assert stage.output("import decimal; print(decimal.WHOSE)") == "mine\n"
+    assert stage.output("import decimal; print(decimal.WHOSE)", is_fork=False) == "mine\n"
     assert "decimal.py" in stage.rig.peer.take("preload_failed")["error"]
 
 
@@ -165,7 +190,7 @@ def test_imports_that_leave_a_thread_are_not_forked(stage: Stage) -> None:
     )
     answer = stage.preload("busy", env={"PYTHONPATH": str(stage.rig.folder)})
     assert "1 threads" in answer["error"]
-    assert stage.output("print('cold')") == "cold\n"
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
 
 
 def test_imports_that_listen_are_not_forked(stage: Stage) -> None:
@@ -190,7 +215,7 @@ def test_what_cannot_be_imported_is_told_and_tasks_start_cold(
 ) -> None:
     assert words in stage.preload(*names, env=env)["error"]
     wait_until(lambda: children_of(stage.rig.pid) == [])
-    assert stage.output("print('cold')") == "cold\n"
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
 
 
 def test_imports_that_hang_are_given_up(stage: Stage) -> None:
@@ -200,10 +225,57 @@ def test_imports_that_hang_are_given_up(stage: Stage) -> None:
     wait_until(lambda: children_of(stage.rig.pid) == [])
 
 
+def test_an_importer_that_stands_still_costs_time_only(stage: Stage) -> None:
+    stage.preload("json")
+    os.kill(stage.pid, signal.SIGSTOP)
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
+    assert "stands still" in stage.rig.peer.take("preload_failed")["error"]
+
+
+def test_a_large_environment_goes_to_a_fork_too(stage: Stage) -> None:
+    stage.preload("json")
+    env = {f"LARGE_{number}": "x" * 100_000 for number in range(5)}
+    code = "print(sum(len(v) for k, v in os.environ.items() if k.startswith('LARGE_')))"
+    assert stage.output(code, env=env) == "500000\n"
+
+
+def test_the_first_folder_of_pythonpath_counts_where_paths_are_safe(stage: Stage) -> None:
+    (stage.rig.folder / "lib").mkdir()
+    (stage.rig.folder / "lib" / "decimal.py").write_text("WHOSE = 'mine'")
+    env = {"PYTHONPATH": str(stage.rig.folder / "lib"), "PYTHONSAFEPATH": "1"}
+    assert stage.preload("decimal", env=env)["type"] == "preload_ready"
+    assert stage.output("import decimal; print(decimal.WHOSE)", env=env) == "mine\n"
+
+
+def test_what_only_the_importer_needs_may_lie_beside_the_script(stage: Stage) -> None:
+    (stage.rig.folder / "random.py").write_text("WHOSE = 'mine'")
+    stage.preload("json")
+    assert stage.output("import random; print(random.WHOSE)", is_fork=False) == "mine\n"
+
+
+def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attempt(
+    stage: Stage,
+) -> None:
+    """While another task runs it can be known by the marks of its own task only."""
+    stage.preload("json")
+    marks = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": "worker:0", "TFCLUSTER_ATTEMPT": "1"}
+    stage.start("import time; time.sleep(60)", task="worker:1", name="other.py")
+    code = (
+        "import time\nif os.fork() == 0:\n    os.setsid()\n"
+        "    if os.fork() == 0:\n        os.write(1, b'%d\\n' % os.getpid())\n"
+        "        os.close(1), os.close(2), time.sleep(60)\n    os._exit(0)\n"
+        "os.wait()\ntime.sleep(0.2)"
+    )
+    left = int(stage.output(code, env=marks))
+    assert is_alive(left)
+    stage.output("print('next attempt')", env={**marks, "TFCLUSTER_ATTEMPT": "2"})
+    assert not is_alive(left)
+
+
 def test_a_dead_importer_costs_time_only(stage: Stage) -> None:
     stage.preload("json")
     kill(stage.pid)
-    assert stage.output("print('cold')") == "cold\n"
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
     assert "gone" in stage.rig.peer.take("preload_failed")["error"]
 
 
