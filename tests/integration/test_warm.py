@@ -71,12 +71,18 @@ def test_nothing_but_the_users_own_processes_can_reach_it(kept: Kept) -> None:
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
 
 
-@pytest.mark.parametrize("change", ["environment", "limit"])
+@pytest.mark.parametrize("change", ["environment", "limit", "packages"])
 def test_what_an_import_may_have_read_must_be_the_same(kept: Kept, change: str) -> None:
+    library = kept.shell.root / "lib"
+    library.mkdir()
+    kept.shell.env["PYTHONPATH"] = str(library)
     kept.run()
     first = kept.agent()
     if change == "environment":
         kept.shell.env["PYTHONHASHSEED"] = "7"
+        kept.run()
+    elif change == "packages":
+        (library / "new.py").write_text("")
         kept.run()
     else:
         done = kept.shell.shell(f"ulimit -c 0; ulimit -n 900; tfcluster {' '.join(WARM)} job.py")
@@ -119,6 +125,31 @@ def test_an_agent_that_waits_obeys_sigterm(kept: Kept) -> None:
     kept.run()
     os.kill(kept.agent(), signal.SIGTERM)
     wait_for(lambda: not is_alive(kept.agent()))
+
+
+def test_an_agent_that_stands_still_is_ended_by_its_number(kept: Kept) -> None:
+    kept.run()
+    os.kill(kept.agent(), signal.SIGSTOP)
+    assert kept.resting() == []
+    assert f"pid {kept.agent()}" in kept.end()
+    wait_for(lambda: not is_alive(kept.agent()))
+
+
+def test_an_environment_of_any_size_is_taken_up(kept: Kept) -> None:
+    kept.shell.forks = False  # the fork server takes no such environment
+    kept.shell.env |= {f"LARGE_{number}": "x" * 100_000 for number in range(5)}
+    kept.run()
+    first = kept.agent()
+    kept.run()
+    assert kept.agent() == first
+
+
+def test_no_descriptor_is_left_by_a_run(kept: Kept) -> None:
+    counts = []
+    for _ in range(3):
+        kept.run()
+        counts.append(len(os.listdir(f"/proc/{kept.agent()}/fd")))
+    assert counts[1] == counts[2]
 
 
 def test_where_nothing_is_imported_ahead_there_is_nothing_to_keep(kept: Kept) -> None:

@@ -82,6 +82,7 @@ class Agent:
             self._ports.release()
             self._line.close()
             self._outflow.pipes.close()
+            self._crew.close()
             self._selector.close()
         if self._is_shut_down and self._cache:
             from tfcluster.agent.cache import prune

@@ -34,11 +34,19 @@ def listen(path: str) -> socket.socket:
 
 
 def is_own_user(peer: socket.socket) -> bool:
-    if not IS_LINUX:
-        return True
+    return not IS_LINUX or _credentials(peer)[1] in (os.getuid(), 0)
+
+
+def process_of(peer: socket.socket) -> int:
+    """Who called `connect` or `listen` at the other end (Linux; else 0)."""
+    return _credentials(peer)[0] if IS_LINUX else 0
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int]:
+    """Process id and user (unix(7), SO_PEERCRED)."""
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _pid, uid, _gid = struct.unpack("3i", raw)
-    return uid in (os.getuid(), 0)
+    pid, uid, _gid = struct.unpack("3i", raw)
+    return pid, uid
 
 
 class Connection:

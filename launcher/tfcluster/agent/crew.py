@@ -244,6 +244,10 @@ class Crew:
             elif not task.is_unkillable:
                 self._tell_unkillable(task)
 
+    def close(self) -> None:
+        """Of a run that is over, in an agent that stays."""
+        self._witness.close()
+
     def _tell_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None
         named = {"task": task.name, "attempt": task.attempt}

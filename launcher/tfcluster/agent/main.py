@@ -6,7 +6,6 @@ environment goes on to the tasks.
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 READY = b"listening\n"
@@ -48,7 +47,7 @@ def main() -> None:
     agent.run()
     while (found := agent.next()) is not None:
         agent, peer = found
-        with peer, contextlib.suppress(OSError):
+        with peer:
             peer.sendall(READY)
         agent.run()
     os._exit(0)

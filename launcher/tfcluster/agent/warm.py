@@ -8,27 +8,29 @@ bytes of JSON, and is answered: ``tell`` with what is kept here, ``end`` with no
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
-import struct
 import time
 
 from tfcluster.agent.connection import is_own_user, listen
+from tfcluster.agent.preloader import hear
+from tfcluster.agent.private import make_private
 from tfcluster.agent.processes import name_this, reap_strangers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     from tfcluster.agent.guard import Recorder
 
 NAME = "tfcluster-warm"
 """Of the process, while it waits: no orphan of a run."""
-NUMBER = struct.Struct(">I")
-_PATIENCE_S = 5.0
+_PATIENCE_S = 2.0
 
 
 class Rest:
@@ -45,9 +47,10 @@ class Rest:
     def wait(self) -> tuple[dict[str, Any], socket.socket] | None:
         """The next run's config, and who awaits `main.READY`; None: nobody came, or ended it."""
         path = self._warm["socket"]
-        if _is_served(path):
-            return None  # by the agent of a run beside ours
-        listener = listen(path)
+        with _alone_in(os.path.dirname(path)):
+            if _is_served(path):
+                return None  # by the agent of a run beside ours
+            listener = listen(path)
         self._recorder.add_file(path)
         with open("/proc/self/comm") as file:
             name = file.read().strip()
@@ -56,10 +59,10 @@ class Rest:
             return self._serve(listener)
         finally:
             name_this(name)
-            with contextlib.suppress(OSError):
-                os.unlink(path)
+            with _alone_in(os.path.dirname(path)), contextlib.suppress(OSError):
+                os.unlink(path)  # while we listen nobody else's is there
+                listener.close()
             self._recorder.drop_file(path)
-            listener.close()
 
     def _serve(self, listener: socket.socket) -> tuple[dict[str, Any], socket.socket] | None:
         while (left := self._until - time.monotonic()) > 0:
@@ -72,7 +75,10 @@ class Rest:
             if listener.fileno() not in woken:
                 continue
             peer, _ = listener.accept()
-            request = _hear(peer) if is_own_user(peer) else {}
+            request = hear(peer, _PATIENCE_S) if is_own_user(peer) else {}
+            if _has_hung_up(peer):  # we stood still, and it has begun without us
+                peer.close()
+                continue
             if request.get("op") == "run":
                 os.environ.clear()
                 os.environ.update(request["environ"])
@@ -93,16 +99,30 @@ class Rest:
         return any(number != signal.SIGCHLD for number in os.read(self._signals, 4096))
 
 
+@contextlib.contextmanager
+def _alone_in(folder: str) -> Iterator[None]:
+    """Of all agents whose run ends now."""
+    make_private(folder)
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
 def _is_served(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0
 
 
-def _hear(peer: socket.socket) -> dict[str, Any]:
-    """Empty for what nobody of ours sends."""
-    peer.settimeout(_PATIENCE_S)
-    with contextlib.suppress(OSError, ValueError, struct.error):
-        size = NUMBER.unpack(peer.recv(NUMBER.size, socket.MSG_WAITALL))[0]
-        request = json.loads(peer.recv(size, socket.MSG_WAITALL))
-        return request if isinstance(request, dict) else {}
-    return {}
+def _has_hung_up(peer: socket.socket) -> bool:
+    peer.setblocking(False)
+    try:
+        return peer.recv(1) == b""
+    except BlockingIOError:
+        return False  # it waits for our answer
+    except OSError:
+        return True
+    finally:
+        peer.settimeout(_PATIENCE_S)

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.agent.connection import is_own_user
+from tfcluster.agent.connection import is_own_user, process_of
 from tfcluster.agent.main import READY
+from tfcluster.agent.preloader import NUMBER
 from tfcluster.agent.processes import signal_group, start_time
-from tfcluster.agent.warm import NUMBER
 from tfcluster.backends.keeper import Keeper
 
 if TYPE_CHECKING:
     from tfcluster.plan.plan import Warm
 
-_ANSWER_S = 10.0
+_TAKE_UP_S, _TELL_S = 10.0, 1.0
+"""For an answer to `run`, which makes an agent ready, and to the others."""
 _END_S = 5.0
 
 
@@ -52,27 +53,32 @@ def config(runtime_dir: Path, warm: Warm, about: str) -> dict[str, Any]:
 def adopt(runtime_dir: Path, key: str, run: Mapping[str, object]) -> Adopted | None:
     """Have the agent that waits with `key` serve the run of this config; None: there is none."""
     order = {"op": "run", "config": dict(run), "environ": dict(os.environ)}
-    answer = _ask(socket_of(runtime_dir, key), order)
+    answer, _ = _ask(socket_of(runtime_dir, key), order, _TAKE_UP_S)
     return Adopted() if answer == READY else None
 
 
 def resting(runtime_dir: Path) -> Iterator[Resting]:
-    """Those of this user, in no order."""
+    """Those of this user that answer, in no order."""
     for path in (runtime_dir / "warm").glob("*.sock"):
-        if found := _told(_ask(path, {"op": "tell"})):
+        if found := _told(_ask(path, {"op": "tell"}, _TELL_S)[0]):
             yield found
 
 
-def end(runtime_dir: Path) -> list[Resting]:
-    """End them; returns when they have gone."""
-    ended = []
+def end(runtime_dir: Path) -> list[int]:
+    """End them, those that stand still by SIGKILL; returns the process ids of those that have
+    gone."""
+    waited: dict[int, int] = {}
     for path in (runtime_dir / "warm").glob("*.sock"):
-        if found := _told(_ask(path, {"op": "end"})):
-            ended.append(found)
+        answer, pid = _ask(path, {"op": "end"}, _TELL_S)
+        if found := _told(answer):
+            waited[found.pid] = found.guard
+        elif pid:
+            os.kill(pid, signal.SIGKILL)
+            waited[pid] = pid
     deadline = time.monotonic() + _END_S
-    while any(start_time(one.guard) for one in ended) and time.monotonic() < deadline:
+    while any(map(start_time, waited.values())) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return ended
+    return [pid for pid, last in waited.items() if not start_time(last)]
 
 
 def _told(answer: bytes) -> Resting | None:
@@ -81,22 +87,18 @@ def _told(answer: bytes) -> Resting | None:
     return None
 
 
-def _ask(path: Path, order: Mapping[str, Any]) -> bytes:
-    """All it answers; empty where nobody of ours listens there."""
-    encoded = json.dumps(order).encode()
-    answer = b""
-    with socket.socket(socket.AF_UNIX) as peer:
-        peer.settimeout(_ANSWER_S)
-        try:
-            peer.connect(str(path))
-            if not is_own_user(peer):
-                return b""
+def _ask(path: Path, order: Mapping[str, Any], patience_s: float) -> tuple[bytes, int]:
+    """All it answers, and the process id of an agent of ours that listens there, or 0."""
+    encoded, answer, pid = json.dumps(order).encode(), b"", 0
+    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
+        peer.settimeout(patience_s)
+        peer.connect(str(path))
+        if is_own_user(peer):
+            pid = process_of(peer)
             peer.sendall(NUMBER.pack(len(encoded)) + encoded)
             while data := peer.recv(65536):
                 answer += data
-        except OSError:
-            return b""
-    return answer
+    return answer, pid
 
 
 class Adopted(Keeper):

@@ -6,8 +6,8 @@ import time
 
 import click
 
-from tfcluster.backends import warm as backends_warm
-from tfcluster.errors import NodeLostError, UnknownRunError
+from tfcluster.backends import warm as warm_agents
+from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
 from tfcluster.run import contained, control, registry
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
@@ -23,7 +23,7 @@ LISTENS_WITHIN_S = 2.0
 @click.argument("run", required=False)
 @click.option("--now", is_flag=True, help="Kill at once, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
-@click.option("--warm", is_flag=True, help="End what `up --warm` has kept; no run.")
+@click.option("--warm", is_flag=True, help="End what `up --warm` has kept; no run but with --all.")
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs stopped.")
 def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> None:
     """Stop RUN (default: the only live one) and wait until it has ended.
@@ -32,8 +32,9 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
     """
     terminal = Terminal()
     if warm:
-        _end_warm(terminal)
-        return
+        _end_warm(run, terminal, as_json=as_json)
+        if not everything:
+            return
     if everything:
         known = registry.runs()
         doomed = [paths for paths, state in known if registry.is_open(state)]
@@ -51,12 +52,16 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
 
 
-def _end_warm(terminal: Terminal) -> None:
-    ended = backends_warm.end(runtime_dir())
-    for one in ended:
-        terminal.say(f"what was kept for {one.about} has ended (pid {one.pid})")
+def _end_warm(run: str | None, terminal: Terminal, *, as_json: bool) -> None:
+    if run is not None:
+        raise UsageError("--warm ends what no run has any more, and takes no RUN")
+    ended = warm_agents.end(runtime_dir())
+    for pid in ended:
+        terminal.tell(f"what was kept warm has ended (pid {pid})")
     if not ended:
-        terminal.say("nothing is kept warm")
+        terminal.tell("nothing is kept warm")
+    if as_json:
+        terminal.emit_json([])
 
 
 def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:

@@ -9,7 +9,9 @@ from typing import Final
 
 PARTS: Final = frozenset({"keras", "estimator"})
 """Of TensorFlow, which loads them when they are asked for."""
-_SETTERS: Final = frozenset({"setdefault", "update", "putenv"})
+UNKNOWN: Final = "?"
+"""Among `Code.sets`: a variable whose name is not written there."""
+_SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +78,23 @@ def _named(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _set_by(node: ast.AST) -> Iterator[str]:
-    """``os.environ[NAME] = …``, ``os.environ.setdefault(NAME, …)``, ``.update({NAME: …})`` …"""
-    if isinstance(node, ast.Assign):
+    """Names that a statement gives a value in ``os.environ``, or takes it from; `UNKNOWN` for one
+    that is not written there."""
+    if isinstance(node, ast.Assign | ast.Delete):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
                 yield from _texts([target.slice])
+    elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
+        yield from _texts([node.value])
     elif isinstance(node, ast.Call) and _sets_environ(node.func):
         yield from _texts(node.args[:1])
-        yield from (keyword.arg for keyword in node.keywords if keyword.arg)
+        yield from (keyword.arg or UNKNOWN for keyword in node.keywords)
 
 
 def _sets_environ(func: ast.expr) -> bool:
     if not isinstance(func, ast.Attribute) or func.attr not in _SETTERS:
         return False
-    return func.attr == "putenv" or _is_environ(func.value)
+    return func.attr in ("putenv", "unsetenv") or _is_environ(func.value)
 
 
 def _is_environ(node: ast.expr) -> bool:
@@ -102,3 +107,7 @@ def _texts(nodes: Iterable[ast.expr | None]) -> Iterator[str]:
             yield node.value
         elif isinstance(node, ast.Dict):
             yield from _texts(node.keys)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
+            yield from (keyword.arg or UNKNOWN for keyword in node.keywords)
+        else:
+            yield UNKNOWN

@@ -37,8 +37,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory holds containers only (--backend docker)"
-    if why := preloading.why_not(spec, plan, around):
-        yield why
+    yield from preloading.why_not(spec, plan, around)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
             "communication AUTO runs RING over gRPC even on GPUs; "

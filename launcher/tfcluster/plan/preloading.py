@@ -6,11 +6,11 @@ the variables below, and nothing that its script would have changed before it im
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.plan.imports import Code
+from tfcluster.plan.imports import UNKNOWN, Code
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskPlan
 from tfcluster.plan.settings import has_hooks
@@ -26,9 +26,9 @@ _AFTER_IMPORT: Final = frozenset({
 })  # fmt: skip
 """Read when TensorFlow makes its devices, its server or its thread pools; OpenBLAS is told anew."""
 _AT_IMPORT: Final = (
-    "ABSL_", "CUDA_", "DNNL_", "GLIBC_", "GRPC_", "HOME", "KERAS_", "KMP_", "LANG", "LC_", "LD_",
-    "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH", "PROTOCOL_",
-    "PYTHON", "TFDS_", "TF_", "TMPDIR", "TZ", "XLA_",
+    "ABSL_", "CUDA_", "DNNL_", "GLIBC_", "GRPC_", "HDF5_", "HOME", "JAX_", "KERAS_", "KMP_", "LANG",
+    "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH",
+    "PROTOCOL_", "PYTHON", "SCIPY_", "TF", "TMPDIR", "TZ", "WRAPT_", "XLA_",
 )  # fmt: skip
 """How the names of variables begin that the interpreter or a module may read once and for all."""
 _PARTS: Final = {"keras": "tensorflow:keras.Model", "estimator": "tensorflow:estimator.Estimator"}
@@ -48,7 +48,8 @@ class Preload:
 
 def is_read_at_import(name: str) -> bool:
     """Whether another value must be there before the imports."""
-    return name not in _AFTER_IMPORT and name.startswith(_AT_IMPORT)
+    ours = name.startswith("TFCLUSTER_")
+    return not ours and name not in _AFTER_IMPORT and name.startswith(_AT_IMPORT)
 
 
 def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
@@ -64,23 +65,34 @@ def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
 
 def obstacle(code: Code) -> str:
     """What in the job's files forbids it; empty for nothing."""
+    if UNKNOWN in code.sets:
+        return "the job sets variables of the environment whose names only it knows"
     names = sorted(name for name in code.sets if is_read_at_import(name))
-    return (
-        f"the job sets {', '.join(names)} itself, too late for a module imported ahead"
-        if names
-        else ""
-    )
+    listed = ", ".join(names)
+    return f"the job sets {listed} itself, too late for a module imported ahead" if names else ""
 
 
-def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> str:
-    """A sentence where tasks start cold that need not; empty where there is nothing to say."""
-    if plan.preload or spec.runtime.preload == "off":
-        return ""
-    if around.code is not None and plan.needs_tensorflow and (why := obstacle(around.code)):
-        return f"runtime.preload is off: {why}; write it into job.env"
-    if spec.runtime.preload == "on" and not has_hooks(spec):
-        return "runtime.preload is off: without hooks no task is a fork"
-    return ""
+def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
+    """Sentences where tasks start cold that need not."""
+    wish, head = spec.runtime.preload, "tasks import by themselves"
+    if plan.preload:
+        yield from _cold_ones(plan)
+    elif wish != "off" and around.code is not None and (why := obstacle(around.code)):
+        if wish == "on" or plan.needs_tensorflow:
+            yield f"{head}: {why}; write them into job.env"
+    elif wish == "on" and not has_hooks(spec):
+        yield f"{head}: without hooks none is a fork (runtime.preload)"
+    elif wish == "on":
+        yield f"{head}: the job's files import none of what is imported ahead (runtime.preload)"
+
+
+def _cold_ones(plan: Plan) -> Iterator[str]:
+    for node in plan.nodes:
+        if (ahead := preload_on(plan, node.name)) is None:
+            continue
+        for task in plan.tasks:
+            if task.node == node.name and str(task.id) not in ahead.tasks:
+                yield f"{task.id} imports by itself: its environment differs in what is read then"
 
 
 def preload_on(plan: Plan, node: str) -> Preload | None:
@@ -89,22 +101,23 @@ def preload_on(plan: Plan, node: str) -> Preload | None:
         return None
     tasks = [task for task in plan.tasks if task.node == node]
     is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0
-    return _of(tasks, plan.preload) if tasks and is_worth_it else None
+    return _of(tasks, plan.preload) if is_worth_it else None
 
 
 def _of(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:
-    first = tasks[0].command
-    env = tuple(var for var in first.env if var.name not in _AFTER_IMPORT)
+    """For the largest number of tasks that want the same environment at their imports."""
+    alike: dict[frozenset[tuple[str, str]], list[TaskPlan]] = {}
+    for task in tasks:
+        alike.setdefault(_read_at_import(task.command), []).append(task)
+    forks = max(alike.values(), key=len)
+    like = forks[0].command
+    env = tuple(v for v in like.env if v.name not in _AFTER_IMPORT and not v.secret)
     one_thread = EnvVar("OPENBLAS_NUM_THREADS", "1", "tfcluster")
     return Preload(
-        replace(first, argv=(*first.argv[:2], "preload", *names), env=(*env, one_thread)),
-        frozenset(
-            str(task.id)
-            for task in tasks
-            if _read_at_import(task.command) == _read_at_import(first)
-        ),
+        replace(like, argv=(*like.argv[:2], "preload", *names), env=(*env, one_thread)),
+        frozenset(str(task.id) for task in forks),
     )
 
 
-def _read_at_import(command: Command) -> dict[str, str]:
-    return {var.name: var.value for var in command.env if is_read_at_import(var.name)}
+def _read_at_import(command: Command) -> frozenset[tuple[str, str]]:
+    return frozenset((v.name, v.value) for v in command.env if is_read_at_import(v.name))

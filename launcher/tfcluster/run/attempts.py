@@ -48,8 +48,8 @@ class Attempts:
         far = [node for node in self.plan.nodes if node not in here]
         if far:
             await self.loop.meanwhile(self._connect_all(far))
-        self.startup.preload(self.plan.nodes)
         await self.loop.meanwhile(self.startup.find_code(self.plan.nodes))
+        self.startup.preload(self.plan.nodes)
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))

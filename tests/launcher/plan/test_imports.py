@@ -51,7 +51,13 @@ def test_parts_of_tensorflow_that_are_named(source: str, parts: set[str]) -> Non
         ("os.environ.update({'A': '1'}, B='2')", {"A", "B"}),
         ("os.putenv('A', '1')", {"A"}),
         ("x = os.environ['A']; settings['B'] = 1; settings.update({'C': 1})", set()),
-        ("os.environ[name] = '1'", set()),
+        ("os.environ |= {'A': '1'}", {"A"}),
+        ("os.environ.update(dict(A='1'))", {"A"}),
+        ("del os.environ['A']", {"A"}),
+        ("os.environ.pop('A', None)", {"A"}),
+        ("os.environ[name] = '1'", {"?"}),
+        ("os.environ.update(settings)", {"?"}),
+        ("os.environ.update({**settings, 'A': '1'})", {"?", "A"}),
     ],
 )
 def test_variables_that_are_set(source: str, names: set[str]) -> None:

@@ -44,9 +44,25 @@ def test_a_job_that_sets_what_is_read_at_the_import_imports_by_itself(plan_of: P
     code = Code(frozenset({"tensorflow"}), sets=frozenset({"TF_CPP_MIN_LOG_LEVEL"}))
     plan = plan_of(code=code, imports=code.imports)
     assert plan.preload == ()
-    (note,) = [note for note in plan.notes if "preload" in note]
+    (note,) = [note for note in plan.notes if "job.env" in note]
     assert "TF_CPP_MIN_LOG_LEVEL" in note
-    assert "job.env" in note
+
+
+@pytest.mark.parametrize(
+    ("wish", "code", "words"),
+    [
+        ("on", Code(frozenset({"json"})), "import none of"),
+        ("on", Code(frozenset({"numpy"}), sets=frozenset({"?"})), "only it knows"),
+        ("auto", Code(frozenset({"json"}), sets=frozenset({"PATH"})), None),
+        ("off", KERAS_JOB, None),
+    ],
+)
+def test_a_wish_that_comes_to_nothing_is_told(
+    plan_of: Planner, wish: str, code: Code, words: str | None
+) -> None:
+    plan = plan_of({"runtime": {"preload": wish}}, code=code, imports=code.imports)
+    notes = [note for note in plan.notes if "import" in note]
+    assert (words is None and not notes) or (words is not None and words in notes[0])
 
 
 def test_a_job_may_set_what_is_read_later(plan_of: Planner) -> None:
@@ -75,15 +91,25 @@ def test_the_importer_gets_what_all_tasks_share(plan_of: Planner) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "forks"),
-    [("XLA_FLAGS", {"worker:0"}), ("MY_OWN", {"worker:0", "worker:1"}),
-     ("CUDA_VISIBLE_DEVICES", {"worker:0", "worker:1"})],
+    [("XLA_FLAGS", {"worker:1", "worker:2"}), ("MY_OWN", {"worker:0", "worker:1", "worker:2"}),
+     ("CUDA_VISIBLE_DEVICES", {"worker:0", "worker:1", "worker:2"})],
 )  # fmt: skip
 def test_a_task_that_differs_in_what_is_read_at_the_import_starts_cold(
     plan_of: Planner, variable: str, forks: set[str]
 ) -> None:
-    second = {"address": "127.0.0.1:0", "env": {variable: "x"}}
-    plan = plan_of({"cluster": {"worker": ["127.0.0.1:0", second]}}, code=KERAS_JOB)
+    first = {"address": "127.0.0.1:0", "env": {variable: "x"}}
+    workers = [first, "127.0.0.1:0", "127.0.0.1:0"]
+    plan = plan_of({"cluster": {"worker": workers}}, code=KERAS_JOB)
     assert on(plan).tasks == forks
+    cold = {"worker:0", "worker:1", "worker:2"} - forks
+    assert [note.partition(" ")[0] for note in plan.notes if "by itself" in note] == sorted(cold)
+
+
+def test_the_importer_is_told_no_secret(plan_of: Planner) -> None:
+    job = {"env": {"MY_TOKEN": "s3cret"}}
+    plan = plan_of({"job": job}, code=KERAS_JOB)
+    assert any(var.secret for var in plan.tasks[0].command.env)
+    assert not any(var.secret for var in on(plan).command.env)
 
 
 @pytest.mark.parametrize(
