@@ -57,6 +57,7 @@ def become_task(names: list[str], first: frozenset[str], folder_of: Callable[[st
     line.set_inheritable(False)
     agent = os.getppid()
     began = time.monotonic()
+    gc.disable()  # a third of the time that TensorFlow's import takes: hardly any of it is garbage
     why = import_all(names)
     if not why:
         why = unfit(line.fileno())
@@ -66,8 +67,8 @@ def become_task(names: list[str], first: frozenset[str], folder_of: Callable[[st
     send(line, {"ready": not why, "why": why[:_MOST_WORDS], "seconds": seconds})
     if why:
         os._exit(1)
-    gc.collect()
     gc.freeze()  # else the first collection in each task would copy every page (gc docs)
+    gc.enable()
     order, fds = serve(line, frozenset(sys.modules) - first, folder_of)
     line.close()
     forked_task.settle(order, fds, agent)

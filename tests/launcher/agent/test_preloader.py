@@ -24,7 +24,7 @@ _TELL = (
 """A script's first line: only a fork's first environment is the importer's."""
 
 FACTS = """
-import ctypes, json, os, resource, signal, sys, __main__
+import ctypes, gc, json, os, resource, signal, sys, __main__
 death = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(death))  # PR_GET_PDEATHSIG
 environ = {k: v for k, v in os.environ.items() if k != "TFCLUSTER_EVENTS_FD"}
@@ -34,7 +34,7 @@ kinds = [os.readlink(fd).partition(":")[0] for fd in fds if os.path.exists(fd)]
 print(json.dumps({
     "argv": [sys.argv, getattr(sys, "orig_argv", None)], "path": sys.path,
     "main": [__name__, __file__, __main__.__dict__ is globals()], "flags": str(sys.flags),
-    "cwd": os.getcwd(), "environ": environ, "umask": status["Umask"].strip(),
+    "gc": [gc.isenabled(), gc.get_threshold()], "cwd": os.getcwd(), "environ": environ, "umask": status["Umask"].strip(),
     "group": os.getpgid(0) == os.getpid(), "parent": os.getppid(), "session": os.getsid(0),
     "ignored": status["SigIgn"].strip(), "caught": status["SigCgt"].strip(),
     "blocked": status["SigBlk"].strip(), "threads": status["Threads"].strip(),
