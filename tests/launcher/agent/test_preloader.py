@@ -34,7 +34,8 @@ kinds = [os.readlink(fd).partition(":")[0] for fd in fds if os.path.exists(fd)]
 print(json.dumps({
     "argv": [sys.argv, getattr(sys, "orig_argv", None)], "path": sys.path,
     "main": [__name__, __file__, __main__.__dict__ is globals()], "flags": str(sys.flags),
-    "gc": [gc.isenabled(), gc.get_threshold()], "cwd": os.getcwd(), "environ": environ, "umask": status["Umask"].strip(),
+    "gc": [gc.isenabled(), gc.get_threshold()],
+    "cwd": os.getcwd(), "environ": environ, "umask": status["Umask"].strip(),
     "group": os.getpgid(0) == os.getpid(), "parent": os.getppid(), "session": os.getsid(0),
     "ignored": status["SigIgn"].strip(), "caught": status["SigCgt"].strip(),
     "blocked": status["SigBlk"].strip(), "threads": status["Threads"].strip(),
