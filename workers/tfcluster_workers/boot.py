@@ -63,7 +63,7 @@ def wait_for_a_task() -> None:
     first = frozenset(sys.modules)
     from tfcluster_workers import preload
 
-    preload.become_task(sys.argv[2:], first, folder_of)
+    preload.become_task(sys.argv[2:], first)
 
 
 def dump_stacks_on_sigusr1() -> None:

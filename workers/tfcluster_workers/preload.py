@@ -28,11 +28,11 @@ import struct
 import sys
 import time
 
-from tfcluster_workers import event_channel, forked_task
+from tfcluster_workers import boot, event_channel, forked_task
 
 TYPE_CHECKING = False  # see boot
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
 NUMBER = struct.Struct(">I")
@@ -47,11 +47,10 @@ _OURS = (
 _SUFFIXES = frozenset(importlib.machinery.all_suffixes())
 
 
-def become_task(names: list[str], first: frozenset[str], folder_of: Callable[[str], str]) -> None:
+def become_task(names: list[str], first: frozenset[str]) -> None:
     """Serve until the agent closes the socket; returns in a fork only, with a task's `sys.argv`.
 
-    `first`: the modules that a fresh task has when its script begins; `folder_of` a script, where
-    the modules beside it are.
+    `first`: the modules that a fresh task has when its script begins.
     """
     line = socket.socket(fileno=int(os.environ.pop(event_channel.VARIABLE)))
     line.set_inheritable(False)
@@ -69,7 +68,7 @@ def become_task(names: list[str], first: frozenset[str], folder_of: Callable[[st
         os._exit(1)
     gc.freeze()  # else the first collection in each task would copy every page (gc docs)
     gc.enable()
-    order, fds = serve(line, frozenset(sys.modules) - first, folder_of)
+    order, fds = serve(line, frozenset(sys.modules) - first)
     line.close()
     forked_task.settle(order, fds, agent)
 
@@ -77,7 +76,7 @@ def become_task(names: list[str], first: frozenset[str], folder_of: Callable[[st
 def import_all(names: Iterable[str]) -> str:
     """Why one of `names` could not be imported; empty: all were. Nothing of the script's folder
     is on the path."""
-    kept = [] if is_path_safe() else sys.path[:1]
+    kept = [] if boot.is_path_safe() else sys.path[:1]
     del sys.path[: len(kept)]
     try:
         for name in names:
@@ -89,11 +88,6 @@ def import_all(names: Iterable[str]) -> str:
     finally:
         sys.path[:0] = kept
     return ""
-
-
-def is_path_safe() -> bool:
-    """As `boot` sees it: then the first folder is no script's."""
-    return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
 
 
 def import_one(name: str) -> None:
@@ -135,9 +129,7 @@ def _names_of(threads: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
-def serve(
-    line: socket.socket, imported: frozenset[str], folder_of: Callable[[str], str]
-) -> tuple[dict[str, Any], list[int]]:
+def serve(line: socket.socket, imported: frozenset[str]) -> tuple[dict[str, Any], list[int]]:
     """Fork for every order; returns in the forked task, with its order and descriptors."""
     while True:
         head, fds, _flags, _address = socket.recv_fds(line, NUMBER.size, _DESCRIPTORS)
@@ -147,7 +139,7 @@ def serve(
             os.set_inheritable(fd, False)
         order = json.loads(line.recv(NUMBER.unpack(head)[0], socket.MSG_WAITALL))
         kind, target = order["argv"][2:4]
-        folder = order["cwd"] if kind == "module" else folder_of(target)
+        folder = order["cwd"] if kind == "module" else boot.folder_of(target)
         why = unfit_for(folder, imported)
         if why:
             send(line, {"refused": why})

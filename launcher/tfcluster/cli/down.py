@@ -32,7 +32,7 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
     """
     terminal = Terminal()
     if warm:
-        _end_warm(run, terminal, as_json=as_json)
+        _end_warm(run, terminal, as_json=as_json and not everything)
         if not everything:
             return
     if everything:

@@ -19,7 +19,8 @@ class Code:
     """What the files of a job say, as far as reading them tells."""
 
     imports: frozenset[str] = frozenset()
-    """Dotted names of modules that are imported for certain."""
+    """Dotted names of modules that are imported for certain, at the top level or in functions: one
+    inside ``try`` or ``if`` may be optional. A relative import keeps its dots in front."""
     parts: frozenset[str] = frozenset()
     """Of `PARTS`, those that are named."""
     sets: frozenset[str] = frozenset()
@@ -44,15 +45,6 @@ class Code:
 
 
 _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
-
-
-def certain_imports(source: str) -> frozenset[str]:
-    """Dotted names of modules that `source` imports at its top level or in its functions.
-
-    An import inside ``try`` or ``if`` may be optional and is left out, and so is everything
-    where the text is no Python; a relative import keeps its dots in front.
-    """
-    return Code.read(source).imports
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:

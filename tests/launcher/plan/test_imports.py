@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.plan.imports import Code, certain_imports
+from tfcluster.plan.imports import Code
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tfcluster.plan.imports import Code, certain_imports
     ],
 )
 def test_certain_imports(source: str, expected: set[str]) -> None:
-    assert certain_imports(source) == expected
+    assert Code.read(source).imports == expected
 
 
 @pytest.mark.parametrize(
