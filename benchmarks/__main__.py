@@ -56,6 +56,9 @@ def _options() -> argparse.Namespace:
     unknown = set(options.metrics) - METRICS.keys()
     if unknown and options.metrics[0] != "report":
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METRICS)}")
+    slow = {name for name in options.metrics if name in METRICS and not METRICS[name].is_quick}
+    if options.quick and slow:
+        parser.error(f"not part of --quick: {', '.join(sorted(slow))}")
     return options
 
 

@@ -57,6 +57,14 @@ METRICS: Mapping[str, Entry] = {
     "tax-tf215": Entry("throughput:tax", "the same, TensorFlow 2.15", options=_TF215),
     "fits": Entry("throughput:fits", "4 workers, several fits, newest", options=_NEWEST),
     "fits-tf215": Entry("throughput:fits", "the same, TensorFlow 2.15", options=_TF215),
+    **{
+        f"threads-{workers}": Entry(
+            "throughput:threads",
+            f"{workers} workers with several numbers of threads, newest",
+            options={**_NEWEST, "workers": workers},
+        )
+        for workers in (2, 3, 4, 8)
+    },
     "thousand-tasks": Entry("thousand_tasks:thousand_tasks", "1,000 stubs on 50 agents here"),
     "many-hosts": Entry("many_hosts:many_hosts_up", "64 hosts through ssh (sshd)"),
     "containers": Entry("containers:containers", "four containers (docker)"),

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from benchmarks.harness import Claim, Metric, Quantity, Taken
 from benchmarks.trainings import Started, Training
 
 STEPS = 600
 FITS = 5
+THREADS: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"as many as cores": (0, 0), "1 and 1": (1, 1), "1 and 2": (1, 2)}
+)
+"""TF_NUM_INTRAOP_THREADS and TF_NUM_INTEROP_THREADS; 0 is TensorFlow's own choice, all cores."""
 
 
 def _rate(workers: int, started: Started) -> Taken:
@@ -57,3 +63,33 @@ def fits(*, quick: bool, venv: str) -> Metric:
         ],
         note="shell: TensorFlow's own numbers of threads, four workers each with all cores.",
     )
+
+
+def threads(*, quick: bool, venv: str, workers: int) -> Metric:
+    """Which threads are best where so many workers share this machine, our hooks in all arms but
+    the shell."""
+    training = Training(venv, workers, ("fits", "2"))
+    waits, look = "last step to fit's return", partial(_rate, workers)
+    arms = training.arms(look, "shell")
+    for name, numbers in THREADS.items():
+        arms[name] = training.arm(name, look, _set(*numbers))
+    return Metric(
+        title=f"Threads: {workers} workers on this machine's cores, twice fit and evaluate",
+        quantities={"examples": Quantity("examples/s"), waits: Quantity("s", "p90")},
+        arms=arms,
+        claims=[
+            *(
+                Claim(f"{name} : 1 and 2", "examples", name, "1 and 2")
+                for name in THREADS
+                if name != "1 and 2"
+            ),
+            Claim("1 and 2 : shell", "examples", "1 and 2", "shell"),
+            Claim("1 and 2 : shell, p90", waits, "1 and 2", "shell"),
+        ],
+        note="Arms are named for their threads within an operation and between operations.",
+    )
+
+
+def _set(within: int, between: int) -> Sequence[str]:
+    numbers = {"TF_NUM_INTRAOP_THREADS": within, "TF_NUM_INTEROP_THREADS": between}
+    return [word for name, n in numbers.items() for word in ("--set", f"job.env.{name}={n}")]

@@ -59,7 +59,7 @@ class Training:
 
     def arms(self, look: Look, *names: str) -> dict[str, Arm]:
         """`shell`, `cold`, `preload`, `warm`, or `tfcluster` as it is without options."""
-        return {name: self._arm(name, look) for name in names}
+        return {name: self.arm(name, look, _OPTIONS.get(name, ())) for name in names}
 
     @property
     def _python(self) -> str:
@@ -70,13 +70,14 @@ class Training:
         """Keras 3 does not train under this strategy without help, so all arms take Keras 2."""
         return {"TF_USE_LEGACY_KERAS": "1"} if _version(self.venv, "tf_keras") else {}
 
-    def _arm(self, name: str, look: Look) -> Arm:
+    def arm(self, name: str, look: Look, options: Sequence[str]) -> Arm:
+        """One arm; all but `shell` are `tfcluster up` with these options."""
         version = _version(self.venv, "tensorflow")
-        options = " ".join([*_OPTIONS.get(name, ()), "bench.json"])
-        shown = self._by_hand.shown if name == "shell" else f"tfcluster up {options}"
+        typed = " ".join([*options, "bench.json"])
+        shown = self._by_hand.shown if name == "shell" else f"tfcluster up {typed}"
         missing = "" if version else f"no TensorFlow in {self.venv}"
         return Arm(
-            partial(self._take, name, look),
+            partial(self._take, name, look, options),
             shown.replace("COMMAND", f"python train.py {' '.join(self.args)}"),
             f"TensorFlow {version}",
             missing or _unknown(name),
@@ -86,10 +87,10 @@ class Training:
     def _by_hand(self) -> Launcher:
         return LAUNCHERS["bare loop" if self.restarts else "shell"]
 
-    def _take(self, name: str, look: Look) -> Taken:
+    def _take(self, name: str, look: Look, options: Sequence[str]) -> Taken:
         with sandbox() as box, ExitStack() as last:
             shutil.copy(SCRIPT, box.folder)
-            command = self._command(name, box)
+            command = self._command(name, box, options)
             if name == "warm":
                 last.callback(_cool, box)
                 box.end(box.start(command, env=self._env))  # leaves what the next one starts from
@@ -98,13 +99,12 @@ class Training:
             began = time.monotonic()
             return look(Started(box, box.start(command, env=self._env), began))
 
-    def _command(self, name: str, box: Sandbox) -> list[str]:
+    def _command(self, name: str, box: Sandbox, options: Sequence[str]) -> list[str]:
         command = [self._python, SCRIPT.name, *self.args]
         job = {"script": SCRIPT.name, "args": list(self.args)}
         gang = Gang(self.workers, command, self.restarts, spec={"job": job})
         if name == "shell":
             return self._by_hand.command(box.folder, gang)
-        options = _OPTIONS[name] if "preload" in _known() else ()
         up = LAUNCHERS["tfcluster"].command(box.folder, gang)
         return [*up, "--python", self._python, *options]
 
