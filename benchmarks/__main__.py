@@ -47,12 +47,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("metrics", nargs="*", metavar="METRIC", help="default: all")
     parser.add_argument("--runs", type=int, help="of each arm, interleaved (default 10)")
     parser.add_argument("--seed", type=int, default=random.randrange(1000), help="of their order")
-    parser.add_argument("--into", type=Path, default=RESULTS, help="folder of the CSV files")
+    parser.add_argument("--into", type=Path, help="folder of the CSV files")
     parser.add_argument(
         "--quick", action="store_true", help="a smoke: one tiny run, tfcluster and shell only"
     )
     options = parser.parse_args()
     options.runs = options.runs or (1 if options.quick else 10)
+    options.into = options.into or (RESULTS / "quick" if options.quick else RESULTS)
     unknown = set(options.metrics) - METRICS.keys()
     if unknown and options.metrics[0] != "report":
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METRICS)}")
