@@ -47,7 +47,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("metrics", nargs="*", metavar="METRIC", help="default: all")
     parser.add_argument("--runs", type=int, help="of each arm, interleaved (default 10)")
     parser.add_argument("--seed", type=int, default=random.randrange(1000), help="of their order")
-    parser.add_argument("--into", type=Path, help="folder of the CSV files")
+    parser.add_argument(
+        "--into",
+        type=Path,
+        help="folder of the CSV files (default benchmarks/results; quick/ in there with --quick)",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="a smoke: one tiny run, tfcluster and shell only"
     )
@@ -59,7 +63,7 @@ def _options() -> argparse.Namespace:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METRICS)}")
     slow = {name for name in options.metrics if name in METRICS and not METRICS[name].is_quick}
     if options.quick and slow:
-        parser.error(f"not part of --quick: {', '.join(sorted(slow))}")
+        parser.error(f"{', '.join(sorted(slow))}: no smoke of it; leave out the name or --quick")
     return options
 
 

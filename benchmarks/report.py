@@ -16,6 +16,7 @@ from benchmarks.table import number
 DOCS = Path(__file__).parent.parent / "docs"
 BEGIN = "<!-- figures: made by `python -m benchmarks report`, do not edit them by hand -->"
 END = "<!-- end of the figures -->"
+_TYPED = re.compile(r"--runs \d+ --seed \d+")
 
 
 def report(paths: Sequence[Path], docs: Path = DOCS) -> int:
@@ -82,10 +83,9 @@ def _section(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str
 def _made_by(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str]:
     """What to type, what was typed in each arm, and what with."""
     arms = [(arm, next(v for v in values if v.arm == arm)) for arm in _arms(metric, values)]
-    _, first = arms[0]
-    typed = re.search(r"--runs \d+ --seed \d+", first.versions)
     yield "```console"
-    yield f"$ python -m benchmarks {name} {typed[0] if typed else ''}".rstrip()
+    for more in dict.fromkeys("".join(_TYPED.findall(value.versions)) for value in values):
+        yield f"$ python -m benchmarks {name} {more}".rstrip()
     width = max(len(arm) for arm, _ in arms)
     for arm, value in arms:
         yield f"{arm:<{width}}  {value.command}"
@@ -94,7 +94,8 @@ def _made_by(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str
     versions = {part: None for _, value in arms for part in value.versions.split("; ")}
     told = [part for part in versions if not part.startswith("--runs")]
     every = f"[{name}.csv](benchmarks/{name}.csv)"
-    yield f"Commit {first.commit}; {'; '.join(told)}. Every value: {every}."
+    commits = ", ".join(dict.fromkeys(value.commit for value in values))
+    yield f"Commit {commits}; {'; '.join(told)}. Every value: {every}."
 
 
 def _arms(metric: Metric, values: Sequence[Value]) -> list[str]:

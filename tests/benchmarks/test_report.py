@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -62,6 +63,20 @@ def test_a_report_says_figures_bars_and_commands(tmp_path: Path, docs: Path) -> 
     assert "$ python -m benchmarks start --runs 3 --seed 5" in page
     assert "torchrun --standalone --no-python" in page
     assert "honcho" not in page.partition("## Start")[2]
+
+
+def test_rounds_taken_twice_are_told_with_both_commands(tmp_path: Path, docs: Path) -> None:
+    once = read(_measured(tmp_path, tfcluster=[1, 2]))
+    twice = [
+        replace(value, run=value.run + 2, commit="def", versions="Python; --runs 2 --seed 6")
+        for value in once
+    ]
+    both = [*(replace(value, commit="abc") for value in once), *twice]
+    write(tmp_path / "start.csv", both)
+    report([tmp_path / "start.csv"], docs)
+    page = (docs / "benchmarks.md").read_text()
+    assert "start --runs 3 --seed 5\n$ python -m benchmarks start --runs 2 --seed 6\n" in page
+    assert "Commit abc, def; " in page
 
 
 def test_a_report_made_again_is_the_same(tmp_path: Path, docs: Path) -> None:

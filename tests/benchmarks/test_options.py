@@ -1,0 +1,26 @@
+"""What `python -m benchmarks` is told, before it measures anything."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from benchmarks.__main__ import _options
+from benchmarks.results import RESULTS
+
+
+def test_a_smoke_leaves_measured_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "start"])
+    assert _options().into == RESULTS
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "start", "--quick"])
+    assert _options().into == RESULTS / "quick"
+
+
+def test_a_slow_metric_has_no_smoke(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "start", "threads-2", "--quick"])
+    with pytest.raises(SystemExit) as refused:
+        _options()
+    assert refused.value.code == 2
+    assert "threads-2: no smoke of it; leave out the name or --quick" in capsys.readouterr().err
