@@ -205,7 +205,7 @@ def hide_our_frames() -> None:
     def without_our_frames(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        users = failures.without_our_frames(traceback)
+        users = failures.without_our_frames(error.with_traceback(traceback))
         hook(kind, error.with_traceback(users), users)
 
     sys.excepthook = without_our_frames

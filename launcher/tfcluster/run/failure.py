@@ -205,9 +205,8 @@ class Failure:
 
 def _describe(raised: last_words.Raised) -> str:
     said = f"{raised.name}: {raised.message}" if raised.message else raised.name
-    if raised.file is None:
-        return last_words.brief(said)
-    return last_words.brief(f"{said} ({PurePath(raised.file).name}:{raised.line})")
+    place = "" if raised.file is None else f"({PurePath(raised.file).name}:{raised.line})"
+    return last_words.brief(said, place=place)
 
 
 def signal_name(number: int) -> str:
