@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from tfcluster_workers import reporting
+from tfcluster_workers.errors import ClusterChangedError
 
 HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 BOOT = os.path.join(HERE, "boot.py")
@@ -90,15 +91,18 @@ def place(error: BaseException) -> tuple[str | None, int | None]:
     """File and line of the last frame that is the user's: neither installed nor of this package."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
+    if isinstance(error, ClusterChangedError) and error.place is not None:
+        return error.place
     frames = [(_file(tb), tb.tb_lineno) for tb in _walk(error.__traceback__)]
     converted = getattr(_autograph_of(error), "translated_stack", ())
     frames += [(frame.filename, frame.lineno) for frame in reversed(converted)]
-    own = [frame for frame in frames if not _is_foreign(frame[0])]
+    own = [frame for frame in frames if not is_foreign(frame[0])]
     chosen = own or frames
     return chosen[-1] if chosen else (None, None)
 
 
-def _is_foreign(file: str) -> bool:
+def is_foreign(file: str) -> bool:
+    """Whether `file` is installed, made by TensorFlow, or of this package."""
     name = os.path.basename(file)
     if file.startswith("<") or name.startswith("__autograph_generated_file") or _is_ours(file):
         return True

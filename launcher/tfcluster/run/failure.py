@@ -205,8 +205,8 @@ class Failure:
 
 def _describe(raised: last_words.Raised) -> str:
     said = f"{raised.name}: {raised.message}" if raised.message else raised.name
-    place = "" if raised.file is None else f"({PurePath(raised.file).name}:{raised.line})"
-    return last_words.brief(said, place=place)
+    place = "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
+    return last_words.brief(said, place=f"({place})" if place and place not in said else "")
 
 
 def signal_name(number: int) -> str:

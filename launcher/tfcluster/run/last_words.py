@@ -69,9 +69,10 @@ class Raised:
 
     @property
     def name(self) -> str:
-        """Short for TensorFlow's own, whose module says nothing."""
+        """Short for TensorFlow's and our own, whose modules say nothing."""
         module, _, name = self.exception.rpartition(".")
-        return name if module.endswith("errors_impl") else self.exception
+        is_ours = module.startswith("tfcluster_workers")
+        return name if is_ours or module.endswith("errors_impl") else self.exception
 
 
 def reported(error: Mapping[str, Any]) -> Raised:

@@ -155,6 +155,23 @@ MESSAGES: tuple[Known, ...] = (
         kind=PERMANENT,
     ),
     Known(
+        "tf-config",
+        "make the resolver, the server or the strategy from the TF_CONFIG that tfcluster sets:"
+        " tf.distribute.cluster_resolver.TFConfigClusterResolver()",
+        r"ClusterChangedError: the (?:strategy's cluster resolver|script makes a server)",
+        kind=PERMANENT,
+        is_own=True,
+    ),
+    Known(
+        "tf-config",
+        "keep the TF_CONFIG that tfcluster sets: delete the lines that change it, or put"
+        ' `if "TF_CONFIG" not in os.environ:` before them; where each task is to train alone,'
+        " --set job.kind=plain",
+        r"^tfcluster_workers\.errors\.ClusterChangedError",
+        kind=PERMANENT,
+        is_own=True,
+    ),
+    Known(
         "tf-config",  # 31969, 62759
         "the script, or something it imports, changes TF_CONFIG: read it, but leave it as it is",
         r"(?s)TF_CONFIG.*JSONDecodeError|tfconfig_cluster_resolver\.py.*JSONDecodeError",

@@ -162,6 +162,18 @@ MESSAGES = [
     (
         "tf-config",
         Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "the script makes a server: this task would be ps:0 of {}",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
         f"{RUNTIME}.InvalidArgumentError",
         'Could not interpret "10.0.0.1" as a host-port pair.',
     ),
@@ -346,6 +358,13 @@ def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
     assert failure.kind is Kind.PERMANENT
     elsewhere = Failure("worker:0", 1, None, error=error | {"traceback": "json/decoder.py"})
     assert elsewhere.kind is Kind.EXCEPTION
+
+
+def test_a_line_that_the_message_names_is_not_said_twice() -> None:
+    said = "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone"
+    error = {"exception": "tfcluster_workers.errors.ClusterChangedError", "message": said}
+    failure = Failure("worker:0", 1, None, error=error | {"file": "/job/main.py", "line": 3})
+    assert failure.reason == f"ClusterChangedError: {said}"
 
 
 BENIGN = [

@@ -169,7 +169,7 @@ def test_of_what_keras_says_the_sentence_is_left(message: str, said: str) -> Non
 
 
 def test_a_line_of_our_own_package_is_nobodys_in_a_log() -> None:
-    wrapper = "/root/.cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3_trainer.py"
+    wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3_trainer.py"
     log = (
         f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
         f'  File "{wrapper}", line 121, in call\n    return original()\nValueError: no\n'
