@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfcluster.plan.plan import EnvVar
     from tfcluster.spec.model import ClusterSpec
 
 
@@ -46,6 +48,12 @@ def settings_json(spec: ClusterSpec) -> str:
     if spec.keras.version != "auto":
         told["keras_version"] = spec.keras.version
     return json.dumps(told | {"hooks": has_hooks(spec)})
+
+
+def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
+    """Whether the spec of a task with these variables has ``keras.version: 3``."""
+    told = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
+    return '"keras_version": "3"' in told
 
 
 def named_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:

@@ -88,6 +88,8 @@ class Failure:
     """What was seen, in words, where `observed` is set."""
     saved: bool = False
     """The job has saved a checkpoint since the attempt began."""
+    asks_for_keras_3: bool = False
+    """The spec has ``keras.version: 3``."""
 
     @property
     def kind(self) -> Kind:
@@ -166,6 +168,8 @@ class Failure:
     def hint(self) -> str | None:
         """What helps, where that is known."""
         known = self._known or self._usual
+        if known is not None and known.is_of_keras_3 and self.asks_for_keras_3:
+            return hints.WITHOUT_KERAS_3
         return None if known is None else known.hint
 
     @property

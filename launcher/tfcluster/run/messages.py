@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from tfcluster.run.keras_messages import KERAS_2_SCRIPT, OLD_KERAS
+
 PERMANENT: Final = "permanent"
 PORT_TAKEN: Final = "port_taken"
 
@@ -31,6 +33,8 @@ class Known:
     """It is said in the log while a task still waits, and not by what it ends with."""
     is_traced: bool = False
     """The pattern is of the traceback: the message alone does not tell."""
+    is_of_keras_3: bool = False
+    """Keras 2 does not fail so: where the spec asks for Keras 3, the fix is not to."""
 
     @property
     def docs(self) -> str:
@@ -73,6 +77,7 @@ MESSAGES: tuple[Known, ...] = (
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
         kind=PERMANENT,
         is_own=True,
+        is_of_keras_3=True,
     ),
     Known(
         "keras-3-parameter-server",
@@ -80,6 +85,7 @@ MESSAGES: tuple[Known, ...] = (
         " and so does a loop of your own, like jobs/parameter_server.py",
         r"you need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
         kind=PERMANENT,
+        is_of_keras_3=True,
     ),
     Known(
         "keras-3-refused",
@@ -89,12 +95,19 @@ MESSAGES: tuple[Known, ...] = (
         is_own=True,
     ),
     Known(
-        "keras-2-script",
-        "the script is written for Keras 2: --set keras.version=2 takes tf_keras",
-        r"filepath provided must end in `\.(?:weights\.h5|keras)`"
-        r"|Invalid filepath extension for saving|Keras 3 only supports"
-        r"|Argument\(s\) not recognized: \{'lr'|module 'keras\._tf_keras\S*' has no attribute",
+        "old-keras",
+        "the script is older than Keras 2.15, which has this no more: the page lists what to write"
+        " instead",
+        OLD_KERAS,
         kind=PERMANENT,
+    ),
+    Known(
+        "keras-2-script",
+        "the script is written for Keras 2: --set keras.version=2 runs it with tf_keras; where it"
+        " says `import keras`, write `import tf_keras as keras`",
+        KERAS_2_SCRIPT,
+        kind=PERMANENT,
+        is_of_keras_3=True,
     ),
     Known(
         "estimator-removed",  # 76349
