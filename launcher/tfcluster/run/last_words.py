@@ -49,6 +49,8 @@ _GRAPH = re.compile(
 _NODE = re.compile(r"\{\{function_node \S+\}\} ?| ?\[Op:__inference_\w+\]")
 _CALL = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
 """What a layer was called with, at the end of what Keras says (src/utils/traceback_utils.py)."""
+_GRPC = re.compile(r"\nAdditional GRPC error information from remote target .*\n:?\{.*\}")
+"""The message once more, as JSON (tensorflow/core/distributed_runtime/rpc/grpc_util.h)."""
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _TAIL = 25
 """Lines at the end of a log that may tell why its task ended."""
@@ -162,7 +164,8 @@ def brief(text: str, *, place: str = "", lines: int = 8) -> str:
 
     A tensor's values may be part of a message; its first and last lines say what is wrong.
     """
-    text = _CALL.sub("", _NODE.sub("", _GRAPH.sub("", _STYLE.sub("", text))))
+    for noise in (_STYLE, _GRAPH, _NODE, _GRPC, _CALL):
+        text = noise.sub("", text)
     said = [line for line in f"{text.rstrip()} {place}".splitlines() if line.strip()]
     found = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in said]
     if len(found) > lines:

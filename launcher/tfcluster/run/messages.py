@@ -208,6 +208,15 @@ MESSAGES: tuple[Known, ...] = (
         kind=PERMANENT,
     ),
     Known(
+        "chief-alone",
+        "every worker must save, evaluate and predict when one does, into a folder of its own where"
+        " it is not the chief: take these calls out of `if index == 0:`",
+        r"did alone what all workers must do"
+        r"|Collective instance \d+ expected type \d+ and data_type",
+        kind=PERMANENT,
+        is_own=True,
+    ),
+    Known(
         "hosts-differ",  # 47203, 60847, 34156
         "the tasks do not run alike: give each as many GPUs of one type, the same versions and the"
         " same script",

@@ -204,6 +204,13 @@ MESSAGES = [
         "KERASTUNER_ORACLE_IP environment variable was set, but KERASTUNER_TUNER_ID was not",
     ),
     (
+        "chief-alone",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        f"{GRAPH}Collective ops is aborted by: Collective instance 770 expected type 0 and"
+        " data_type 1 but got type 0 and data_type 9\nAdditional GRPC error information",
+    ),
+    (
         "hosts-differ",
         Kind.PERMANENT,
         f"{RUNTIME}.InternalError",

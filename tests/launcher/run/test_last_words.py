@@ -161,10 +161,18 @@ KERAS_2 = (
             "Exception encountered when calling layer 'dense' (type Dense).\nno such axis"
             " (main.py:10)",
         ),
+        (
+            "Collective instance 770 expected type 0\nAdditional GRPC error information from remote"
+            " target /job:worker/replica:0/task:0 while calling /tensorflow.WorkerService/X:\n"
+            ':{"created":"@1795379759.26","grpc_message":"Collective instance 770"}\nRestart your'
+            " program to reset. [Op:CollectiveReduceV2]",
+            "Collective instance 770 expected type 0\nRestart your program to reset."
+            " [Op:CollectiveReduceV2] (main.py:10)",
+        ),
     ],
-    ids=["Keras 3", "Keras 2"],
+    ids=["Keras 3", "Keras 2", "gRPC"],
 )
-def test_of_what_keras_says_the_sentence_is_left(message: str, said: str) -> None:
+def test_of_what_keras_and_grpc_say_the_sentence_is_left(message: str, said: str) -> None:
     assert last_words.brief(message, place="(main.py:10)") == said
 
 
