@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from tfcluster_workers import cluster_check, reporting, tf_config_changes
+from tfcluster_workers import cluster_check, keras_watch, reporting, tf_config_changes
 from tfcluster_workers.errors import ClusterChangedError
 
 from .conftest import PYTHONS, free_ports
@@ -185,6 +186,34 @@ def test_others_may_do_as_they_like(task: Task, who: str, monkeypatch: pytest.Mo
     cluster_check.check_strategy(None)
 
 
+@pytest.mark.parametrize(
+    ("index", "strategy", "joins", "is_noted"),
+    [
+        (0, "multi_worker_mirrored", False, True),
+        (1, "multi_worker_mirrored", False, False),
+        (0, "multi_worker_mirrored", True, False),
+        (0, "mirrored", False, False),
+    ],
+    ids=["the first", "another", "with a strategy", "by request"],
+)
+def test_a_fit_without_a_strategy_of_several_workers_is_noted_once(
+    task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    index: int,
+    strategy: str,
+    joins: bool,
+    is_noted: bool,
+) -> None:
+    task.is_given({"cluster": TWO, "task": {"type": "worker", "index": index}})
+    monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"strategy": strategy}))
+    if joins:
+        cluster_check.check_strategy(None)
+    cluster_check.note_lone_fit()
+    assert [note.partition(":")[0] for note in task.notes] == (
+        ["the script makes no MultiWorkerMirroredStrategy"] if is_noted else []
+    )
+
+
 PS = {"worker": ["127.0.0.1:5001"], "ps": ["127.0.0.1:5002"]}
 OTHERS = {"worker": ["localhost:2223"], "ps": ["localhost:2222"]}
 
@@ -323,3 +352,21 @@ def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
     assert (ended.code, error["file"], error["line"]) == (1, str(main), 14)
     assert error["exception"] == "tfcluster_workers.errors.ClusterChangedError"
     assert ended.of("waiting_for_peers") == []
+
+
+def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Model:
+        def fit(self) -> None:
+            done.append("fit")
+
+        def evaluate(self) -> None:
+            """As Keras has it beside `fit`."""
+
+    training = types.ModuleType("training")
+    vars(training)["Model"] = Model
+    keras_watch.watch_fit(training)
+    monkeypatch.setattr(cluster_check, "note_lone_fit", lambda: done.append("looked"))
+    Model().fit()
+    assert done == ["looked", "fit"]

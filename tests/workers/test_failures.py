@@ -95,6 +95,11 @@ def test_an_example_job_is_placed_in_its_own_line() -> None:
     assert failures.place(error) == (job, 3)
 
 
+def test_a_frame_of_cython_is_nobodys() -> None:
+    error = raised_through(USER, "h5py/_objects.pyx", "h5py/h5f.pyx", error=BlockingIOError(11))
+    assert failures.place(error) == (USER, 3)
+
+
 def test_a_fault_of_ours_keeps_the_frames_that_show_it() -> None:
     wrapper = f"{OURS}/keras3_trainer.py"
     files = (f"{OURS}/boot.py", USER, wrapper)

@@ -119,6 +119,23 @@ def check_strategy(resolver: Any) -> None:
 
 
 @_harmless
+def note_lone_fit() -> None:
+    """Before Keras's `fit`: have the first worker say where all of them train alone, which is no
+    mistake by itself, but seldom what several workers are for."""
+    given = _given()
+    trains = given.addresses("chief", "worker")
+    settings = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
+    is_first = given.index == 0 and given.job == ("chief" if "chief" in given.jobs else "worker")
+    if _has_joined or not is_first or settings.get("strategy") != "multi_worker_mirrored":
+        return
+    if len(trains) > 1:
+        reporting.note(
+            f"the script makes no MultiWorkerMirroredStrategy: each of the {len(trains)} workers"
+            " trains alone, on all the data; --set job.kind=plain if that is meant"
+        )
+
+
+@_harmless
 def check_parameter_servers(resolver: Any) -> None:
     """The same before ParameterServerStrategy connects to workers and ps."""
     if (found := _named_by(resolver)) is None:

@@ -106,6 +106,8 @@ def is_foreign(file: str) -> bool:
     name = os.path.basename(file)
     if file.startswith("<") or name.startswith("__autograph_generated_file") or _is_ours(file):
         return True
+    if name.endswith(".pyx") and not os.path.isabs(file):
+        return True  # a frame of Cython has the path it was built from: h5py/h5f.pyx
     return file.startswith(tuple(_library_folders()))
 
 

@@ -39,7 +39,7 @@ _CHAIN = re.compile(
     re.MULTILINE,
 )
 _FOREIGN = re.compile(
-    r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<|/tfcluster_workers/(?!jobs/)"
+    r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<|/tfcluster_workers/(?!jobs/)|^[^/].*\.pyx$"
 )
 """What is not the user's own code; the example jobs stand for it."""
 _GRAPH = re.compile(

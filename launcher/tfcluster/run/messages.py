@@ -209,8 +209,8 @@ MESSAGES: tuple[Known, ...] = (
     ),
     Known(
         "chief-alone",
-        "every worker must save, evaluate and predict when one does, into a folder of its own where"
-        " it is not the chief: take these calls out of `if index == 0:`",
+        "every worker must train as many steps, and save, evaluate and predict when one does: take"
+        " these calls out of `if index == 0:`; who is not the chief saves into a folder of its own",
         r"did alone what all workers must do"
         r"|Collective instance \d+ expected type \d+ and data_type",
         kind=PERMANENT,
@@ -252,6 +252,13 @@ MESSAGES: tuple[Known, ...] = (
         " runs once on each",
         r"NonMatchingChecksumError|Incomplete or corrupted file detected"
         r"|\.incomplete\b|tensorflow_datasets/downloads(?!/manual)|/downloads/extracted/",
+    ),
+    Known(
+        "shared-file",
+        "two tasks write this file at once: let the first worker alone write it, or each its own,"
+        " below $TFCLUSTER_CHECKPOINT_DIR",
+        r"unable to lock file, errno = 11",
+        kind=PERMANENT,
     ),
     Known(
         "damaged-data",

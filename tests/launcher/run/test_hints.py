@@ -256,6 +256,13 @@ MESSAGES = [
         "Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
     ),
     (
+        "shared-file",
+        Kind.PERMANENT,
+        "BlockingIOError",
+        "[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error"
+        " message = 'Resource temporarily unavailable')",
+    ),
+    (
         "damaged-data",
         Kind.PERMANENT,
         f"{RUNTIME}.DataLossError",

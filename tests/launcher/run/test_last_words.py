@@ -176,7 +176,7 @@ def test_of_what_keras_and_grpc_say_the_sentence_is_left(message: str, said: str
     assert last_words.brief(message, place="(main.py:10)") == said
 
 
-def test_a_line_of_our_own_package_is_nobodys_in_a_log() -> None:
+def test_a_line_of_our_own_package_and_of_cython_is_nobodys_in_a_log() -> None:
     wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3_trainer.py"
     log = (
         f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
@@ -185,3 +185,5 @@ def test_a_line_of_our_own_package_is_nobodys_in_a_log() -> None:
     assert last_words.read(log) == Raised("ValueError", "no", "/job/main.py", 10)
     job = "/x/tfcluster_workers/jobs/broken.py"
     assert last_words.read(log.replace("/job/main.py", job)) == Raised("ValueError", "no", job, 10)
+    cython = log.replace(wrapper, "h5py/h5f.pyx")
+    assert last_words.read(cython) == Raised("ValueError", "no", "/job/main.py", 10)
