@@ -31,8 +31,8 @@ def tuned_settings(spec: ClusterSpec) -> dict[str, object]:
     """Settings that differ from their default: each must be read by some task, or is reported."""
     name = spec.strategy.name
     values: dict[str, Any] = {
-        # What a script makes anyway needs no reading.
-        "strategy": None if name == _fitting(spec) else name,
+        # What a script makes anyway needs no reading; `default` with ps is for tfcluster to know.
+        "strategy": None if name == _fitting(spec) or "ps" in spec.cluster else name,
         "communication": spec.strategy.communication,
         "bytes_per_pack": spec.strategy.bytes_per_pack,
         "collective_timeout_s": spec.strategy.collective_timeout_s,
