@@ -186,32 +186,38 @@ def test_others_may_do_as_they_like(task: Task, who: str, monkeypatch: pytest.Mo
     cluster_check.check_strategy(None)
 
 
+def model(*, in_scope: bool) -> Any:
+    """What Keras's models say of the scope they were made in."""
+    extended = types.SimpleNamespace(_in_multi_worker_mode=lambda: in_scope)
+    return types.SimpleNamespace(distribute_strategy=types.SimpleNamespace(extended=extended))
+
+
 @pytest.mark.parametrize(
-    ("index", "strategy", "joins", "is_noted"),
+    ("index", "strategy", "joins", "in_scope", "why"),
     [
-        (0, "multi_worker_mirrored", False, True),
-        (1, "multi_worker_mirrored", False, False),
-        (0, "multi_worker_mirrored", True, False),
-        (0, "mirrored", False, False),
+        (0, "multi_worker_mirrored", False, False, "the script makes no MultiWorkerMirroredStr"),
+        (0, "multi_worker_mirrored", True, False, "the model was made outside strategy.scope()"),
+        (0, "multi_worker_mirrored", True, True, None),
+        (1, "multi_worker_mirrored", False, False, None),
+        (0, "mirrored", False, False, None),
     ],
-    ids=["the first", "another", "with a strategy", "by request"],
+    ids=["no strategy", "outside its scope", "in its scope", "another worker", "by request"],
 )
-def test_a_fit_without_a_strategy_of_several_workers_is_noted_once(
+def test_a_fit_that_is_each_worker_s_own_is_noted(
     task: Task,
     monkeypatch: pytest.MonkeyPatch,
     index: int,
     strategy: str,
     joins: bool,
-    is_noted: bool,
+    in_scope: bool,
+    why: str | None,
 ) -> None:
     task.is_given({"cluster": TWO, "task": {"type": "worker", "index": index}})
     monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"strategy": strategy}))
     if joins:
         cluster_check.check_strategy(None)
-    cluster_check.note_lone_fit()
-    assert [note.partition(":")[0] for note in task.notes] == (
-        ["the script makes no MultiWorkerMirroredStrategy"] if is_noted else []
-    )
+    cluster_check.note_lone_fit(model(in_scope=in_scope))
+    assert [note[: len(why or "")] for note in task.notes] == ([why] if why else [])
 
 
 PS = {"worker": ["127.0.0.1:5001"], "ps": ["127.0.0.1:5002"]}
@@ -235,6 +241,8 @@ def test_a_cluster_whose_servers_are_all_in_one_process_is_whole(task: Task) -> 
     cluster_check.note_server("grpc://localhost:2223", OTHERS, "worker", 0)
     cluster_check.use_server("grpc://localhost:2223")
     cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
+    (note,) = task.notes
+    assert note.startswith("the script makes all servers itself: each of the 2 tasks trains alone")
     alone = {"local": ["localhost:0"]}  # Server.create_local_server()
     cluster_check.note_server("grpc://localhost:41017", alone, "local", 0)
     cluster_check.use_server("grpc://localhost:41017")
@@ -367,6 +375,6 @@ def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.Mo
     training = types.ModuleType("training")
     vars(training)["Model"] = Model
     keras_watch.watch_fit(training)
-    monkeypatch.setattr(cluster_check, "note_lone_fit", lambda: done.append("looked"))
+    monkeypatch.setattr(cluster_check, "note_lone_fit", lambda model: done.append("looked"))
     Model().fit()
     assert done == ["looked", "fit"]

@@ -119,20 +119,24 @@ def check_strategy(resolver: Any) -> None:
 
 
 @_harmless
-def note_lone_fit() -> None:
-    """Before Keras's `fit`: have the first worker say where all of them train alone, which is no
-    mistake by itself, but seldom what several workers are for."""
+def note_lone_fit(model: Any) -> None:
+    """Before Keras's `fit` of `model`: have the first worker say where all of them train alone,
+    which is no mistake by itself, but seldom what several workers are for."""
     given = _given()
     trains = given.addresses("chief", "worker")
     settings = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
     is_first = given.index == 0 and given.job == ("chief" if "chief" in given.jobs else "worker")
-    if _has_joined or not is_first or settings.get("strategy") != "multi_worker_mirrored":
+    if len(trains) < 2 or not is_first or settings.get("strategy") != "multi_worker_mirrored":
         return
-    if len(trains) > 1:
-        reporting.note(
-            f"the script makes no MultiWorkerMirroredStrategy: each of the {len(trains)} workers"
-            " trains alone, on all the data; --set job.kind=plain if that is meant"
-        )
+    if not _has_joined:
+        _note_alone("the script makes no MultiWorkerMirroredStrategy", len(trains))
+    elif not model.distribute_strategy.extended._in_multi_worker_mode():
+        _note_alone("the model was made outside strategy.scope()", len(trains))
+
+
+def _note_alone(why: str, count: int) -> None:
+    words = f"each of the {count} tasks trains alone, on all the data"
+    reporting.note(f"{why}: {words}; --set job.kind=plain if that is meant")
 
 
 @_harmless
@@ -141,8 +145,13 @@ def check_parameter_servers(resolver: Any) -> None:
     if (found := _named_by(resolver)) is None:
         return
     theirs = found.addresses("worker", "ps")
-    if not (theirs <= _given().addresses() or theirs <= _served()):
-        _change(resolver).refuse(found, _given())
+    given = _given()
+    if theirs <= given.addresses():
+        return
+    if not theirs <= _served():
+        _change(resolver).refuse(found, given)
+    elif len(given.addresses()) > 1:
+        _note_alone("the script makes all servers itself", len(given.addresses()))
 
 
 _servers: dict[str, Membership] = {}

@@ -61,7 +61,7 @@ def watch_fit(module: ModuleType) -> None:
 
     @functools.wraps(fit)
     def fit_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        cluster_check.note_lone_fit()
+        cluster_check.note_lone_fit(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         try:
