@@ -126,9 +126,9 @@ def test_a_task_that_would_train_alone_is_refused(task: Task, alone: str) -> Non
         cluster_check.check_strategy(None)
 
 
-def test_what_is_no_json_is_refused(task: Task) -> None:
+def test_what_is_not_json_is_refused(task: Task) -> None:
     task.sets("{'cluster': 1}")
-    with pytest.raises(ClusterChangedError, match=r"main\.py:12 sets TF_CONFIG: it is no JSON"):
+    with pytest.raises(ClusterChangedError, match=r"main\.py:12 sets TF_CONFIG: it is not valid"):
         cluster_check.check_strategy(None)
 
 

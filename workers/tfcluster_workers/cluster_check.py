@@ -32,10 +32,10 @@ class Membership:
 
     @classmethod
     def read(cls, tf_config: str) -> Membership:
-        """Of a value of TF_CONFIG; raises ValueError for what is no JSON object."""
+        """Of a value of TF_CONFIG; raises ValueError for what is not a JSON object."""
         found = json.loads(tf_config or "{}")
         if not isinstance(found, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         task = found.get("task") or {}
         return cls.of(found.get("cluster") or {}, task.get("type"), task.get("index"))
 
@@ -218,7 +218,7 @@ def _named_by(resolver: Any) -> Membership | None:
         spec = resolver.cluster_spec()
         return Membership.of(spec.as_dict(), resolver.task_type, resolver.task_id)
     except json.JSONDecodeError as error:
-        raise _change(resolver).error(f"it is no JSON ({error})") from None
+        raise _change(resolver).error(f"it is not valid JSON ({error})") from None
     except Exception:
         return None
 

@@ -96,8 +96,7 @@ MESSAGES: tuple[Known, ...] = (
     ),
     Known(
         "old-keras",
-        "the script is older than Keras 2.15, which has this no more: the page lists what to write"
-        " instead",
+        "the script uses a name that Keras removed before 2.15: the page lists what replaced it",
         OLD_KERAS,
         kind=PERMANENT,
     ),
