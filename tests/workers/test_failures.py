@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tfcluster_workers import failures
+from tfcluster_workers.keras3 import Keras3Error
 
 CONVERTED = "__autograph_generated_file1x2y.py"
 
@@ -31,13 +36,73 @@ def test_an_error_in_a_tf_function_is_placed_in_the_users_own_line() -> None:
     known = SimpleNamespace(translated_stack=stack, cause_message="ValueError: 756 and 784")
     error.ag_error_metadata = known  # type: ignore[attr-defined]
 
-    assert failures.place(error, error.__traceback__) == ("/home/anna/model.py", 42)
+    assert failures.place(error) == ("/home/anna/model.py", 42)
     assert failures.message_of(error) == "756 and 784"
 
 
 def test_without_its_origin_a_converted_line_is_nobodys() -> None:
     error = raised_in(f"/tmp/{CONVERTED}", ValueError("no"))
 
-    place = failures.place(error, error.__traceback__)
+    place = failures.place(error)
     assert place[0] == __file__
     assert failures.message_of(error) == "no"
+
+
+OURS = str(Path(failures.__file__).parent)
+USER, KERAS = "/home/anna/train.py", f"{sysconfig.get_path('purelib')}/keras/src"
+FILTER = f"{KERAS}/utils/traceback_utils.py"
+
+
+def raised_through(*files: str, error: BaseException) -> BaseException:
+    """`error` with a traceback through line 3 of each of `files`, the last one raising it."""
+    names: dict[str, Any] = {"inner": None, "error": error}
+    for file in reversed(files):
+        line = "inner()" if names["inner"] else "raise error"
+        scope = dict(names)
+        exec(compile(f"def call():\n\n    {line}", file, "exec"), scope)
+        names["inner"] = scope["call"]
+    try:
+        names["inner"]()
+    except type(error) as caught:
+        caught.__traceback__ = caught.__traceback__ and caught.__traceback__.tb_next
+        return caught
+    raise AssertionError("nothing was raised")
+
+
+def files_of(error: BaseException) -> list[str]:
+    frames, tb = [], failures.without_our_frames(error)
+    while tb is not None:
+        frames.append(tb.tb_frame.f_code.co_filename)
+        tb = tb.tb_next
+    return frames
+
+
+@pytest.mark.parametrize("wrapper", sorted(path.name for path in Path(OURS).glob("*.py")))
+def test_what_keras_raises_below_a_wrapper_of_ours_is_placed_in_the_users_line(
+    wrapper: str,
+) -> None:
+    """Keras 3 takes its own frames out, so that the traceback ends in the wrapper."""
+    ours = f"{OURS}/{wrapper}"
+    error = raised_through(USER, ours, FILTER, ours, error=ValueError("a shape"))
+
+    assert failures.place(error) == (USER, 3)
+    assert files_of(error) == [USER, FILTER]
+
+
+def test_an_example_job_is_placed_in_its_own_line() -> None:
+    job, fit = f"{OURS}/jobs/keras_mnist.py", f"{OURS}/keras_watch.py"
+    error = raised_through(job, fit, f"{KERAS}/trainer.py", error=ValueError("no"))
+    assert failures.place(error) == (job, 3)
+
+
+def test_a_frame_of_cython_is_nobodys() -> None:
+    error = raised_through(USER, "h5py/_objects.pyx", "h5py/h5f.pyx", error=BlockingIOError(11))
+    assert failures.place(error) == (USER, 3)
+
+
+def test_a_fault_of_ours_keeps_the_frames_that_show_it() -> None:
+    wrapper = f"{OURS}/keras3_trainer.py"
+    files = (f"{OURS}/boot.py", USER, wrapper)
+    assert files_of(raised_through(*files, error=AttributeError("x"))) == [USER, wrapper]
+    meant = raised_through(*files, error=Keras3Error("the metric `top` …"))
+    assert files_of(meant) == [USER]

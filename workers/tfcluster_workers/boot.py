@@ -58,7 +58,7 @@ def main() -> None:
 def wait_for_a_task() -> None:
     """Import what `sys.argv` names; returns in a fork of this process, with a task's `sys.argv`."""
     load_our_package()
-    from tfcluster_workers import event_channel, watching  # noqa: F401
+    from tfcluster_workers import event_channel, tf_config_changes, watching  # noqa: F401
 
     first = frozenset(sys.modules)
     from tfcluster_workers import preload
@@ -90,7 +90,7 @@ def is_path_safe() -> bool:
 
 def prepare_reporting() -> None:
     """Adopt the agent's socket and wait for the script to import TensorFlow or Keras."""
-    from tfcluster_workers import event_channel, watching
+    from tfcluster_workers import event_channel, tf_config_changes, watching
 
     event_channel.install(event_channel.take_over(os.environ))
     if event_channel.current().is_open:
@@ -98,6 +98,7 @@ def prepare_reporting() -> None:
             from tfcluster_workers import chaos
 
             chaos.arm(os.environ)
+        tf_config_changes.watch()
         watching.attach()
 
 
@@ -205,7 +206,7 @@ def hide_our_frames() -> None:
     def without_our_frames(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
-        users = failures.without_our_frames(traceback)
+        users = failures.without_our_frames(error.with_traceback(traceback))
         hook(kind, error.with_traceback(users), users)
 
     sys.excepthook = without_our_frames

@@ -5,6 +5,7 @@ JobError
 ├── NoTpuError               tpu.py: strategy.name is tpu
 ├── KerasChoiceError         keras_choice.py
 ├── NoEstimatorError         estimator_needs.py
+├── ClusterChangedError      cluster_check.py: a script that joins another cluster than its run's
 └── DataError                data/errors.py, with kinds of its own
 """
 
@@ -17,6 +18,15 @@ class JobError(Exception):
 
 class OptionError(JobError, ValueError):
     """Options that do not fit each other or the cluster."""
+
+
+class ClusterChangedError(JobError, RuntimeError):
+    """The script sets or removes TF_CONFIG, or names its peers itself, and would not meet them."""
+
+    def __init__(self, message: str, *, place: tuple[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.place = place
+        """File and line of the change; None: where the exception is raised."""
 
 
 class NoTpuError(JobError):

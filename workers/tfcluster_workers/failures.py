@@ -11,19 +11,19 @@ from types import TracebackType
 from typing import Any
 
 from tfcluster_workers import reporting
+from tfcluster_workers.errors import ClusterChangedError
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-_PLUMBING = """
-    boot.py chaos.py estimator_hook.py keras_watch.py reporting.py save_watch.py tensorflow_watch.py
-    tuner_watch.py
-"""
-OUR_PLUMBING = frozenset(os.path.join(HERE, name) for name in _PLUMBING.split())
+HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+BOOT = os.path.join(HERE, "boot.py")
+JOBS = os.path.join(HERE, "jobs") + os.sep
+"""The example jobs stand for a user's script: their lines are shown."""
+_KERAS_FILTER = os.path.join("src", "utils", "traceback_utils.py")
 
 
 def report(error: BaseException) -> None:
     """Send `error` with its place and its traceback, our own frames left out."""
-    users = without_our_frames(error.__traceback__)
-    file, line = place(error, users)
+    users = without_our_frames(error)
+    file, line = place(error)
     kind = type(error)
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
     lines = traceback.format_exception(kind, error.with_traceback(users), users)
@@ -50,14 +50,35 @@ def _autograph_of(error: BaseException) -> Any:
     return getattr(error, "ag_error_metadata", None)
 
 
-def without_our_frames(start: TracebackType | None) -> TracebackType | None:
-    """`start` without the frames of boot and of the wrappers around TensorFlow's functions."""
-    kept = [tb for tb in _walk(start) if tb.tb_frame.f_code.co_filename not in OUR_PLUMBING]
+def without_our_frames(error: BaseException) -> TracebackType | None:
+    """The traceback of `error` without the frames of boot and of what wraps Keras and TensorFlow.
+
+    Where our own code has failed, all but boot's stay: a report of that fault needs them.
+    """
+    frames = list(_walk(error.__traceback__))
+    is_hidden = BOOT.__eq__ if _is_our_fault(error, frames) else _is_ours
+    kept = [tb for tb in frames if not is_hidden(_file(tb))]
     for earlier, later in zip(kept, kept[1:]):
         earlier.tb_next = later
     if kept:
         kept[-1].tb_next = None
     return kept[0] if kept else None
+
+
+def _is_our_fault(error: BaseException, frames: list[TracebackType]) -> bool:
+    """Whether our code raised `error` without meaning to.
+
+    A traceback that Keras has filtered ends in our code when Keras raised it below: keras and
+    tf_keras src/utils/traceback_utils.py take their own frames out.
+    """
+    if not frames or not _is_ours(_file(frames[-1])):
+        return False
+    is_meant = type(error).__module__.startswith("tfcluster_workers.")
+    return not is_meant and not any(_file(tb).endswith(_KERAS_FILTER) for tb in frames)
+
+
+def _file(tb: TracebackType) -> str:
+    return tb.tb_frame.f_code.co_filename
 
 
 def _walk(tb: TracebackType | None) -> Iterator[TracebackType]:
@@ -66,23 +87,35 @@ def _walk(tb: TracebackType | None) -> Iterator[TracebackType]:
         tb = tb.tb_next
 
 
-def place(error: BaseException, users: TracebackType | None) -> tuple[str | None, int | None]:
-    """File and line of the last frame that is the user's: not installed, not the library's."""
+def place(error: BaseException) -> tuple[str | None, int | None]:
+    """File and line of the last frame that is the user's: neither installed nor of this package."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
-    frames = [(tb.tb_frame.f_code.co_filename, tb.tb_lineno) for tb in _walk(users)]
+    if isinstance(error, ClusterChangedError) and error.place is not None:
+        return error.place
+    frames = [(_file(tb), tb.tb_lineno) for tb in _walk(error.__traceback__)]
     converted = getattr(_autograph_of(error), "translated_stack", ())
     frames += [(frame.filename, frame.lineno) for frame in reversed(converted)]
-    own = [frame for frame in frames if not _is_foreign(frame[0])]
+    own = [frame for frame in frames if not is_foreign(frame[0])]
     chosen = own or frames
     return chosen[-1] if chosen else (None, None)
 
 
-def _is_foreign(file: str) -> bool:
+def is_foreign(file: str) -> bool:
+    """Whether `file` is installed, made by TensorFlow, or of this package."""
     name = os.path.basename(file)
-    if file.startswith("<") or name.startswith("__autograph_generated_file"):
+    if file.startswith("<") or name.startswith("__autograph_generated_file") or _is_ours(file):
         return True
+    if name.endswith(".pyx") and not os.path.isabs(file):
+        return True  # a frame of Cython has the path it was built from: h5py/h5f.pyx
     return file.startswith(tuple(_library_folders()))
+
+
+def _is_ours(file: str) -> bool:
+    """Whether `file` is of this package, unless it is what the task runs: a job, `-m …server`."""
+    if not file.startswith(HERE) or file.startswith(JOBS):
+        return False
+    return file == BOOT or file != getattr(sys.modules.get("__main__"), "__file__", None)
 
 
 def _library_folders() -> list[str]:

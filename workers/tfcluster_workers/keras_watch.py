@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import batch_size, chaos, context, reporting
+from tfcluster_workers import batch_size, chaos, cluster_check, context, reporting
 
 _fitting = threading.local()
 """The global batch size of the `fit` that this thread is in."""
@@ -54,13 +54,14 @@ def _show_life(callback_list: Any, name: str) -> None:
 
 
 def watch_fit(module: ModuleType) -> None:
-    """`fit` knows the batch size, which callbacks are not told."""
+    """`fit` knows the batch size, which callbacks are not told, and whether it trains alone."""
     owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
     fit = owner.fit
     signature = inspect.signature(fit)
 
     @functools.wraps(fit)
     def fit_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        cluster_check.note_lone_fit(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         try:

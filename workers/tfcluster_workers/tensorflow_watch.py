@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import functools
 from types import ModuleType
-from typing import Any
+from typing import Any, Callable
 
-from tfcluster_workers import chaos, context, reporting
+from tfcluster_workers import chaos, cluster_check, context, reporting
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
     """MultiWorkerMirroredStrategy joins in its constructor, and waits there for its peers."""
-    _watch_joining(vars(module)["CollectiveAllReduceExtended"])
+    _watch_joining(vars(module)["CollectiveAllReduceExtended"], _check_collective)
+
+
+def _check_collective(*args: Any, cluster_resolver: Any = None, **kwargs: Any) -> None:
+    """Called as `(strategy, cluster_resolver, communication_options, devices)`."""
+    if not kwargs.get("devices") and not args[3:]:  # one of this process's own devices joins nobody
+        cluster_check.check_strategy(args[1] if args[1:] else cluster_resolver)
 
 
 def watch_parameter_server_strategy(module: ModuleType) -> None:
     """The chief's ParameterServerStrategy waits for every worker and ps in its constructor."""
-    _watch_joining(vars(module)["ParameterServerStrategyV2"])
+    _watch_joining(vars(module)["ParameterServerStrategyV2"], _check_parameter_servers)
 
 
-def _watch_joining(joiner: Any) -> None:
+def _check_parameter_servers(*args: Any, cluster_resolver: Any = None, **_: Any) -> None:
+    cluster_check.check_parameter_servers(args[0] if args else cluster_resolver)
+
+
+def _watch_joining(joiner: Any, check: Callable[..., None]) -> None:
     construct = joiner.__init__
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        check(*args, **kwargs)
         reporting.waiting_for_peers()
         construct(self, *args, **kwargs)
         reporting.ready()
@@ -37,15 +48,41 @@ def watch_server(module: ModuleType) -> None:
     Its constructor says nothing: Estimator makes a server in workers that are yet to join, too.
     """
     server = vars(module)["Server"]
-    join = server.join
+    construct, join = server.__init__, server.join
+
+    @functools.wraps(construct)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        construct(self, *args, **kwargs)
+        made = self.server_def
+        cluster = vars(module)["ClusterSpec"](made.cluster).as_dict()
+        cluster_check.note_server(_text(self.target), cluster, made.job_name, made.task_index)
 
     @functools.wraps(join)
     def join_and_report(self: Any) -> Any:
         chaos.at_join()
+        cluster_check.use_server(_text(self.target))
         reporting.ready()
         return join(self)
 
-    server.join = join_and_report
+    server.__init__, server.join = __init__, join_and_report
+
+
+def watch_session(module: ModuleType) -> None:
+    """A session at a server waits for the server's peers, without a word and for ever."""
+    session = vars(module)["BaseSession"]
+    construct = session.__init__
+
+    @functools.wraps(construct)
+    def __init__(self: Any, target: Any = "", *args: Any, **kwargs: Any) -> None:
+        if target:
+            cluster_check.use_server(_text(target))
+        construct(self, target, *args, **kwargs)
+
+    session.__init__ = __init__
+
+
+def _text(target: Any) -> str:
+    return target.decode() if isinstance(target, bytes) else str(target)
 
 
 def watch_preemption(module: ModuleType) -> None:

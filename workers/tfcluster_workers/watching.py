@@ -43,6 +43,12 @@ def _server(module: ModuleType) -> None:
     tensorflow_watch.watch_server(module)
 
 
+def _session(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_session(module)
+
+
 def _preemption(module: ModuleType) -> None:
     from tfcluster_workers import tensorflow_watch
 
@@ -138,6 +144,7 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": _collective_strategy,
     "tensorflow.python.distribute.parameter_server_strategy_v2": _parameter_server_strategy,
     "tensorflow.python.training.server_lib": _server,
+    "tensorflow.python.client.session": _session,
     "tensorflow.python.distribute.failure_handling.failure_handling": _preemption,
     "tensorflow.python.data.ops.iterator_ops": _iterators,
     "tensorflow.python.data.ops.multi_device_iterator_ops": _multi_device_iterators,

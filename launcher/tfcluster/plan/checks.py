@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import InterpreterError, SurroundingsError
-from tfcluster.plan import command
+from tfcluster.plan import command, search
 from tfcluster.plan.keras import (
     TESTED,
     as_inherited,
@@ -40,6 +40,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_estimator(spec, node, around)
         yield from _without_keras_2(spec, node)
         yield from _unknown_keras_3(as_inherited(spec, node.name, around), node, around)
+    yield from _lone_searches(spec, plan, around)
     if around.gpus is not None:
         yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
@@ -141,6 +142,25 @@ def _unknown_keras_3(
         other = "write `import tf_keras as keras`" if imports_keras else install_tf_keras(python)
         pin = f"{python.path} -m pip install 'keras=={TESTED[1]}'"
         yield InterpreterError(message, cure=f"{pin}, or {other}")
+
+
+def _lone_searches(
+    spec: ClusterSpec, plan: Plan, around: Surroundings
+) -> Iterator[SurroundingsError]:
+    """KerasTuner's tasks know of each other by variables that only a job of kind tuner gets."""
+    if "kind" in spec.job.model_fields_set or around.code is None or not around.code.searches:
+        return
+    trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.job in ("chief", "worker")]
+    named = {var.name for task in plan.tasks for var in task.command.env} | around.code.sets
+    if len(trains) < 2 or not named.isdisjoint(search.VARIABLES):
+        return
+    message = f"the job calls KerasTuner's search: {len(trains)} tasks would each run all of it"
+    chief = "" if "chief" in spec.cluster else " --set cluster.chief=1"
+    cure = (
+        f"--set job.kind=tuner{chief} makes it one search, with the workers as its tuners;"
+        " --set job.kind=training leaves it as it is"
+    )
+    yield SurroundingsError(f"{message}, in one folder", cure=cure)
 
 
 def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:

@@ -11,6 +11,7 @@ PARTS: Final = frozenset({"keras", "estimator"})
 """Of TensorFlow, which loads them when they are asked for."""
 UNKNOWN: Final = "?"
 """Among `Code.sets`: a variable whose name is not written there."""
+_TUNERS: Final = frozenset({"keras_tuner", "kerastuner"})
 _SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
 
 
@@ -25,6 +26,15 @@ class Code:
     """Of `PARTS`, those that are named."""
     sets: frozenset[str] = frozenset()
     """Variables of the environment that are given a value, anywhere."""
+    has_tuner: bool = False
+    """KerasTuner is imported, anywhere."""
+    calls_search: bool = False
+    """A method ``search`` of something is called that is no regular expression."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether the job is a KerasTuner search, and does not only import it."""
+        return self.has_tuner and self.calls_search
 
     @classmethod
     def read(cls, source: str) -> Code:
@@ -38,10 +48,18 @@ class Code:
             frozenset(_names(tree.body)),
             frozenset(_named(nodes)) & PARTS,
             frozenset(name for node in nodes for name in _set_by(node)),
+            any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
+            any(map(_is_search, nodes)),
         )
 
     def __or__(self, other: Code) -> Code:
-        return Code(self.imports | other.imports, self.parts | other.parts, self.sets | other.sets)
+        return Code(
+            self.imports | other.imports,
+            self.parts | other.parts,
+            self.sets | other.sets,
+            self.has_tuner or other.has_tuner,
+            self.calls_search or other.calls_search,
+        )
 
 
 _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
@@ -49,12 +67,24 @@ _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
+        yield from _imported([node])
+        if isinstance(node, _ALWAYS_RUN) or _is_main_guard(node):
+            yield from _names(node.body)  # type: ignore[attr-defined]
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or "")
-        elif isinstance(node, _ALWAYS_RUN) or _is_main_guard(node):
-            yield from _names(node.body)  # type: ignore[attr-defined]
+
+
+def _is_search(node: ast.AST) -> bool:
+    called = node.func if isinstance(node, ast.Call) else None
+    if not isinstance(called, ast.Attribute) or called.attr != "search":
+        return False
+    return getattr(called.value, "id", "") not in ("re", "regex")
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tfcluster.plan.plan import EnvVar
     from tfcluster.spec.model import ClusterSpec
 
 
@@ -29,8 +31,8 @@ def tuned_settings(spec: ClusterSpec) -> dict[str, object]:
     """Settings that differ from their default: each must be read by some task, or is reported."""
     name = spec.strategy.name
     values: dict[str, Any] = {
-        # What a script makes anyway needs no reading.
-        "strategy": None if name == _fitting(spec) else name,
+        # What a script makes anyway needs no reading; `default` with ps is for tfcluster to know.
+        "strategy": None if name == _fitting(spec) or "ps" in spec.cluster else name,
         "communication": spec.strategy.communication,
         "bytes_per_pack": spec.strategy.bytes_per_pack,
         "collective_timeout_s": spec.strategy.collective_timeout_s,
@@ -46,6 +48,12 @@ def settings_json(spec: ClusterSpec) -> str:
     if spec.keras.version != "auto":
         told["keras_version"] = spec.keras.version
     return json.dumps(told | {"hooks": has_hooks(spec)})
+
+
+def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
+    """Whether the spec of a task with these variables has ``keras.version: 3``."""
+    told = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
+    return '"keras_version": "3"' in told
 
 
 def named_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
@@ -55,6 +55,8 @@ _SHELL_SIGNALS = frozenset(
 among them: 143 is also how a program leaves that was asked to and obeyed."""
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
 """What a task said before such a signal is not what ended it."""
+_NAMED = 3
+"""Of the tasks that had ended, how many are listed."""
 _OBSERVED_WORDS = {
     Kind.NODE_LOST: "its node is lost",
     Kind.LINK_LOST: "link to its host lost",
@@ -88,6 +90,8 @@ class Failure:
     """What was seen, in words, where `observed` is set."""
     saved: bool = False
     """The job has saved a checkpoint since the attempt began."""
+    asks_for_keras_3: bool = False
+    """The spec has ``keras.version: 3``."""
 
     @property
     def kind(self) -> Kind:
@@ -166,6 +170,8 @@ class Failure:
     def hint(self) -> str | None:
         """What helps, where that is known."""
         known = self._known or self._usual
+        if known is not None and known.is_of_keras_3 and self.asks_for_keras_3:
+            return hints.WITHOUT_KERAS_3
         return None if known is None else known.hint
 
     @property
@@ -205,9 +211,21 @@ class Failure:
 
 def _describe(raised: last_words.Raised) -> str:
     said = f"{raised.name}: {raised.message}" if raised.message else raised.name
-    if raised.file is None:
-        return last_words.brief(said)
-    return last_words.brief(f"{said} ({PurePath(raised.file).name}:{raised.line})")
+    place = _place(raised)
+    return last_words.brief(said, place=f"({place})" if place and place not in said else "")
+
+
+def _place(raised: last_words.Raised) -> str:
+    return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
+
+
+def alone_with(peers: Sequence[str], failure: Failure) -> str:
+    """How a task failed that needed its peers, which had ended well before."""
+    more = f" and {len(peers) - _NAMED} more" if len(peers) > _NAMED else ""
+    names = ", ".join(peers[:_NAMED]) + more
+    place = _place(failure.exception) if failure.exception is not None else ""
+    where = f" ({place})" if place else ""
+    return f"{failure.task} did alone what all workers must do{where}: {names} had ended before"
 
 
 def signal_name(number: int) -> str:

@@ -12,7 +12,7 @@ from tfcluster.errors import (
     SurroundingsError,
     TfclusterError,
 )
-from tfcluster.plan.plan import TaskPlan
+from tfcluster.plan.plan import Plan, TaskPlan
 from tfcluster.run.diagnosis import of_those
 from tfcluster.run.ending import Outcome
 from tfcluster.run.failure import Failure, Kind, signal_name
@@ -23,6 +23,9 @@ from tfcluster.run.tally import Tally
 
 CAUSE_WAIT_S = 12.0
 """How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
+LAST_WORD_S = 3.0
+"""A chief whose tuners have all failed may have a reason to tell: it looks for one every second
+(tfcluster_workers/tuner_watch.py)."""
 FROZEN_S = 10.0
 """How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
 _NAMED = 8
@@ -85,10 +88,19 @@ def suspects(gang: Tally) -> list[Member]:
 def deserted(core: Sequence[Member]) -> Finding:
     """A chief that goes on although all that it works with have ended for good: where they
     failed, they are to blame."""
-    words = "it went on although all that it works with had ended"
     failed = any(member.alone and member.failure is not None for member in core)
+    words = "it went on although all that it works with had ended"
     left = [(m, words) for m in core if m.is_running and not m.serves and not failed]
-    return Finding(Kind.LATE, left, words, outcome=Outcome(Status.FAILED, 1))
+    why = "nobody is left to work with the chief"
+    return Finding(Kind.LATE, left, why, outcome=Outcome(Status.FAILED, 1))
+
+
+def longest_wait_s(plan: Plan, core: Sequence[Member]) -> float:
+    """How long a deserted chief gets to end by itself: next to nothing where all its tuners have
+    failed for good, as it would wait for them for ever (keras-tuner#254)."""
+    grace_s = plan.supervision.finish_grace_s
+    has_lost_all = all(member.failure is not None for member in core if member.alone)
+    return min(LAST_WORD_S, grace_s) if plan.kind == "tuner" and has_lost_all else grace_s
 
 
 def missing(

@@ -9,9 +9,10 @@ from typing import Any
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
-from tfcluster.run.failure import Failure, Kind
+from tfcluster.run.failure import Failure, Kind, alone_with
 from tfcluster.run.member import Member, member_of
 from tfcluster.run.settings_read import SettingsRead
+from tfcluster.run.shrinking import TRAINERS, chief_among
 from tfcluster.run.tally import Tally
 
 
@@ -153,10 +154,22 @@ class Gang:
             return
         if event.exit_code == 0:
             return
-        failure = member.fails(
-            error=error, last_lines=last_lines, out_of_memory=event.out_of_memory
-        )
+        said = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
+        failure = member.fails(**said)
+        if failure.is_collateral and (peers := self._peers_that_left(member)):
+            words = alone_with(peers, failure)
+            failure = member.fails(**said, observed=Kind.PERMANENT, words=words)
         self._note(member, failure)
+
+    def _peers_that_left(self, chief: Member) -> list[str]:
+        """All that train with `chief`, where it is the chief and they have ended well before it."""
+        trains = [member for member in self if member.id.job in TRAINERS and not member.alone]
+        if self._plan.kind != "training" or chief.id != chief_among(
+            self._plan, (member.id for member in self)
+        ):
+            return []
+        peers = [member for member in trains if member is not chief]
+        return [str(member.id) for member in peers] if all(m.end().ok for m in peers) else []
 
     def blame(self, member: Member, kind: Kind, words: str) -> None:
         """What tfcluster itself has seen makes a living task the cause; it is to be ended."""

@@ -12,6 +12,10 @@ from tfcluster.run.messages import PERMANENT as PERMANENT
 from tfcluster.run.messages import PORT_TAKEN as PORT_TAKEN
 from tfcluster.run.messages import Known as Known
 
+WITHOUT_KERAS_3 = (
+    "the spec asks for Keras 3, with which this does not work: --set keras.version=2 instead runs"
+    " it with tf_keras"
+)
 CIRCUMSTANCES: Mapping[str, Known] = {
     "SIGKILL": Known(
         "sigkill",

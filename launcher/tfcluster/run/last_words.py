@@ -38,12 +38,20 @@ _CHAIN = re.compile(
     r"^(?:The above exception was the direct cause|During handling of the above exception).*$",
     re.MULTILINE,
 )
-_FOREIGN = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<")
+_FOREIGN = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<|/tfcluster_workers/(?!jobs/)|^[^/].*\.pyx$"
+)
+"""What is not the user's own code; the example jobs stand for it."""
 _GRAPH = re.compile(
     r"Graph execution error:\s+(?:Detected at node .*\n(?:[ \t]+\S.*\n|[ \t]*\n)*)+(?=\S)"
 )
 """tensorflow/python/eager/execute.py and framework/error_interpolation.py."""
 _NODE = re.compile(r"\{\{function_node \S+\}\} ?| ?\[Op:__inference_\w+\]")
+_CALL = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
+"""What a layer was called with, at the end of what Keras says (src/utils/traceback_utils.py)."""
+_GRPC = re.compile(r"\nAdditional GRPC error information from remote target .*\n:?\{.*\}")
+"""The message once more, as JSON (tensorflow/core/distributed_runtime/rpc/grpc_util.h)."""
+_STYLE = re.compile(r"\x1b\[[\d;]*m")
 _TAIL = 25
 """Lines at the end of a log that may tell why its task ended."""
 _AFTER = 200
@@ -63,9 +71,10 @@ class Raised:
 
     @property
     def name(self) -> str:
-        """Short for TensorFlow's own, whose module says nothing."""
+        """Short for TensorFlow's and our own, whose modules say nothing."""
         module, _, name = self.exception.rpartition(".")
-        return name if module.endswith("errors_impl") else self.exception
+        is_ours = module.startswith("tfcluster_workers")
+        return name if is_ours or module.endswith("errors_impl") else self.exception
 
 
 def reported(error: Mapping[str, Any]) -> Raised:
@@ -149,13 +158,16 @@ def tells_of_a_lost_peer(log: str) -> bool:
     return broke or bool(_PEER_IS_LOST.search(last))
 
 
-def brief(text: str, *, lines: int = 8) -> str:
-    """`text` without what TensorFlow adds: where a graph was made, the names of its functions.
+def brief(text: str, *, place: str = "", lines: int = 8) -> str:
+    """`text` without what TensorFlow and Keras add: where a graph was made, the names of its
+    functions, what a layer was called with. `place` is appended.
 
     A tensor's values may be part of a message; its first and last lines say what is wrong.
     """
-    text = _NODE.sub("", _GRAPH.sub("", text))
-    found = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in text.splitlines()]
+    for noise in (_STYLE, _GRAPH, _NODE, _GRPC, _CALL):
+        text = noise.sub("", text)
+    said = [line for line in f"{text.rstrip()} {place}".splitlines() if line.strip()]
+    found = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in said]
     if len(found) > lines:
         found = [*found[:2], f"… {len(found) - 4} lines …", *found[-2:]]
-    return "\n".join(found)
+    return "\n".join(found).rstrip()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId, TaskPlan
+from tfcluster.plan.settings import asks_for_keras_3
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Failure
@@ -30,6 +31,8 @@ class Member:
     """Started through `tfcluster_workers.boot`."""
     alone: bool
     """Whether it is restarted while the others go on."""
+    asks_for_keras_3: bool = False
+    """The spec has ``keras.version: 3``."""
     attempt: int = 1
     is_ordered: bool = False
     """Its agent was told to start it."""
@@ -165,6 +168,7 @@ class Member:
             exit_code=ended.exit_code if ended else None,
             signal=ended.signal if ended else None,
             saved=self.saved,
+            asks_for_keras_3=self.asks_for_keras_3,
             **facts,
         )
         return self.failure
@@ -177,5 +181,6 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         serves=task.serves,
         is_hooked=plan.hooks,
         alone=restarts_alone(plan, task.id),
+        asks_for_keras_3=asks_for_keras_3(task.command.env),
         attempt=attempt,
     )

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from tfcluster.run.keras_messages import KERAS_2_SCRIPT, OLD_KERAS
+
 PERMANENT: Final = "permanent"
 PORT_TAKEN: Final = "port_taken"
 
@@ -31,6 +33,8 @@ class Known:
     """It is said in the log while a task still waits, and not by what it ends with."""
     is_traced: bool = False
     """The pattern is of the traceback: the message alone does not tell."""
+    is_of_keras_3: bool = False
+    """Keras 2 does not fail so: where the spec asks for Keras 3, the fix is not to."""
 
     @property
     def docs(self) -> str:
@@ -73,6 +77,7 @@ MESSAGES: tuple[Known, ...] = (
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
         kind=PERMANENT,
         is_own=True,
+        is_of_keras_3=True,
     ),
     Known(
         "keras-3-parameter-server",
@@ -80,6 +85,7 @@ MESSAGES: tuple[Known, ...] = (
         " and so does a loop of your own, like jobs/parameter_server.py",
         r"you need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
         kind=PERMANENT,
+        is_of_keras_3=True,
     ),
     Known(
         "keras-3-refused",
@@ -89,12 +95,18 @@ MESSAGES: tuple[Known, ...] = (
         is_own=True,
     ),
     Known(
-        "keras-2-script",
-        "the script is written for Keras 2: --set keras.version=2 takes tf_keras",
-        r"filepath provided must end in `\.(?:weights\.h5|keras)`"
-        r"|Invalid filepath extension for saving|Keras 3 only supports"
-        r"|Argument\(s\) not recognized: \{'lr'|module 'keras\._tf_keras\S*' has no attribute",
+        "old-keras",
+        "the script uses a name that Keras removed before 2.15: the page lists what replaced it",
+        OLD_KERAS,
         kind=PERMANENT,
+    ),
+    Known(
+        "keras-2-script",
+        "the script is written for Keras 2: --set keras.version=2 runs it with tf_keras; where it"
+        " says `import keras`, write `import tf_keras as keras`",
+        KERAS_2_SCRIPT,
+        kind=PERMANENT,
+        is_of_keras_3=True,
     ),
     Known(
         "estimator-removed",  # 76349
@@ -155,6 +167,23 @@ MESSAGES: tuple[Known, ...] = (
         kind=PERMANENT,
     ),
     Known(
+        "tf-config",
+        "make the resolver, the server or the strategy from the TF_CONFIG that tfcluster sets:"
+        " tf.distribute.cluster_resolver.TFConfigClusterResolver()",
+        r"ClusterChangedError: the (?:strategy's cluster resolver|script makes a server)",
+        kind=PERMANENT,
+        is_own=True,
+    ),
+    Known(
+        "tf-config",
+        "keep the TF_CONFIG that tfcluster sets: delete the lines that change it, or put"
+        ' `if "TF_CONFIG" not in os.environ:` before them; where each task is to train alone,'
+        " --set job.kind=plain",
+        r"^tfcluster_workers\.errors\.ClusterChangedError",
+        kind=PERMANENT,
+        is_own=True,
+    ),
+    Known(
         "tf-config",  # 31969, 62759
         "the script, or something it imports, changes TF_CONFIG: read it, but leave it as it is",
         r"(?s)TF_CONFIG.*JSONDecodeError|tfconfig_cluster_resolver\.py.*JSONDecodeError",
@@ -176,6 +205,15 @@ MESSAGES: tuple[Known, ...] = (
         " are not passed on",
         r"KERASTUNER_(?:ORACLE_IP|ORACLE_PORT|TUNER_ID)",
         kind=PERMANENT,
+    ),
+    Known(
+        "chief-alone",
+        "every worker must train as many steps, and save, evaluate and predict when one does: take"
+        " these calls out of `if index == 0:`; who is not the chief saves into a folder of its own",
+        r"did alone what all workers must do"
+        r"|Collective instance \d+ expected type \d+ and data_type",
+        kind=PERMANENT,
+        is_own=True,
     ),
     Known(
         "hosts-differ",  # 47203, 60847, 34156
@@ -213,6 +251,13 @@ MESSAGES: tuple[Known, ...] = (
         " runs once on each",
         r"NonMatchingChecksumError|Incomplete or corrupted file detected"
         r"|\.incomplete\b|tensorflow_datasets/downloads(?!/manual)|/downloads/extracted/",
+    ),
+    Known(
+        "shared-file",
+        "two tasks write this file at once: let the first worker alone write it, or each its own,"
+        " below $TFCLUSTER_CHECKPOINT_DIR",
+        r"unable to lock file, errno = 11",
+        kind=PERMANENT,
     ),
     Known(
         "damaged-data",

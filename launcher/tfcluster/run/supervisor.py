@@ -247,7 +247,8 @@ class Supervisor:
             case Next.AWAIT_CAUSE:
                 self._timers.set_once("cause", now + CAUSE_WAIT_S)
             case Next.DESERTED:
-                self._timers.set_once("late", now + self.policy.finish_grace_s)
+                wait_s = findings.longest_wait_s(self.plan, self.gang.core())
+                self._timers.set_once("late", now + wait_s)
             case Next.FINISH:
                 self._finish(now)
             case Next.FAILED if self.gang.failures and self._forms_gang:

@@ -134,11 +134,7 @@ def _about_jobs(cluster: Jobs) -> Iterator[Finding]:
         if count(cluster, job) > 1:
             cure = "keep one; the others may be workers" if job == "chief" else "keep one"
             yield Finding((job,), f"a cluster has at most one {job}", cure)
-    if "ps" in cluster and not ("chief" in cluster and "worker" in cluster):
-        missing = " and ".join(job for job in ("chief", "worker") if job not in cluster)
-        cure = f'add {missing}, for example {{"chief": 1, "worker": 2, "ps": 1}}'
-        yield Finding(("ps",), f"parameter servers need a chief and workers: no {missing}", cure)
-    elif "worker" not in cluster and "chief" not in cluster:
+    if "ps" not in cluster and "worker" not in cluster and "chief" not in cluster:
         yield Finding((), "the cluster has no task that trains", 'add workers: {"worker": 2}')
 
 

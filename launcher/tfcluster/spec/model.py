@@ -164,10 +164,25 @@ class ClusterSpec(Section):
         if name in ("multi_worker_mirrored", "mirrored", "tpu") and has_ps:
             cure = 'leave the name out (parameter_server is the default with ps), or remove "ps"'
             yield Finding(("strategy", "name"), f"{name} has no use for ps tasks", cure)
-
+        if has_ps:
+            yield from self._about_parameter_servers()
         if name == "tpu" and count_trainers(self.cluster) > 1:
             cure = 'write "cluster": {"worker": 1}: one process drives all cores of a TPU'
             yield Finding(("strategy", "name"), "tpu has no use for several workers", cure)
+
+    def _about_parameter_servers(self) -> Iterator[Finding]:
+        """A chief hands out the steps; in scripts of TensorFlow 1 worker:0 is the chief."""
+        has_own = self.strategy.name == "default"
+        missing = [job for job in ("chief", "worker") if job not in self.cluster]
+        if missing == ["chief"] and has_own:
+            return
+        if missing:
+            names = " and ".join(missing)
+            cure = f'add {names}, for example {{"chief": 1, "worker": 2, "ps": 1}}'
+            if missing == ["chief"]:
+                cure += '; for a script whose chief is worker:0, "strategy": {"name": "default"}'
+            message = f"parameter servers need a chief and workers: no {names}"
+            yield Finding(("cluster", "ps"), message, cure)
 
     def _about_secrets(self) -> Iterator[Finding]:
         for index, name in enumerate(self.job.secrets):

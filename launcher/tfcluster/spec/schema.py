@@ -12,7 +12,10 @@ from tfcluster.spec.model import JOBS, ClusterSpec
 _TASKS_TEXTS = {
     "chief": ("The task that leads, saves and evaluates; at most one.", 1),
     "worker": ("The tasks that train.", ["10.0.0.1:2222", "10.0.0.2:2222"]),
-    "ps": ("Parameter servers; only with a chief and workers.", 1),
+    "ps": (
+        "Parameter servers, beside workers and a chief; without one by `strategy.name: default`.",
+        1,
+    ),
     "evaluator": ("Evaluates checkpoints beside the training; at most one.", 1),
 }
 

@@ -10,6 +10,7 @@ import pytest
 
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import checks
+from tfcluster.plan.imports import Code
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.surroundings import Surroundings
@@ -220,3 +221,41 @@ def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: Surroundings
     spec = spec_of({"strategy": {"communication": "NCCL"}})
     with pytest.raises(SurroundingsError, match="NCCL"):
         checks.require(spec, make_plan(spec, machine), machine)
+
+
+SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search=True)
+
+
+def test_workers_that_would_each_run_a_whole_search_are_refused(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    """They would overwrite each other's trials in one folder, and end with 0."""
+    around = replace(machine, code=SEARCHES)
+    (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), around)
+    assert str(found) == (
+        "the job calls KerasTuner's search: 3 tasks would each run all of it, in one folder\n"
+        "  → --set job.kind=tuner --set cluster.chief=1 makes it one search, with the workers as"
+        " its tuners; --set job.kind=training leaves it as it is"
+    )
+    (found,) = obstacles(spec_of({"cluster": {"chief": 1, "worker": 2}}), around)
+    assert "--set job.kind=tuner makes it one search" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        ({"cluster": {"worker": 1}}, SEARCHES),
+        ({"cluster": {"chief": 1, "worker": 2}, "job": {"kind": "tuner"}}, SEARCHES),
+        ({"cluster": {"worker": 2}, "job": {"kind": "plain"}}, SEARCHES),
+        ({"cluster": {"worker": 2}, "job": {"kind": "training"}}, SEARCHES),
+        ({"cluster": {"worker": 2}, "job": {"env": {"KERASTUNER_TUNER_ID": "chief"}}}, SEARCHES),
+        ({"cluster": {"worker": 2}}, replace(SEARCHES, calls_search=False)),
+        ({"cluster": {"worker": 2}}, replace(SEARCHES, sets=frozenset({"KERASTUNER_ORACLE_IP"}))),
+        ({"cluster": {"worker": 2}}, None),
+    ],
+    ids=["alone", "tuner", "plain", "meant", "own variables", "imported", "set by it", "unread"],
+)
+def test_a_search_that_is_one_or_was_meant_is_left_alone(
+    spec_of: SpecOf, machine: Surroundings, spec: dict[str, Any], code: Code | None
+) -> None:
+    assert obstacles(spec_of(spec), replace(machine, code=code)) == []

@@ -62,3 +62,23 @@ def test_parts_of_tensorflow_that_are_named(source: str, parts: set[str]) -> Non
 )
 def test_variables_that_are_set(source: str, names: set[str]) -> None:
     assert Code.read(source).sets == names
+
+
+@pytest.mark.parametrize(
+    ("source", "searches"),
+    [
+        ("import keras_tuner as kt\nkt.RandomSearch(build).search(x, y)", True),
+        ("from kerastuner.tuners import Hyperband\ntuner = Hyperband(b)\ntuner.search(x)", True),
+        ("try:\n    import keras_tuner\nexcept ImportError: pass\ndef f(t): t.search(x)", True),
+        ("import keras_tuner as kt\nvalues = kt.HyperParameters()", False),
+        ("import keras_tuner, re\nre.search('x', text)", False),
+        ("index.search(query)", False),
+    ],
+)
+def test_a_search_is_more_than_an_import(source: str, searches: bool) -> None:
+    assert Code.read(source).searches is searches
+
+
+def test_a_search_may_be_spread_over_files() -> None:
+    model, main = Code.read("import keras_tuner"), Code.read("make_tuner().search(x)")
+    assert (model | main).searches

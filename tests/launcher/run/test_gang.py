@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from tfcluster.plan.plan import TaskId
+from tfcluster.plan.plan import EnvVar, TaskId
+from tfcluster.plan.settings import settings_json
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Kind
 from tfcluster.run.gang import Gang, longest_grace_s, stops
+from tfcluster.spec.model import ClusterSpec
 
 from .conftest import plan_of
 
@@ -76,6 +80,21 @@ def test_a_task_we_ended_is_never_to_blame() -> None:
     exit_of(gang, "worker:0", ended_by="tfcluster")
     assert gang.failures == []
     assert [str(member.id) for member in gang.running()] == ["worker:1"]
+
+
+def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
+    said = "Traceback (most recent call last):\nValueError: Cannot convert '1' to a shape.\n"
+    for version, is_asked in (("3", True), ("auto", False)):
+        spec = ClusterSpec.model_validate(
+            {"cluster": {"worker": 1}, "job": {"script": "x.py"}, "keras": {"version": version}}
+        )
+        settings = EnvVar("TFCLUSTER_SETTINGS", settings_json(spec), "tfcluster")
+        plan = plan_of("worker:0")
+        command = replace(plan.tasks[0].command, env=(settings,))
+        gang = Gang(replace(plan, tasks=(replace(plan.tasks[0], command=command),)))
+        exit_of(gang, "worker:0", words=said)
+        (failure,) = gang.failures
+        assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
 
 
 def test_serving_tasks_are_told_once() -> None:

@@ -88,6 +88,26 @@ MESSAGES = [
         "module 'keras._tf_keras.keras' has no attribute 'experimental'",
     ),
     (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "in user code:\n\n    AttributeError: 'Mean' object has no attribute 'reset_states'",
+    ),
+    ("keras-2-script", Kind.PERMANENT, "ValueError", "Cannot convert '1' to a shape."),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'tensorflow.keras.layers.experimental'",
+    ),
+    ("old-keras", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'keras.engine'"),
+    (
+        "old-keras",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tf_keras.api._v2.keras.utils' has no attribute 'np_utils'",
+    ),
+    (
         "estimator-removed",
         Kind.PERMANENT,
         "AttributeError",
@@ -162,6 +182,18 @@ MESSAGES = [
     (
         "tf-config",
         Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "the script makes a server: this task would be ps:0 of {}",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
         f"{RUNTIME}.InvalidArgumentError",
         'Could not interpret "10.0.0.1" as a host-port pair.',
     ),
@@ -170,6 +202,13 @@ MESSAGES = [
         Kind.PERMANENT,
         "RuntimeError",
         "KERASTUNER_ORACLE_IP environment variable was set, but KERASTUNER_TUNER_ID was not",
+    ),
+    (
+        "chief-alone",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        f"{GRAPH}Collective ops is aborted by: Collective instance 770 expected type 0 and"
+        " data_type 1 but got type 0 and data_type 9\nAdditional GRPC error information",
     ),
     (
         "hosts-differ",
@@ -215,6 +254,13 @@ MESSAGES = [
         Kind.EXCEPTION,
         "numpy.core._exceptions._ArrayMemoryError",
         "Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
+    ),
+    (
+        "shared-file",
+        Kind.PERMANENT,
+        "BlockingIOError",
+        "[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error"
+        " message = 'Resource temporarily unavailable')",
     ),
     (
         "damaged-data",
@@ -346,6 +392,38 @@ def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
     assert failure.kind is Kind.PERMANENT
     elsewhere = Failure("worker:0", 1, None, error=error | {"traceback": "json/decoder.py"})
     assert elsewhere.kind is Kind.EXCEPTION
+
+
+def test_a_line_that_the_message_names_is_not_said_twice() -> None:
+    said = "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone"
+    error = {"exception": "tfcluster_workers.errors.ClusterChangedError", "message": said}
+    failure = Failure("worker:0", 1, None, error=error | {"file": "/job/main.py", "line": 3})
+    assert failure.reason == f"ClusterChangedError: {said}"
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        ("AttributeError", "'Namespace' object has no attribute 'lr'"),
+        ("AttributeError", "'Config' object has no attribute 'output_shape'"),
+        ("AttributeError", "module 'keras.layers' has no attribute 'Dens'"),
+        ("TypeError", "train() got an unexpected keyword argument 'workers'"),
+        ("TypeError", "Model.fit() got an unexpected keyword argument 'epoch'"),
+        ("ValueError", "Unrecognized keyword arguments passed to Dense: {'unit': 3}"),
+    ],
+)
+def test_a_slip_of_the_script_is_no_matter_of_keras(exception: str, message: str) -> None:
+    assert hints.find(f"{exception}: {message}") is None
+
+
+@pytest.mark.parametrize("anchor", ["keras-2-script", "keras-3", "keras-3-parameter-server"])
+def test_where_keras_3_was_asked_for_the_hint_is_to_leave_it(anchor: str) -> None:
+    message = next(message for name, _, _, message in MESSAGES if name == anchor)
+    error = {"exception": "ValueError", "message": message}
+    assert Failure("worker:0", 1, None, error=error).hint != hints.WITHOUT_KERAS_3
+    asked = Failure("worker:0", 1, None, error=error, asks_for_keras_3=True)
+    assert asked.hint == hints.WITHOUT_KERAS_3
+    assert asked.docs == f"docs/failures.md#{anchor}"
 
 
 BENIGN = [

@@ -134,3 +134,56 @@ def test_a_script_that_python_cannot_read() -> None:
     assert last_words.read(imported + log.replace("main", "model")) == Raised(
         "SyntaxError", "expected ':'", "/job/model.py", 3
     )
+
+
+KERAS_3 = (
+    "Exception encountered when calling Sequential.call().\n\n\x1b[1mInput 0 with name 'None' of"
+    " layer 'dense' is incompatible with the layer\x1b[0m\n\nArguments received by"
+    " Sequential.call():\n  • inputs=tf.Tensor(shape=(None, 9), dtype=float32)\n"
+    "  • training=False\n  • mask=None\n  • kwargs=<class 'inspect._empty'>"
+)
+KERAS_2 = (
+    "Exception encountered when calling layer 'dense' (type Dense).\n\nno such axis\n\n"
+    "Call arguments received by layer 'dense' (type Dense):\n  • inputs=tf.Tensor(shape=(2, 3))"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            KERAS_3,
+            "Exception encountered when calling Sequential.call().\nInput 0 with name 'None' of"
+            " layer 'dense' is incompatible with the layer (main.py:10)",
+        ),
+        (
+            KERAS_2,
+            "Exception encountered when calling layer 'dense' (type Dense).\nno such axis"
+            " (main.py:10)",
+        ),
+        (
+            "Collective instance 770 expected type 0\nAdditional GRPC error information from remote"
+            " target /job:worker/replica:0/task:0 while calling /tensorflow.WorkerService/X:\n"
+            ':{"created":"@1795379759.26","grpc_message":"Collective instance 770"}\nRestart your'
+            " program to reset. [Op:CollectiveReduceV2]",
+            "Collective instance 770 expected type 0\nRestart your program to reset."
+            " [Op:CollectiveReduceV2] (main.py:10)",
+        ),
+    ],
+    ids=["Keras 3", "Keras 2", "gRPC"],
+)
+def test_of_what_keras_and_grpc_say_the_sentence_is_left(message: str, said: str) -> None:
+    assert last_words.brief(message, place="(main.py:10)") == said
+
+
+def test_a_line_of_our_own_package_and_of_cython_is_nobodys_in_a_log() -> None:
+    wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3_trainer.py"
+    log = (
+        f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
+        f'  File "{wrapper}", line 121, in call\n    return original()\nValueError: no\n'
+    )
+    assert last_words.read(log) == Raised("ValueError", "no", "/job/main.py", 10)
+    job = "/x/tfcluster_workers/jobs/broken.py"
+    assert last_words.read(log.replace("/job/main.py", job)) == Raised("ValueError", "no", job, 10)
+    cython = log.replace(wrapper, "h5py/h5f.pyx")
+    assert last_words.read(cython) == Raised("ValueError", "no", "/job/main.py", 10)

@@ -6,6 +6,7 @@ import signal
 
 from tfcluster.run import events as ev
 from tfcluster.run.events import Status
+from tfcluster.run.findings import LAST_WORD_S
 
 from .story import Story, story
 
@@ -46,6 +47,29 @@ def test_a_chief_that_still_searches_without_any_tuner_gets_the_grace_time_and_n
     assert told.stopped() == []
     told.after(2)
     assert told.stopped() == ["chief:0"]
+
+
+def test_a_chief_whose_tuners_have_all_failed_for_good_has_a_last_word_and_no_more() -> None:
+    told = search(finish_grace_s=60, max_restarts=0).exits("worker:0", 1).after(30)
+    assert told.stopped() == [], "the other one goes on"
+    told.exits("worker:1", 1).after(LAST_WORD_S - 1)
+    assert told.stopped() == [], "it may say that all trials failed"
+    told.after(2)
+    assert told.stopped() == ["chief:0"]
+    told.ended("chief:0")
+    assert told.outcome() == (Status.FAILED, 1)
+    assert told.cause()["task"] == "worker:0"
+
+
+def test_a_tuner_that_is_due_again_is_hope_enough() -> None:
+    told = search("chief:0", "worker:0", backoff_s=50).exits("worker:0", killed=signal.SIGKILL)
+    assert told.after(20).stopped() == []
+    assert told.last(ev.Restarting).task == "worker:0"
+
+
+def test_one_tuner_that_left_well_gives_the_chief_its_grace_time() -> None:
+    told = search(finish_grace_s=60, max_restarts=0).exits("worker:0").exits("worker:1", 1)
+    assert told.after(59).stopped() == [], "it may be about to end its search"
 
 
 def test_a_search_that_ends_within_the_grace_time_is_out_of_danger() -> None:

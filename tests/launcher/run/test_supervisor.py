@@ -305,9 +305,7 @@ def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_ended() -> None:
     assert told.last(ev.Restarting).task == "worker:0"
     told.supervisor.started("worker:0", 2, told.now)
     told.exits("worker:0", killed=signal.SIGKILL).exits("worker:1", 1)
-    told.after(59)
-    assert told.stopped() == []
-    told.after(2)
+    told.after(5)
     assert told.stopped() == ["chief:0"]
     told.ended("chief:0")
     assert told.outcome() == (Status.FAILED, 1)
@@ -324,6 +322,36 @@ def test_a_search_in_which_every_trial_failed_is_a_failure() -> None:
 def test_late_errors_after_the_chief_s_success_are_no_failure() -> None:
     told = story().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
     assert told.outcome() == (Status.SUCCEEDED, 0)
+
+
+GONE = {
+    "exception": "tensorflow.python.framework.errors_impl.UnavailableError",
+    "message": "Collective ops is aborted by: Task /job:worker/replica:0/task:1 heartbeat timeout.",
+    "file": "/job/train.py",
+    "line": 27,
+}
+
+
+def test_a_chief_that_saves_alone_after_all_have_left_is_told_so_and_not_started_again() -> None:
+    """TensorFlow 2.15's `model.save` under `if index == 0:`; it blames the peer's heartbeat."""
+    told = story("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
+    told.after(8).exits("worker:0", 1, error=GONE).home()
+    assert told.outcome() == (Status.FAILED, 1)
+    cause = told.cause()
+    assert (cause["task"], cause["kind"], cause["line"]) == ("worker:0", "permanent", 27)
+    assert cause["reason"] == (
+        "worker:0 did alone what all workers must do (train.py:27): worker:1, worker:2 had ended"
+        " before"
+    )
+    assert cause["docs"] == "docs/failures.md#chief-alone"
+
+
+def test_a_chief_whose_peer_is_still_there_blames_it_as_before() -> None:
+    told = story("worker:0", "worker:1", "worker:2").exits("worker:1")
+    told.exits("worker:0", 1, error=GONE)
+    assert told.stopped() == [], "worker:2 may have failed first"
+    told.exits("worker:2", killed=signal.SIGKILL).home()
+    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:2", "signal")
 
 
 def test_who_does_not_end_after_the_chief_is_ended_and_warned_of() -> None:

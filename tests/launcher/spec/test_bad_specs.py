@@ -105,7 +105,12 @@ MARKED = {
     "ps alone": (
         f'{{"cluster": {{"worker": 1, "ps": §1}}, {JOB}}}',
         "need a chief and workers: no chief",
-        "add chief",
+        '"strategy": {"name": "default"}',
+    ),
+    "ps without workers": (
+        f'{{"cluster": {{"ps": §1}}, {JOB}, "strategy": {{"name": "default"}}}}',
+        "need a chief and workers: no chief and worker",
+        "add chief and worker",
     ),
     "runtime.hosts of nobody": (
         f'{{{HERE}, {JOB}, "runtime": {{"hosts": {{§"gpu1": {{}}}}}}}}',

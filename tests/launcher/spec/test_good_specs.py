@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.plan.settings import tuned_settings
 from tfcluster.spec.load import from_value, load, load_file
 from tfcluster.spec.model import ClusterSpec, TaskEntry
 
@@ -136,3 +137,11 @@ def test_a_spec_made_from_options_needs_no_file() -> None:
     spec = from_value({**LEAST, "name": "train"}, where="tfcluster run", sets=["keras.version=2"])
     assert isinstance(spec, ClusterSpec)
     assert (spec.name, spec.keras.version) == ("train", "2")
+
+
+def test_parameter_servers_need_no_chief_where_the_script_has_its_own(tmp_path: Path) -> None:
+    """TensorFlow 1: worker:0 is the chief of a MonitoredTrainingSession."""
+    cluster = {"worker": 2, "ps": 1}
+    spec = spec_of({**LEAST, "cluster": cluster, "strategy": {"name": "default"}}, tmp_path)
+    assert spec.task_count == 3
+    assert tuned_settings(spec) == {}, "a script has nothing to read there"

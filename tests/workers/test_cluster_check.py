@@ -1,0 +1,380 @@
+"""A script that joins another cluster than its run's is told so at once, with its line."""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from tfcluster_workers import cluster_check, keras_watch, reporting, tf_config_changes
+from tfcluster_workers.errors import ClusterChangedError
+
+from .conftest import PYTHONS, free_ports
+
+TWO = {"worker": ["127.0.0.1:5001", "127.0.0.1:5002"]}
+GIVEN = {"cluster": TWO, "task": {"type": "worker", "index": 1}}
+TUTORIAL = {"worker": ["localhost:12345", "localhost:23456"]}
+
+
+class Ended(Protocol):
+    code: int
+    out: str
+    err: str
+
+    def of(self, kind: str) -> list[dict[str, Any]]: ...
+
+
+class Boot(Protocol):
+    def __call__(self, *argv: str, python: str = ..., env: dict[str, str] = ...) -> Ended: ...
+
+
+@dataclass
+class Spec:
+    """Of a cluster resolver, what is asked of it."""
+
+    cluster: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return self.cluster
+
+
+@dataclass
+class Resolver:
+    """As SimpleClusterResolver."""
+
+    cluster: dict[str, Any]
+    task_type: str = "worker"
+    task_id: int = 1
+
+    def cluster_spec(self) -> Spec:
+        return Spec(self.cluster)
+
+
+@dataclass
+class Task:
+    """This process as a task: what tfcluster gave it, what its script did, what it noted."""
+
+    monkeypatch: pytest.MonkeyPatch
+    notes: list[str] = field(default_factory=list)
+
+    def is_given(self, config: dict[str, Any]) -> None:
+        for name, value in (("given", json.dumps(config)), ("_pid", os.getpid()), ("_last", None)):
+            self.monkeypatch.setattr(tf_config_changes, name, value)
+        self.monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+
+    def sets(self, text: str) -> None:
+        self.monkeypatch.setenv("TF_CONFIG", text)
+        self.monkeypatch.setattr(tf_config_changes, "_last", ("/job/main.py", 12, "sets"))
+
+    def removes(self) -> None:
+        self.monkeypatch.delenv("TF_CONFIG")
+        self.monkeypatch.setattr(tf_config_changes, "_last", ("/job/main.py", 3, "removes"))
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Task:
+    made = Task(monkeypatch)
+    made.is_given(GIVEN)
+    monkeypatch.setattr(reporting, "note", made.notes.append)
+    monkeypatch.setattr(cluster_check, "_has_joined", False)
+    monkeypatch.setattr(cluster_check, "_servers", {})
+    return made
+
+
+def config(cluster: dict[str, Any], index: int = 1, job: str = "worker") -> str:
+    return json.dumps({"cluster": cluster, "task": {"type": job, "index": index}})
+
+
+def test_a_script_that_leaves_tf_config_alone_joins(task: Task) -> None:
+    cluster_check.check_strategy(None)
+    assert task.notes == []
+
+
+def test_another_cluster_is_refused_with_both_and_the_line(task: Task) -> None:
+    task.sets(config(TUTORIAL, index=0))
+    with pytest.raises(ClusterChangedError) as refused:
+        cluster_check.check_strategy(None)
+    assert str(refused.value) == (
+        "main.py:12 sets TF_CONFIG: this task would be worker:0 of"
+        ' {"worker": ["localhost:12345", "localhost:23456"]}\n'
+        'tfcluster started it as worker:1 of {"worker": ["127.0.0.1:5001", "127.0.0.1:5002"]}'
+    )
+    assert refused.value.place == ("/job/main.py", 12)
+
+
+def test_another_task_of_the_same_cluster_is_refused(task: Task) -> None:
+    task.sets(config(TWO, index=0))
+    with pytest.raises(ClusterChangedError, match=r"would be worker:0 of .*\n.* as worker:1 of"):
+        cluster_check.check_strategy(None)
+
+
+@pytest.mark.parametrize("alone", ["", "{}", config({}), config({"worker": ["localhost:9"]}, 0)])
+def test_a_task_that_would_train_alone_is_refused(task: Task, alone: str) -> None:
+    """TensorFlow trains on one worker, without a word, where TF_CONFIG has no cluster."""
+    if alone:
+        task.sets(alone)
+    else:
+        task.removes()
+    deed = "main.py:12 sets" if alone else "main.py:3 removes"
+    words = f"^{deed} TF_CONFIG: each of the 2 workers would train alone$"
+    with pytest.raises(ClusterChangedError, match=words):
+        cluster_check.check_strategy(None)
+
+
+def test_what_is_not_json_is_refused(task: Task) -> None:
+    task.sets("{'cluster': 1}")
+    with pytest.raises(ClusterChangedError, match=r"main\.py:12 sets TF_CONFIG: it is not valid"):
+        cluster_check.check_strategy(None)
+
+
+def test_a_resolver_made_by_hand_is_refused_where_the_strategy_is_made(task: Task) -> None:
+    with pytest.raises(ClusterChangedError, match="cluster resolver is not") as it:
+        cluster_check.check_strategy(Resolver(TUTORIAL, task_id=0))
+    assert it.value.place is None
+
+
+@pytest.mark.parametrize(
+    "same",
+    [
+        TWO,
+        {"worker": ["localhost:5001", "localhost:5002"]},
+        {"worker": {0: "127.0.0.1:5001", 1: "127.0.0.1:5002"}},
+    ],
+)
+def test_the_same_cluster_in_other_words_is_none_of_our_business(
+    task: Task, same: dict[str, Any]
+) -> None:
+    cluster_check.check_strategy(Resolver(same))
+    assert task.notes == []
+
+
+def test_a_task_that_renames_itself_is_told_and_goes_on(task: Task) -> None:
+    task.sets(config({"chief": [TWO["worker"][1]], "worker": [TWO["worker"][0]]}, 0, "chief"))
+    cluster_check.check_strategy(None)
+    (note,) = task.notes
+    assert note.startswith("main.py:12 sets TF_CONFIG: it joins as chief:0 of")
+
+
+def test_one_task_alone_may_have_peers_that_somebody_else_starts(task: Task) -> None:
+    task.is_given({"cluster": {"worker": ["127.0.0.1:5001"]}, "task": {"type": "worker"}})
+    task.sets(config(TUTORIAL))
+    cluster_check.check_strategy(None)
+    (note,) = task.notes
+    assert note.startswith("main.py:12 sets TF_CONFIG: this task would be worker:1 of")
+
+
+def test_only_the_first_strategy_of_a_task_joins(task: Task) -> None:
+    cluster_check.check_strategy(None)
+    task.removes()
+    cluster_check.check_strategy(None)
+
+
+@pytest.mark.parametrize("who", ["an evaluator", "a forked child", "a task without a cluster"])
+def test_others_may_do_as_they_like(task: Task, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task.removes()
+    if who == "an evaluator":
+        monkeypatch.setattr(tf_config_changes, "given", config(TWO, 0, "evaluator"))
+    elif who == "a forked child":
+        monkeypatch.setattr(tf_config_changes, "_pid", os.getpid() + 1)
+    else:
+        monkeypatch.setattr(tf_config_changes, "given", "")
+    cluster_check.check_strategy(None)
+
+
+def model(*, in_scope: bool) -> Any:
+    """What Keras's models say of the scope they were made in."""
+    extended = types.SimpleNamespace(_in_multi_worker_mode=lambda: in_scope)
+    return types.SimpleNamespace(distribute_strategy=types.SimpleNamespace(extended=extended))
+
+
+@pytest.mark.parametrize(
+    ("index", "strategy", "joins", "in_scope", "why"),
+    [
+        (0, "multi_worker_mirrored", False, False, "the script makes no MultiWorkerMirroredStr"),
+        (0, "multi_worker_mirrored", True, False, "the model was made outside strategy.scope()"),
+        (0, "multi_worker_mirrored", True, True, None),
+        (1, "multi_worker_mirrored", False, False, None),
+        (0, "mirrored", False, False, None),
+    ],
+    ids=["no strategy", "outside its scope", "in its scope", "another worker", "by request"],
+)
+def test_a_fit_that_is_each_worker_s_own_is_noted(
+    task: Task,
+    monkeypatch: pytest.MonkeyPatch,
+    index: int,
+    strategy: str,
+    joins: bool,
+    in_scope: bool,
+    why: str | None,
+) -> None:
+    task.is_given({"cluster": TWO, "task": {"type": "worker", "index": index}})
+    monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"strategy": strategy}))
+    if joins:
+        cluster_check.check_strategy(None)
+    cluster_check.note_lone_fit(model(in_scope=in_scope))
+    assert [note[: len(why or "")] for note in task.notes] == ([why] if why else [])
+
+
+PS = {"worker": ["127.0.0.1:5001"], "ps": ["127.0.0.1:5002"]}
+OTHERS = {"worker": ["localhost:2223"], "ps": ["localhost:2222"]}
+
+
+def test_a_server_of_another_cluster_is_refused_when_it_is_used(task: Task) -> None:
+    task.is_given({"cluster": PS, "task": {"type": "ps", "index": 0}})
+    cluster_check.note_server("grpc://localhost:5002", PS, "ps", 0)
+    cluster_check.use_server("grpc://localhost:5002")
+    cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
+    with pytest.raises(ClusterChangedError, match=r"makes a server: this task would be ps:0 of"):
+        cluster_check.use_server("grpc://localhost:2222")
+    with pytest.raises(ClusterChangedError, match="cluster resolver"):
+        cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
+
+
+def test_a_cluster_whose_servers_are_all_in_one_process_is_whole(task: Task) -> None:
+    """TensorFlow's tutorial of parameter servers makes one in the notebook."""
+    cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
+    cluster_check.note_server("grpc://localhost:2223", OTHERS, "worker", 0)
+    cluster_check.use_server("grpc://localhost:2223")
+    cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
+    (note,) = task.notes
+    assert note.startswith("the script makes all servers itself: each of the 2 tasks trains alone")
+    alone = {"local": ["localhost:0"]}  # Server.create_local_server()
+    cluster_check.note_server("grpc://localhost:41017", alone, "local", 0)
+    cluster_check.use_server("grpc://localhost:41017")
+
+
+def test_a_fault_of_the_check_breaks_nothing(task: Task) -> None:
+    class Odd(Resolver):
+        def cluster_spec(self) -> Spec:
+            raise ValueError("no metadata server")
+
+    cluster_check.check_strategy(Odd({}))
+
+
+CHANGES = """
+import os, unittest.mock
+from tfcluster_workers import tf_config_changes
+def tell():
+    file, line, deed = tf_config_changes.last_change()
+    print(os.path.basename(file), line, deed)
+os.environ["OTHER"] = "x"
+print(tf_config_changes.last_change())
+os.environ["TF_CONFIG"] = "8"; tell()
+os.environ.update(TF_CONFIG="9"); tell()
+os.environ |= {"TF_CONFIG": "10"}; tell()
+os.environ.setdefault("TF_CONFIG", "x")
+del os.environ["TF_CONFIG"]; tell()
+os.environ.setdefault("TF_CONFIG", "13"); tell()
+os.environ.pop("TF_CONFIG", None); tell()
+os.environ.pop("TF_CONFIG", None)
+with unittest.mock.patch.dict(os.environ, TF_CONFIG="16"): tell()
+import setup_cluster
+setup_cluster.run(); tell()
+print(os.environ["TF_CONFIG"], "TF_CONFIG" in os.environ)
+"""
+
+
+def test_every_way_to_change_it_is_seen_with_the_users_line(
+    tmp_path: Path, python: str, boot: Boot
+) -> None:
+    (tmp_path / "setup_cluster.py").write_text(
+        "import os\ndef run():\n    os.environ['TF_CONFIG'] = 'last'\n"
+    )
+    (tmp_path / "main.py").write_text(CHANGES)
+    ended = boot("script", str(tmp_path / "main.py"), python=python, env={"TF_CONFIG": "{}"})
+    assert ended.code == 0, ended.err
+    assert ended.out.splitlines() == [
+        "None",
+        *(f"main.py {line} sets" for line in (9, 10, 11)),
+        "main.py 13 removes",
+        "main.py 14 sets",
+        "main.py 15 removes",
+        "main.py 17 sets",
+        "setup_cluster.py 3 sets",
+        "last True",
+    ]
+
+
+REAL = """
+import json, os
+given = os.environ.pop("TF_CONFIG")
+import tensorflow as tf
+
+def tries(what):
+    try:
+        what()
+    except RuntimeError as error:
+        print(type(error).__name__, error.place, str(error).split(":")[0])
+
+tries(tf.distribute.MultiWorkerMirroredStrategy)
+cluster = {"worker": ["localhost:PORT0", "localhost:PORT1"], "ps": ["localhost:PORT2"]}
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+tries(tf.distribute.experimental.MultiWorkerMirroredStrategy)
+SimpleClusterResolver = tf.distribute.cluster_resolver.SimpleClusterResolver
+resolver = SimpleClusterResolver(tf.train.ClusterSpec(cluster), task_type="chief", task_id=0)
+tries(lambda: tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver))
+tries(lambda: tf.distribute.ParameterServerStrategy(resolver))
+server = tf.distribute.Server(cluster, job_name="worker", task_index=0)
+tries(server.join)
+tries(lambda: tf.compat.v1.Session(server.target))
+local = tf.compat.v1.train.Server.create_local_server()
+with tf.Graph().as_default(), tf.compat.v1.Session(local.target) as session:
+    print("local", session.run(tf.constant(3)))
+print("mirrored", tf.distribute.MirroredStrategy(["CPU:0"]).num_replicas_in_sync)
+raise SystemExit(tf.distribute.MultiWorkerMirroredStrategy())
+"""
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
+    tmp_path: Path, boot: Boot, tensorflow: str
+) -> None:
+    """All in one process: none of them gets as far as to wait for a peer."""
+    script = REAL
+    for number, port in enumerate(free_ports(3)):
+        script = script.replace(f"PORT{number}", str(port))
+    main = tmp_path / "main.py"
+    main.write_text(script)
+    env = {"TF_CONFIG": json.dumps(GIVEN)}
+    ended = boot("script", str(main), python=PYTHONS[tensorflow], env=env)
+
+    name, by_hand = "ClusterChangedError", "the strategy's cluster resolver is not made from"
+    assert ended.out.splitlines() == [
+        f"{name} ('{main}', 3) main.py",
+        f"{name} ('{main}', 14) main.py",
+        f"{name} None {by_hand} TF_CONFIG",
+        f"{name} None {by_hand} TF_CONFIG",
+        f"{name} None the script makes a server",
+        f"{name} None the script makes a server",
+        "local 3",
+        "mirrored 1",
+    ], ended.err
+    (error,) = ended.of("error")
+    assert (ended.code, error["file"], error["line"]) == (1, str(main), 14)
+    assert error["exception"] == "tfcluster_workers.errors.ClusterChangedError"
+    assert ended.of("waiting_for_peers") == []
+
+
+def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    class Model:
+        def fit(self) -> None:
+            done.append("fit")
+
+        def evaluate(self) -> None:
+            """As Keras has it beside `fit`."""
+
+    training = types.ModuleType("training")
+    vars(training)["Model"] = Model
+    keras_watch.watch_fit(training)
+    monkeypatch.setattr(cluster_check, "note_lone_fit", lambda model: done.append("looked"))
+    Model().fit()
+    assert done == ["looked", "fit"]
