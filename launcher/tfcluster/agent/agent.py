@@ -52,7 +52,7 @@ class Agent:
         self._crew = Crew(recorder, self._selector, outside, self._preloader, self._outflow)
         self._line = self._crew.line = self._outflow.line = Line(
             config,
-            recorder.pid,
+            recorder,
             self._selector,
             obey=self._obey,
             resume_logs=self._resume,
@@ -64,7 +64,6 @@ class Agent:
         self._bundle = _bundle_in_use() if self._cache else None
         self._files: Files | None = None
         """Made with the first order for it: an agent beside its coordinator is never given one."""
-        recorder.add_file(config["socket"])
         self._signals: int = _signals_as_bytes() if before is None else before._signals
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)

@@ -68,6 +68,12 @@ def start_time(pid: int) -> int:
     return int(fields[19]) if len(fields) > 19 else 0
 
 
+def is_alive(pid: int, started: int) -> bool:
+    """Whether the process with this number and start time runs; a zombie has ended (Linux)."""
+    fields = _stat_fields(pid)
+    return len(fields) > 19 and fields[0] not in (b"Z", b"X") and int(fields[19]) == started
+
+
 def signal_group(pgid: int, started: int, number: int) -> bool:
     """Signal a group we recorded; False when it is gone or its number belongs to another.
 

@@ -48,9 +48,11 @@ class Backend(Protocol):
         token: str,
         tell: Tell = tell_nobody,
         lease_s: float = 60.0,
+        is_fenced: bool = False,
     ) -> AgentLink:
         """Reach the node's agent, started if need be, and greet it. Only an agent that is
-        reached over a network has a lease.
+        reached over a network has a lease. `is_fenced`: nothing can live any more that an agent
+        reached before has started; else its end must be proved before another one starts.
 
         Raises SurroundingsError when it does not come up; the text holds its last words.
         """

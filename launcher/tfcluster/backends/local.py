@@ -51,6 +51,7 @@ class LocalBackend:
         token: str,
         tell: Tell = tell_nobody,
         lease_s: float = 0.0,
+        is_fenced: bool = False,
     ) -> AgentLink:
         """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
         where this machine refuses the private network it asks for."""

@@ -14,6 +14,7 @@ from tfcluster.agent.protocol import ProtocolError
 
 Check = Callable[[object], bool]
 _SHOWN = 80
+_PROCESSES = ("pid", "started", "guard_pid", "guard_started")
 
 
 def _is_text(value: object) -> bool:
@@ -52,6 +53,29 @@ def _are_ports(value: object) -> bool:
     )
 
 
+def _is_identity(value: object) -> bool:
+    """Of an agent (`agent.fence`): what its own node is given back, and nobody else."""
+    return _has_fields(value, {**dict.fromkeys(_PROCESSES, _is_whole), "where": _is_where})
+
+
+def _is_where(value: object) -> bool:
+    numbers, texts = ("pid_namespace", "uid"), ("boot_id", "machine")
+    return _has_fields(
+        value, {**dict.fromkeys(numbers, _is_whole), **dict.fromkeys(texts, _is_short)}
+    )
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) and len(value) < 1000
+
+
+def _has_fields(value: object, fields: Mapping[str, Check]) -> bool:
+    """An object with these fields and no others."""
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        return False
+    return all(check(value[name]) for name, check in fields.items())
+
+
 def _is_path(value: object) -> bool:
     """A name that a file here can have."""
     try:
@@ -85,6 +109,7 @@ _EVER: Mapping[str, Check] = {
     "run_id": _or_none(_is_text),
     "command": _or_none(_is_text),
     "executable": _or_none(_is_path),
+    "identity": _is_identity,
     "last_seen": _is_whole,
     "is_unchanged": _is_truth,
     "sha512": _is_text,

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _TAKE_UP_S, _TELL_S = 10.0, 1.0
 """For an answer to `run`, which makes an agent ready, and to the others."""
 _END_S = 5.0
+_LEAVE_S, _GUARD_END_S = 1.0, 10.0
+"""For an agent whose link is closed, and for its guard, once it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +126,12 @@ class Adopted(Keeper):
             signal_group(*self._agent, signal.SIGKILL)
 
     async def end(self, *, keeps_folders: bool) -> bool:
-        if not self._stays and self._guard is not None and not await self._has_gone(1.0):
-            self.kill()
-            await self._has_gone(10.0)
-        return True
+        if self._stays or self._guard is None or await self._has_gone(_LEAVE_S):
+            return True
+        self.kill()
+        if not await self._has_gone(_GUARD_END_S):
+            signal_group(*self._guard, signal.SIGKILL)
+        return await self._has_gone(_LEAVE_S)
 
     async def _has_gone(self, patience_s: float) -> bool:
         import asyncio  # not for `ps`, which only asks

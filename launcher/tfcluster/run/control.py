@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,6 +16,9 @@ from typing import Any
 
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
+
+_LISTEN_AGAIN_S = 1.0
+"""`down` asks for longer than that."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -35,19 +39,41 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
                 await writer.drain()
         writer.close()
 
-    _clear(path)
+    server: asyncio.Server
+
+    async def listen() -> asyncio.Server:
+        _clear(path)
+        return await asyncio.start_unix_server(converse, path)
+
+    async def listen_again() -> None:
+        """A runtime folder goes with its user's last session, and any other one may be cleared."""
+        nonlocal server
+        while True:
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+            if not _is_there(path):
+                with contextlib.suppress(OSError):
+                    before, server = server, await listen()
+                    before.close()
+
     try:
-        server = await asyncio.start_unix_server(converse, path)
+        server = await listen()
     except OSError as error:
         raise SurroundingsError(
             f"cannot listen on {path}: {error}",
             cure="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
         ) from error
+    listening = asyncio.create_task(listen_again())
     try:
         yield
     finally:
+        listening.cancel()
         server.close()
-        _clear(path)
+        with contextlib.suppress(OSError):
+            _clear(path)
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def _clear(path: Path) -> None:

@@ -220,6 +220,8 @@ class Coordinator:
 
     def _on_task(self, message: Message, event: Event | None) -> None:
         task, attempt, now = message["task"], message["attempt"], self._now()
+        is_of_past = self._supervisor.gang.get(task, attempt) is None
+        is_chief = TaskId.parse(task) == self._supervisor.chief and not is_of_past
         match message["type"]:
             case "task_started":
                 self._supervisor.started(task, attempt, now)
@@ -227,6 +229,8 @@ class Coordinator:
                 self._supervisor.start_failed(task, attempt, message["error"], now)
             case "task_event":
                 self._on_report(task, attempt, message["event"])
+                if is_chief and (found := saved(message["event"])) is not None:
+                    self._harvest.saved(*found)
             case "task_stopped":
                 self._supervisor.froze(task, attempt, message["signal"], now)
             case "task_continued":
@@ -235,7 +239,7 @@ class Coordinator:
                 log = self.paths.task_log(TaskId.parse(task), attempt)
                 error = self.journal.task(task).error
                 self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
-                if TaskId.parse(task) == self._supervisor.chief:
+                if is_chief:
                     self._harvest.chief_left()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
@@ -243,8 +247,6 @@ class Coordinator:
         if (ordered := chaos.order(self._faults, fault)) is not None:
             self._exchange.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
-        if TaskId.parse(task) == self._supervisor.chief and (found := saved(report)) is not None:
-            self._harvest.saved(*found)
 
     def _on_closed(self, node: str, why: str) -> None:
         if not self._is_closing:

@@ -36,10 +36,19 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
 
 
 def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None:
-    """Fold one event into `state`; events without an effect on it pass unseen."""
-    if (change := _CHANGES.get(type(event))) is not None:
+    """Fold one event into `state`; events without an effect on it pass unseen, and so does late
+    news of an attempt that another one of the same task has followed."""
+    change = _CHANGES.get(type(event))
+    if change is not None and not _is_of_past(state, event):
         change(state, event, now, paths)
     rehearsal.apply(state.chaos, event, now)
+
+
+def _is_of_past(state: RunSnapshot, event: Event) -> bool:
+    if isinstance(event, ev.Trial):  # a search keeps what any attempt has tried
+        return False
+    task, attempt = getattr(event, "task", None), getattr(event, "attempt", None)
+    return task is not None and attempt is not None and attempt < state.task(task).attempt
 
 
 def _move_task(task: TaskSnapshot, trigger: str) -> None:

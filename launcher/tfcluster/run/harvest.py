@@ -48,6 +48,9 @@ class Harvest:
         """Of the chief; None until tasks were ordered to start, so nothing can be gathered."""
         self._is_filling = False
         """Whether the chief's directory is being filled: what is there is no news."""
+        self._is_settled = False
+        """Whether the state is settled from which the next attempt starts: what appears in the
+        chief's directory from then on, of a task that was given up, is not gathered."""
         self._folders: Folders
         self._before: outputs.WorkdirBefore | None = None
         self._hurry = asyncio.Event()
@@ -120,6 +123,7 @@ class Harvest:
         if not others_train:
             self._folders.hurry()
         await asyncio.to_thread(self._look, is_final=True)
+        self._is_settled = not others_train
         found, notes = self._take_news()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
@@ -154,6 +158,7 @@ class Harvest:
 
     def heed(self, chief: TaskId) -> None:
         """From now on `chief` is the one whose checkpoints count."""
+        self._is_settled = False
         if chief != self._chief and self._chief_is_here:
             self._chief, self._gatherer = chief, self._gatherer_of(chief)
 
@@ -172,7 +177,8 @@ class Harvest:
                     await self._hurry.wait()
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
-            await asyncio.to_thread(self._look, is_final=self._chief_is_over)
+            if not self._is_settled:
+                await asyncio.to_thread(self._look, is_final=self._chief_is_over)
             found, notes = self._take_news()
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)

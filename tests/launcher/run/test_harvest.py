@@ -275,3 +275,27 @@ def test_a_directory_that_is_being_filled_is_not_gathered_from(
     asyncio.run(harvest.put_state_back([chief]))
     assert found == []
     assert len(asyncio.run(harvest.bring_home())) == 1, "once its task may have written"
+
+
+def test_what_a_task_saves_after_its_attempt_was_given_up_is_not_gathered(
+    harvest: Harvest, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its node may be reached again before the state is put back from which the next one starts."""
+    monkeypatch.setattr("tfcluster.run.harvest._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("tfcluster.checkpoints.gatherer.LEAST_GAP_S", 0.0)
+    chief, found = TaskId("worker", 0), list[Event]()
+
+    async def meanwhile() -> None:
+        following = asyncio.create_task(harvest.follow(found.append))
+        assert await harvest.bring_home() == []
+        write_prefix(paths.task_checkpoints(chief), "ckpt-7")
+        await asyncio.sleep(0.1)
+        assert found == []
+        harvest.heed(chief)
+        async with asyncio.timeout(20):
+            while not found:  # noqa: ASYNC110 (a thread looks)
+                await asyncio.sleep(0.01)
+        following.cancel()
+        await asyncio.wait([following])
+
+    asyncio.run(meanwhile())
