@@ -175,6 +175,8 @@ class Line:
                 self._take_file(*protocol.read_data(payload))
             elif kind == protocol.ACK and connection.welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
+            elif kind == protocol.PING and connection.welcomed and self._lease_s is None:
+                self.queue(protocol.frame(protocol.PING))
             if connection.welcomed:
                 self._hear_now()
 

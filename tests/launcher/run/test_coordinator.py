@@ -14,6 +14,7 @@ import pytest
 from tfcluster.backends.base import Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.plan.plan import NodePlan, Supervision
+from tfcluster.run import answers, supervisor
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Restarting, Status
@@ -56,6 +57,9 @@ def test_agents_are_ended_also_when_bringing_home_breaks(
     assert agents[0].is_closed
 
 
+SILENT = {"type": "it is there, but answers nothing any more"}
+
+
 class Link:
     """An agent whose tasks succeed at once; `last` is what it says, and then nothing more, when
     it gets its first order of the kind `until`."""
@@ -74,7 +78,8 @@ class Link:
 
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == self._until:
-            self.go()
+            if self._last != SILENT:
+                self.go()
         elif message["type"] == "hold_ports":
             ports = {entry["task"]: 2222 for entry in message["ports"]}
             self._said.put_nowait({"type": "ports_held", "ports": ports})
@@ -124,8 +129,9 @@ class Node:
         {"type": "guard_lost"},
         {"type": "agent_ending", "signal": 15},
         {"type": "refused", "reason": "no room"},
+        SILENT,
     ],
-    ids=["gone", "guard_lost", "agent_ending", "refused"],
+    ids=["gone", "guard_lost", "agent_ending", "refused", "silent"],
 )
 @pytest.mark.parametrize(
     ("moment", "status", "attempts"),
@@ -158,6 +164,8 @@ def test_an_agent_may_go_at_any_moment_before_its_tasks_run(
         return PutBack(None, (), ())
 
     monkeypatch.setattr(Folders, "put_back", put_back)
+    monkeypatch.setattr(answers, "ANSWER_S", 0.2)
+    monkeypatch.setattr(supervisor, "START_ANSWER_S", 0.2)
 
     async def run() -> Outcome:
         coordinator = Coordinator(
