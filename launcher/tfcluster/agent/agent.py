@@ -61,7 +61,7 @@ class Agent:
         )
         self._preloader.serve(self._line, self._selector)
         self._cache: str = config.get("cache") or ""
-        self._bundle = _bundle_in_use() if self._cache else None
+        self._in_use = _in_use(self._cache, config["run_id"]) if self._cache else None
         self._files: Files | None = None
         """Made with the first order for it: an agent beside its coordinator is never given one."""
         self._signals: int = _signals_as_bytes() if before is None else before._signals
@@ -110,8 +110,8 @@ class Agent:
         moment = time.monotonic()
         self._crew.on_time(moment)
         self._line.on_time(moment)
-        if self._bundle is not None:
-            self._bundle.on_time(moment)
+        if self._in_use is not None:
+            self._in_use.on_time(moment)
         if self._files is not None:
             self._files.pump()
 
@@ -197,11 +197,12 @@ class Agent:
         self._is_over = self._is_shut_down = True
 
 
-def _bundle_in_use() -> InUse:
+def _in_use(cache: str, run_id: str) -> InUse:
     from tfcluster.agent.cache import InUse
 
     up = [os.pardir] * 4  # of agent/tfcluster/agent/agent.py
-    return InUse(os.path.abspath(os.path.join(__file__, *up)))
+    bundle = os.path.abspath(os.path.join(__file__, *up))
+    return InUse(bundle, os.path.join(cache, "nodes", run_id))
 
 
 def _signals_as_bytes() -> int:

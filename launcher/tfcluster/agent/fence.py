@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import time
+import zlib
 
 from tfcluster.agent.processes import is_alive, start_time
 
@@ -43,7 +44,7 @@ def where() -> dict[str, Any]:
     machine_id = next(filter(None, map(_read, _MACHINE_ID)), "")
     return {
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
-        "machine": f"{machine_id} {os.uname().nodename}" if machine_id else "",
+        "machine": f"{_digest(machine_id)} {os.uname().nodename}" if machine_id else "",
         "pid_namespace": _pid_namespace(),
         "uid": os.getuid(),
     }
@@ -110,6 +111,11 @@ def _signal(pid: int, started: int, number: int) -> None:
     if is_alive(pid, started):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+
+
+def _digest(machine_id: str) -> str:
+    """It is not to be shown as it is (machine-id(5))."""
+    return f"{zlib.crc32(machine_id.encode()):08x}"
 
 
 def _pid_namespace() -> int:

@@ -44,10 +44,16 @@ class RelayError(Exception):
 
 
 def main(config: dict[str, Any]) -> None:
-    """Relay until one side is at its end. `config` is the agent's (`agent.Agent`).
+    """Relay until one side is at its end. `config` is the agent's (`agent.Agent`); with ``ends``
+    the run's coordinator is gone, and a line of JSON tells what was ended (`lost_run.end`).
 
     Exits with `NOT_REACHED`, and says why on stderr, where there is no agent to relay to.
     """
+    if config.get("ends"):
+        from tfcluster.agent import lost_run
+
+        os.write(1, json.dumps(lost_run.end(config)).encode() + b"\n")
+        return
     try:
         agent = reach_agent(on_this_node(config))
     except RelayError as error:

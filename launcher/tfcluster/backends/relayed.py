@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, protocol, relay
-from tfcluster.backends import bundle, handshake
+from tfcluster.backends import bundle, handshake, vetting
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.keeper import Keeper
 from tfcluster.backends.link import AgentLink, Streams
@@ -33,6 +34,8 @@ _WORDS = 40
 """Lines of a transport's stderr that are kept."""
 _READ_AHEAD = 1 << 20
 """Bytes that wait to be looked at: with less, gigabytes come in drops."""
+_END_RUN_S = 30.0
+"""How long a node may take to end what a lost run has left there."""
 _LEAVE_S = 1.0
 """How long a transport that closed its end may take to exit."""
 
@@ -214,6 +217,32 @@ class _Reached(Keeper):
         if self._place is None or keeps_folders:
             return self._is_gone
         return await self._place.end() or self._is_gone
+
+
+async def end_run(
+    argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Have a node end what a run whose coordinator is gone has left there (`agent.lost_run`).
+    `former`: the identity of its agent.
+
+    Raises Unreached with the transport's own words.
+    """
+    made = await asyncio.to_thread(bundle.build)
+    config = {"ends": True, "run_id": run_id, "former": former}
+    order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
+    transport = Transport(argv, order, made)
+    try:
+        reader, writer = await transport.dial()
+        with contextlib.closing(writer):
+            async with asyncio.timeout(_END_RUN_S):
+                found = json.loads(await reader.readline())
+        vetting.check_ended(found)
+    except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
+        why = str(error) if isinstance(error, Unreached) else await transport.explain(error)
+        raise Unreached(why) from error
+    finally:
+        await transport.hang_up()
+    return found  # type: ignore[no-any-return]
 
 
 def _bootstrap() -> str:

@@ -76,6 +76,16 @@ class SshBackend:
         self._agents[node.name] = link.welcome.get("identity")
         return link
 
+    async def end_run(
+        self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """See `EndsLostRuns`."""
+        try:
+            return await relayed.end_run(argv(node), run_id=run_id, former=former)
+        except relayed.Unreached as error:
+            cure = _cure(f"cannot be reached: {error}", node)
+            raise NodeLostError(f"{node.name} cannot be reached: {error}", cure=cure) from error
+
     async def mend(self) -> list[str]:
         return []
 

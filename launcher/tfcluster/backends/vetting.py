@@ -7,6 +7,7 @@ Kinds and fields that are not listed pass unseen, as whoever reads them will pas
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from tfcluster.agent.protocol import ProtocolError
 
 Check = Callable[[object], bool]
 _SHOWN = 80
+_NAME = re.compile(r"[\w:.-]{1,80}", re.ASCII)
+"""Of a task, also where it was made up."""
 _PROCESSES = ("pid", "started", "guard_pid", "guard_started")
 
 
@@ -179,6 +182,14 @@ def check_owner(
     for task in named:
         if task not in tasks and task not in steps:
             raise ProtocolError(f"a message {kind} of {_shown(task)}, which is no task of its own")
+
+
+def check_ended(found: object) -> None:
+    """Raises ProtocolError for what is no answer of `agent.lost_run`."""
+    names = _all(lambda name: isinstance(name, str) and _NAME.fullmatch(name) is not None)
+    fields = {"ended": names, "stays": names, "is_proved": _is_truth, "folder": _or_none(_is_path)}
+    if not _has_fields(found, fields):
+        raise ProtocolError(f"no answer, but {_shown(found)}")
 
 
 def _found(message: Mapping[str, Any], name: str) -> str:

@@ -212,7 +212,9 @@ class Coordinator:
         self._exchange.keep(node, message)
         event = to_event(node, message)
         if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
-            event = ev.NodeReconnected(node=node, pid=event.pid, guard_pid=event.guard_pid)
+            event = ev.NodeReconnected(
+                node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity
+            )
         if event is not None:
             self._record(event)
         if (why := why_lost(message)) is not None:

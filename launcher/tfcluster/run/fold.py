@@ -66,14 +66,24 @@ def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths)
 def _node_connected(
     state: RunSnapshot, event: ev.NodeConnected, now: float, paths: RunPaths
 ) -> None:
-    state.agents[event.node] = {"pid": event.pid, "guard_pid": event.guard_pid}
+    _note_agent(state, event)
     _move_node(state, event.node, event.type)
+
+
+def _note_agent(state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected) -> None:
+    before = state.agents.get(event.node, {})
+    agent: dict[str, Any] = {"pid": event.pid, "guard_pid": event.guard_pid}
+    if event.identity is not None:
+        agent["identity"] = event.identity
+    elif "identity" in before and before["pid"] == event.pid:
+        agent["identity"] = before["identity"]
+    state.agents[event.node] = agent
 
 
 def _node_reconnected(
     state: RunSnapshot, event: ev.NodeReconnected, now: float, paths: RunPaths
 ) -> None:
-    state.agents[event.node] = {"pid": event.pid, "guard_pid": event.guard_pid}
+    _note_agent(state, event)
     _move_node(state, event.node, event.type)
 
 

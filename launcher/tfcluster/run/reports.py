@@ -170,7 +170,9 @@ def _task_of(tuner: str, *, told_by: str) -> str:
 
 
 def _connected(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.NodeConnected(node=node, pid=message["pid"], guard_pid=message["guard_pid"])
+    pid, guard_pid = message["pid"], message["guard_pid"]
+    identity = message.get("identity")
+    return ev.NodeConnected(node=node, pid=pid, guard_pid=guard_pid, identity=identity)
 
 
 def _ports_held(node: str, message: Mapping[str, Any]) -> Event:
