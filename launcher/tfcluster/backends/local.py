@@ -55,25 +55,14 @@ class LocalBackend:
     ) -> AgentLink:
         """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
         where this machine refuses the private network it asks for."""
-        is_private = node.network == "private"
         path = socket_path(self._runtime_dir, run_id, node.name)
-        config: dict[str, object] = {
-            "run_id": run_id,
-            "node": node.name,
-            "token": token,
-            "socket": str(path),
-            "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
-            "network": node.network,
-            "lease_s": None,
-            "descriptors": raise_limit(),  # as the shell gave it to us: the tasks' own
-        }
-        process = await self._start_whole(config, node)
+        identity = {"run_id": run_id, "node": node.name, "token": token}
+        process = await self._start_whole(self._config(identity, path, node), node)
 
         async def dial() -> Streams:
             return await asyncio.open_unix_connection(str(path))
 
-        hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": False}
-        link = AgentLink(dial, hello, process, patience_s=lease_s)
+        link = AgentLink(dial, {**identity, "stream_logs": False}, process, patience_s=lease_s)
         try:
             await link.open()
         except BaseException as error:
@@ -84,6 +73,17 @@ class LocalBackend:
             raise
         process.note_agent(link.welcome)
         return link
+
+    def _config(self, identity: Mapping[str, str], path: Path, node: NodePlan) -> dict[str, object]:
+        is_private = node.network == "private"
+        return {
+            **identity,
+            "socket": str(path),
+            "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
+            "network": node.network,
+            "lease_s": None,
+            "descriptors": raise_limit(),  # as the shell gave it to us: the tasks' own
+        }
 
     async def _start_whole(
         self, config: dict[str, object], node: NodePlan

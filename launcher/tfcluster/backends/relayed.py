@@ -275,12 +275,8 @@ async def connect(
         config["seat"] = seat_name(run_id, node)
     order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
     transport = Transport(argv, order, made, logs_in=place is None)
-    link = AgentLink(
-        transport.dial,
-        {**identity, "stream_logs": True},
-        _Reached(transport, place),
-        lease_s=lease_s,
-    )
+    hello, keeper = {**identity, "stream_logs": True}, _Reached(transport, place)
+    link = AgentLink(transport.dial, hello, keeper, lease_s=lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:

@@ -86,14 +86,13 @@ class Exchange:
         raises SurroundingsError."""
         backend = self._the_backend_of(node)
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
-        is_fenced = self.fenced_until(node.name) <= asyncio.get_running_loop().time()
         link = await backend.connect(
             node,
             run_id=run_id,
             token=secrets.token_hex(16),
             tell=self._tell,
             lease_s=self._lease_s,
-            is_fenced=is_fenced,
+            is_fenced=self.fenced_until(node.name) <= asyncio.get_running_loop().time(),
         )
         self._note(node, backend, link)
         on_message(node.name, {"type": "welcome", **link.welcome})

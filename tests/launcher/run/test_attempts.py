@@ -121,18 +121,25 @@ class Scene:
         asyncio.run(within_seconds())
 
 
-def again(told: Story) -> Any:
-    assert told.supervisor.again is not None
-    return told.supervisor.again
-
-
-def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
+def after_a_loss(tmp_path: Path) -> Scene:
+    """The only node is lost, its tasks are over, and what they saved is at home."""
     told = story(backoff_s=0.0)
     scene = Scene(told, tmp_path)
     scene.attempts.drop("local")
     told.supervisor.node_lost("local", "killed", told.now)
     told._take()
     told.home()
+    return scene
+
+
+def again(told: Story) -> Any:
+    assert told.supervisor.again is not None
+    return told.supervisor.again
+
+
+def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
+    scene = after_a_loss(tmp_path)
+    told = scene.told
     scene.on_connect = scene.lose
     scene.play(lambda: scene.attempts._start_again(again(told)))
     assert told.outcome() == (Status.FAILED, 3)
@@ -254,12 +261,7 @@ async def _closed() -> None:
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_node_is_tried_once_more_when_its_lease_is_over(tmp_path: Path, comes_back: bool) -> None:
     """Until then it may be its former agent, not proved to have ended, that stands in the way."""
-    told = story(backoff_s=0.0)
-    scene = Scene(told, tmp_path)
-    scene.attempts.drop("local")
-    told.supervisor.node_lost("local", "no route", told.now)
-    told._take()
-    told.home()
+    scene = after_a_loss(tmp_path)
     lease: dict[str, float] = {}
     tries: list[float] = []
 
