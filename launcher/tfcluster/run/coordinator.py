@@ -63,8 +63,7 @@ class Coordinator:
         self._elsewhere = Elsewhere(plan, self._wait_for)
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
         until, wait_for, exchange = self._loop.until, journal.wait_for, self._exchange
-        of_run = (plan, self.paths, harvest, exchange)
-        startup = Startup(*of_run, until, announce, wait_for, wishes)
+        startup = Startup(plan, self.paths, harvest, exchange, until, announce, wait_for, wishes)
         harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
             plan,
