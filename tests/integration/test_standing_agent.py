@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from .commandline import CommandLine
+from .commandline import CommandLine, wait_for
 from .live import FAMILY, Family, Live
 
 
@@ -28,3 +28,23 @@ def test_a_stop_ends_the_run_within_seconds_and_leaves_nothing(
     assert code == 130, run.said()
     assert took < 8.0, f"{took:.1f} s"
     family.assert_gone(within_s=1.0)
+
+
+@pytest.mark.slow
+def test_one_that_stands_still_in_mid_run_is_told_of_and_replaced_after_the_lease(
+    shell: CommandLine,
+) -> None:
+    shell.script("family.py", FAMILY)
+    limits = ["--set", "supervision.lease_s=5", "--set", "supervision.max_restarts=1"]
+    run = Live(shell, "run", *limits, "family.py")
+    family = Family(run)
+    agent, _ = run.agents()
+    os.kill(agent, signal.SIGSTOP)
+
+    wait_for(lambda: run.has_line(" whole", "worker:1") and run.log("worker:1", attempt=2))
+
+    assert not family.living()
+    assert f"its agent (pid {agent}) stands still; `kill -CONT {agent}` lets it go on" in run.said()
+    assert "it stood still for 5 s, so it was killed" in run.said()
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130

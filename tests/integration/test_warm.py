@@ -35,6 +35,12 @@ class Kept:
         (pid,) = {e["pid"] for e in self.shell.events() if e["type"] == "node_connected"}
         return int(pid)
 
+    def socket(self) -> Path:
+        """Of the only agent that waits; it listens a moment after its run has ended."""
+        folder = Path(self.shell.env["XDG_RUNTIME_DIR"], "tfcluster", "warm")
+        (found,) = wait_for(lambda: list(folder.glob("*.sock")), what="an agent that waits")
+        return found
+
     def resting(self) -> list[int]:
         """Process ids as `ps` tells them."""
         return [int(pid) for pid in re.findall(r"\(pid (\d+)\)", self.shell.run("ps").err)]
@@ -66,7 +72,7 @@ def test_the_next_run_is_served_by_the_same_agent_with_its_own_environment(kept:
 
 def test_nothing_but_the_users_own_processes_can_reach_it(kept: Kept) -> None:
     kept.run()
-    (socket,) = Path(kept.shell.env["XDG_RUNTIME_DIR"]).glob("tfcluster/warm/*.sock")
+    socket = kept.socket()
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
     assert stat.S_IMODE(socket.parent.stat().st_mode) == 0o700
 
@@ -133,6 +139,13 @@ def test_an_agent_that_stands_still_is_ended_by_its_number(kept: Kept) -> None:
     assert kept.resting() == []
     assert f"pid {kept.agent()}" in kept.end()
     wait_for(lambda: not is_alive(kept.agent()))
+
+
+def test_an_agent_that_nobody_can_reach_any_more_ends(kept: Kept) -> None:
+    kept.run()
+    agent = kept.agent()
+    kept.socket().unlink()
+    wait_for(lambda: not is_alive(agent))
 
 
 def test_an_environment_of_any_size_is_taken_up(kept: Kept) -> None:

@@ -4,12 +4,14 @@ python init.py NAME FOLDER HOME PYTHON_HOME
 """
 
 import ctypes
+import hashlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import uuid
 
 MS_BIND = 4096
 
@@ -22,6 +24,7 @@ def main(name: str, folder: str, home: str, python_home: str) -> None:
         os.makedirs(kept, exist_ok=True)
         mount(python_home, kept)
     mount(own_home, home)
+    boot(name, folder)
     os.makedirs("/run/sshd", exist_ok=True)
     sys.stdout.write("up\n")
     sys.stdout.flush()
@@ -46,6 +49,20 @@ def main(name: str, folder: str, home: str, python_home: str) -> None:
             os.wait()
         except ChildProcessError:
             signal.pause()
+
+
+def boot(name: str, folder: str) -> None:
+    """A machine that is added again under its name is the same one after another boot."""
+    known_by = {
+        "/proc/sys/kernel/random/boot_id": str(uuid.uuid4()),
+        "/etc/machine-id": hashlib.md5(name.encode()).hexdigest(),
+    }
+    for path, text in known_by.items():
+        if os.path.exists(path):
+            own = os.path.join(folder, os.path.basename(path))
+            with open(own, "w") as file:
+                file.write(text + "\n")
+            mount(own, path)
 
 
 def mount(what: str, where: str) -> None:

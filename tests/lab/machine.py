@@ -62,10 +62,18 @@ class Machine:
 
     def kill_agents(self) -> None:
         """And their guards, the agents first: without a guard they would end their tasks."""
-        for pid in sorted(self.processes(), reverse=True):
+        for pid in reversed(self.agents()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def agents(self) -> list[int]:
+        """Of each run the guard, its child, the agent, and then what helps it; by outer pid."""
+        found = []
+        for pid in sorted(self.processes()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n":
-                    os.kill(pid, signal.SIGKILL)
+                    found.append(pid)
+        return found
 
     def processes(self) -> dict[int, str]:
         """Command line of all that lives in it but its first process and sshd, by outer pid."""

@@ -52,7 +52,7 @@ class Agent:
         self._crew = Crew(recorder, self._selector, outside, self._preloader, self._outflow)
         self._line = self._crew.line = self._outflow.line = Line(
             config,
-            recorder.pid,
+            recorder,
             self._selector,
             obey=self._obey,
             resume_logs=self._resume,
@@ -61,10 +61,9 @@ class Agent:
         )
         self._preloader.serve(self._line, self._selector)
         self._cache: str = config.get("cache") or ""
-        self._bundle = _bundle_in_use() if self._cache else None
+        self._in_use = _in_use(self._cache, config["run_id"]) if self._cache else None
         self._files: Files | None = None
         """Made with the first order for it: an agent beside its coordinator is never given one."""
-        recorder.add_file(config["socket"])
         self._signals: int = _signals_as_bytes() if before is None else before._signals
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
@@ -111,8 +110,8 @@ class Agent:
         moment = time.monotonic()
         self._crew.on_time(moment)
         self._line.on_time(moment)
-        if self._bundle is not None:
-            self._bundle.on_time(moment)
+        if self._in_use is not None:
+            self._in_use.on_time(moment)
         if self._files is not None:
             self._files.pump()
 
@@ -142,8 +141,11 @@ class Agent:
         numbers = os.read(self._signals, 4096)
         if signal.SIGCHLD in numbers:
             self._crew.reap()
-        if any(number != signal.SIGCHLD for number in numbers):
-            self._is_over = True
+        for number in numbers:
+            if number != signal.SIGCHLD and not self._is_over:
+                # Before the exits of the tasks that end with us: nobody has ordered those.
+                self._line.say({"type": "agent_ending", "signal": number})
+                self._is_over = True
 
     def _on_guard_lost(self, _events: int) -> None:
         self._line.say({"type": "guard_lost"})
@@ -195,11 +197,12 @@ class Agent:
         self._is_over = self._is_shut_down = True
 
 
-def _bundle_in_use() -> InUse:
+def _in_use(cache: str, run_id: str) -> InUse:
     from tfcluster.agent.cache import InUse
 
     up = [os.pardir] * 4  # of agent/tfcluster/agent/agent.py
-    return InUse(os.path.abspath(os.path.join(__file__, *up)))
+    bundle = os.path.abspath(os.path.join(__file__, *up))
+    return InUse(bundle, os.path.join(cache, "nodes", run_id))
 
 
 def _signals_as_bytes() -> int:

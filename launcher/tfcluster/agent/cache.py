@@ -1,7 +1,9 @@
-"""What a node keeps for later runs, and when it goes: ``bundles/`` and ``files/`` of the cache.
+"""What a node keeps after a run, and when it goes: folders of the cache.
 
-Both are named by what is in them and say by their time when they were last of use. What was of
-none for `UNUSED_DAYS` is removed, a little at the end of each run.
+``bundles/`` and ``files/`` are for later runs, and named by what is in them; ``nodes/`` has a
+folder for each run, which stays where its coordinator was killed, or where it holds what could not
+be gathered. The time of each says when it was last of use. What was of none for `UNUSED_DAYS` is
+removed, a little at the end of each run.
 """
 
 from __future__ import annotations
@@ -22,23 +24,25 @@ PRUNE_S = 2.0
 
 
 class InUse:
-    """Says once an hour that a running agent still needs its bundle: it starts tasks with it."""
+    """Says once an hour that a running agent still needs its bundle, with which it starts tasks,
+    and the folder of its run."""
 
-    def __init__(self, bundle: str) -> None:
-        self._bundle, self._next = bundle, 0.0
+    def __init__(self, *folders: str) -> None:
+        self._folders, self._next = folders, 0.0
 
     def on_time(self, now: float) -> None:
         if now >= self._next:
             self._next = now + _USE_S
-            with contextlib.suppress(OSError):
-                os.utime(self._bundle)
+            for folder in self._folders:
+                with contextlib.suppress(OSError):
+                    os.utime(folder)
 
 
 def prune(cache: str, *, now: float | None = None, patience_s: float = PRUNE_S) -> None:
     """Remove what is old below `cache`, for `patience_s` at most. Others may do so as well."""
     now = time.time() if now is None else now
     until = time.monotonic() + patience_s
-    for kept in ("files", "bundles"):
+    for kept in ("nodes", "files", "bundles"):
         try:
             entries = list(os.scandir(os.path.join(cache, kept)))
         except OSError:

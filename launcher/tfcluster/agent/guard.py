@@ -34,7 +34,7 @@ class Recorder:
 
     def add_file(self, path: str) -> None:
         """Once it is there and whole: the guard removes it unless somebody made it anew."""
-        self._write(f"f {_identity(path)} {path}")
+        self._write(f"f {file_identity(path)} {path}")
 
     def drop_file(self, path: str) -> None:
         self._write(f"d {path}")
@@ -78,13 +78,14 @@ def _stand_guard(from_agent: int) -> NoReturn:
     kill_descendants(_LAST_EFFORT_S)
     for path, made in files.items():
         with contextlib.suppress(OSError):
-            if _identity(path) == made:  # else a new agent of this run has put its own there
+            if file_identity(path) == made:  # else a new agent of this run has put its own there
                 os.unlink(path)
     os._exit(0)
 
 
-def _identity(path: str) -> str:
-    """A file system gives the number of a removed file to the next one; its time differs."""
+def file_identity(path: str) -> str:
+    """Tells a file from a later one at its path: a file system gives the number of a removed file
+    to the next one, but its time differs."""
     found = os.lstat(path)
     return f"{found.st_ino}.{found.st_mtime_ns}"
 

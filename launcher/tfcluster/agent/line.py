@@ -11,13 +11,16 @@ import selectors
 import sys
 import time
 
-from tfcluster.agent import protocol
+from tfcluster.agent import fence, protocol
 from tfcluster.agent.connection import ENOUGH_QUEUED, Connection, is_own_user, listen
+from tfcluster.agent.guard import file_identity
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from tfcluster.agent.guard import Recorder
 
 PING_S = 2.0
 FIRST_HELLO_S = 10.0
@@ -30,7 +33,7 @@ class Line:
     def __init__(
         self,
         config: dict[str, Any],
-        guard_pid: int,
+        recorder: Recorder,
         selector: selectors.BaseSelector,
         obey: Callable[[dict[str, Any]], None],
         resume_logs: Callable[[dict[str, int]], None],
@@ -40,7 +43,7 @@ class Line:
         """`obey` gets each new message once, `resume_logs` the offsets of a hello, `take_file`
         the bytes of `F` frames, and `stream_logs` is called whenever there may be room."""
         self._take_file = take_file
-        self._config, self._guard_pid, self._selector = config, guard_pid, selector
+        self._config, self._recorder, self._selector = config, recorder, selector
         self._obey, self._resume_logs, self._stream_logs = obey, resume_logs, stream_logs
         self._session = protocol.Session()
         self._connection: Connection | None = None
@@ -50,8 +53,7 @@ class Line:
         self._next_ping = 0.0
         self.is_over = False
         """The coordinator is gone for good: its connection without a lease, or its lease."""
-        self._listener = listen(config["socket"])
-        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._listen()
 
     @property
     def has_lease(self) -> bool:
@@ -104,15 +106,34 @@ class Line:
             self.is_over = True
         elif now >= self._next_ping:
             self._next_ping = now + PING_S
+            self._listen_again()
             self.queue(protocol.frame(protocol.PING))
 
     def close(self) -> None:
         """Send what is queued, remove the socket."""
         self._listener.close()
+        path = self._config["socket"]
         with contextlib.suppress(OSError):
-            os.unlink(self._config["socket"])
+            if file_identity(path) == self._made:  # else that of an agent that came after us
+                os.unlink(path)
         if self._connection is not None:
             self._connection.hang_up(LAST_WORDS_S)
+
+    def _listen(self) -> None:
+        path = self._config["socket"]
+        self._listener, self._made = listen(path), file_identity(path)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._recorder.add_file(path)
+
+    def _listen_again(self) -> None:
+        """Whatever clears the temporary folder has taken the socket, which the next relay needs."""
+        if os.path.lexists(self._config["socket"]):
+            return
+        before = self._listener
+        with contextlib.suppress(OSError):  # tried again with the next ping
+            self._listen()
+            self._selector.unregister(before)
+            before.close()
 
     def _accept(self, _events: int) -> None:
         try:
@@ -154,6 +175,8 @@ class Line:
                 self._take_file(*protocol.read_data(payload))
             elif kind == protocol.ACK and connection.welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
+            elif kind == protocol.PING and connection.welcomed and self._lease_s is None:
+                self.queue(protocol.frame(protocol.PING))
             if connection.welcomed:
                 self._hear_now()
 
@@ -199,7 +222,8 @@ class Line:
             "n": 0,
             "protocol": protocol.VERSION,
             "pid": os.getpid(),
-            "guard_pid": self._guard_pid,
+            "guard_pid": self._recorder.pid,
+            "identity": fence.identity(self._recorder.pid),
             "node": self._config["node"],
             "python": sys.version.split()[0],
             "executable": sys.executable,

@@ -49,7 +49,7 @@ SHARED_OUT = (
 """What tasks that share a machine are given, save where its own environment says it already."""
 SMI_S = 5.0
 """How long NVIDIA's driver may take to answer."""
-_IMPORT_S = 180.0
+IMPORT_S = 180.0
 _SMALL_FILE = b"\0" * 65536
 
 
@@ -211,12 +211,12 @@ def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_IMPORT_S,
+            timeout=IMPORT_S,
         )
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
     except subprocess.TimeoutExpired:
-        return {"error": f"it took more than {_IMPORT_S:.0f} s"}
+        return {"error": f"it took more than {IMPORT_S:.0f} s"}
     except OSError as error:
         return {"error": str(error)}
     except (ValueError, IndexError):

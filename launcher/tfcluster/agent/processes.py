@@ -68,6 +68,12 @@ def start_time(pid: int) -> int:
     return int(fields[19]) if len(fields) > 19 else 0
 
 
+def is_alive(pid: int, started: int) -> bool:
+    """Whether the process with this number and start time runs; a zombie has ended (Linux)."""
+    fields = _stat_fields(pid)
+    return len(fields) > 19 and fields[0] not in (b"Z", b"X") and int(fields[19]) == started
+
+
 def signal_group(pgid: int, started: int, number: int) -> bool:
     """Signal a group we recorded; False when it is gone or its number belongs to another.
 
@@ -95,10 +101,10 @@ def living_children() -> dict[int, list[int]]:
     return children
 
 
-def descendants() -> list[int]:
-    """All living descendants of this process, children first (Linux; else none)."""
+def descendants(of: int = 0) -> list[int]:
+    """All living descendants of this process, or of another, children first (Linux; else none)."""
     children = living_children()
-    found = list(children.get(os.getpid(), ()))
+    found = list(children.get(of or os.getpid(), ()))
     for pid in found:
         found.extend(children.get(pid, ()))
     return found
@@ -133,6 +139,16 @@ def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> bool:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.002)
     return True
+
+
+def kill_below(pid: int, timeout_s: float) -> None:
+    """SIGKILL all that lives below another process until nothing does, for `timeout_s` at most."""
+    deadline = time.monotonic() + timeout_s
+    while (found := descendants(pid)) and time.monotonic() < deadline:
+        for one in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def close_from(first: int) -> None:

@@ -7,7 +7,7 @@ A frame is kind (1 byte), length (4 bytes, big-endian, at most 16 MiB), payload:
 `A`   acknowledgement: 8-byte big-endian number, the highest "n" received
 `L`   log bytes: u16 length of name, name, u64 offset, raw bytes
 `F`   file bytes: the same
-`P`   ping: empty
+`P`   ping: empty. With a lease both sides send them, without one the agent returns them
 ====  ===================================================================================
 
 The agent's side begins with `MAGIC`; up to 64 KiB of noise before it (login banners, what a

@@ -12,12 +12,12 @@ import fcntl
 import json
 import os
 import select
-import signal
 import socket
-import struct
 import sys
 import time
 
+from tfcluster.agent import fence
+from tfcluster.agent.connection import process_of
 from tfcluster.agent.private import make_private
 from tfcluster.agent.processes import close_from, name_this
 
@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 _CHUNK = 1 << 18
-_END_S = 10.0
+_LOCK_S = 20.0
+_SEAT_S = 10.0
 
 
 NAME = "tfcluster-agent"
 """Of the agent's process and of its guard's: their command line is the relay's."""
 AGENT_GONE = 76
-"""Exit code of a relay that was to join an agent, not to start one."""
+"""Exit code of a relay that was to join an agent of which it is proved that it has ended."""
+NOT_REACHED = 77
+"""Exit code of one that has no agent to relay to, for any other reason; stderr says which."""
 _NOT_STARTED = "the agent did not start; what it said went to stderr"
 
 
@@ -41,11 +44,23 @@ class RelayError(Exception):
 
 
 def main(config: dict[str, Any]) -> None:
-    """Relay until one side is at its end. `config` is the agent's (`agent.Agent`).
+    """Relay until one side is at its end. `config` is the agent's (`agent.Agent`); with ``ends``
+    the run's coordinator is gone, and a line of JSON tells what was ended (`lost_run.end`).
 
-    Raises RelayError.
+    Exits with `NOT_REACHED`, and says why on stderr, where there is no agent to relay to.
     """
-    join(reach_agent(on_this_node(config)), 0, 1)
+    if config.get("ends"):
+        from tfcluster.agent import lost_run
+
+        os.write(1, json.dumps(lost_run.end(config)).encode() + b"\n")
+        return
+    try:
+        agent = reach_agent(on_this_node(config))
+    except RelayError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.stderr.flush()
+        os._exit(NOT_REACHED)
+    join(agent, 0, 1)
 
 
 def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
@@ -60,26 +75,25 @@ def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def reach_agent(config: dict[str, Any]) -> socket.socket:
-    """Connect to the run's agent on this node: with ``starts`` a fresh one, in the place of one
-    that was given up; else the one that is there. Raises RelayError."""
-    path = config["socket"]
-    folder = os.path.dirname(path)
-    make_private(folder)
-    lock = os.open(folder, os.O_RDONLY)
+    """Connect to the run's agent on this node: with ``starts`` a fresh one, else the one that is
+    there. ``former`` is who was there before (`fence.identity`); it ends before a fresh one starts.
+
+    Raises RelayError, also where nothing proves that the former agent has ended and its lease
+    may go on (not ``is_fenced``).
+    """
+    starts, path = config.get("starts", True), config["socket"]
+    if starts and config.get("former") is not None:
+        _end_former(config)
+    lock = _lock(os.path.dirname(path))
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two relays must not start two agents
         try:
             found = _connect(path)
         except OSError:
             found = None
-        if not config.get("starts", True):
-            if found is None:
-                sys.stderr.write("its agent has gone\n")
-                os._exit(AGENT_GONE)
-            return found
+        if not starts:
+            return found or _join_later(config)
         if found is not None:
-            _end(found)
-        _await_guard(path)
+            _end_unknown(found)
         if "seat" in config:
             _seat_agent(config)
         else:
@@ -89,20 +103,51 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
         os.close(lock)
 
 
-def _end(agent: socket.socket) -> None:
-    """An agent that was given up: killed, and its guard then ends its tasks."""
-    with agent:
-        (pid,) = struct.unpack("i", agent.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4))
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+def _lock(folder: str) -> int:
+    """A descriptor that keeps other relays out: two of them must not start two agents.
 
-
-def _await_guard(path: str) -> None:
-    """The guard of an agent that has gone ends what it had started, and removes its socket last;
-    one that was killed with its agent never does."""
-    deadline = time.monotonic() + _END_S
-    while os.path.exists(path) and time.monotonic() < deadline:
+    Whoever clears the temporary folder removes the lock as well, and the next relay makes another
+    one; so the lock is taken again until it is the one that others find. An agent that starts
+    beside another one within the milliseconds that remain has no task: only one of the two knows
+    the token of the coordinator's newest connection, and nobody greets the other.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    while time.monotonic() < deadline:
+        make_private(folder)
+        lock = os.open(folder, os.O_RDONLY)
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.stat(folder).st_ino == os.fstat(lock).st_ino:
+                return lock
         time.sleep(0.02)
+        os.close(lock)
+    raise RelayError(f"another relay holds {folder} for {_LOCK_S:.0f} s")
+
+
+def _join_later(config: dict[str, Any]) -> NoReturn:
+    """The agent to be joined does not listen: exit with `AGENT_GONE` where its end is proved."""
+    former = config.get("former")
+    if former is not None and fence.have_ended(former, in_container="seat" in config):
+        sys.stderr.write("its agent has gone\n")
+        os._exit(AGENT_GONE)
+    raise RelayError("its agent does not listen on its socket now")
+
+
+def _end_former(config: dict[str, Any]) -> None:
+    has_ended = fence.end(config["former"])
+    if has_ended is False:
+        raise RelayError(f"its former agent has not ended {fence.END_S:.0f} s after it was killed")
+    if has_ended is None and not config.get("is_fenced"):
+        raise RelayError("nothing proves that its former agent has ended: its lease must end first")
+
+
+def _end_unknown(agent: socket.socket) -> None:
+    """One that the coordinator has never greeted, so without a task: the connection over which it
+    was started had failed."""
+    with agent:
+        pid = process_of(agent)
+    if not pid or not fence.end_process(pid):
+        raise RelayError("an agent of this run is there already, and cannot be ended")
 
 
 def _connect(path: str) -> socket.socket:
@@ -128,7 +173,7 @@ def _seat_agent(config: dict[str, Any]) -> None:
 
 def _await_seat(path: str) -> socket.socket:
     """The container may have started before its process listens."""
-    deadline = time.monotonic() + _END_S
+    deadline = time.monotonic() + _SEAT_S
     while True:
         try:
             return _connect(path)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 NAME = "tfcluster-warm"
 """Of the process, while it waits: no orphan of a run."""
 _PATIENCE_S = 2.0
+_LOOK_S = 5.0
+"""Between two looks at our socket."""
 
 
 class Rest:
@@ -66,8 +68,10 @@ class Rest:
 
     def _serve(self, listener: socket.socket) -> tuple[dict[str, Any], socket.socket] | None:
         while (left := self._until - time.monotonic()) > 0:
+            if not os.path.lexists(self._warm["socket"]):
+                return None  # it was cleared away, so nobody can take us up, nor end us
             watched = [listener.fileno(), self._signals, *self._wakes]
-            woken = select.select(watched, [], [], left)[0]
+            woken = select.select(watched, [], [], min(left, _LOOK_S))[0]
             if any(fd in woken for fd in self._wakes):
                 return None
             if self._signals in woken and self._is_told_to_end():

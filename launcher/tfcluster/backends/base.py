@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from tfcluster.backends.link import AgentLink
@@ -48,9 +48,11 @@ class Backend(Protocol):
         token: str,
         tell: Tell = tell_nobody,
         lease_s: float = 60.0,
+        is_fenced: bool = False,
     ) -> AgentLink:
         """Reach the node's agent, started if need be, and greet it. Only an agent that is
-        reached over a network has a lease.
+        reached over a network has a lease. `is_fenced`: nothing can live any more that an agent
+        reached before has started; else its end must be proved before another one starts.
 
         Raises SurroundingsError when it does not come up; the text holds its last words.
         """
@@ -63,4 +65,19 @@ class Backend(Protocol):
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
         """The run is over: what was made for its nodes goes, but for what holds folders that are
         to stay. What a user should know of it, in sentences."""
+        ...
+
+
+@runtime_checkable
+class EndsLostRuns(Protocol):
+    """A backend whose nodes a run outlives when its coordinator is killed, until its lease ends."""
+
+    async def end_run(
+        self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Have a node end what such a run has left there; returns what `agent.lost_run.end` does.
+        `former`: the identity of the node's agent.
+
+        Raises NodeLostError where the node does not answer.
+        """
         ...

@@ -53,6 +53,7 @@ class DockerBackend:
         token: str,
         tell: Tell = tell_nobody,
         lease_s: float = 60.0,
+        is_fenced: bool = False,
     ) -> AgentLink:
         """Start the node's container, and reach the agent in it; raises SurroundingsError with
         docker's words."""

@@ -24,7 +24,11 @@ _TELL_S = 10.0
 _SHM = "1g"
 """At most: docker's own 64 MB are too few for NCCL (its documentation, "Shared memory")."""
 _LOG_LINES = "20"
-_ENDED = re.compile(r"is not running|No such container|is restarting", re.IGNORECASE)
+_ENDED = re.compile(
+    r"^Error(?: response from daemon)?: .*(?:is not running|No such container|is restarting)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""What docker itself says; what runs in the container may use the same words."""
 _PAUSED = re.compile(r"is paused", re.IGNORECASE)
 _KILLED = 137
 """128 + SIGKILL, of a container's first process."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tfcluster.agent import bootstrap, protocol
+from tfcluster.agent import bootstrap, protocol, relay
 
 SILENCE_S = 10.0
 """So long may nothing come: ssh itself gives up after eight seconds, with its own words."""
@@ -30,6 +30,8 @@ _QUALIFIED = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
 _SSH_FAILED = 255
 _NO_PROGRAM = (126, 127)
 """Exit codes of shells that cannot run what they are told to."""
+_EXPLAIN_THEMSELVES = (_SSH_FAILED, relay.NOT_REACHED, *_NO_PROGRAM)
+"""Exit codes of programs whose stderr says best why they failed."""
 
 _under_way = 0
 
@@ -101,7 +103,7 @@ def explain(error: BaseException, code: int | None, said: str, *, logs_in: bool 
     """Why there is no agent. `code`: the transport's exit code, None while it runs; `said`: what
     it, or what ran behind it, wrote to stderr; `logs_in`: a login shell stood between."""
     words = plain(said)
-    if words and (code in (_SSH_FAILED, *_NO_PROGRAM) or _TRACEBACK in said):
+    if words and (code in _EXPLAIN_THEMSELVES or _TRACEBACK in said):
         return words
     if isinstance(error, TimeoutError):
         why = f"nothing came from there for {SILENCE_S:.0f} s"

@@ -44,6 +44,8 @@ ANSWER_S = 3.0
 """A local agent that has not acknowledged a stop by then stands still (SIGSTOP, a dead disk)."""
 SECOND_LOOK_S = 0.5
 """It may be we who stood still: its answer is read before it is judged."""
+LOCAL_PING_S = 5.0
+"""Between two pings to an agent beside us, which returns them and sends none of its own."""
 CLOSE_S = 4.0
 """How long the end of a local agent is waited for: longer than it waits for its tasks'."""
 
@@ -58,12 +60,16 @@ class AgentLink:
         keeper: Keeper | None = None,
         *,
         lease_s: float | None = None,
+        patience_s: float | None = None,
     ) -> None:
         """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
-        dialled again; None: never."""
+        dialled again; None: never, and then `patience_s` is how long the agent may stand still;
+        None: for ever."""
         self._dial, self._hello, self._lease_s = dial, hello, lease_s
+        self._patience_s = patience_s
         self._keeper = keeper or Keeper()
-        self._heard_at, self._was_killed, self._is_over = 0.0, False, False
+        self._heard_at, self._is_over = 0.0, False
+        self._why_killed = ""
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
@@ -83,6 +89,8 @@ class AgentLink:
         self._tasks = [asyncio.create_task(self._receive(await self._greet()))]
         if self._lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
+        elif self._patience_s is not None:
+            self._tasks.append(asyncio.create_task(self._watch_over(self._patience_s)))
 
     @property
     def heard_at(self) -> float:
@@ -93,8 +101,8 @@ class AgentLink:
         """Why the agent went, where that is known: ended by us, or what it wrote to stderr."""
         if self._fault:
             return f"(it was cut off: it sent {self._fault})"
-        standing = "(it did not obey a stop, so it was killed; its guard ends its tasks)"
-        return self._keeper.last_words() or (standing if self._was_killed else "")
+        killed = f"({self._why_killed}, so it was killed; its guard ends its tasks)"
+        return self._keeper.last_words() or (killed if self._why_killed else "")
 
     def why_gone(self) -> str:
         """The reason for which the node is lost."""
@@ -125,7 +133,7 @@ class AgentLink:
 
     def _judge(self, number: int) -> None:
         if self._writer is not None and self._session.waits_for(number):
-            self._was_killed = True
+            self._why_killed = "it did not obey a stop"
             self._keeper.kill()
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
@@ -182,8 +190,7 @@ class AgentLink:
                     await self._keeper.explain()
                     return
                 greeted = again
-                pids = {name: self.welcome[name] for name in ("pid", "guard_pid")}
-                self._put({"type": "link_back", **pids})
+                self._put({"type": "link_back", **self._pids()})
                 self.files.reconnected()
         finally:
             self.files.lost()
@@ -290,6 +297,32 @@ class AgentLink:
                 await self._keeper.cut()
             else:
                 await self._write(protocol.frame(protocol.PING))
+
+    async def _watch_over(self, patience_s: float) -> None:
+        """End the link to an agent that stands still: it would tell of no exit any more, and its
+        tasks would wait for it once their pipes are full. What is counted are pings without an
+        answer, not time: it may be we who were stopped, or the whole machine."""
+        unanswered, most = 0, max(1, round(patience_s / LOCAL_PING_S))
+        while unanswered < most:
+            heard_at = self._heard_at
+            await self._write(protocol.frame(protocol.PING))
+            await asyncio.sleep(LOCAL_PING_S)
+            await asyncio.sleep(SECOND_LOOK_S)
+            if self._heard_at == heard_at:
+                unanswered += 1
+                if unanswered == 1:
+                    pid = self.welcome["pid"]
+                    why = f"its agent (pid {pid}) stands still; `kill -CONT {pid}` lets it go on"
+                    self._put({"type": "link_cut", "lease_s": patience_s, "why": why})
+            elif unanswered:
+                unanswered = 0
+                self._put({"type": "link_back", **self._pids()})
+        self._why_killed = f"it stood still for {patience_s:g} s"
+        self._keeper.kill()
+        await self._hang_up()
+
+    def _pids(self) -> dict[str, Any]:
+        return {name: self.welcome[name] for name in ("pid", "guard_pid")}
 
     async def _hang_up(self) -> None:
         writer, self._writer = self._writer, None

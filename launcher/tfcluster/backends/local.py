@@ -18,7 +18,7 @@ from typing import IO, Any
 from tfcluster.agent import protocol
 from tfcluster.agent.descriptors import raise_limit
 from tfcluster.agent.main import READY, REFUSED
-from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
+from tfcluster.agent.processes import IS_LINUX, kill_below, signal_group, start_time
 from tfcluster.backends import warm
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
 from tfcluster.backends.greeting import Refused
@@ -50,36 +50,53 @@ class LocalBackend:
         run_id: str,
         token: str,
         tell: Tell = tell_nobody,
-        lease_s: float = 0.0,
+        lease_s: float = 60.0,
+        is_fenced: bool = False,
     ) -> AgentLink:
         """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
         where this machine refuses the private network it asks for."""
-        is_private = node.network == "private"
         path = socket_path(self._runtime_dir, run_id, node.name)
-        config: dict[str, object] = {
-            "run_id": run_id,
-            "node": node.name,
-            "token": token,
+        identity = {"run_id": run_id, "node": node.name, "token": token}
+        process = await self._start_whole(self._config(identity, path, node), node)
+
+        async def dial() -> Streams:
+            return await asyncio.open_unix_connection(str(path))
+
+        link = AgentLink(dial, {**identity, "stream_logs": False}, process, patience_s=lease_s)
+        try:
+            await link.open()
+        except BaseException as error:
+            await process.end(keeps_folders=False)
+            if isinstance(error, OSError | TimeoutError | protocol.ProtocolError | Refused):
+                message = f"the agent of {node.name} does not answer: {error}"
+                raise NodeLostError(message) from error
+            raise
+        process.note_agent(link.welcome)
+        return link
+
+    def _config(self, identity: Mapping[str, str], path: Path, node: NodePlan) -> dict[str, object]:
+        is_private = node.network == "private"
+        return {
+            **identity,
             "socket": str(path),
             "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
             "network": node.network,
             "lease_s": None,
             "descriptors": raise_limit(),  # as the shell gave it to us: the tasks' own
         }
-        process = await asyncio.to_thread(self._start, config, node)
 
-        async def dial() -> Streams:
-            return await asyncio.open_unix_connection(str(path))
-
-        hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": False}
-        link = AgentLink(dial, hello, process)
+    async def _start_whole(
+        self, config: dict[str, object], node: NodePlan
+    ) -> AgentProcess | warm.Adopted:
+        """Started in a thread, which cannot be called off: then what it has started is ended."""
+        starting = asyncio.create_task(asyncio.to_thread(self._start, config, node))
         try:
-            await link.open()
-        except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-            await process.end(keeps_folders=False)
-            raise NodeLostError(f"the agent of {node.name} does not answer: {error}") from error
-        process.note_agent(link.welcome)
-        return link
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await starting.result().end(keeps_folders=False)
+            raise
 
     def _start(self, config: dict[str, object], node: NodePlan) -> AgentProcess | warm.Adopted:
         """A new agent, or one that an earlier run has left for this one."""
@@ -161,8 +178,12 @@ class AgentProcess(Keeper):
         finally:
             stdout.close()
         if answer != READY:
-            self._process.kill()
-            self._process.wait()
+            kill_below(self._process.pid, _AGENT_END_S)  # it may stand still
+            try:
+                self._process.wait(_AGENT_END_S)  # a guard removes its agent's socket
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
             words = self.last_words()
             self._errors.close()
             raise _start_error(answer, words)
@@ -191,12 +212,16 @@ class AgentProcess(Keeper):
 
     async def wait(self) -> None:
         """Reap agent and guard. An agent that does not end (it may be stopped) is killed first:
-        its guard then ends what it left. A guard that does not end either is killed last."""
+        its guard then ends what it left. Where the guard does not (the agent's process number is
+        not known yet, or it cannot be killed), all below it is killed, and it is killed last."""
         try:
             if await self._has_ended(_AGENT_END_S):
                 return
             self.kill()
-            if self._agent is None or not await self._has_ended(_GUARD_END_S):
+            if self._agent is not None and await self._has_ended(_GUARD_END_S):
+                return
+            await asyncio.to_thread(kill_below, self._process.pid, _AGENT_END_S)
+            if not await self._has_ended(_AGENT_END_S):
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
         finally:

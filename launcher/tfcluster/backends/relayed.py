@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, protocol, relay
-from tfcluster.backends import bundle, handshake
+from tfcluster.backends import bundle, handshake, vetting
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.keeper import Keeper
 from tfcluster.backends.link import AgentLink, Streams
@@ -33,6 +34,8 @@ _WORDS = 40
 """Lines of a transport's stderr that are kept."""
 _READ_AHEAD = 1 << 20
 """Bytes that wait to be looked at: with less, gigabytes come in drops."""
+_END_RUN_S = 30.0
+"""How long a node may take to end what a lost run has left there."""
 _LEAVE_S = 1.0
 """How long a transport that closed its end may take to exit."""
 
@@ -83,6 +86,7 @@ class Transport:
         """`order`: what `agent.bootstrap` is to know. `logs_in`: through somebody's shell."""
         self._logs_in = logs_in
         self._argv, self._order, self._bundle = argv, order, made
+        self._config = dict(order["config"])
         self._process: asyncio.subprocess.Process | None = None
         self._words: deque[str] = deque(maxlen=_WORDS)
         self._listener: asyncio.Task[None] | None = None
@@ -122,8 +126,7 @@ class Transport:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         source = await asyncio.to_thread(_bootstrap)
-        config = {**self._order["config"], "starts": not self._was_there}
-        order = {**self._order, "config": config}
+        order = {**self._order, "config": {**self._config, "starts": not self._was_there}}
         await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
@@ -135,12 +138,13 @@ class Transport:
             rest = rest[-_LONGEST_LINE:]
         self._words.append(rest)
 
-    def note_agent(self) -> None:
+    def note_agent(self, identity: Mapping[str, Any] | None) -> None:
         """It has answered: from now on it is joined, never started anew."""
         self._was_there = True
+        self._config["former"] = identity
 
     async def has_agent_gone(self) -> bool:
-        """Whether the last dial found the node, but no agent of this run on it."""
+        """Whether the last dial has proved that agent and guard have ended (`agent.fence`)."""
         return await self._ended_with() == relay.AGENT_GONE
 
     async def _ended_with(self) -> int | None:
@@ -181,6 +185,7 @@ class _Reached(Keeper):
 
     def __init__(self, transport: Transport, place: Place | None) -> None:
         self._transport, self._place = transport, place
+        self._is_gone = False
 
     @property
     def story(self) -> str:
@@ -193,10 +198,11 @@ class _Reached(Keeper):
         await self._transport.hang_up()
 
     async def has_gone(self) -> bool:
-        if await self._transport.has_agent_gone():
-            return True
         said = self._transport.last_words()
-        return self._place is not None and await self._place.has_ended(said)
+        self._is_gone = await self._transport.has_agent_gone() or (
+            self._place is not None and await self._place.has_ended(said)
+        )
+        return self._is_gone
 
     async def explain(self) -> None:
         if self._place is not None:
@@ -208,7 +214,35 @@ class _Reached(Keeper):
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self._transport.hang_up()
-        return self._place is not None and not keeps_folders and await self._place.end()
+        if self._place is None or keeps_folders:
+            return self._is_gone
+        return await self._place.end() or self._is_gone
+
+
+async def end_run(
+    argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Have a node end what a run whose coordinator is gone has left there (`agent.lost_run`).
+    `former`: the identity of its agent.
+
+    Raises Unreached with the transport's own words.
+    """
+    made = await asyncio.to_thread(bundle.build)
+    config = {"ends": True, "run_id": run_id, "former": former}
+    order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
+    transport = Transport(argv, order, made)
+    try:
+        reader, writer = await transport.dial()
+        with contextlib.closing(writer):
+            async with asyncio.timeout(_END_RUN_S):
+                found = json.loads(await reader.readline())
+        vetting.check_ended(found)
+    except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
+        why = str(error) if isinstance(error, Unreached) else await transport.explain(error)
+        raise Unreached(why) from error
+    finally:
+        await transport.hang_up()
+    return found  # type: ignore[no-any-return]
 
 
 def _bootstrap() -> str:
@@ -223,8 +257,12 @@ async def connect(
     token: str,
     lease_s: float,
     place: Place | None = None,
+    former: Mapping[str, Any] | None = None,
+    is_fenced: bool = False,
 ) -> AgentLink:
-    """Reach the agent of `node`, started if need be, and greet it. `place`: what was made for it.
+    """Reach the agent of `node`, started if need be, and greet it. `place`: what was made for it;
+    `former`: the identity of the agent before it, which must have ended, and of which nothing
+    can live any more where it `is_fenced`.
 
     Raises NodeLostError with the transport's own words.
     """
@@ -232,16 +270,13 @@ async def connect(
     name = _socket_name(run_id, node)
     identity = {"run_id": run_id, "node": node, "token": token}
     config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
+    config |= {"former": former, "is_fenced": is_fenced}
     if place is not None:
         config["seat"] = seat_name(run_id, node)
     order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
     transport = Transport(argv, order, made, logs_in=place is None)
-    link = AgentLink(
-        transport.dial,
-        {**identity, "stream_logs": True},
-        _Reached(transport, place),
-        lease_s=lease_s,
-    )
+    hello, keeper = {**identity, "stream_logs": True}, _Reached(transport, place)
+    link = AgentLink(transport.dial, hello, keeper, lease_s=lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
@@ -250,5 +285,5 @@ async def connect(
     except BaseException:  # called off: Ctrl-C
         await transport.hang_up()
         raise
-    transport.note_agent()
+    transport.note_agent(link.welcome.get("identity"))
     return link

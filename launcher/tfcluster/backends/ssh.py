@@ -9,7 +9,9 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
@@ -41,6 +43,8 @@ class SshBackend:
 
     def __init__(self, runtime_dir: Path) -> None:
         self._runtime_dir = runtime_dir
+        self._agents: dict[str, Mapping[str, Any] | None] = {}
+        """Node → identity of the agent reached last."""
 
     async def connect(
         self,
@@ -50,6 +54,7 @@ class SshBackend:
         token: str,
         tell: Tell = tell_nobody,
         lease_s: float = 60.0,
+        is_fenced: bool = False,
     ) -> AgentLink:
         """Log in, and reach the run's agent there; raises SurroundingsError with ssh's words."""
         if shutil.which("ssh") is None:
@@ -57,11 +62,29 @@ class SshBackend:
                 "there is no ssh client on this machine", cure="install openssh-client"
             )
         try:
-            return await relayed.connect(
-                node.name, argv(node), run_id=run_id, token=token, lease_s=lease_s
+            link = await relayed.connect(
+                node.name,
+                argv(node),
+                run_id=run_id,
+                token=token,
+                lease_s=lease_s,
+                former=self._agents.get(node.name),
+                is_fenced=is_fenced,
             )
         except NodeLostError as error:
             raise NodeLostError(error.message, cure=_cure(error.message, node)) from error
+        self._agents[node.name] = link.welcome.get("identity")
+        return link
+
+    async def end_run(
+        self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """See `EndsLostRuns`."""
+        try:
+            return await relayed.end_run(argv(node), run_id=run_id, former=former)
+        except relayed.Unreached as error:
+            cure = _cure(f"cannot be reached: {error}", node)
+            raise NodeLostError(f"{node.name} cannot be reached: {error}", cure=cure) from error
 
     async def mend(self) -> list[str]:
         return []

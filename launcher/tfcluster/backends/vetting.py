@@ -7,6 +7,7 @@ Kinds and fields that are not listed pass unseen, as whoever reads them will pas
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from tfcluster.agent.protocol import ProtocolError
 
 Check = Callable[[object], bool]
 _SHOWN = 80
+_NAME = re.compile(r"[\w:.-]{1,80}", re.ASCII)
+"""Of a task, also where it was made up."""
+_PROCESSES = ("pid", "started", "guard_pid", "guard_started")
 
 
 def _is_text(value: object) -> bool:
@@ -52,6 +56,29 @@ def _are_ports(value: object) -> bool:
     )
 
 
+def _is_identity(value: object) -> bool:
+    """Of an agent (`agent.fence`): what its own node is given back, and nobody else."""
+    return _has_fields(value, {**dict.fromkeys(_PROCESSES, _is_whole), "where": _is_where})
+
+
+def _is_where(value: object) -> bool:
+    numbers, texts = ("pid_namespace", "uid"), ("boot_id", "machine")
+    return _has_fields(
+        value, {**dict.fromkeys(numbers, _is_whole), **dict.fromkeys(texts, _is_short)}
+    )
+
+
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) and len(value) < 1000
+
+
+def _has_fields(value: object, fields: Mapping[str, Check]) -> bool:
+    """An object with these fields and no others."""
+    if not isinstance(value, dict) or value.keys() != fields.keys():
+        return False
+    return all(check(value[name]) for name, check in fields.items())
+
+
 def _is_path(value: object) -> bool:
     """A name that a file here can have."""
     try:
@@ -85,6 +112,7 @@ _EVER: Mapping[str, Check] = {
     "run_id": _or_none(_is_text),
     "command": _or_none(_is_text),
     "executable": _or_none(_is_path),
+    "identity": _is_identity,
     "last_seen": _is_whole,
     "is_unchanged": _is_truth,
     "sha512": _is_text,
@@ -94,6 +122,7 @@ _OF_TASK: Mapping[str, Check] = {"task": _is_text, "attempt": _is_whole}
 _SHAPES: Mapping[str, Mapping[str, Check]] = {
     "welcome": {"pid": _is_whole, "guard_pid": _is_whole},
     "refused": {"reason": _is_text},
+    "agent_ending": {"signal": _is_whole},
     "ports_held": {"ports": _are_ports},
     "port_taken": {"task": _is_text, "host": _is_text, "port": _is_whole},
     "preload_ready": {"seconds": _is_number},
@@ -153,6 +182,14 @@ def check_owner(
     for task in named:
         if task not in tasks and task not in steps:
             raise ProtocolError(f"a message {kind} of {_shown(task)}, which is no task of its own")
+
+
+def check_ended(found: object) -> None:
+    """Raises ProtocolError for what is no answer of `agent.lost_run`."""
+    names = _all(lambda name: isinstance(name, str) and _NAME.fullmatch(name) is not None)
+    fields = {"ended": names, "stays": names, "is_proved": _is_truth, "folder": _or_none(_is_path)}
+    if not _has_fields(found, fields):
+        raise ProtocolError(f"no answer, but {_shown(found)}")
 
 
 def _found(message: Mapping[str, Any], name: str) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.agent.connection import is_own_user, process_of
 from tfcluster.agent.main import READY
 from tfcluster.agent.preloader import NUMBER
-from tfcluster.agent.processes import signal_group, start_time
+from tfcluster.agent.processes import kill_below, signal_group, start_time
 from tfcluster.backends.keeper import Keeper
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _TAKE_UP_S, _TELL_S = 10.0, 1.0
 """For an answer to `run`, which makes an agent ready, and to the others."""
 _END_S = 5.0
+_LEAVE_S, _GUARD_END_S = 1.0, 10.0
+"""For an agent whose link is closed, and for its guard, once it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ def config(runtime_dir: Path, warm: Warm, about: str) -> dict[str, Any]:
 def adopt(runtime_dir: Path, key: str, run: Mapping[str, object]) -> Adopted | None:
     """Have the agent that waits with `key` serve the run of this config; None: there is none."""
     order = {"op": "run", "config": dict(run), "environ": dict(os.environ)}
-    answer, _ = _ask(socket_of(runtime_dir, key), order, _TAKE_UP_S)
-    return Adopted() if answer == READY else None
+    answer, pid = _ask(socket_of(runtime_dir, key), order, _TAKE_UP_S)
+    return Adopted(pid) if answer == READY else None
 
 
 def resting(runtime_dir: Path) -> Iterator[Resting]:
@@ -106,8 +108,8 @@ class Adopted(Keeper):
 
     can_kill = True
 
-    def __init__(self) -> None:
-        self._agent: tuple[int, int] | None = None
+    def __init__(self, pid: int) -> None:
+        self._agent = (pid, start_time(pid))
         self._guard: tuple[int, int] | None = None
         self._stays = False
 
@@ -120,14 +122,21 @@ class Adopted(Keeper):
         self._stays = True
 
     def kill(self) -> None:
-        if self._agent is not None:
-            signal_group(*self._agent, signal.SIGKILL)
+        signal_group(*self._agent, signal.SIGKILL)
 
     async def end(self, *, keeps_folders: bool) -> bool:
-        if not self._stays and self._guard is not None and not await self._has_gone(1.0):
+        if self._stays:
+            return True
+        if self._guard is None:  # it has not answered, and has no task
             self.kill()
-            await self._has_gone(10.0)
-        return True
+            return True
+        if await self._has_gone(_LEAVE_S):
+            return True
+        self.kill()
+        if not await self._has_gone(_GUARD_END_S):
+            kill_below(self._guard[0], _LEAVE_S)
+            signal_group(*self._guard, signal.SIGKILL)
+        return await self._has_gone(_LEAVE_S)
 
     async def _has_gone(self, patience_s: float) -> bool:
         import asyncio  # not for `ps`, which only asks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ from tfcluster.run import background, registry
 from tfcluster.run.background import Background, Tell
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Event, Status
+from tfcluster.run.lost_hosts import outliving
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.planning import Planned
 from tfcluster.run.session import Session, signals_held_back
 from tfcluster.ui.follow import RunView
+from tfcluster.ui.formats import format_duration
 from tfcluster.ui.merge import LogFilter
 from tfcluster.ui.terminal import Terminal
 
+LEASE_S = 3600.0
+"""``supervision.lease_s`` of a run in the background on other machines, unless the spec has one."""
 _NO_LINES = LogFilter(last_attempt=-1)
 
 
@@ -44,6 +49,15 @@ def launch_detached(planned: Planned, options: Options) -> int:
             # A Ctrl-C from now on comes too late: it would only hide that the run goes on.
             return watch.hand_over()
     return watch.conclude()
+
+
+def with_lease(planned: Planned) -> Planned:
+    """The coordinator may be a laptop that sleeps: that is to end no training on other machines."""
+    is_chosen = "lease_s" in planned.spec.supervision.model_fields_set
+    if is_chosen or not outliving(planned.plan):
+        return planned
+    supervision = replace(planned.plan.supervision, lease_s=LEASE_S)
+    return replace(planned, plan=replace(planned.plan, supervision=supervision))
 
 
 class _Watch:
@@ -102,7 +116,17 @@ class _Watch:
             f"it goes on in the background: `tfcluster attach {short}` shows it,"
             f" `tfcluster down {short}` ends it"
         )
+        if outliving(self._planned.plan):
+            self._terminal.tell(self._where_from())
         return 0
+
+    def _where_from(self) -> str:
+        lease = format_duration(self._planned.plan.supervision.lease_s)
+        return (
+            f"it is coordinated from this machine ({self._run.identity.host}): should that sleep"
+            f" or be cut off, the hosts train on for {lease} (supervision.lease_s), then end"
+            " their tasks"
+        )
 
     def _hear(self, news: Mapping[str, Any]) -> None:
         match news:

@@ -28,7 +28,8 @@ LISTENS_WITHIN_S = 2.0
 def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> None:
     """Stop RUN (default: the only live one) and wait until it has ended.
 
-    Of a lost run, whose coordinator was killed, it ends and removes what is left on this host.
+    Of a lost run, whose coordinator was killed, it ends what is left on all hosts; exit 3 names
+    those where something may still live, and until when.
     """
     terminal = Terminal()
     if warm:
@@ -42,12 +43,20 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         doomed = _named(run, terminal)
     for paths in doomed:
         _ask_to_stop(paths, now=now, terminal=terminal)
-    ended = [_await_end(paths, terminal) for paths in doomed]
+    ended, failures = list[RunSnapshot](), list[NodeLostError]()
+    for paths in doomed:
+        try:
+            ended.append(_await_end(paths, terminal))
+        except NodeLostError as error:  # the others are to end all the same
+            failures.append(error)
+            ended.append(registry.load(paths))
     for paths, state in zip(doomed, ended, strict=True):
         found = contained.look_for(state.run, paths, patience_s=_DOCKER_S)
         _clear_docker(found, terminal)
     if everything:
         _clear_docker(contained.look(patience_s=_DOCKER_S), terminal)
+    if failures:
+        raise NodeLostError("\n".join(one.message for one in failures), cure=failures[0].cure)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
 
@@ -135,8 +144,29 @@ def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
         terminal.tell(f"removed {', '.join(map(str, found.files))}")
     if not found.processes and not found.files:
         terminal.say("nothing of it was left on this host")
+    end_on_hosts(paths, terminal)
     if found.survivors:
         names = ", ".join(map(str, found.survivors))
         raise NodeLostError(
             f"killed, and still there: {names}", cure="the kernel holds on to them: look at dmesg"
         )
+
+
+def end_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
+    """End what a lost run has left on other machines, and say what that was. Raises NodeLostError
+    where something may still live there."""
+    from tfcluster.run import lost_hosts
+
+    troubles = []
+    for one in lost_hosts.end(paths):
+        if one.trouble:
+            at = time.strftime("%H:%M:%S", time.localtime(one.until))
+            troubles.append(f"{one.node}: what runs there may live until {at}: {one.trouble}")
+        else:
+            what = f"ended {', '.join(one.ended)}" if one.ended else "nothing lived there any more"
+            terminal.tell(f"{one.node}: {what}")
+        if one.folder is not None:
+            terminal.tell(f"{one.node}: what was saved there stays in {one.folder}")
+    if troubles:
+        again = f"`tfcluster down {paths.run_id}` tries again"
+        raise NodeLostError("\n".join(troubles), cure=again)

@@ -55,9 +55,9 @@ def launch(planned: Planned, options: Options) -> int:
     if options.warm:
         planned = _kept_warm(planned)
     if options.detach:
-        from tfcluster.cli.detached import launch_detached
+        from tfcluster.cli.detached import launch_detached, with_lease
 
-        return launch_detached(planned, options)
+        return launch_detached(with_lease(planned), options)
     return _launch_here(planned, options)
 
 

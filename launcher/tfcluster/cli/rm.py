@@ -23,9 +23,11 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
             )
     for paths in doomed.values():
         if registry.is_open(registry.load(paths)):
+            from tfcluster.cli.down import end_on_hosts
             from tfcluster.run.lost import clean_up  # psutil: only where it is needed
 
             clean_up(paths)
+            end_on_hosts(paths, terminal)
         registry.delete(paths)
         terminal.say(f"deleted {paths.run_id}")
     if as_json:

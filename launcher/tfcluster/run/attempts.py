@@ -141,23 +141,36 @@ class Attempts:
             self._order(wanted.attempt, members, [wanted.task], restored)
 
     async def _reconnect(self) -> None:
-        """Lost nodes get a new agent; no task of before lives there when it answers."""
+        """Lost nodes get a new agent; no task of before lives there when it answers.
+
+        A node that cannot get one is tried once more when the lease of its former agent is over:
+        until then it may be that very agent which stands in the way.
+        """
+        waited = set[str]()
         while lost := [node for node in self.plan.nodes if node.name in self._lost - self._gone]:
             node = lost[0]
             self.journal.wait_for(f"the agent of {node.name}")
             try:
-                await self.loop.meanwhile(self._reach(node))
-                self.startup.preload([node])
-                await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
-                if node.container is not None:  # with the one before went what it had prepared
-                    await self.startup.prepare([node], is_lost=self._lost.__contains__)
-                await self._await_imports([node])
-                if node.name in self._lost:
-                    raise NodeLostError(f"the new agent of {node.name} went away at once")
+                await self._renew(node)
             except PortInUseError:
                 raise
             except SurroundingsError as error:
-                await self._give_up(node.name, error)
+                is_over = not await self._await_lease(node.name)
+                if is_over or node.name in waited:
+                    self._give_up(node.name, error)
+                waited.add(node.name)
+
+    async def _renew(self, node: NodePlan) -> None:
+        """A new agent for a lost node, with all that the one before it had; raises
+        SurroundingsError."""
+        await self.loop.meanwhile(self._reach(node))
+        self.startup.preload([node])
+        await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
+        if node.container is not None:  # with the one before went what it had prepared
+            await self.startup.prepare([node], is_lost=self._lost.__contains__)
+        await self._await_imports([node])
+        if node.name in self._lost:
+            raise NodeLostError(f"the new agent of {node.name} went away at once")
 
     async def _reach(self, node: NodePlan) -> None:
         await self.connect(node)
@@ -165,12 +178,17 @@ class Attempts:
         await self.startup.send_code([node], again=True)
         self._lost.discard(node.name)  # at once: it can be lost again before anyone looks
 
-    async def _give_up(self, node: str, error: SurroundingsError) -> None:
-        """A node does not come back: once nothing can live there, go on without it, or end."""
+    async def _await_lease(self, node: str) -> bool:
+        """Until nothing can live there; whether that had to be waited for."""
         now, until = self.loop.now(), self.exchange.fenced_until(node)
-        if until > now:
-            self.journal.wait_for(f"the lease of {node}: its tasks may live {until - now:.0f} s")
+        if until <= now:
+            return False
+        self.journal.wait_for(f"the lease of {node}: its tasks may live {until - now:.0f} s")
         await self.loop.pause(until)
+        return True
+
+    def _give_up(self, node: str, error: SurroundingsError) -> None:
+        """A node does not come back, and nothing can live there: go on without it, or end."""
         self._lost.add(node)
         self._gone.add(node)
         self.supervisor.gone(node, error.message, self.loop.now())

@@ -8,13 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
+
+if TYPE_CHECKING:
+    import asyncio
+
+_LISTEN_AGAIN_S = 1.0
+"""`down` asks for longer than that."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -27,27 +35,54 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
     """
     import asyncio  # who only asks needs none
 
-    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Cancelled: the run is over, and a client that stays is hung up on.
-        with contextlib.suppress(ConnectionError, ValueError, asyncio.CancelledError):
-            while line := await reader.readline():
-                writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
-                await writer.drain()
-        writer.close()
+    server: asyncio.Server
 
-    _clear(path)
+    async def listen() -> asyncio.Server:
+        _clear(path)
+        return await asyncio.start_unix_server(partial(_converse, answer), path)
+
+    async def listen_again() -> None:
+        """A runtime folder goes with its user's last session, and any other one may be cleared."""
+        nonlocal server
+        while True:
+            await asyncio.sleep(_LISTEN_AGAIN_S)
+            if not _is_there(path):
+                with contextlib.suppress(OSError):
+                    before, server = server, await listen()
+                    before.close()
+
     try:
-        server = await asyncio.start_unix_server(converse, path)
+        server = await listen()
     except OSError as error:
         raise SurroundingsError(
             f"cannot listen on {path}: {error}",
             cure="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
         ) from error
+    listening = asyncio.create_task(listen_again())
     try:
         yield
     finally:
+        listening.cancel()
         server.close()
-        _clear(path)
+        with contextlib.suppress(OSError):
+            _clear(path)
+
+
+async def _converse(
+    answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    from asyncio import CancelledError
+
+    # Cancelled: the run is over, and a client that stays is hung up on.
+    with contextlib.suppress(ConnectionError, ValueError, CancelledError):
+        while line := await reader.readline():
+            writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
+            await writer.drain()
+    writer.close()
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def _clear(path: Path) -> None:

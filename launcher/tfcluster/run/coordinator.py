@@ -27,7 +27,7 @@ from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop, Over
 from tfcluster.run.output import last_line, last_output, last_text
-from tfcluster.run.reports import STEPS, saved, to_event
+from tfcluster.run.reports import STEPS, saved, to_event, why_lost
 from tfcluster.run.startup import Startup
 from tfcluster.run.supervisor import Supervisor
 from tfcluster.run.survey import Survey
@@ -62,8 +62,8 @@ class Coordinator:
         )
         self._elsewhere = Elsewhere(plan, self._wait_for)
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
-        until, exchange = self._loop.until, self._exchange
-        startup = Startup(plan, self.paths, harvest, exchange, until, announce, wishes)
+        until, wait_for, exchange = self._loop.until, journal.wait_for, self._exchange
+        startup = Startup(plan, self.paths, harvest, exchange, until, announce, wait_for, wishes)
         harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
             plan,
@@ -210,18 +210,20 @@ class Coordinator:
         self._exchange.keep(node, message)
         event = to_event(node, message)
         if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
-            event = ev.NodeReconnected(node=node, pid=event.pid, guard_pid=event.guard_pid)
+            event = ev.NodeReconnected(
+                node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity
+            )
         if event is not None:
             self._record(event)
-        if message["type"] == "guard_lost":
-            self._attempts.lose(node, "the guard beside its agent was killed")
-        elif message["type"] == "refused":
-            self._attempts.lose(node, f"its agent could not obey ({message['reason']})")
+        if (why := why_lost(message)) is not None:
+            self._attempts.lose(node, why)
         elif "attempt" in message and message["task"] not in STEPS:
             self._on_task(message, event)
 
     def _on_task(self, message: Message, event: Event | None) -> None:
         task, attempt, now = message["task"], message["attempt"], self._now()
+        is_of_past = self._supervisor.gang.get(task, attempt) is None
+        is_chief = TaskId.parse(task) == self._supervisor.chief and not is_of_past
         match message["type"]:
             case "task_started":
                 self._supervisor.started(task, attempt, now)
@@ -229,6 +231,8 @@ class Coordinator:
                 self._supervisor.start_failed(task, attempt, message["error"], now)
             case "task_event":
                 self._on_report(task, attempt, message["event"])
+                if is_chief and (found := saved(message["event"])) is not None:
+                    self._harvest.saved(*found)
             case "task_stopped":
                 self._supervisor.froze(task, attempt, message["signal"], now)
             case "task_continued":
@@ -237,7 +241,7 @@ class Coordinator:
                 log = self.paths.task_log(TaskId.parse(task), attempt)
                 error = self.journal.task(task).error
                 self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
-                if TaskId.parse(task) == self._supervisor.chief:
+                if is_chief:
                     self._harvest.chief_left()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
@@ -245,8 +249,6 @@ class Coordinator:
         if (ordered := chaos.order(self._faults, fault)) is not None:
             self._exchange.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
-        if TaskId.parse(task) == self._supervisor.chief and (found := saved(report)) is not None:
-            self._harvest.saved(*found)
 
     def _on_closed(self, node: str, why: str) -> None:
         if not self._is_closing:

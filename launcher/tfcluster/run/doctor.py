@@ -16,6 +16,7 @@ from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.surroundings import LOCAL
 from tfcluster.run import contained, folder, here, interpreter, launch, preflight, shared
+from tfcluster.run.answers import ANSWER_S, Answers
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.inspection import Inspection
 from tfcluster.run.look import Look
@@ -23,7 +24,7 @@ from tfcluster.run.paths import RunPaths, home, runtime_dir
 from tfcluster.run.planning import Planned
 from tfcluster.run.preflight import Finding, Needs
 from tfcluster.run.registry import new_run_id
-from tfcluster.run.reports import PREFLIGHT
+from tfcluster.run.reports import PREFLIGHT, why_lost
 
 _LEASE_S = 10.0
 _HELD = ("ports_held", "port_taken")
@@ -98,8 +99,8 @@ class _Visit:
         self.gone: dict[str, str] = {}
         """Of these, those that will answer no more → why."""
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Handle what comes in until `condition` holds."""
+    async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
+        """Handle what comes in until `condition` holds, which is looked at every half second."""
         while not condition():
             await self._exchange.flush()
             await self._exchange.turn(_TURN_S)
@@ -133,10 +134,8 @@ class _Visit:
 
     def _on_message(self, node: str, message: Mapping[str, Any]) -> None:
         self._exchange.keep(node, message)
-        if message["type"] == "guard_lost":
-            self._lose(node, "the guard beside its agent was killed")
-        elif message["type"] == "refused":
-            self._lose(node, f"its agent could not obey ({message['reason']})")
+        if (why := why_lost(message)) is not None:
+            self._lose(node, why)
 
     def _on_closed(self, node: str, why: str) -> None:
         self._lose(node, why)
@@ -153,7 +152,10 @@ class _Visit:
             return []
         for name in self.there:
             self._exchange.send(name, launch.hold_ports(self._plan, name))
-        await self.until(lambda: all(n in self.gone or self._held(n) for n in self.there))
+        answers, is_gone = Answers(self._exchange, self.until), self.gone.__contains__
+        what = "to hold its ports"
+        for name in await answers.missing(self.there, *_HELD, what=what, is_lost=is_gone):
+            self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _CURE) for name, why in self.gone.items()]
         replies = ((name, self._held(name)) for name in self.there if name not in self.gone)
         return lost + [_taken(n, r) for n, r in replies if r and r["type"] == "port_taken"]

@@ -54,6 +54,8 @@ class NodeConnected(Event):
     pid: int
     """Process id of the node's agent."""
     guard_pid: int
+    identity: Mapping[str, Any] | None = None
+    """Who agent and guard are, for whoever must prove their end (`agent.fence`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,8 @@ class NodeReconnected(Event):
     node: str
     pid: int
     guard_pid: int
+    identity: Mapping[str, Any] | None = None
+    """Of a new agent, as in `NodeConnected`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

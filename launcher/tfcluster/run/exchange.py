@@ -92,6 +92,7 @@ class Exchange:
             token=secrets.token_hex(16),
             tell=self._tell,
             lease_s=self._lease_s,
+            is_fenced=self.fenced_until(node.name) <= asyncio.get_running_loop().time(),
         )
         self._note(node, backend, link)
         on_message(node.name, {"type": "welcome", **link.welcome})
@@ -164,7 +165,9 @@ class Exchange:
         """
         if node not in self._has_lease or node in self._ended:
             return 0.0
-        return self._heard_at[node] + SILENCE_S + self._lease_s + _KILL_S
+        link = self._links.get(node)
+        heard_at = self._heard_at[node] if link is None else link.heard_at
+        return heard_at + SILENCE_S + self._lease_s + _KILL_S
 
     async def drop(self, node: str) -> None:
         """Cut the connection to an agent that does not answer; a local one is ended, and has

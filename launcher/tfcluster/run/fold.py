@@ -36,10 +36,19 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
 
 
 def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None:
-    """Fold one event into `state`; events without an effect on it pass unseen."""
-    if (change := _CHANGES.get(type(event))) is not None:
+    """Fold one event into `state`; events without an effect on it pass unseen, and so does late
+    news of an attempt that another one of the same task has followed."""
+    change = _CHANGES.get(type(event))
+    if change is not None and not _is_of_past(state, event):
         change(state, event, now, paths)
     rehearsal.apply(state.chaos, event, now)
+
+
+def _is_of_past(state: RunSnapshot, event: Event) -> bool:
+    if isinstance(event, ev.Trial):  # a search keeps what any attempt has tried
+        return False
+    task, attempt = getattr(event, "task", None), getattr(event, "attempt", None)
+    return task is not None and attempt is not None and attempt < state.task(task).attempt
 
 
 def _move_task(task: TaskSnapshot, trigger: str) -> None:
@@ -57,14 +66,24 @@ def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths)
 def _node_connected(
     state: RunSnapshot, event: ev.NodeConnected, now: float, paths: RunPaths
 ) -> None:
-    state.agents[event.node] = {"pid": event.pid, "guard_pid": event.guard_pid}
+    _note_agent(state, event)
     _move_node(state, event.node, event.type)
+
+
+def _note_agent(state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected) -> None:
+    before = state.agents.get(event.node, {})
+    agent: dict[str, Any] = {"pid": event.pid, "guard_pid": event.guard_pid}
+    if event.identity is not None:
+        agent["identity"] = event.identity
+    elif "identity" in before and before["pid"] == event.pid:
+        agent["identity"] = before["identity"]
+    state.agents[event.node] = agent
 
 
 def _node_reconnected(
     state: RunSnapshot, event: ev.NodeReconnected, now: float, paths: RunPaths
 ) -> None:
-    state.agents[event.node] = {"pid": event.pid, "guard_pid": event.guard_pid}
+    _note_agent(state, event)
     _move_node(state, event.node, event.type)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from tfcluster.backends import bundle
 from tfcluster.plan.environment import proxy_guards
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import launch, preflight
+from tfcluster.run.answers import ANSWER_S, Answers, Until
 from tfcluster.run.calls import Calls, between
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.look import Look
@@ -22,6 +23,8 @@ from tfcluster.run.reports import PREFLIGHT
 from tfcluster.run.seen import Seen, order_for, read, script_of
 
 _ANSWERS = (f"{PREFLIGHT} task_exited", f"{PREFLIGHT} start_failed")
+LOOK_S = 60.0
+"""For a Python to start there, on a slow file server maybe, and for all that it looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +35,7 @@ class Inspection:
     plan: Plan
     paths: RunPaths
     exchange: Exchange
-    until: Callable[[Callable[[], bool]], Awaitable[None]]
-    """Handles inputs until a condition holds."""
+    until: Until
 
     async def look(
         self, nodes: Sequence[str], ports: Mapping[TaskId, int], *, deep: bool = False
@@ -45,10 +47,11 @@ class Inspection:
             site = self.exchange.site(name)
             order = order_for(self.plan, site, calls, deep=deep)
             self.exchange.send(name, launch.start_probe(self.plan, site, order, made.digest))
+        await self._hear(nodes, LOOK_S + (machine.IMPORT_S if deep else 0.0))
         seen: list[Seen] = []
         silent: list[Finding] = []
         for name in nodes:
-            found = await self._heard(name, calls)
+            found = self._heard(name, calls)
             if isinstance(found, Seen):
                 seen.append(found)
             else:
@@ -58,8 +61,15 @@ class Inspection:
         look = Look(tuple(nodes), tuple(seen), findings)
         return look.with_more(silent)
 
-    async def _heard(self, node: str, calls: Calls) -> Seen | Finding:
-        await self.until(lambda: self.exchange.answer(node, _ANSWERS) is not None)
+    async def _hear(self, nodes: Sequence[str], work_s: float) -> None:
+        """Until all `nodes` have answered; that one does not is a finding."""
+        answers = Answers(self.exchange, self.until)
+        what = "to look at itself"
+        for node in await answers.missing(nodes, *_ANSWERS, what=what, work_s=work_s):
+            error = f"no answer for {work_s + ANSWER_S:.0f} s"
+            self.exchange.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": error})
+
+    def _heard(self, node: str, calls: Calls) -> Seen | Finding:
         log = self.paths.step_log(PREFLIGHT, node)
         lines = last_text(log).splitlines()
         mine = [port for task, port in calls.ports.items() if self.plan.task(task).node == node]

@@ -1,4 +1,5 @@
-"""What a run left whose coordinator is gone: found by marks that only it can carry, then ended.
+"""What a run left on this host whose coordinator is gone: found by marks that only it can carry,
+then ended.
 
 A killed coordinator's agent ends the tasks at once, and a killed agent's guard does. What lives
 on nevertheless was stopped with them (SIGSTOP), or left its process group and then its agent.
@@ -20,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from tfcluster.errors import RunFolderError
-from tfcluster.run import registry
+from tfcluster.run import lost_hosts, registry
 from tfcluster.run.folder import write_json
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
@@ -143,7 +144,9 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
 
 
 def _close(paths: RunPaths, state: RunSnapshot) -> None:
-    """The run is over since its last sign of life."""
+    """The run is over since its last sign of life, but on nodes that do not know of it."""
+    if state.ended_at is None:
+        state.leases = lost_hosts.leases(paths, state, time.time())
     state.status, state.waits_for = Status.LOST, None
     with contextlib.suppress(OSError):
         state.ended_at = paths.events.stat().st_mtime

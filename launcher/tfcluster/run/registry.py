@@ -60,7 +60,8 @@ def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
 def is_open(snapshot: RunSnapshot) -> bool:
     """Whether there is something to end: the run lives, or nobody has cleaned up after its loss."""
     if snapshot.status is Status.LOST:
-        return snapshot.ended_at is None
+        now = time.time()
+        return snapshot.ended_at is None or any(at > now for at in snapshot.leases.values())
     return not snapshot.status.is_final
 
 

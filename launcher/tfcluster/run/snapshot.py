@@ -54,9 +54,12 @@ class RunSnapshot:
     """The coordinator's process id, with `pid_start` its start time in clock ticks since boot."""
     pid_start: int
     started_at: float
-    agents: dict[str, dict[str, int]] = field(default_factory=dict)
-    """Node → process ids: ``{"local": {"pid": 12, "guard_pid": 13}}``."""
+    agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Node → process ids, ``{"local": {"pid": 12, "guard_pid": 13}}``, and `agent.fence`'s
+    ``identity``."""
     ended_at: float | None = None
+    leases: dict[str, float] = field(default_factory=dict)
+    """Of a run that is lost: node → until when what it started there may live on."""
     stop_by: float | None = None
     """While `stopping`: when what still runs will be killed."""
     exit_code: int | None = None

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfcluster.agent.preloader import IMPORT_S
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.preloading import preload_on
 from tfcluster.run import code, dealing, folder, here, inspection, launch, shared
+from tfcluster.run.answers import Answers, Until, never
 from tfcluster.run.dealing import Dealt
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.harvest import Harvest
@@ -28,7 +30,7 @@ from tfcluster.run.wishes import Wishes
 _PRELOADED = ("preload_ready", "preload_failed")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Startup:
     """Sends orders and waits for their answers; raises SurroundingsError for a bad one."""
 
@@ -36,18 +38,20 @@ class Startup:
     paths: RunPaths
     harvest: Harvest
     exchange: Exchange
-    until: Callable[[Callable[[], bool]], Awaitable[None]]
-    """Handles inputs until a condition holds; raises when the run is to end instead."""
+    until: Until
     announce: Callable[[Mapping[str, int]], None]
-    """Told each task's port just before the start."""
+    """Told each task's port just before the first start."""
+    wait_for: Callable[[str | None], None] = lambda what: None
+    """Told what is waited for, once that takes long; None: nothing any more."""
     wishes: Wishes = field(default_factory=Wishes)
     _guards: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Node → variables that keep gRPC between the tasks off the proxies there."""
     _dealt: dict[TaskId, Dealt] = field(default_factory=dict)
     """Of tasks that share a machine which the plan knew nothing of."""
+    _is_announced: bool = False
 
     async def hold_ports(
-        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
+        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
     ) -> None:
         """Those of the nodes' tasks, for as long as their agents live; again: others, if chosen.
 
@@ -59,8 +63,10 @@ class Startup:
         for name in names:
             self.exchange.forget(name, "ports_held", "port_taken")
             self.exchange.send(name, launch.hold_ports(self.plan, name))
+        kinds = ("ports_held", "port_taken")
+        await self._answers.require(names, *kinds, what="to hold its ports", is_lost=is_lost)
         for name in names:
-            reply = await self._answer(name, "ports_held", "port_taken", is_lost=is_lost)
+            reply = self.exchange.answer(name, kinds)
             if reply is not None and reply["type"] == "port_taken":
                 raise launch.port_error(reply)
 
@@ -74,9 +80,14 @@ class Startup:
 
     async def preloaded(self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]) -> None:
         """Wait for it; where it failed, or the node `is_lost`, tasks start cold."""
-        for node in nodes:
-            if preload_on(self.plan, node.name) is not None:
-                await self._answer(node.name, *_PRELOADED, is_lost=is_lost)
+        names = [node.name for node in nodes if preload_on(self.plan, node.name) is not None]
+        await self._answers.require(
+            names,
+            *_PRELOADED,
+            what="to import for its tasks",
+            work_s=IMPORT_S,
+            is_lost=is_lost,
+        )
 
     async def find_code(self, nodes: Iterable[NodePlan]) -> None:
         """Over a shared file system a node may see the workdir: it works in it."""
@@ -158,18 +169,24 @@ class Startup:
         return [self.exchange.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
 
     async def prepare(
-        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
+        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
     ) -> None:
         """Once per node, before anything of the gang is started there; raises PrepareError. Of a
         node that `is_lost` meanwhile nothing is heard."""
-        kinds = (f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+        if not self.wishes.prepares:
+            return
+        ends = (f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+        begins = (f"{PREPARE} task_started", *ends)
         names = [node.name for node in nodes if node.name in self.plan.prepare]
-        for node in names if self.wishes.prepares else ():
-            self.exchange.forget(node, *kinds)
+        for node in names:
+            self.exchange.forget(node, *begins)
             command = self.plan.prepare[node]
             self.exchange.send(node, launch.start_prepare(command, self.exchange.site(node)))
-        for node in names if self.wishes.prepares else ():
-            if (reply := await self._answer(node, *kinds, is_lost=is_lost)) is not None:
+        what = "to run job.prepare"
+        await self._answers.require(names, *begins, what=what, is_lost=is_lost)
+        for node in names:  # how long it takes is the user's affair
+            await self._answers.require([node], *ends, what=what, work_s=None, is_lost=is_lost)
+            if (reply := self.exchange.answer(node, ends)) is not None:
                 launch.check_prepared(node, reply, self.paths.prepare_log(node))
 
     def start_tasks(
@@ -182,7 +199,8 @@ class Startup:
     ) -> None:
         """Give the order to start `only`, of an attempt of `members`."""
         attempt = launch.attempt_of(self.plan, number, members, filter(None, self._held()))
-        if number == 1:
+        if not self._is_announced:  # an attempt that ended before its start announced nothing
+            self._is_announced = True
             self.announce({str(task): port for task, port in attempt.ports.items()})
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = launch.start(
@@ -197,9 +215,6 @@ class Startup:
             )
             self.exchange.send(node, order)
 
-    async def _answer(
-        self, node: str, *kinds: str, is_lost: Callable[[str], bool] = lambda node: False
-    ) -> Message | None:
-        """None where the node `is_lost` before it has answered."""
-        await self.until(lambda: is_lost(node) or self.exchange.answer(node, kinds) is not None)
-        return self.exchange.answer(node, kinds)
+    @property
+    def _answers(self) -> Answers:
+        return Answers(self.exchange, self.until, self.wait_for)

@@ -173,7 +173,9 @@ class Supervision(Section):
         60.0, "How long workers may go on after the chief has ended.", "5m"
     )
     lease_s: Deadline = documented(
-        60.0, "A remote node without a sign of life for so long is lost.", "5m"
+        60.0,
+        "A node without a sign of life for so long is lost; with -d on other hosts 1h, unless set.",
+        "5m",
     )
     min_workers: Count | None = documented(
         None, "Go on with so many workers when nodes are lost; null: all are needed.", 2

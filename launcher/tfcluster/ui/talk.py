@@ -124,7 +124,7 @@ def _task_thawed(event: Mapping[str, Any]) -> Told:
 def _node_unreachable(event: Mapping[str, Any]) -> Told:
     lease = format_duration(event["lease_s"])
     what = event.get("why") or "its tasks go on"
-    text = f"no connection to {event['node']}: {what}; it is dialled again for {lease}"
+    text = f"no connection to {event['node']}: {what}; it is lost after {lease} without one"
     return Told(text, ("yellow",))
 
 

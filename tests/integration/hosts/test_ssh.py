@@ -14,7 +14,7 @@ import pytest
 
 from tfcluster.agent import cores
 
-from .office import COUNT, Office, Run, numbered
+from .office import COUNT, Office, Run, numbered, until
 
 pytestmark = pytest.mark.slow
 
@@ -185,11 +185,44 @@ def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office)
     office.add_hosts(2)
     run = office.up(office.spec(count=4000, supervision={"lease_s": 5}))
     run.wait_for_line("line 20", "worker:1")
+    kill_coordinator(office)
+    assert run.end() == -signal.SIGKILL
+    office.folders_stay = True  # what was saved there and not gathered is still wanted
+
+
+def kill_coordinator(office: Office) -> None:
     for pid, words in office.home.processes().items():
         if "tfcluster.cli.main" in words:
             os.kill(pid, signal.SIGKILL)
-    assert run.end() == -signal.SIGKILL
-    office.folders_stay = True  # what was saved there and not gathered is still wanted
+
+
+def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Office) -> None:
+    first, second = office.add_hosts(2)
+    run = office.up(office.spec(count=4000), "-d")
+    assert run.end() == 0, run.said
+    assert "should that sleep or be cut off, the hosts train on for 1 h" in run.said
+    until(lambda: run.has_line("line 5", "worker:1"), "a line")
+    kill_coordinator(office)
+    office.folders_stay = True
+    office.lab.block(office.home, second, port=22)
+
+    down = office.start("down", run.folder.name)
+
+    assert down.end() == 3, down.said
+    assert f"{first.address}: ended agent, worker:0\n" in down.said
+    assert f"{first.address}: what was saved there stays in " in down.said
+    assert f"{second.address}: what runs there may live until " in down.said
+    assert "Connection timed out" in down.said
+    until(lambda: not first.processes(), "the end of the first host's")
+    assert second.processes()
+    office.lab.unblock(office.home, second, port=22)
+    again = office.start("down", run.folder.name)
+    assert again.end() == 0, again.said
+    assert first.address not in again.said
+    assert f"{second.address}: ended agent, worker:1\n" in again.said
+    until(lambda: not second.processes(), "the end of the second host's")
+    last = office.start("down", run.folder.name)
+    assert (last.end(), last.said) == (0, f"{run.folder.name} is lost\n")
 
 
 def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:

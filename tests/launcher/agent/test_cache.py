@@ -45,6 +45,16 @@ def unpack(made: bundle.Bundle, cache: Path) -> Path:
     return folder
 
 
+def test_the_folder_of_a_run_goes_when_it_is_old_and_its_agent_gone(tmp_path: Path) -> None:
+    for run in ("ended", "lost yesterday", "running"):
+        (tmp_path / "nodes" / run / "gpu1" / "work").mkdir(parents=True)
+        aged(tmp_path / "nodes" / run, 1 if "yesterday" in run else UNUSED_DAYS + 1)
+    InUse(str(tmp_path / "bundles" / "b"), str(tmp_path / "nodes" / "running")).on_time(1.0)
+    prune(str(tmp_path))
+    kept = sorted(path.name for path in (tmp_path / "nodes").iterdir())
+    assert kept == ["lost yesterday", "running"]
+
+
 def test_a_bundle_is_whole_when_it_is_what_its_name_says(
     made: bundle.Bundle, tmp_path: Path
 ) -> None:

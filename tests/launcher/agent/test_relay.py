@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
-from tfcluster.agent import bootstrap, protocol, seat
+from tfcluster.agent import bootstrap, protocol, relay, seat
 from tfcluster.backends import bundle
 
 from .conftest import is_alive, kill, wait_until
@@ -30,10 +35,16 @@ class Transport:
         *,
         starts: bool = True,
         seat: Path | None = None,
+        former: dict[str, Any] | None = None,
     ) -> None:
+        """Says hello; `greet` waits for the answer."""
+        self._folder = folder
         source = Path(bootstrap.__file__).read_text()
         argv = ["sh", "-c", NOISE + '"$@"', "sh", sys.executable, "-I", "-S", "-c", source]
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with (folder / "said").open("wb") as said:
+            self.process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
+            )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.stdin: IO[bytes] = self.process.stdin
@@ -41,9 +52,10 @@ class Transport:
         self.session, self.messages = session, list[dict[str, Any]]()
         self.decoder = protocol.Decoder(after_magic=True)
         config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
-        config["starts"] = starts
+        config |= {"starts": starts, "former": former}
         config |= {"seat": str(seat)} if seat is not None else {}
-        config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
+        run = folder / "run"
+        config |= {"socket": str(run / "agent.sock"), "ports_dir": str(run / "ports")}
         order = {"digest": made.digest, "cache": str(folder / "cache"), "config": config}
         self.write(json.dumps(order).encode() + b"\n")
         assert self.stdout.readline() == b"Welcome to gpu1\n"
@@ -53,7 +65,16 @@ class Transport:
         hello = {"type": "hello", "n": 0, "protocol": protocol.VERSION, "token": "secret"}
         hello |= {"run_id": "run-1", "node": "gpu1", "last_seen": session.last_seen}
         self.write(protocol.control_frame(hello))
+
+    def greet(self) -> Transport:
         self.welcome = self.take("welcome")
+        return self
+
+    def refusal(self) -> tuple[int, str]:
+        """Exit code and last words of a relay that reaches no agent."""
+        code = self.process.wait(timeout=20)
+        self.close()
+        return code, (self._folder / "said").read_text()
 
     def write(self, data: bytes) -> None:
         self.stdin.write(data)
@@ -87,7 +108,7 @@ def made() -> bundle.Bundle:
 
 def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bundle.Bundle) -> None:
     session = protocol.Session()
-    first = Transport(folder, made, session)
+    first = Transport(folder, made, session).greet()
     pid = first.welcome["pid"]
     try:
         assert first.answer == bootstrap.NEED
@@ -97,7 +118,9 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
         first.take("task_started")
         kill(first.process.pid)
         first.close()
-        second = Transport(folder, made, session, starts=False)
+        second = Transport(
+            folder, made, session, starts=False, former=first.welcome["identity"]
+        ).greet()
         assert second.answer == bootstrap.HAVE
         assert second.welcome["pid"] == pid
         assert second.take("task_exited")["exit_code"] == 6
@@ -120,13 +143,20 @@ def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
     folder: Path, made: bundle.Bundle
 ) -> None:
     waits, session = sit_down(folder / "seat"), protocol.Session()
-    first = Transport(folder, made, session, seat=folder / "seat")
+    first = Transport(folder, made, session, seat=folder / "seat").greet()
     try:
         assert first.welcome["guard_pid"] == waits.pid
         assert not (folder / "seat").exists()
         kill(first.process.pid)
         first.close()
-        second = Transport(folder, made, session, starts=False, seat=folder / "seat")
+        second = Transport(
+            folder,
+            made,
+            session,
+            starts=False,
+            seat=folder / "seat",
+            former=first.welcome["identity"],
+        ).greet()
         assert second.welcome["pid"] == first.welcome["pid"]
         second.write(session.number({"type": "shutdown"}))
         second.take("bye")
@@ -135,3 +165,133 @@ def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
     finally:
         waits.kill()
         waits.wait()
+
+
+class Scene:
+    """An agent with a task, reached over a transport that is cut, whose socket was removed."""
+
+    def __init__(self, folder: Path, made: bundle.Bundle) -> None:
+        self._folder, self._made, self.session = folder, made, protocol.Session()
+        first = Transport(folder, made, self.session).greet()
+        self.former: dict[str, Any] = first.welcome["identity"]
+        self.pid, self.guard = self.former["pid"], self.former["guard_pid"]
+        task = {"task": "worker:0", "argv": ["sleep", "300"], "cwd": "/"}
+        order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
+        first.write(self.session.number(order))
+        self.task = first.take("task_started")["pid"]
+        kill(first.process.pid)
+        first.close()
+
+    def clear(self) -> None:
+        """As whatever clears the temporary folder does."""
+        shutil.rmtree(self._folder / "run")
+
+    def rejoin(self, **changes: Any) -> Transport:
+        former = {**self.former, **changes}
+        return Transport(self._folder, self._made, self.session, starts=False, former=former)
+
+    def replace(self, **changes: Any) -> Transport:
+        former = {**self.former, **changes}
+        return Transport(self._folder, self._made, protocol.Session(), former=former)
+
+    @property
+    def living(self) -> list[int]:
+        return [pid for pid in (self.pid, self.guard, self.task) if is_alive(pid)]
+
+    def end(self) -> None:
+        for pid in self.living:
+            os.kill(pid, signal.SIGCONT)
+            kill(pid)
+
+
+@pytest.fixture
+def scene(folder: Path, made: bundle.Bundle) -> Iterator[Scene]:
+    set_up = Scene(folder, made)
+    yield set_up
+    set_up.end()
+
+
+def end(transport: Transport) -> None:
+    transport.write(transport.session.number({"type": "shutdown"}))
+    transport.take("bye")
+    transport.close()
+    wait_until(lambda: not is_alive(transport.welcome["pid"]))
+
+
+def test_an_agent_without_its_socket_is_not_gone_and_listens_again(scene: Scene) -> None:
+    os.kill(scene.pid, signal.SIGSTOP)  # so that it cannot before the first relay comes
+    scene.clear()
+    code, said = scene.rejoin().refusal()
+    assert (code, said) == (relay.NOT_REACHED, "its agent does not listen on its socket now\n")
+    os.kill(scene.pid, signal.SIGCONT)
+    wait_until(lambda: (scene._folder / "run" / "agent.sock").exists())
+    again = scene.rejoin().greet()
+    assert again.welcome["pid"] == scene.pid
+    assert len(scene.living) == 3
+    again.close()
+
+
+def test_an_agent_has_gone_once_it_and_its_guard_have_ended(scene: Scene) -> None:
+    kill(scene.guard)
+    wait_until(lambda: not scene.living)
+    code, said = scene.rejoin().refusal()
+    assert (code, said) == (relay.AGENT_GONE, "its agent has gone\n")
+
+
+@pytest.mark.parametrize("guard_stands", [False, True])
+def test_another_agent_starts_once_nothing_of_the_former_lives(
+    scene: Scene, guard_stands: bool
+) -> None:
+    """The former stands still, and so it can be found by nothing but its number."""
+    os.kill(scene.pid, signal.SIGSTOP)
+    if guard_stands:
+        os.kill(scene.guard, signal.SIGSTOP)
+    scene.clear()
+    again = scene.replace().greet()
+    try:
+        assert scene.living == []
+        assert again.welcome["pid"] != scene.pid
+    finally:
+        end(again)
+
+
+def test_no_agent_starts_where_nothing_proves_that_the_former_has_ended(scene: Scene) -> None:
+    scene.clear()
+    elsewhere = {**scene.former["where"], "pid_namespace": 1}
+    code, said = scene.replace(where=elsewhere).refusal()
+    assert code == relay.NOT_REACHED
+    assert "its lease must end first" in said
+    assert len(scene.living) == 3
+
+
+def test_relays_exclude_each_other_although_the_folder_was_removed(
+    folder: Path, made: bundle.Bundle
+) -> None:
+    """The first holds the lock of a folder that is no more, the second that of the next one."""
+    run = folder / "run"
+    run.mkdir(mode=0o700)
+    first = lock(run)
+    third = Transport(folder, made, protocol.Session())
+    wait_until(lambda: str(run) in open_files(third.process.pid))
+    run.rmdir()
+    run.mkdir(mode=0o700)
+    second = lock(run)
+    os.close(first)
+    wait_until(lambda: str(run) in open_files(third.process.pid))
+    assert not (run / "agent.sock").exists()
+    os.close(second)
+    end(third.greet())
+
+
+def lock(path: Path) -> int:
+    fd = os.open(path, os.O_RDONLY)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    return fd
+
+
+def open_files(pid: int) -> list[str]:
+    found = []
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(entry))
+    return found

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tfcluster import backends
+from tfcluster.agent.processes import living_children
 from tfcluster.backends import link as link_module
 from tfcluster.backends.link import AgentLink
 from tfcluster.backends.local import LocalBackend, socket_path
@@ -242,3 +243,67 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_cure(tmp_path: Path) 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
     with pytest.raises(SurroundingsError, match="through slurm"):
         backends.get("slurm", runtime_dir=tmp_path)
+
+
+def agent_below(guard: int) -> int:
+    """The process id of an agent that has not been greeted yet."""
+    (agent,) = living_children()[guard]
+    return agent
+
+
+@pytest.mark.parametrize("ends_by", ["silence", "cancelling"])
+def test_an_agent_that_stands_still_before_it_is_greeted_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
+) -> None:
+    if ends_by == "silence":
+        monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.3)
+    seen: list[int] = []
+    start = LocalBackend._start
+
+    def start_and_stop(self: LocalBackend, config: dict[str, object], node: NodePlan) -> Any:
+        process: Any = start(self, config, node)
+        seen.extend([process._process.pid, agent_below(process._process.pid)])
+        os.kill(seen[1], signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(LocalBackend, "_start", start_and_stop)
+
+    async def scenario() -> None:
+        connecting = asyncio.create_task(
+            LocalBackend(folder).connect(NODE, run_id="run-1", token="secret")
+        )
+        if ends_by == "cancelling":
+            await asyncio.sleep(0.05)
+            connecting.cancel()
+        with pytest.raises((NodeLostError, asyncio.CancelledError)):
+            await connecting
+
+    run(scenario)
+    assert_gone(*seen)
+
+
+def test_a_running_agent_that_stands_still_is_lost_in_time_unless_it_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "LOCAL_PING_S", 0.1)
+    monkeypatch.setattr(link_module, "SECOND_LOOK_S", 0.05)
+
+    async def scenario() -> None:
+        backend = LocalBackend(folder)
+        link = await backend.connect(NODE, run_id="run-1", token="secret", lease_s=2.0)
+        await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "60")]})
+        messages = aiter(link)
+        task, agent = (await anext(messages))["pid"], link.welcome["pid"]
+        os.kill(agent, signal.SIGSTOP)
+        cut = await anext(messages)
+        assert cut["type"] == "link_cut"
+        assert f"kill -CONT {agent}" in cut["why"]
+        os.kill(agent, signal.SIGCONT)
+        assert (await anext(messages))["type"] == "link_back"
+        os.kill(agent, signal.SIGSTOP)
+        assert [message["type"] async for message in link] == ["link_cut"]
+        assert "it stood still for 2 s, so it was killed" in link.why_gone()
+        await link.close()
+        assert_gone(task, agent, link.welcome["guard_pid"])
+
+    run(scenario)

@@ -16,6 +16,7 @@ import pytest
 
 from tfcluster.backends.base import Backend
 from tfcluster.checkpoints.restore import PutBack
+from tfcluster.errors import NodeLostError
 from tfcluster.plan.plan import NodePlan, TaskId
 from tfcluster.run import here, loop
 from tfcluster.run.attempts import Attempts
@@ -120,18 +121,25 @@ class Scene:
         asyncio.run(within_seconds())
 
 
-def again(told: Story) -> Any:
-    assert told.supervisor.again is not None
-    return told.supervisor.again
-
-
-def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
+def after_a_loss(tmp_path: Path) -> Scene:
+    """The only node is lost, its tasks are over, and what they saved is at home."""
     told = story(backoff_s=0.0)
     scene = Scene(told, tmp_path)
     scene.attempts.drop("local")
     told.supervisor.node_lost("local", "killed", told.now)
     told._take()
     told.home()
+    return scene
+
+
+def again(told: Story) -> Any:
+    assert told.supervisor.again is not None
+    return told.supervisor.again
+
+
+def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
+    scene = after_a_loss(tmp_path)
+    told = scene.told
     scene.on_connect = scene.lose
     scene.play(lambda: scene.attempts._start_again(again(told)))
     assert told.outcome() == (Status.FAILED, 3)
@@ -248,3 +256,29 @@ def test_what_has_certainly_ended_needs_no_lease_to_pass(tmp_path: Path, has_end
 
 async def _closed() -> None:
     """As a link that is closed."""
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_node_is_tried_once_more_when_its_lease_is_over(tmp_path: Path, comes_back: bool) -> None:
+    """Until then it may be its former agent, not proved to have ended, that stands in the way."""
+    scene = after_a_loss(tmp_path)
+    lease: dict[str, float] = {}
+    tries: list[float] = []
+
+    def connect() -> None:
+        tries.append(scene.attempts.loop.now())
+        lease.setdefault("ends", tries[0] + 0.2)
+        if len(tries) == 1 or not comes_back:
+            raise NodeLostError("nothing proves that its former agent has ended")
+
+    def answer(node: str, message: dict[str, Any]) -> None:
+        held = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
+        scene.lines.hears(lambda: scene.lines.keep("local", held))
+
+    scene.lines.send = answer  # type: ignore[method-assign]
+    scene.on_connect = connect
+    scene.lines.fenced_until = lambda node: lease["ends"]  # type: ignore[method-assign]
+    scene.play(lambda: scene.attempts._reconnect())
+    assert len(tries) == 2
+    assert tries[1] >= lease["ends"]
+    assert scene.attempts._gone == (set() if comes_back else {"local"})

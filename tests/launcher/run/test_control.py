@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,3 +98,21 @@ def test_a_folder_that_is_too_deep_is_named_with_the_cure(tmp_path: Path) -> Non
     path = tmp_path / ("d" * 120) / "demo.ctl"
     with pytest.raises(SurroundingsError, match="XDG_RUNTIME_DIR"):
         with_server(path, lambda: None)
+
+
+def test_a_socket_that_was_cleared_away_is_made_again(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the user's last session goes XDG_RUNTIME_DIR, and a run in the background goes on."""
+    monkeypatch.setattr(control, "_LISTEN_AGAIN_S", 0.01)
+    path = paths.control_socket
+
+    def clear_and_ask() -> dict[str, Any]:
+        shutil.rmtree(path.parent)
+        deadline = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return control.ask(path, {"op": "status"})
+
+    assert with_server(path, clear_and_ask)["ok"] is True
+    assert not path.exists()

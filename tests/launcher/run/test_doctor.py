@@ -108,7 +108,7 @@ def test_a_node_that_goes_just_before_the_look_is_a_finding(tmp_path: Path) -> N
     lines = Lines(paths)
     lines.keep("local", {"type": "start_failed", "task": "preflight", "error": "it went away"})
 
-    async def until(condition: Callable[[], bool]) -> None:
+    async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
         assert condition(), "nothing will come in any more"
 
     look = asyncio.run(Inspection(plan_of(), paths, lines, until).look(["local"], {}))

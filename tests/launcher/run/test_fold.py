@@ -149,3 +149,11 @@ def test_a_task_whose_restart_was_called_off_is_not_restarting_for_ever(
     end = ev.RunFinished(status="interrupted", exit_code=130)
     replay(state, paths, [*STARTED, killed, OUT, again, end])
     assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
+
+
+def test_late_news_of_an_attempt_that_another_has_followed_change_nothing(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    replay(state, paths, [*STARTED, again, OUT])
+    assert (tasks(state)["worker:0"], state.task("worker:0").exit_code) == ("starting", None)

@@ -1,0 +1,59 @@
+"""What a node ends of a run whose coordinator is gone, and what it says of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfcluster.agent import lost_run
+
+from .conftest import Rig, is_alive, wait_until
+
+RUN = f"lost-{os.getpid()}"
+LEAVES = """
+import subprocess, sys
+child = subprocess.Popen(["sleep", "300"], start_new_session=True)
+print(child.pid, flush=True)
+child.wait()
+"""
+"""Its child is in no group that the agent knows."""
+
+
+def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
+    former = rig.welcome["identity"]
+    former = {**former, "where": {**former["where"], **where}}
+    return lost_run.end({"run_id": RUN, "former": former, "cache": str(cache)})
+
+
+def test_agent_and_tasks_end_and_what_was_saved_stays(
+    new_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    rig = new_rig(lease_s=300)
+    env = {"TFCLUSTER_RUN_ID": RUN, "TFCLUSTER_TASK": "worker:0"}
+    task = rig.start(sys.executable, "-S", "-c", LEAVES, env=env)["pid"]
+    wait_until(lambda: rig.log().exists() and rig.log().read_text().endswith("\n"))
+    child = int(rig.log().read_text())
+    saved = tmp_path / "nodes" / RUN
+    saved.mkdir(parents=True)
+    with subprocess.Popen(["sleep", "300"], env={"TFCLUSTER_RUN_ID": f"{RUN}x"}) as stranger:
+        found = end(rig, tmp_path)
+        assert found["ended"] == ["agent", "worker:0"]
+        assert (found["stays"], found["is_proved"], found["folder"]) == ([], True, str(saved))
+        assert not any(map(is_alive, (task, child, rig.pid, rig.guard_pid)))
+        assert stranger.poll() is None
+        stranger.kill()
+    assert end(rig, tmp_path)["ended"] == []
+
+
+def test_an_agent_that_cannot_be_seen_is_not_said_to_have_ended(
+    new_rig: Callable[..., Rig], tmp_path: Path
+) -> None:
+    rig = new_rig(lease_s=300)
+    found = end(rig, tmp_path, pid_namespace=1)
+    assert (found["ended"], found["is_proved"], found["folder"]) == ([], False, None)
+    assert is_alive(rig.pid)
+    end(rig, tmp_path)

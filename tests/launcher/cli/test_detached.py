@@ -1,0 +1,32 @@
+"""For how long other machines train on without the coordinator of a run in the background."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launcher.run.conftest import plan_of
+
+from tfcluster.cli.detached import with_lease
+from tfcluster.plan.plan import NodePlan, Supervision
+from tfcluster.run.planning import Planned
+from tfcluster.spec.model import ClusterSpec
+
+HOST = NodePlan("10.0.0.1", "ssh", None, "/job")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "chosen", "lease_s"),
+    [((HOST,), {}, 3600.0), ((HOST,), {"lease_s": 60}, 60.0), ((), {}, 60.0)],
+    ids=["on hosts", "as the spec says", "on this machine"],
+)
+def test_an_hour_on_hosts_unless_the_spec_says_otherwise(
+    nodes: tuple[NodePlan, ...], chosen: dict[str, Any], lease_s: float
+) -> None:
+    job = {"cluster": {"worker": 2}, "job": {"script": "train.py"}, "supervision": chosen}
+    around: Any = None
+    plan = plan_of()
+    plan = replace(plan, nodes=(*plan.nodes, *nodes), supervision=Supervision(lease_s=60.0))
+    planned = with_lease(Planned(ClusterSpec.model_validate(job), plan, around))
+    assert planned.plan.supervision.lease_s == lease_s
