@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Final, Protocol
 
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
@@ -53,7 +54,7 @@ def data_args(step: Runnable, args: Sequence[str]) -> tuple[str, ...]:
     """What a ready-made job's arguments say about its data: its prepare step needs the same."""
     if step.module != PREPARE_MODULE:
         return ()
-    values = dict(zip(args, (*args[1:], ""), strict=True))
+    values = dict(pairwise((*args, "")))
     alone = (part for name in DATA_OPTIONS if name in values for part in (name, values[name]))
     joined = (arg for arg in args if arg.startswith(tuple(f"{name}=" for name in DATA_OPTIONS)))
     return (*alone, *joined)

@@ -368,6 +368,7 @@ def test_a_plan_depends_on_its_values_only(
 @pytest.mark.parametrize(
     ("given", "typed", "handed"),
     [
+        ([], [], ()),
         (["--epochs", "3"], [], ()),
         (["--dataset", "mnist", "--epochs", "3"], [], ("--dataset", "mnist")),
         (["--dataset", "mnist"], ["--dataset", "cifar10"], ("--dataset", "cifar10")),
