@@ -7,6 +7,7 @@ import time
 import click
 
 from tfcluster.backends import warm as warm_agents
+from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
 from tfcluster.run import contained, control, registry
 from tfcluster.run.paths import RunPaths, runtime_dir
@@ -20,7 +21,7 @@ LISTENS_WITHIN_S = 2.0
 
 
 @click.command("down")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--now", is_flag=True, help="Kill at once, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
 @click.option("--warm", is_flag=True, help="End what `up --warm` has kept; no run but with --all.")
@@ -40,9 +41,11 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         doomed = [paths for paths, state in known if registry.is_open(state)]
     else:
         doomed = _named(run, terminal)
-    for paths in doomed:
-        _ask_to_stop(paths, now=now, terminal=terminal)
-    ended = [_await_end(paths, terminal) for paths in doomed]
+    stopped = [_ask_to_stop(paths, now=now, terminal=terminal) for paths in doomed]
+    ended = [
+        _await_end(paths, terminal, was_asked=asked)
+        for paths, asked in zip(doomed, stopped, strict=True)
+    ]
     for paths, state in zip(doomed, ended, strict=True):
         found = contained.look_for(state.run, paths, patience_s=_DOCKER_S)
         _clear_docker(found, terminal)
@@ -89,8 +92,8 @@ def _clear_docker(found: contained.Found, terminal: Terminal) -> None:
         )
 
 
-def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
-    """Raises NodeLostError when a live coordinator does not answer."""
+def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
+    """Whether there was a live coordinator to ask; raises NodeLostError when it does not answer."""
     until = time.monotonic() + LISTENS_WITHIN_S
     while not (state := registry.load(paths)).status.is_final:
         why = "tfcluster down --now" if now else "tfcluster down"
@@ -98,7 +101,7 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
             socket = registry.control_socket(paths, state)
             control.ask(socket, {"op": "stop", "why": why, "now": now})
             terminal.say(f"stopping {state.run}")
-            return
+            return True
         except (OSError, ValueError) as error:
             if registry.is_elsewhere(state):
                 raise NodeLostError(
@@ -111,16 +114,19 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
                     cure=f"kill it: kill {state.pid}; its agent then ends the tasks",
                 ) from error
         time.sleep(0.05)
+    return False
 
 
-def _await_end(paths: RunPaths, terminal: Terminal) -> RunSnapshot:
+def _await_end(paths: RunPaths, terminal: Terminal, *, was_asked: bool) -> RunSnapshot:
     while not (state := registry.load(paths)).status.is_final:
         time.sleep(0.05)
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator is gone")
         _clean_up(paths, terminal)
+    elif was_asked:
+        terminal.say(f"{state.run} has ended: {state.status}")
     else:
-        terminal.say(f"{state.run} is {state.status}")
+        terminal.say(f"{state.run} had already ended: {state.status}")
     return state
 
 

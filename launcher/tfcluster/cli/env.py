@@ -7,15 +7,16 @@ from collections.abc import Iterator
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import EnvVar, Plan, TaskId
 
 
 @click.command("env")
-@click.argument("spec")
+@click.argument("spec", shell_complete=files)
 @click.argument("task_name", metavar="TASK")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) -> None:
     """Print what TASK (worker:1) of SPEC gets, for a shell that starts it by hand.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.run import registry
 from tfcluster.ui.terminal import Terminal
 
 
 @click.command("rm")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs deleted.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Delete the folders of RUNs: logs, checkpoints, outputs. A live run is refused."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.host_options import host_options
 from tfcluster.cli.job_args import WithJobArgs, job_args
 from tfcluster.cli.watch_options import watch_options
@@ -14,16 +15,16 @@ from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]",
               help="Begin with what RUN gathered; without SPEC: by RUN's own.")  # fmt: skip
 @click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
+              help="Inject 'kill worker:1 at step 50'; see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
 @click.option("--no-preflight", is_flag=True, help="Do not look at the nodes first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
+
 
 @click.command("validate")
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, problems included.")
 def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:

@@ -6,13 +6,14 @@ import time
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
 from tfcluster.run import registry
 from tfcluster.ui.terminal import Terminal
 
 
 @click.command("wait")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="The run's status as one JSON object.")
 def command(run: str | None, as_json: bool) -> int:
     """Wait until RUN (default: the only live one) is over; exit with its exit code."""

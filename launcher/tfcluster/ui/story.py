@@ -8,6 +8,7 @@ from typing import Any
 
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.run.status import Status
+from tfcluster.ui import pages
 from tfcluster.ui.formats import format_duration, plural
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
@@ -125,8 +126,9 @@ def wants_cleaning(snapshot: RunSnapshot) -> bool:
 
 
 def cures(root_cause: Mapping[str, Any]) -> list[str]:
-    """What helps, and where it is explained."""
-    where = f" ({root_cause['docs']})" if root_cause.get("docs") else ""
+    """What helps, and the command that prints its explanation."""
+    docs = root_cause.get("docs")
+    where = f" (`tfcluster help {pages.topic(str(docs))}`)" if docs else ""
     return [f"→ {root_cause['hint']}{where}"] if root_cause.get("hint") else []
 
 

@@ -111,7 +111,7 @@ def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
 def test_down_of_a_run_that_is_over_says_how_it_ended(make_run: MakeRun) -> None:
     paths = make_run(status="failed", exit_code=1)
     code, _, said = run("down", paths.run_id)
-    assert (code, said) == (0, f"{paths.run_id} is failed\n")
+    assert (code, said) == (0, f"{paths.run_id} had already ended: failed\n")
 
 
 def test_down_without_a_live_run(make_run: MakeRun) -> None:
@@ -180,7 +180,11 @@ def test_prune(five: list[RunPaths], args: list[str], kept: list[str]) -> None:
 
 
 def test_prune_asks_first(five: list[RunPaths]) -> None:
-    assert run("prune", "--keep", "0", answer="n\n")[2] == "Abort"
+    found = importlib.import_module("tfcluster.cli.prune").command
+    asked = CliRunner().invoke(found, ["--keep", "0"], input="n\n", standalone_mode=False)
+    assert type(asked.exception).__name__ == "Abort"
+    assert "delete" not in asked.stderr, "before the answer nothing is deleted"
+    assert all(paths.run_id in asked.stderr for paths in five)
     assert len(left(five)) == 5
     assert run("prune", "--keep", "0", answer="y\n")[0] == 0
     assert left(five) == []
