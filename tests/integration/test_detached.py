@@ -97,6 +97,9 @@ def test_a_run_that_is_over_at_once_is_a_success(shell: CommandLine) -> None:
     run = InBackground(shell, "run", "-n", "2", "task.py")
     wait_for(lambda: run.state()["status"] == "succeeded")
     assert run.out.read_text() == f"{run.id}\n"
+    waited = shell.run("wait")
+    assert (waited.code, waited.err) == (0, f"{run.id} has already ended: succeeded\n")
+    assert shell.run("wait").code == 2, "it has been waited for"
 
 
 def test_the_spec_may_come_over_a_pipe_and_the_id_into_a_variable(shell: CommandLine) -> None:

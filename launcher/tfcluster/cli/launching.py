@@ -90,6 +90,7 @@ def open_session(planned: Planned, options: Options) -> Session:
         home_dir=home(),
         spec_folder=planned.around.spec_dir,
         resume=options.resume,
+        in_background=options.detach,
     )
 
 

@@ -102,6 +102,11 @@ class RunPaths:
         return self.root / "coordinator.log"
 
     @property
+    def waited(self) -> Path:
+        """There once `tfcluster wait` has reported how the run ended."""
+        return self.root / ".waited"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -52,6 +52,7 @@ class Session:
         home_dir: Path,
         spec_folder: str | None = None,
         resume: Resume | None = None,
+        in_background: bool = False,
     ) -> None:
         """`resume` is what it begins with. Raises SurroundingsError for a backend that is not
         there, RunFolderError."""
@@ -67,6 +68,7 @@ class Session:
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
+        state.background = in_background
         self._secrets = secrecy.values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.is_recorded = True

@@ -65,6 +65,8 @@ class RunSnapshot:
     spec_folder: str | None = None
     """What relative paths in the run's ``spec.json`` are relative to."""
     workdir: str | None = None
+    background: bool = False
+    """Whether it was started with ``-d``."""
     runtime_dir: str | None = None
     """Folder of the coordinator's socket, which another shell may look for elsewhere."""
     resumed_from: dict[str, Any] | None = None
