@@ -127,7 +127,7 @@ def test_json_tells_run_and_folder(shell: CommandLine) -> None:
     ("spec", "code", "words"),
     [
         ({"script": "task.py", "kind": "plane"}, 2, "job.kind"),
-        ({"script": "not-there.py"}, 3, "not-there.py"),
+        ({"script": "not-there.py"}, 2, "not-there.py"),
         ({"command": ["/not/there"]}, 3, "cannot start"),
         ({"script": "task.py", "prepare": {"command": ["false"]}}, 3, "prepare failed"),
     ],

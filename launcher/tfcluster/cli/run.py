@@ -50,18 +50,13 @@ def command(
     from tfcluster.run.planning import plan_spec
     from tfcluster.spec.load import from_value
 
-    spec = from_value(
+    loaded = from_value(
         spec_of(line, module=module, workers=workers or 2, name=name),
         where="tfcluster run",
         sets=sets,
         hosts=replace(at, workers=workers),
     )
-    planned = plan_spec(
-        spec,
-        python=python,
-        set_paths=[text.partition("=")[0] for text in sets],
-        meanwhile=get_ready,
-    )
+    planned = plan_spec(loaded, python=python, meanwhile=get_ready)
     how = Options(
         **watch,
         chaos=chaos,

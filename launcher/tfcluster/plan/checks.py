@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import InterpreterError, SurroundingsError
-from tfcluster.plan import command
 from tfcluster.plan.keras import (
     TESTED,
     as_inherited,
@@ -34,7 +33,6 @@ def require(spec: ClusterSpec, plan: Plan, around: Surroundings) -> None:
 
 def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
     """Every obstacle, the most basic first."""
-    yield from _absent(spec, plan, around)
     for node in plan.nodes:
         yield from _without_tensorflow(spec, node, around)
         yield from _without_estimator(spec, node, around)
@@ -58,30 +56,6 @@ def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
 
 def _imported(around: Surroundings) -> set[str]:
     return {name.partition(".")[0] for name in around.imports or ()}
-
-
-def _absent(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
-    for path, what, field in needed_paths(spec, around):
-        if path in around.absent:
-            cure = f"{field} is relative to {_base(field, plan, around)}"
-            yield SurroundingsError(f"there is no {what} at {path}", cure=cure)
-
-
-def needed_paths(spec: ClusterSpec, around: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """(absolute path, what it is, field of the spec) of each local path that has to exist."""
-    workdir = command.absolute(spec.job.workdir, around.spec_dir, around.environ)
-    yield workdir, "folder", "job.workdir"
-    if spec.job.script is not None:
-        yield command.absolute(spec.job.script, workdir, {}), "script", "job.script"
-    if spec.job.prepare is not None and spec.job.prepare.script is not None:
-        script = command.absolute(spec.job.prepare.script, workdir, {})
-        yield script, "script", "job.prepare.script"
-
-
-def _base(field: str, plan: Plan, around: Surroundings) -> str:
-    if field == "job.workdir":
-        return f"the spec's folder, {around.spec_dir}"
-    return f"the workdir, {plan.workdir}"
 
 
 def _without_tensorflow(

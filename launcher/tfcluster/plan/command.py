@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Final, Protocol
 
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
@@ -54,7 +53,7 @@ def data_args(step: Runnable, args: Sequence[str]) -> tuple[str, ...]:
     """What a ready-made job's arguments say about its data: its prepare step needs the same."""
     if step.module != PREPARE_MODULE:
         return ()
-    values = dict(pairwise((*args, "")))
+    values = dict(zip(args, (*args[1:], ""), strict=False))  # of no arguments there is no value
     alone = (part for name in DATA_OPTIONS if name in values for part in (name, values[name]))
     joined = (arg for arg in args if arg.startswith(tuple(f"{name}=" for name in DATA_OPTIONS)))
     return (*alone, *joined)

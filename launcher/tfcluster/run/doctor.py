@@ -45,8 +45,8 @@ def examine(planned: Planned, *, deep: bool = False) -> Look:
 
 
 def examine_here(python: str | None = None, *, deep: bool = False) -> Look:
-    """This machine alone, as a job in the current folder would find it; raises InterpreterError
-    for a `python` that is not there."""
+    """This machine alone, as a job in the current folder would find it; raises UsageError for a
+    `python` that is not there."""
     workdir = Path.cwd()
     found = interpreter.choose(python, "--python", base=workdir, workdir=workdir).result()
     seen = replace(

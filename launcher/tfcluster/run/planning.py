@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from tfcluster.run.surroundings import gather, nothing
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
+    from tfcluster.spec.load import LoadedSpec
     from tfcluster.spec.model import ClusterSpec
 
 
@@ -75,15 +76,7 @@ def plan_file(
     from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
 
     loaded = load_file(source, sets=sets, options=options, hosts=hosts)
-    return plan_spec(
-        loaded.spec,
-        spec_path=loaded.path,
-        spec_dir=loaded.folder,
-        set_paths=loaded.set_paths,
-        python=python,
-        args=args,
-        meanwhile=meanwhile,
-    )
+    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
 
 
 def plan_again(
@@ -103,42 +96,33 @@ def plan_again(
     state = registry.load(run)
     spec_path = Path(state.spec) if state.spec else None
     folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
-    return plan_spec(
-        loaded.spec,
-        spec_path=spec_path,
-        spec_dir=Path(folder) if folder else None,
-        set_paths=loaded.set_paths,
-        python=python,
-        args=args,
-        meanwhile=meanwhile,
-    )
+    loaded = replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
+    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
 
 
 def plan_spec(
-    spec: ClusterSpec,
+    loaded: LoadedSpec,
     *,
-    spec_path: Path | None = None,
-    spec_dir: Path | None = None,
     python: str | None = None,
     args: Sequence[str] = (),
-    set_paths: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
     here: Collection[str] = (),
     meanwhile: Callable[[], None] = nothing,
 ) -> Planned:
-    """Plan `spec` for this machine, which is also called what `here` holds.
+    """Plan a spec for this machine, which is also called what `here` holds.
 
     `meanwhile` is called while the tasks' Python is asked what it is: with what takes time here.
 
-    Its paths are relative to `spec_dir`: the folder of `spec_path`, else the current one.
-    Raises UsageError (exit 2) and InterpreterError (exit 3) as `gather` and `make_plan` do.
+    Raises SpecError (exit 2) for what the spec names and is not there, UsageError (exit 2) and
+    InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
-    if spec_dir is None:
-        spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
+    from tfcluster.run import named_paths  # pydantic: only where a spec is read
+
+    named_paths.require(loaded, environ=environ, here=here, python=python)
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     around = gather(
-        spec,
-        spec_dir=spec_dir,
+        loaded.spec,
+        spec_dir=loaded.folder,
         bundle=str(folder),
         python=python,
         environ=environ,
@@ -146,10 +130,10 @@ def plan_spec(
         meanwhile=meanwhile,
     )
     plan = make_plan(
-        spec,
+        loaded.spec,
         around,
-        spec_path=str(spec_path) if spec_path else None,
+        spec_path=str(loaded.path) if loaded.path else None,
         args=args,
-        set_paths=set_paths,
+        set_paths=loaded.set_paths,
     )
-    return Planned(spec, plan, around, tuple(args), python)
+    return Planned(loaded.spec, plan, around, tuple(args), python)

@@ -19,6 +19,10 @@ A spec is JSON, or JSONC (comments, commas after the last item) in a file that e
 Unknown keys are errors; keys that begin with `x-` are ignored. Durations end in `_s`, are seconds,
 and take `"500ms"`, `"90s"`, `"5m"`, `"12h"`, `"2d"` too. `--set a.b=c` overrides any field:
 `--set supervision.grace_s=2m --set cluster.worker.0=10.0.0.7:2222`.
+
+What a spec names on this machine must be there: workdir, scripts, `env_file`, Python, and for other
+hosts something that each glob of `include` matches. `validate`, `plan`, `doctor` and `up` show each
+thing that is missing with its line, and exit with 2.
 """
 _KINDS = {
     "string": "text",

@@ -27,31 +27,6 @@ def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: Surroundings) -> No
     assert obstacles(spec_of({}), machine) == []
 
 
-def test_a_missing_script_is_named_by_the_path_looked_at(
-    spec_of: SpecOf, machine: Surroundings
-) -> None:
-    path = f"{machine.spec_dir}/train.py"
-    (found,) = obstacles(spec_of({}), replace(machine, absent=frozenset({path})))
-    assert str(found) == (
-        f"there is no script at {path}\n  → job.script is relative to the workdir,"
-        f" {machine.spec_dir}"
-    )
-    assert found.exit_code == 3
-
-
-def test_a_missing_workdir_is_told_before_the_script_in_it(
-    spec_of: SpecOf, machine: Surroundings
-) -> None:
-    absent = frozenset({"/no", "/no/train.py", "/no/prepare.py"})
-    spec = spec_of({"job": {"workdir": "/no", "prepare": {"script": "prepare.py"}}})
-    found = obstacles(spec, replace(machine, absent=absent))
-    assert [str(o).split("\n")[0] for o in found] == [
-        "there is no folder at /no",
-        "there is no script at /no/train.py",
-        "there is no script at /no/prepare.py",
-    ]
-
-
 @pytest.mark.parametrize(
     ("job", "imports", "needed"),
     [

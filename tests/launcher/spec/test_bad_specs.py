@@ -129,6 +129,26 @@ MARKED = {
         "a list is expected here, not '--x'",
         '["--x"]',
     ),
+    "args as a command line": (
+        f'{{{HERE}, "job": {{"script": "t.py", "args": §"--epochs 3 --name \'a b\'"}}}}',
+        "a list is expected here",
+        '["--epochs", "3", "--name", "a b"]',
+    ),
+    "a command as a command line": (
+        f'{{{HERE}, "job": {{"command": §"bash run.sh"}}}}',
+        "a list is expected here",
+        '["bash", "run.sh"]',
+    ),
+    "a quote of a command line that is not closed": (
+        f'{{{HERE}, "job": {{"script": "t.py", "args": §"it\'s"}}}}',
+        "a list is expected here",
+        """["it's"]""",
+    ),
+    "a glob with a space": (
+        f'{{{HERE}, {JOB}, "checkpoints": {{"outputs": §"my plots/*"}}}}',
+        "a list is expected here",
+        '["my plots/*"]',
+    ),
     "a variable that is a number": (
         f'{{{HERE}, "job": {{"script": "t", "env": {{"A": §3}}}}}}',
         "a text is expected here, not 3",

@@ -106,7 +106,7 @@ def test_a_run_takes_so_many_slots_as_it_has_workers() -> None:
     value = {**LEAST, "name": "train"}
     for workers, expected in ((None, 4), (3, 3)):
         at = HostChoice("gpu1:2,gpu2:2", workers=workers)
-        spec = from_value(value, where="tfcluster run", hosts=at)
+        spec = from_value(value, where="tfcluster run", hosts=at).spec
         assert addresses(spec) == ["gpu1:0", "gpu1:0", "gpu2:0", "gpu2:0"][:expected]
     at = HostChoice("gpu1:2,gpu2:2", workers=5)
     with pytest.raises(SpecError, match="4 slots for 5 tasks: 5 worker"):
