@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.plan.cluster import by_machine, is_here, own_gpus, seats
 from tfcluster.plan.keras import (
     TESTED,
     as_inherited,
@@ -15,13 +16,14 @@ from tfcluster.plan.keras import (
     needs_mending,
 )
 from tfcluster.plan.placement import is_loopback
-from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.plan.resources import shared_gpus
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.plan.resources import gpu_wishes, shared_gpus
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
+_SHOWN = 8
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
@@ -39,6 +41,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _without_keras_2(spec, node)
         yield from _unknown_keras_3(as_inherited(spec, node.name, around), node, around)
     if around.gpus is not None:
+        yield from _absent_gpus(spec, around.gpus, around)
         yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
     yield from _private_network(plan)
@@ -115,6 +118,61 @@ def _unknown_keras_3(
         other = "write `import tf_keras as keras`" if imports_keras else install_tf_keras(python)
         pin = f"{python.path} -m pip install 'keras=={TESTED[1]}'"
         yield InterpreterError(message, cure=f"{pin}, or {other}")
+
+
+def _absent_gpus(
+    spec: ClusterSpec, there: Sequence[int], around: Surroundings
+) -> Iterator[SurroundingsError]:
+    """TensorFlow itself would train on the CPU: an index that is not there hides all GPUs."""
+    for its_seats in by_machine(seats(spec, around.addresses)):
+        if not is_here(its_seats[0], around):
+            continue
+        own = own_gpus(its_seats, is_search=spec.job.kind == "tuner")
+        wishes = gpu_wishes([seat.id for seat in its_seats], spec.resources.gpus, own)
+        listed = {task: its for task, its in wishes.items() if isinstance(its, list | tuple)}
+        for field, indexes in {_gpu_field(task, own): its for task, its in listed.items()}.items():
+            if absent := [index for index in indexes if index not in there]:
+                yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, there, around)
+        left = [gpu for gpu in there if not any(gpu in its for its in listed.values())]
+        numbers = {task: its for task, its in wishes.items() if isinstance(its, int) and its}
+        if sum(numbers.values()) > len(left):
+            yield _gpus_missing(_asked_by_number(numbers, own), left, around)
+
+
+def _gpu_field(task: TaskId, own: Collection[TaskId]) -> str:
+    return f"cluster.{task.job}.{task.index}.gpus" if task in own else "resources.gpus"
+
+
+def _asked_by_number(numbers: Mapping[TaskId, int], own: Collection[TaskId]) -> dict[str, str]:
+    """Field → ``1 GPU for each of worker:0, worker:1``."""
+    tasks: dict[str, list[TaskId]] = {}
+    for task in numbers:
+        tasks.setdefault(_gpu_field(task, own), []).append(task)
+    asked = {}
+    for field, its in tasks.items():
+        number = numbers[its[0]]
+        shown = ", ".join(map(str, its[:_SHOWN])) + (", …" if len(its) > _SHOWN else "")
+        each = "each of " if len(its) > 1 else ""
+        asked[field] = f"{number} GPU{'s' * (number > 1)} for {each}{shown}"
+    return asked
+
+
+def _gpus_missing(
+    asked: Mapping[str, str], there: Sequence[int], around: Surroundings
+) -> SurroundingsError:
+    """`asked`: field → what it asks for; `there`: the GPUs that it may choose from."""
+    wanted = "; ".join(f"{field} asks for {what}" for field, what in asked.items())
+    left = " left" if len(there) < len(around.gpus or ()) else ""
+    has = f"{len(there)}{left} (GPU {_numbers(there)})" if there else f"no GPU{left}"
+    shown = around.environ.get("CUDA_VISIBLE_DEVICES")
+    by_shell = "" if shown is None else f"; CUDA_VISIBLE_DEVICES is {shown!r} in this shell"
+    on_cpu = " ".join(f"--set {field}=0" for field in asked)
+    cure = f"ask for fewer, or for none: {on_cpu}; `nvidia-smi` shows what the driver finds"
+    return SurroundingsError(f"{wanted}, and this machine has {has}{by_shell}", cure=cure)
+
+
+def _numbers(indexes: Sequence[int]) -> str:
+    return ", ".join(map(str, indexes))
 
 
 def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.plan import command, notes, preloading, remote, secrecy
 from tfcluster.plan.checks import needs_tensorflow
-from tfcluster.plan.cluster import Seat, by_machine, by_node, seats
+from tfcluster.plan.cluster import Seat, by_machine, by_node, is_here, own_gpus, seats
 from tfcluster.plan.containers import container, inside
 from tfcluster.plan.environment import UNSET
 from tfcluster.plan.placement import DOCKER
@@ -181,23 +181,16 @@ class _Making:
     def _shares(self) -> Iterator[tuple[TaskId, Share]]:
         is_search = self.spec.job.kind == "tuner"
         for its_seats in by_machine(self.seats):
-            here, ids = self._is_here(its_seats[0]), [seat.id for seat in its_seats]
-            own = {seat.id: seat.gpus for seat in its_seats if seat.gpus is not None}
-            # A tuner's chief only keeps the books of the search.
-            books = {task: 0 for task in ids if is_search and task.job == "chief"}
+            here, ids = is_here(its_seats[0], self.around), [seat.id for seat in its_seats]
             found = shares(
                 ids,
                 _resources(self.spec),
                 cores=self.around.cores if here else None,
                 gpus=self.around.gpus if here else None,
-                own_gpus={**books, **own},
+                own_gpus=own_gpus(its_seats, is_search=is_search),
                 aside=stand_aside(ids, is_search=is_search),
             )
             yield from found.items()
-
-    def _is_here(self, seat: Seat) -> bool:
-        """Whether its cores and GPUs are this machine's."""
-        return seat.node == LOCAL or (seat.backend == DOCKER and self.around.docker_is_here)
 
     @property
     def _is_command(self) -> bool:

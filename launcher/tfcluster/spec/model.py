@@ -23,6 +23,7 @@ from tfcluster.spec.cluster import (
 )
 from tfcluster.spec.fields import (
     Finding,
+    Path,
     RulesBroken,
     Section,
     documented,
@@ -182,9 +183,15 @@ class ClusterSpec(Section):
             cure = f"write 1 to {trainers}"
             message = f"min_workers is {least}, the cluster has {trainers}"
             yield Finding(("supervision", "min_workers"), message, cure)
-        listed = self.resources.gpus
-        if isinstance(listed, tuple) and len(set(listed)) < len(listed):
-            yield Finding(("resources", "gpus"), "a GPU is listed twice", "list each index once")
+        lists: list[tuple[Path, object]] = [(("resources", "gpus"), self.resources.gpus)]
+        for job, tasks in self.cluster.items():
+            entries = () if isinstance(tasks, int) else tasks
+            lists += (
+                (("cluster", job, index, "gpus"), entry.gpus) for index, entry in enumerate(entries)
+            )
+        for path, listed in lists:
+            if isinstance(listed, tuple) and len(set(listed)) < len(listed):
+                yield Finding(path, "a GPU is listed twice", "list each index once")
 
     @property
     def task_count(self) -> int:

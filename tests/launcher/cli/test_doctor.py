@@ -99,6 +99,18 @@ def test_a_taken_port_and_a_folder_of_nobody_are_told_together(
     assert told["folders"].startswith("/proc/exp cannot be written")
 
 
+def test_a_gpu_that_is_not_there_stops_doctor_and_up_and_is_told_by_plan(
+    tmp_path: Path, doctor: Tfcluster
+) -> None:
+    spec = written(tmp_path, resources={"gpus": [1023]})
+    asked = "resources.gpus asks for GPU 1023, and this machine has"
+    for command, code in (("doctor", 3), ("up", 3), ("plan", 0)):
+        done = doctor(spec, command=command)
+        assert done.returncode == code, done.stderr
+        assert asked in done.stdout + done.stderr
+    assert not (tmp_path / "home" / "runs").exists()
+
+
 def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> None:
     spec = written(tmp_path, checkpoints={"dir": "/proc/exp"})
     for more in ([], ["-d"]):

@@ -144,6 +144,11 @@ MARKED = {
         "a list is expected here",
         """["it's"]""",
     ),
+    "a GPU of a task twice": (
+        f'{{"cluster": {{"worker": [{{"address": "a:1", "gpus": §[1, 1]}}]}}, {JOB}}}',
+        "cluster.worker.0.gpus: a GPU is listed twice",
+        "list each index once",
+    ),
     "a glob with a space": (
         f'{{{HERE}, {JOB}, "checkpoints": {{"outputs": §"my plots/*"}}}}',
         "a list is expected here",
