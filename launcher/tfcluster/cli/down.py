@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import click
 
 from tfcluster.backends import warm as warm_agents
 from tfcluster.cli.completion import files
-from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
+from tfcluster.errors import NodeLostError, SurroundingsError, UnknownRunError, UsageError
 from tfcluster.run import contained, control, registry
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
@@ -41,18 +43,33 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         doomed = [paths for paths, state in known if registry.is_open(state)]
     else:
         doomed = _named(run, terminal)
-    stopped = [_ask_to_stop(paths, now=now, terminal=terminal) for paths in doomed]
-    ended = [
-        _await_end(paths, terminal, was_asked=asked)
-        for paths, asked in zip(doomed, stopped, strict=True)
-    ]
-    for paths, state in zip(doomed, ended, strict=True):
-        found = contained.look_for(state.run, paths, patience_s=_DOCKER_S)
-        _clear_docker(found, terminal)
+    errors: list[SurroundingsError] = []
+    asked, ended = [], []
+    for paths in doomed:
+        with _collected(errors):
+            asked.append((paths, _ask_to_stop(paths, now=now, terminal=terminal)))
+    for paths, was_live in asked:
+        with _collected(errors):
+            ended.append(_await_end(paths, terminal, was_live=was_live))
+    found = [contained.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
     if everything:
-        _clear_docker(contained.look(patience_s=_DOCKER_S), terminal)
+        done = {state.run for state in ended}
+        found.append(contained.look(patience_s=_DOCKER_S, but=done))
+    for one in found:
+        errors += _clear_docker(one, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
+    if errors:
+        raise errors[0] if len(errors) == 1 else NodeLostError("\n".join(map(str, errors)))
+
+
+@contextlib.contextmanager
+def _collected(errors: list[SurroundingsError]) -> Iterator[None]:
+    """What is wrong with one run does not keep `--all` from the others."""
+    try:
+        yield
+    except SurroundingsError as error:
+        errors.append(error)
 
 
 def _end_warm(run: str | None, terminal: Terminal, *, as_json: bool) -> None:
@@ -73,23 +90,31 @@ def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
         found = contained.look_for(run, patience_s=_DOCKER_S) if run else contained.Found()
-        if not found.leftovers:
+        if not (found.leftovers or found.silent):
             raise
-        _clear_docker(found, terminal)
+        for error in _clear_docker(found, terminal):
+            raise error from None
         return []
 
 
-def _clear_docker(found: contained.Found, terminal: Terminal) -> None:
-    """Raises NodeLostError where docker does not answer, or keeps something."""
+def _clear_docker(found: contained.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+    """Remove what docker has; an error for each daemon that does not answer or keeps something."""
     for left in found.leftovers:
+        names = ", ".join(left.names)
         if said := contained.remove(left):
-            raise NodeLostError(f"docker does not remove {', '.join(left.names)}: {said}")
-        terminal.tell(f"removed from docker: {', '.join(left.names)}")
-    if found.silent:
-        raise NodeLostError(
-            f"what a run may have left there is not removed: {'; '.join(found.silent)}",
-            cure="type it again once docker answers",
-        )
+            yield NodeLostError(f"docker does not remove {names}: {said}")
+        else:
+            terminal.tell(f"removed from docker: {names}")
+    for silent in found.silent:
+        removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
+        for run in removed:
+            contained.forget(run)
+        if len(removed) == len(silent.runs):
+            terminal.tell(str(silent))
+        else:
+            again = "type it again once docker answers"
+            cure = f"{again}; `tfcluster rm {silent.runs[0]}` gives it up"
+            yield NodeLostError(str(silent), cure=cure)
 
 
 def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
@@ -117,13 +142,13 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
     return False
 
 
-def _await_end(paths: RunPaths, terminal: Terminal, *, was_asked: bool) -> RunSnapshot:
+def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> RunSnapshot:
     while not (state := registry.load(paths)).status.is_final:
         time.sleep(0.05)
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator is gone")
         _clean_up(paths, terminal)
-    elif was_asked:
+    elif was_live:
         terminal.say(f"{state.run} has ended: {state.status}")
     else:
         terminal.say(f"{state.run} had already ended: {state.status}")

@@ -7,6 +7,7 @@ import time
 
 import click
 
+from tfcluster.cli.rm import remove
 from tfcluster.errors import UsageError
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
@@ -38,7 +39,7 @@ def command(
         click.confirm(f"Delete {plural(len(doomed), 'run')}?", abort=True, err=True)
     for paths in doomed:
         if not dry_run:
-            registry.delete(paths)
+            remove(paths, terminal)
         terminal.say(f"{'would delete' if dry_run else 'deleted'} {paths.run_id}")
     if as_json:
         terminal.emit_json([paths.run_id for paths in doomed])

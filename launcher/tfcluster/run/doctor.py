@@ -15,7 +15,7 @@ from tfcluster.agent import machine
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.surroundings import LOCAL
-from tfcluster.run import contained, folder, here, interpreter, launch, preflight, shared
+from tfcluster.run import folder, here, interpreter, launch, preflight, shared
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.inspection import Inspection
 from tfcluster.run.look import Look
@@ -36,7 +36,6 @@ def examine(planned: Planned, *, deep: bool = False) -> Look:
     plan = planned.plan
     if any(node.backend != "local" for node in plan.nodes):
         folder.make_runtime_dir()
-        contained.note(plan, home())
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
             look = asyncio.run(_examine(plan, Path(scratch), deep=deep))
     else:

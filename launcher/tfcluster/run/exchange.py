@@ -17,6 +17,7 @@ from tfcluster.backends.base import Backend, Tell, tell_nobody
 from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
+from tfcluster.run import contained
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import STEPS
 from tfcluster.run.sites import LogsOfOthers, Site, site_of
@@ -115,7 +116,9 @@ class Exchange:
     def _the_backend_of(self, node: NodePlan) -> Backend:
         """One of each kind serves the run."""
         if node.backend not in self._backends:
-            self._backends[node.backend] = self._backend_of(node)
+            self._backends[node.backend] = made = self._backend_of(node)
+            if made.capabilities.clears_up:
+                contained.note(self._paths.run_id)
         return self._backends[node.backend]
 
     def _note(self, node: NodePlan, backend: Backend, link: AgentLink) -> None:
@@ -222,6 +225,8 @@ class Exchange:
         closing = (one.close(keeps_folders=keeps_folders) for one in self._backends.values())
         closed = await asyncio.gather(*closing)
         self.left = tuple(sentence for sentences in closed for sentence in sentences)
+        if not any(one.may_hold_something for one in self._backends.values()):
+            contained.forget(self._paths.run_id)
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
 

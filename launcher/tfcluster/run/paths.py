@@ -82,11 +82,6 @@ class RunPaths:
         return self.root / ".reserve"
 
     @property
-    def docker(self) -> Path:
-        """Which docker daemon the run's containers are at; of a run that has some."""
-        return self.root / "docker"
-
-    @property
     def preflight(self) -> Path:
         """What was seen of the nodes before the start."""
         return self.root / "preflight.json"

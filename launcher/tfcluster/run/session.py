@@ -18,7 +18,7 @@ from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
 from tfcluster.plan import secrecy
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
-from tfcluster.run import contained, fold, folder
+from tfcluster.run import fold, folder
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
 from tfcluster.run.events import Resumed, RunFinished, Status
@@ -62,7 +62,6 @@ class Session:
         folder.make_runtime_dir()
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = folder.make_new(partial(new_run_id, plan.name, now), home_dir)
-        contained.note(plan, home_dir, self.paths)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
             if not folder.write_json(path, data):
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
