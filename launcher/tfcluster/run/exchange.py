@@ -225,7 +225,8 @@ class Exchange:
         closing = (one.close(keeps_folders=keeps_folders) for one in self._backends.values())
         closed = await asyncio.gather(*closing)
         self.left = tuple(sentence for sentences in closed for sentence in sentences)
-        if not any(one.may_hold_something for one in self._backends.values()):
+        noted = [one for one in self._backends.values() if one.capabilities.clears_up]
+        if noted and not any(one.may_hold_something for one in noted):
             contained.forget(self._paths.run_id)
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
