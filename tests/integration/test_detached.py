@@ -225,7 +225,14 @@ def test_a_fault_is_told_and_written_down(shell: CommandLine) -> None:
     assert str(folder / "fault.txt") in done.err
     assert "RuntimeError: boom" in (folder / "fault.txt").read_text()
     assert "RuntimeError: boom" in (folder / "coordinator.log").read_text()
-    assert (shell.state()["status"], shell.state()["exit_code"]) == ("failed", 70)
+    state = shell.state()
+    assert (state["status"], state["exit_code"]) == ("failed", 70)
+    assert (
+        state["reason"]
+        == shell.events()[-1]["reason"]
+        == "a fault in tfcluster: RuntimeError: boom"
+    )
+    assert str(folder / "fault.txt") in state["hint"]
 
 
 def test_two_of_one_name_in_one_second_share_nothing(shell: CommandLine) -> None:

@@ -29,7 +29,9 @@ def command(all_runs: bool, as_json: bool) -> None:
     if as_json:
         terminal.emit_json([run.to_json() for run in shown])
     elif shown:
-        terminal.out(stdout_grid(runs_grid(shown, now=time.time(), here=gethostname()), terminal))
+        width = terminal.stdout.width()
+        grid = runs_grid(shown, now=time.time(), here=gethostname(), width=width)
+        terminal.out(stdout_grid(grid, terminal))
     else:
         over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{over}")

@@ -10,6 +10,8 @@ import click
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
 from tfcluster.run import registry
+from tfcluster.ui import story
+from tfcluster.ui.render import part_lines
 from tfcluster.ui.terminal import Terminal
 
 
@@ -33,9 +35,12 @@ def command(run: str | None, as_json: bool) -> int:
         state = registry.load(paths)
     with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
         paths.waited.touch()
+    for part in (*story.reason(state), *story.cause(state)):
+        terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
         facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
-        terminal.emit_json(facts)
+        why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
+        terminal.emit_json(facts | {key: value for key, value in why.items() if value})
     if state.exit_code is None:
         raise NodeLostError(
             f"{state.run} is lost: its coordinator went away before the end",

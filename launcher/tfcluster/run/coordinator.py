@@ -275,7 +275,7 @@ class Coordinator:
         if outcome is None:
             assert error is not None
             outcome = Outcome(Status.FAILED, error.exit_code, error)
-        self.journal.record(ev.RunFinished(status=outcome.status, exit_code=outcome.exit_code))
+        self.journal.record(outcome.event())
         return outcome
 
     def _not_told(self, node: str) -> str:

@@ -191,6 +191,7 @@ def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: 
 
 def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: RunPaths) -> None:
     state.status, state.exit_code, state.ended_at = Status(event.status), event.exit_code, now
+    state.reason, state.hint = event.reason, event.hint
     state.waits_for = None
     for node in state.nodes:
         _move_node(state, node, event.type)

@@ -21,7 +21,7 @@ from tfcluster.plan.serialize import plan_to_json
 from tfcluster.run import fold, folder
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
-from tfcluster.run.events import Resumed, RunFinished, Status
+from tfcluster.run.events import Resumed, Status
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.identity import this_process
 from tfcluster.run.journal import Journal
@@ -127,8 +127,9 @@ class Session:
         return self._fail(error)
 
     def _fail(self, error: TfclusterError) -> Outcome:
-        self.journal.record(RunFinished(status=Status.FAILED, exit_code=error.exit_code))
-        return veil_outcome(Outcome(Status.FAILED, error.exit_code, error), self._secrets)
+        outcome = Outcome(Status.FAILED, error.exit_code, error)
+        self.journal.record(outcome.event())
+        return veil_outcome(outcome, self._secrets)
 
 
 def _backend_of(node: NodePlan) -> Backend:

@@ -73,6 +73,10 @@ class RunSnapshot:
     """run and step of ``up --resume``."""
     diagnosis: dict[str, Any] | None = None
     """root_cause (task, reason, hint, exit_code or signal) and collateral."""
+    reason: str | None = None
+    """Why the run ended so, where that is not, or not only, a task's own failure."""
+    hint: str | None = None
+    """What to do about `reason`."""
     waits_for: str | None = None
     """What a restart waits for, in words: a pause, a node's lease."""
     restarts: list[dict[str, Any]] = field(default_factory=list)

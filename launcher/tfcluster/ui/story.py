@@ -104,6 +104,21 @@ def log_of_cause(snapshot: RunSnapshot) -> str | None:
     return re.sub(r"attempt-\d+", f"attempt-{found['attempt']}", log, count=1)
 
 
+def reason(snapshot: RunSnapshot) -> list[str]:
+    """Why the run ended so, where that is not only a task's own failure, as paragraphs."""
+    if not snapshot.reason:
+        return []
+    return [f"reason: {snapshot.reason}", *([f"→ {snapshot.hint}"] if snapshot.hint else [])]
+
+
+def in_short(snapshot: RunSnapshot) -> str:
+    """The first line of why a run has not succeeded; empty where nothing is known."""
+    found = snapshot.reason or ""
+    if not found and (root := root_cause(snapshot)):
+        found = f"{root.get('task')}: {root.get('reason', '')}"
+    return found.partition("\n")[0]
+
+
 def cause(snapshot: RunSnapshot) -> list[str]:
     """The diagnosis as paragraphs; empty without one."""
     found = root_cause(snapshot)
