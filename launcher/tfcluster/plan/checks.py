@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan.cluster import by_machine, is_here, own_gpus, seats
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _SHOWN = 8
+ESTIMATOR_CURE: Final = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
@@ -57,6 +58,17 @@ def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
     return bool(_imported(around) & _TENSORFLOW)
 
 
+def needs_estimator(spec: ClusterSpec, around: Surroundings) -> bool:
+    """Whether it is certain that the job uses ``tf.estimator``."""
+    if spec.job.command is not None:
+        return False
+    if spec.job.module == "tfcluster_workers.jobs.estimator_mnist":
+        return True
+    own = around.code if around.imports is not None else None
+    uses = own is not None and bool(own.estimator.sure())
+    return uses or "tensorflow_estimator" in _imported(around)
+
+
 def _imported(around: Surroundings) -> set[str]:
     return {name.partition(".")[0] for name in around.imports or ()}
 
@@ -78,13 +90,13 @@ def _without_estimator(
 ) -> Iterator[SurroundingsError]:
     """TensorFlow 2.15 was Estimator's last (release notes of 2.16, tensorflow#76349)."""
     python = node.interpreter
-    if python is None or not has_keras_3(python):
+    if python is None or not has_keras_3(python) or not needs_estimator(spec, around):
         return
-    ours = spec.job.module == "tfcluster_workers.jobs.estimator_mnist"
-    if ours or "tensorflow_estimator" in _imported(around):
-        message = f"Estimator ended with TensorFlow 2.15, and {python.path} ({python.why}) has "
-        cure = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
-        yield InterpreterError(message + python.packages["tensorflow"], cure=cure)
+    places = around.code.estimator.sure() if around.code is not None else ()
+    where = f" ({places[0]} uses it)" if places and around.imports is not None else ""
+    has = f"{python.path} ({python.why}) has {python.packages['tensorflow']}"
+    message = f"tf.estimator ended with TensorFlow 2.15{where}, and {has}"
+    yield InterpreterError(message, cure=ESTIMATOR_CURE)
 
 
 def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from tfcluster.plan import estimator
+from tfcluster.plan.estimator import EstimatorUse
 
 PARTS: Final = frozenset({"keras", "estimator"})
 """Of TensorFlow, which loads them when they are asked for."""
@@ -25,23 +28,30 @@ class Code:
     """Of `PARTS`, those that are named."""
     sets: frozenset[str] = frozenset()
     """Variables of the environment that are given a value, anywhere."""
+    estimator: EstimatorUse = field(default_factory=EstimatorUse)
 
     @classmethod
-    def read(cls, source: str) -> Code:
-        """Of one file; nothing where the text is no Python."""
+    def read(cls, source: str, *, file: str = "", is_start: bool = True) -> Code:
+        """Of one file; nothing where the text is no Python. `is_start`: it is the script itself."""
         try:
             tree = ast.parse(source)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # too deep: ast.parse's docs
             return cls()
         nodes = list(ast.walk(tree))
         return cls(
             frozenset(_names(tree.body)),
             frozenset(_named(nodes)) & PARTS,
             frozenset(name for node in nodes for name in _set_by(node)),
+            estimator.read(tree, file=file, is_start=is_start),
         )
 
     def __or__(self, other: Code) -> Code:
-        return Code(self.imports | other.imports, self.parts | other.parts, self.sets | other.sets)
+        return Code(
+            self.imports | other.imports,
+            self.parts | other.parts,
+            self.sets | other.sets,
+            self.estimator | other.estimator,
+        )
 
 
 _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tfcluster.plan import command, notes, preloading, remote, secrecy
-from tfcluster.plan.checks import needs_tensorflow
+from tfcluster.plan.checks import needs_estimator, needs_tensorflow
 from tfcluster.plan.cluster import Seat, by_machine, by_node, is_here, own_gpus, seats
 from tfcluster.plan.containers import container, inside
 from tfcluster.plan.environment import UNSET
@@ -62,6 +62,7 @@ def make_plan(
         hooks=has_hooks(spec),
         workdir=making.workdir,
         needs_tensorflow=needs_tensorflow(spec, around),
+        needs_estimator=needs_estimator(spec, around),
         include=tuple(spec.job.include),
         withheld=tuple(_withheld(spec, around, spec_path)),
         settings=tuned_settings(spec),

@@ -35,6 +35,8 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
         if node.interpreter is not None and has_keras_3(node.interpreter):
             seen = as_inherited(spec, node.name, around)
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
+            if not plan.needs_estimator:
+                yield from _estimator(node.interpreter, around)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory holds containers only (--backend docker)"
     if plan.resources.gpus == "all" and around.gpus == () and _uses_this_machine(plan, around):
@@ -45,6 +47,16 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
             "communication AUTO runs RING over gRPC even on GPUs; "
             "--set strategy.communication=NCCL is faster there"
         )
+
+
+def _estimator(python: Interpreter, around: Surroundings) -> Iterator[str]:
+    """One that is used under a condition may be for an older TensorFlow."""
+    if around.imports is None or around.code is None or not around.code.estimator.places:
+        return
+    yield (
+        f"{around.code.estimator.places[0]} names tf.estimator, which TensorFlow"
+        f" {python.packages['tensorflow']} does not have: it fails if it runs"
+    )
 
 
 def _uses_this_machine(plan: Plan, around: Surroundings) -> bool:

@@ -211,6 +211,8 @@ class Plan:
     """The job's folder on this machine: what tasks here run in, and what others get a copy of."""
     needs_tensorflow: bool = False
     """Whether it is certain that the job imports TensorFlow."""
+    needs_estimator: bool = False
+    """Whether it is certain that the job uses ``tf.estimator``, which ended with 2.15."""
     include: tuple[str, ...] = ()
     """Globs of what such a copy holds although git ignores it."""
     withheld: tuple[str, ...] = ()

@@ -37,6 +37,8 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         del data["joins"], data["elsewhere"]
     if not plan.preload:
         del data["preload"]
+    if not plan.needs_estimator:
+        del data["needs_estimator"]
     if not plan.withheld:
         del data["withheld"]
     return data

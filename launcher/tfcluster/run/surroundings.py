@@ -195,7 +195,8 @@ def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
     found = Code()
     seen, waiting = {start}, [start]
     while waiting and len(seen) <= _MOST_FILES:
-        read = _read_code(waiting.pop())
+        path = waiting.pop()
+        read = _read_code(path, folders[0], is_start=path == start)
         found |= read
         new = {f for n in read.imports for f in _siblings(n, (start.parent, *folders))} - seen
         seen |= new
@@ -211,9 +212,10 @@ def _first_file(spec: ClusterSpec, folders: tuple[Path, ...]) -> Path | None:
     return next(_siblings(spec.job.module, folders), None)
 
 
-def _read_code(path: Path) -> Code:
+def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
+    file = str(path.relative_to(workdir) if path.is_relative_to(workdir) else path)
     try:
-        return Code.read(path.read_text(encoding="utf-8"))
+        return Code.read(path.read_text(encoding="utf-8"), file=file, is_start=is_start)
     except (OSError, UnicodeDecodeError):
         return Code()
 
