@@ -59,7 +59,7 @@ def by_hand(plan: Plan, task: TaskId, *, bundle: str) -> Iterator[EnvVar]:
         holds_ports=False,
     )
     found = {var.name: var for var in (*plan.task(task).command.env, *later)}
-    if plan.hooks:
+    if plan.hooks and not plan.task(task).has_own_command:
         own = found.get("PYTHONPATH")
         base = own.value if own else os.environ.get("PYTHONPATH")
         found["PYTHONPATH"] = EnvVar("PYTHONPATH", python_path(base, bundle), "tfcluster")

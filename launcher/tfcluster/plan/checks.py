@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.plan import command
 from tfcluster.plan.cluster import by_machine, is_here, own_gpus, seats
 from tfcluster.plan.keras import (
     TESTED,
@@ -51,18 +52,20 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
 
 def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
     """Decided from evidence: a script that never imports TensorFlow is a valid job."""
-    if spec.job.command is not None:
+    programs = command.programs(spec.job)
+    if not any(program.has_hooks for program in programs):
         return False
-    if (spec.job.module or "").startswith("tfcluster_workers."):
+    if any((program.module or "").startswith("tfcluster_workers.") for program in programs):
         return True
     return bool(_imported(around) & _TENSORFLOW)
 
 
 def needs_estimator(spec: ClusterSpec, around: Surroundings) -> bool:
     """Whether it is certain that the job uses ``tf.estimator``."""
-    if spec.job.command is not None:
+    programs = command.programs(spec.job)
+    if not any(program.has_hooks for program in programs):
         return False
-    if spec.job.module == "tfcluster_workers.jobs.estimator_mnist":
+    if any(one.module == "tfcluster_workers.jobs.estimator_mnist" for one in programs):
         return True
     own = around.code if around.imports is not None else None
     uses = own is not None and bool(own.estimator.sure())

@@ -128,6 +128,7 @@ class _Making:
                 command=self._command(seat, share),
                 cores=share.cores,
                 gpus=share.gpus,
+                has_own_command=self._has_own_command(seat.id),
                 in_cluster=job != "evaluator",
                 serves=job == "ps" or (job == "worker" and serving),
             )
@@ -154,12 +155,13 @@ class _Making:
         return replace(wishes, gpus="all") if sees_all else wishes
 
     def _command(self, seat: Seat, share: Share) -> Command:
+        program = command.of_task(self.spec.job, seat.id)
         argv = command.argv(
-            self.spec.job,
+            program,
             python=self._python(seat.node),
             workdir=self._workdir(seat.node),
             bundle=self.around.bundle(seat.node),
-            boot=has_hooks(self.spec),
+            boot=has_hooks(self.spec) and program.has_hooks,
             more=self.args,
         )
         variables = self.variables.of_task(seat, share)
@@ -193,9 +195,12 @@ class _Making:
             )
             yield from found.items()
 
+    def _has_own_command(self, task: TaskId) -> bool:
+        return has_hooks(self.spec) and not command.of_task(self.spec.job, task).has_hooks
+
     @property
     def _is_command(self) -> bool:
-        return self.spec.job.command is not None
+        return not any(program.has_hooks for program in command.programs(self.spec.job))
 
     def _python(self, node: str) -> str:
         python = self.around.interpreters.get(node)

@@ -154,6 +154,8 @@ class TaskPlan:
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
     """Indexes of the node's GPUs this task sees; None: all are left visible."""
+    has_own_command: bool = False
+    """Whether it is started without boot although the job has hooks: a command of its own."""
     in_cluster: bool = True
     """Whether other tasks' TF_CONFIG name it: false for an evaluator."""
     serves: bool = False

@@ -69,7 +69,10 @@ def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task_to_json(task: TaskPlan) -> dict[str, Any]:
-    return asdict(task) | {"id": str(task.id), "command": command_to_json(task.command)}
+    data = asdict(task) | {"id": str(task.id), "command": command_to_json(task.command)}
+    if not task.has_own_command:
+        del data["has_own_command"]
+    return data
 
 
 def command_to_json(command: Command) -> dict[str, Any]:

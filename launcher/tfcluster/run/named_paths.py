@@ -67,6 +67,8 @@ def _below(spec: ClusterSpec, workdir: str, *, has_copies: bool) -> Iterator[Fin
     scripts: list[tuple[tuple[str, ...], str | None]] = [(("job", "script"), spec.job.script)]
     if spec.job.prepare is not None:
         scripts.append((("job", "prepare", "script"), spec.job.prepare.script))
+    for key, own in spec.job.per_task.items():
+        scripts.append((("job", "per_task", key, "script"), own.script))
     for field, script in scripts:
         if script is not None:
             path = posixpath.normpath(posixpath.join(workdir, script))

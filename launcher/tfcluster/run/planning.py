@@ -43,7 +43,10 @@ class Planned:
         """
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if self.args:
-            kept["job"]["args"] = [*kept["job"].get("args", ()), *self.args]
+            job = kept["job"]
+            own = [step for step in (job.get("per_task") or {}).values() if _takes_args(step)]
+            for step in (job, *own):
+                step["args"] = [*(step.get("args") or ()), *self.args]
         interpreter = self.plan.nodes[0].interpreter
         if self.python is not None and interpreter is not None:
             runtime = kept.setdefault("runtime", {})
@@ -60,6 +63,11 @@ class Planned:
         """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""
         checks.require(self.spec, self.plan, self.around)
         return self.plan
+
+
+def _takes_args(own: Mapping[str, Any]) -> bool:
+    """Whether an entry of ``job.per_task`` does not leave the arguments to the job."""
+    return any(own.get(key) is not None for key in ("args", "script", "module", "command"))
 
 
 def plan_file(

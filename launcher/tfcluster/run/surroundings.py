@@ -189,27 +189,28 @@ def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], .
 
 def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
     """What the job's own files say; None for a module that is below none of `folders`."""
-    start = _first_file(spec, folders)
-    if start is None or not start.is_file():
+    starts = [_first_file(program, folders) for program in command.programs(spec.job)]
+    waiting = list(dict.fromkeys(one for one in starts if one is not None and one.is_file()))
+    if not waiting:
         return None
-    found = Code()
-    seen, waiting = {start}, [start]
+    found, seen = Code(), {*waiting}
+    beside = tuple(start.parent for start in waiting)
     while waiting and len(seen) <= _MOST_FILES:
         path = waiting.pop()
-        read = _read_code(path, folders[0], is_start=path == start)
+        read = _read_code(path, folders[0], is_start=path in starts)
         found |= read
-        new = {f for n in read.imports for f in _siblings(n, (start.parent, *folders))} - seen
+        new = {f for n in read.imports for f in _siblings(n, (*beside, *folders))} - seen
         seen |= new
         waiting += new
     return found
 
 
-def _first_file(spec: ClusterSpec, folders: tuple[Path, ...]) -> Path | None:
-    if spec.job.script is not None:
-        return folders[0] / spec.job.script
-    if spec.job.module is None:
+def _first_file(program: command.Program, folders: tuple[Path, ...]) -> Path | None:
+    if program.script is not None:
+        return folders[0] / program.script
+    if program.module is None:
         return None
-    return next(_siblings(spec.job.module, folders), None)
+    return next(_siblings(program.module, folders), None)
 
 
 def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:

@@ -31,7 +31,7 @@ from tfcluster.spec.fields import (
     shorten,
     wrong,
 )
-from tfcluster.spec.job import Job, Prepare, Step
+from tfcluster.spec.job import Job, OwnStep, Prepare, Step
 from tfcluster.spec.sections import (
     Checkpoints,
     Host,
@@ -52,6 +52,7 @@ __all__ = [
     "Job",
     "JobName",
     "Keras",
+    "OwnStep",
     "Prepare",
     "Resources",
     "Runtime",
@@ -62,6 +63,7 @@ __all__ = [
 ]
 
 VERSION = 1
+_NAMED = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
@@ -121,6 +123,7 @@ class ClusterSpec(Section):
                 *self._about_strategy(),
                 *self._about_secrets(),
                 *self._about_counts(),
+                *self._about_own_steps(),
                 *search.find_mistakes(self),
             )
         )
@@ -176,6 +179,15 @@ class ClusterSpec(Section):
                 cure = "leave it out of job.env, and set it where tfcluster is started"
                 message = f"the value of the secret {name} is written in job.env"
                 yield Finding(("job", "secrets", index), message, cure)
+
+    def _about_own_steps(self) -> Iterator[Finding]:
+        tasks = [f"{job}:{n}" for job in JOBS for n in range(count(self.cluster, job))]
+        jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
+        for key in self.job.per_task:
+            if key not in jobs and key not in tasks:
+                some = ", ".join([*jobs, *tasks][:_NAMED])
+                message = f"the cluster has no {key}"
+                yield Finding(("job", "per_task", key), message, f"it has {some}", on_key=True)
 
     def _about_counts(self) -> Iterator[Finding]:
         least, trainers = self.supervision.min_workers, count_trainers(self.cluster)

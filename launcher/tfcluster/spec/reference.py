@@ -69,7 +69,8 @@ def _objects(path: str, field: Node) -> Iterator[tuple[str, Node]]:
         if isinstance(form.get("items"), dict):
             yield from _objects(f"{path}.N", form["items"])
         if isinstance(form.get("additionalProperties"), dict):
-            yield from _objects(f"{path}.HOST", form["additionalProperties"])
+            key = "TASK" if path == "job.per_task" else "HOST"
+            yield from _objects(f"{path}.{key}", form["additionalProperties"])
 
 
 def _takes(field: Node) -> str:

@@ -58,21 +58,27 @@ def test_every_missing_file_is_named_with_its_line(folder: Path) -> None:
         "workdir": "code",
         "prepare": {"script": "prepare.py"},
         "env_file": "my.env",
+        "per_task": {"worker:1": {"script": "own.py"}},
     }
     found = problems(folder, job, runtime={"python": "venv/bin/python"})
     below = f"it is relative to the workdir, {folder}/code"
     beside = f"it is relative to the spec's folder, {folder}"
-    assert found[:3] == [
+    assert found[:4] == [
         Problem("a.json:6:13", f"job.script: there is no script at {folder}/code/no.py", below),
         Problem(
             "a.json:9:14",
             f"job.prepare.script: there is no script at {folder}/code/prepare.py",
             below,
         ),
+        Problem(
+            "a.json:14:15",
+            f"job.per_task.worker:1.script: there is no script at {folder}/code/own.py",
+            below,
+        ),
         Problem("a.json:11:15", f"job.env_file: there is no file at {folder}/my.env", beside),
     ]
-    (python,) = found[3:]
-    assert python.place == "a.json:14:13"
+    (python,) = found[4:]
+    assert python.place == "a.json:19:13"
     assert python.message == f"runtime.python: there is no Python at {folder}/venv/bin/python"
 
 

@@ -47,3 +47,18 @@ def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
     assert ["NCCL" in str(obstacle) for obstacle in found.obstacles()] == [True]
     with pytest.raises(SurroundingsError, match="NCCL"):
         found.require()
+
+
+def test_what_the_command_line_added_is_kept_for_every_task(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    own = {"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}}
+    job = {"command": ["true"], "args": ["x"], "per_task": own}
+    found = replace(planned(tmp_path, environ, job), args=("--more",))
+    kept = found.spec_to_keep()["job"]
+    assert kept["args"] == ["x", "--more"]
+    assert {key: step.get("args") for key, step in kept["per_task"].items()} == {
+        "worker:0": ["a", "--more"],
+        "worker:1": ["--more"],
+        "worker": None,
+    }

@@ -144,6 +144,42 @@ MARKED = {
         "a list is expected here",
         """["it's"]""",
     ),
+    "arguments of no job": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"workers": {{}}}}}}}}',
+        "'workers' names no job and no task",
+        'did you mean "worker"?',
+    ),
+    "arguments of a task with a typing error": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"wroker:1": {{}}}}}}}}',
+        "'wroker:1' names no job and no task",
+        'did you mean "worker:1"?',
+    ),
+    "arguments of a task that is none": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"worker:x": {{}}}}}}}}',
+        "'worker:x' names no job and no task",
+        'write one of chief, worker, ps, evaluator, or one task of them: "worker:1"',
+    ),
+    "arguments of a job that the cluster does not have": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"ps": {{"args": []}}}}}}}}',
+        "the cluster has no ps",
+        "it has worker, worker:0, worker:1",
+    ),
+    "arguments of a task that the cluster does not have": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"worker:2": {{"args": []}}}}}}}}',
+        "the cluster has no worker:2",
+        "it has worker, worker:0, worker:1",
+    ),
+    "two programs of one task": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{"worker": {{"script": "a.py", '
+        f'§"module": "b"}}}}}}}}',
+        "both script and module are given",
+        "keep one of script and module",
+    ),
+    "an unknown key of a task": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{"worker": {{§"arg": []}}}}}}}}',
+        "unknown key 'arg' in job.per_task.worker",
+        'did you mean "args"?',
+    ),
     "a GPU of a task twice": (
         f'{{"cluster": {{"worker": [{{"address": "a:1", "gpus": §[1, 1]}}]}}, {JOB}}}',
         "cluster.worker.0.gpus: a GPU is listed twice",

@@ -221,6 +221,20 @@ def test_settings_move_with_their_task(tmp_path: Path) -> None:
     assert [task.env for task in tasks] == [{}, {"B": "2"}, {}]
 
 
+def test_programs_of_tasks_move_with_their_tasks(tmp_path: Path) -> None:
+    cluster = {
+        "worker": ["10.0.0.1:0", "10.0.0.2:0", "10.0.0.3:0"],
+        "evaluator": ["10.0.0.1:0"],
+    }
+    args = {name: {"args": [name]} for name in ("worker", "worker:0", "worker:2", "evaluator")}
+    value = {"cluster": cluster, "job": {"script": "t.py", "per_task": args}}
+    spec = loaded(value, tmp_path, HostChoice(exclude=("10.0.0.1",))).spec
+    assert {key: own.args for key, own in spec.job.per_task.items()} == {
+        "worker": ("worker",),
+        "worker:1": ("worker:2",),
+    }
+
+
 def test_what_names_nothing_is_told_with_what_there_is(tmp_path: Path) -> None:
     exclude = ("10.0.0.9", "10.0.0.1:worker:1", "10.0.0.1:7")
     first, second, third = refused(PLACED, tmp_path, HostChoice(exclude=exclude))
