@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _SHOWN = 8
+_BY_HAND: Final = "an evaluator beside a chief that is started by hand"
 ESTIMATOR_CURE: Final = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
@@ -211,9 +212,12 @@ def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
     what: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
         what = _lonely_evaluator(plan)
-    if what and (len(plan.nodes) > 1 or plan.elsewhere) and plan.checkpoints.dir is None:
+    nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
+    is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or what == _BY_HAND
+    if what and is_spread and plan.checkpoints.dir is None:
         places = "containers" if any(node.container for node in plan.nodes) else "hosts"
-        message = f"{what} over several {places} needs storage that all of them share"
+        where = "" if what == _BY_HAND else f" over several {places}"
+        message = f"{what}{where} needs storage that all of them share"
         cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
         yield SurroundingsError(message, cure=cure)
 
@@ -222,7 +226,9 @@ def _lonely_evaluator(plan: Plan) -> str | None:
     """One that joins where nobody brings it what the chief saves: it would wait for ever."""
     evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
     is_beside = any(task.id == plan.chief for task in plan.tasks)
-    return "an evaluator" if plan.joins and evaluators and not is_beside else None
+    if is_beside or not evaluators or not plan.elsewhere:
+        return None
+    return "an evaluator" if plan.joins else _BY_HAND
 
 
 def _private_network(plan: Plan) -> Iterator[SurroundingsError]:

@@ -233,6 +233,11 @@ class Plan:
     """The cluster's other tasks, which somebody else starts: `tasks` only have to find them."""
 
     @property
+    def by_hand(self) -> tuple[TaskPlan, ...]:
+        """Tasks of this run that its user starts (`up --except`)."""
+        return () if self.joins else self.elsewhere
+
+    @property
     def chief(self) -> TaskId:
         """The task whose checkpoints count: ``chief:0``, else ``worker:0``; maybe elsewhere."""
         chief = TaskId("chief", 0)

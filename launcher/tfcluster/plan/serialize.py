@@ -34,7 +34,9 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         if node["warm"] is None:
             del node["warm"]
     if not plan.joins:
-        del data["joins"], data["elsewhere"]
+        del data["joins"]
+    if not (plan.joins or plan.elsewhere):
+        del data["elsewhere"]
     if not plan.preload:
         del data["preload"]
     if not plan.needs_estimator:

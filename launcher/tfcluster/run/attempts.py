@@ -102,7 +102,9 @@ class Attempts:
     async def _start(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
         self.due_alone.clear()
-        restored = await self.loop.meanwhile(self.harvest.put_state_back(to_start))
+        # Who is started by hand restores what all others do.
+        mine = [task.id for task in self.plan.by_hand if self.exchange.is_here(task.node)]
+        restored = await self.loop.meanwhile(self.harvest.put_state_back([*to_start, *mine]))
         self.harvest.heed(chief_among(self.plan, members))
         self._order(number, members, to_start, restored)
 

@@ -158,6 +158,8 @@ class _Reader:
         word = self._word("a task")
         try:
             task = TaskId.parse(word)
+            if any(other.id == task for other in self.plan.elsewhere):
+                self._complain(f"{task} is not started from here", last=True, cure=self._tasks())
             return task, self.plan.task(task).node
         except ValueError:
             self._complain(f"'{word}' is no task", last=True, cure=self._tasks())

@@ -63,7 +63,8 @@ class Coordinator:
         self._elsewhere = Elsewhere(plan, self._wait_for)
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
         until, exchange = self._loop.until, self._exchange
-        startup = Startup(plan, self.paths, harvest, exchange, until, announce, wishes)
+        startup = Startup(plan, self.paths, harvest, exchange, until, self._announce, wishes)
+        self._announced = announce
         harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
             plan,
@@ -139,7 +140,12 @@ class Coordinator:
             on_closed=self._on_closed,
             background=self._background,
             tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
+            by_hand=[str(task.id) for task in self.plan.by_hand if task.node == node.name],
         )
+
+    def _announce(self, ports: Mapping[str, int]) -> None:
+        self._elsewhere.ports = ports
+        self._announced(ports)
 
     async def _look_at_links(self, attempt: int) -> None:
         lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)

@@ -82,9 +82,10 @@ class Exchange:
         on_closed: Callable[[str, str], None],
         background: asyncio.TaskGroup,
         tasks: Collection[str],
+        by_hand: Collection[str] = (),
     ) -> None:
-        """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps;
-        raises SurroundingsError."""
+        """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps, and
+        holds ports for the tasks `by_hand`, too; raises SurroundingsError."""
         backend = self._the_backend_of(node)
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(
@@ -100,7 +101,7 @@ class Exchange:
         async def listen() -> None:
             async for message in link:
                 try:
-                    vetting.check_owner(message, tasks, STEPS)
+                    vetting.check_owner(message, tasks, STEPS, by_hand=by_hand)
                 except ProtocolError as error:
                     await link.refuse(str(error))
                     break
@@ -149,6 +150,10 @@ class Exchange:
     def site(self, node: str) -> Site:
         """Where the node, which was reached before, keeps this run's files."""
         return self._sites[node]
+
+    def is_here(self, node: str) -> bool:
+        """Whether the node was reached, and keeps the run's files in the run folder itself."""
+        return node in self._sites and not self._sites[node].is_remote
 
     def share_code(self, node: NodePlan, folder: str) -> None:
         """The node sees our workdir itself, as `folder`: its tasks work in it."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.backends import bundle
 from tfcluster.errors import SurroundingsError
-from tfcluster.plan import checks, secrecy
+from tfcluster.plan import checks, joined, secrecy
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Plan
 from tfcluster.plan.surroundings import Surroundings
@@ -58,6 +58,11 @@ class Planned:
     def obstacles(self) -> tuple[SurroundingsError, ...]:
         """What would make this plan fail on this machine; a plan can be shown in spite of it."""
         return tuple(checks.find(self.spec, self.plan, self.around))
+
+    def apart(self, names: Sequence[str]) -> Planned:
+        """The same without the tasks `names`, which the user starts by hand; raises UsageError."""
+        tasks = [joined.named((task.id for task in self.plan.tasks), name) for name in names]
+        return replace(self, plan=joined.apart(self.plan, tasks)) if tasks else self
 
     def require(self) -> Plan:
         """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""

@@ -54,6 +54,8 @@ class RunSnapshot:
     """The coordinator's process id, with `pid_start` its start time in clock ticks since boot."""
     pid_start: int
     started_at: float
+    by_hand: dict[str, str] = field(default_factory=dict)
+    """Task that the user starts (``up --except``) → its address."""
     agents: dict[str, dict[str, int]] = field(default_factory=dict)
     """Node → process ids: ``{"local": {"pid": 12, "guard_pid": 13}}``."""
     ended_at: float | None = None

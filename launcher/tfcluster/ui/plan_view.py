@@ -79,7 +79,7 @@ def format_exports(
             lines.append(f"export {var.name}={shell.value(var, is_remote=task.node != LOCAL)}")
         elif known.get(var.name) != var.value:
             lines.append(f"# {var.name} is secret and not shown ({var.source}): export it yourself")
-    return lines
+    return [*lines, f"# start it: {shell.start(task)}"]
 
 
 def _assignment(var: EnvVar, *, is_remote: bool) -> str:

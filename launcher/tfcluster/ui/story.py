@@ -61,6 +61,9 @@ def facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     pairs = []
     if begun := snapshot.resumed_from:
         pairs.append(("resumed", resumed(str(begun.get("run")), begun.get("step"))))
+    if snapshot.by_hand:
+        yours = [f"{task} at {address}" for task, address in snapshot.by_hand.items()]
+        pairs.append(("by hand", ", ".join(yours)))
     if (attempt := attempt_of_all(snapshot)) > 1:
         most = [event["of"] for event in snapshot.restarts if "of" in event]
         pairs.append(("attempt", f"{attempt} of {most[-1]}" if most else str(attempt)))
