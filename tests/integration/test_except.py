@@ -23,8 +23,9 @@ def up(shell: CommandLine, ends: dict[str, str], **more: Any) -> Live:
 
 def line_for_hand(run: Live) -> str:
     """What the start panel says is to be typed."""
-    seen = wait_for(lambda: re.search(r"^ *(\(eval .*)$", run.said(), re.MULTILINE))
-    return seen[1]
+    wait_for(lambda: "(eval " in run.said() and run.said().rpartition("(eval ")[2].count("\n"))
+    (line,) = re.findall(r"^ *(\(eval .*)$", run.said(), re.MULTILINE)
+    return str(line)
 
 
 def config_of(output: str) -> dict[str, Any]:
