@@ -14,6 +14,7 @@ from tfcluster.errors import NodeLostError, SurroundingsError, UnknownRunError, 
 from tfcluster.run import contained, control, registry
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.status import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -148,6 +149,8 @@ def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> RunSna
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator is gone")
         _clean_up(paths, terminal)
+    elif state.status is Status.LOST:
+        terminal.say(f"{state.run} is lost, and was cleaned up before")
     elif was_live:
         terminal.say(f"{state.run} has ended: {state.status}")
     else:
