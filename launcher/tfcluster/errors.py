@@ -8,7 +8,7 @@
     │   └── UnknownRunError          2  RUN names no run, or more than one
     ├── SurroundingsError            3  the machine, a node or the run folder must change
     │   ├── PortInUseError           3  a fixed port is held by somebody else
-    │   ├── InterpreterError         3  no Python, or none with what the job needs
+    │   ├── InterpreterError         3  a Python that does not work, or lacks what the job needs
     │   ├── PreflightError           3  a look at the nodes found what would fail
     │   ├── PrepareError             3  the job's prepare step failed
     │   ├── NodeLostError            3  an agent or its guard went away
@@ -100,7 +100,7 @@ class PortInUseError(SurroundingsError):
 
 
 class InterpreterError(SurroundingsError):
-    """No Python for the tasks, or one that lacks what the job needs."""
+    """A Python that does not work, or that lacks what the job needs."""
 
 
 class PreflightError(SurroundingsError):
@@ -120,6 +120,16 @@ class PrepareError(SurroundingsError):
 
 class NodeLostError(SurroundingsError):
     """A node's agent, or the guard beside it, went away while the run needed it."""
+
+    @classmethod
+    def raise_all(cls, errors: Sequence[SurroundingsError]) -> None:
+        """Raise nothing for none, the only one as it is, and several as one, each with its cure."""
+        if len(errors) == 1:
+            raise errors[0]
+        if errors:
+            *others, last = errors
+            told = dict.fromkeys([*map(str, others), last.message])
+            raise cls("\n".join(told), cure=last.cure)
 
 
 class RunFolderError(SurroundingsError):

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+
+from tfcluster.run.events import Progress
+from tfcluster.run.snapshot import TaskSnapshot
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*_specs/*.md")])
@@ -98,3 +102,11 @@ def test_a_tool_is_told_of_on_a_jobs_page(tool: str) -> None:
     assert tool in runnable()
     pages = [page for page in INDEX.parent.glob("*.md") if page != INDEX]
     assert any(f"tfcluster_workers.jobs.{tool}" in page.read_text() for page in pages)
+
+
+def test_the_page_sends_readers_to_the_json_for_examples_per_second() -> None:
+    page = (INDEX.parent / "your_own_script.md").read_text()
+    assert "examples/s" not in page, "no view shows it"
+    for shown_as_json in (TaskSnapshot, Progress):
+        assert "examples_per_second" in {field.name for field in fields(shown_as_json)}
+    assert "`examples_per_second`" in page

@@ -97,6 +97,9 @@ def test_a_run_that_is_over_at_once_is_a_success(shell: CommandLine) -> None:
     run = InBackground(shell, "run", "-n", "2", "task.py")
     wait_for(lambda: run.state()["status"] == "succeeded")
     assert run.out.read_text() == f"{run.id}\n"
+    waited = shell.run("wait")
+    assert (waited.code, waited.err) == (0, f"{run.id} has already ended: succeeded\n")
+    assert shell.run("wait").code == 2, "it has been waited for"
 
 
 def test_the_spec_may_come_over_a_pipe_and_the_id_into_a_variable(shell: CommandLine) -> None:
@@ -124,7 +127,7 @@ def test_json_tells_run_and_folder(shell: CommandLine) -> None:
     ("spec", "code", "words"),
     [
         ({"script": "task.py", "kind": "plane"}, 2, "job.kind"),
-        ({"script": "not-there.py"}, 3, "not-there.py"),
+        ({"script": "not-there.py"}, 2, "not-there.py"),
         ({"command": ["/not/there"]}, 3, "cannot start"),
         ({"script": "task.py", "prepare": {"command": ["false"]}}, 3, "prepare failed"),
     ],
@@ -222,7 +225,14 @@ def test_a_fault_is_told_and_written_down(shell: CommandLine) -> None:
     assert str(folder / "fault.txt") in done.err
     assert "RuntimeError: boom" in (folder / "fault.txt").read_text()
     assert "RuntimeError: boom" in (folder / "coordinator.log").read_text()
-    assert (shell.state()["status"], shell.state()["exit_code"]) == ("failed", 70)
+    state = shell.state()
+    assert (state["status"], state["exit_code"]) == ("failed", 70)
+    assert (
+        state["reason"]
+        == shell.events()[-1]["reason"]
+        == "a fault in tfcluster: RuntimeError: boom"
+    )
+    assert str(folder / "fault.txt") in state["hint"]
 
 
 def test_two_of_one_name_in_one_second_share_nothing(shell: CommandLine) -> None:

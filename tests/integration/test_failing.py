@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
@@ -192,18 +193,32 @@ def test_a_task_that_cannot_be_started_ends_the_run_with_3(shell: CommandLine) -
     assert "Traceback" not in done.err
 
 
-def test_a_failed_prepare_starts_no_task(shell: CommandLine) -> None:
+def test_a_failed_prepare_starts_no_task_and_is_the_reason_ever_after(shell: CommandLine) -> None:
     shell.script("task.py", "print('started')")
-    shell.script("prepare.py", "print('no disk'); raise SystemExit(4)")
-    shell.spec("s.json", {"script": "task.py", "prepare": {"script": "prepare.py"}})
+    say = "import os; print('no disk for', os.environ['API_TOKEN']); raise SystemExit(4)"
+    shell.script("prepare.py", say)
+    shell.env["API_TOKEN"] = "s3cr3t-s3cr3t"
+    job = {"script": "task.py", "prepare": {"script": "prepare.py"}, "secrets": ["API_TOKEN"]}
+    shell.spec("s.json", job)
     run = Live(shell, "up", "s.json")
 
     assert run.end() == 3
     said = " ".join(run.said().split())
     assert "prepare failed on local with exit code 4; no task was started" in said
-    assert "its last line: no disk" in said
+    assert "its last line: no disk for ********" in said
     assert run.log("worker:0") == ""
     assert_whole(run.events(), status="failed", exit_code=3)
+    finished = run.events()[-1]
+    assert "no task was started; its last line: no disk for ********" in finished["reason"]
+    assert "logs/prepare/local.log" in finished["hint"]
+    waited = shell.run("wait", "--json", run.run_id)
+    assert waited.code == 3
+    for told in (run.state(), json.loads(waited.out)):
+        assert (told["reason"], told["hint"]) == (finished["reason"], finished["hint"])
+    status, listed = shell.run("status", run.run_id).out, shell.run("ps", "-a").out
+    for shown in (status.decode(), listed.decode(), waited.err):
+        assert "prepare failed on local with exit code 4" in shown
+        assert "s3cr3t" not in shown
 
 
 def test_a_killed_task_does_not_keep_what_it_had_started(shell: CommandLine) -> None:

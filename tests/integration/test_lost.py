@@ -71,7 +71,7 @@ def test_down_ends_what_still_lives_and_writes_the_end_down(
     assert {task["state"] for task in state["tasks"]} == {"lost"}
     assert "cleans up" not in shell.run("ps").err
     again = shell.run("down", run.id)
-    assert (again.code, again.err) == (0, f"{run.id} is lost\n")
+    assert (again.code, again.err) == (0, f"{run.id} is lost, and was cleaned up before\n")
 
 
 def test_where_agent_and_guard_did_their_work_only_a_socket_is_left(

@@ -1,10 +1,11 @@
-"""The wheel is whole: installed alone, far from the repository, it plans without TensorFlow."""
+"""The sdist and the wheel are whole: installed alone, the wheel plans without TensorFlow."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -19,13 +20,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built without isolation, so without a network: hatchling is here already."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    check(command, cwd=ROOT)
-    (built,) = folder.glob("*.whl")
-    return built
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the sdist, and the wheel that was built from it.
+
+    Built without isolation, so without a network: hatchling is here already.
+    """
+    folder = tmp_path_factory.mktemp("dist")
+    check([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], cwd=ROOT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("*.whl")
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +64,21 @@ def tfcluster(bin_folder: Path, cwd: Path, *args: str) -> str:
     env["VIRTUAL_ENV"] = str(bin_folder.parent)
     env["TFCLUSTER_HOME"] = str(cwd / "home")
     return check([str(bin_folder / "tfcluster"), *args], cwd=cwd, env=env)
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_from_and_all_pages(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        paths = [name.partition("/")[2] for name in archive.getnames()]
+    tops = {path.partition("/")[0] for path in paths}
+
+    assert tops == {
+        *("launcher", "workers", "cluster_specs", "docker", "constraints", "docs"),
+        *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "pyproject.toml"),
+        *(".gitignore", "PKG-INFO"),  # hatchling adds them
+    }
+    pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
+    assert pages <= set(paths)
 
 
 def test_the_wheel_holds_both_halves_the_templates_and_the_schema(wheel: Path) -> None:
@@ -94,6 +117,10 @@ def test_a_spec_of_another_template_is_planned_too(empty: Path, tmp_path: Path) 
     tfcluster(empty, tmp_path, "init", "other.json", "--template", "chief-2w")
 
     assert "chief:0" in tfcluster(empty, tmp_path, "plan", "other.json")
+
+
+def test_the_page_that_a_hint_names_can_be_read_there(empty: Path, tmp_path: Path) -> None:
+    assert "### Killed by SIGKILL" in tfcluster(empty, tmp_path, "help", "failures#sigkill")
 
 
 def test_what_the_image_is_built_from_is_found_there(empty: Path, tmp_path: Path) -> None:

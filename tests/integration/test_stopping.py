@@ -199,7 +199,7 @@ def test_down_from_elsewhere(shell: CommandLine, now: bool) -> None:
     took = time.monotonic() - since
 
     assert done.code == 0, done.err
-    assert f"{run.run_id} is interrupted" in done.err
+    assert f"{run.run_id} has ended: interrupted" in done.err
     assert run.end(5) == 143
     assert "stopping the run: tfcluster down" in run.said()
     assert waiting.wait(10) == 143

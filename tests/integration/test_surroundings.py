@@ -61,7 +61,7 @@ def went_well(line: CommandLine, *args: str) -> None:
 
 
 def test_a_script_that_is_missing(line: CommandLine) -> None:
-    said = refused(line, "run", "missing.py")
+    said = refused(line, "run", "missing.py", code=2)
 
     assert f"there is no script at {line.cwd}/missing.py" in said
     assert not line.home.exists()
@@ -80,9 +80,12 @@ def test_a_python_without_tensorflow(line: CommandLine, job: str) -> None:
     assert "pip install" in said
 
 
-@pytest.mark.parametrize("python", ["/nonexistent/python", "/etc/passwd", "/bin/true", "/bin/cat"])
-def test_a_python_that_is_none(line: CommandLine, python: str) -> None:
-    said = refused(line, "run", "--python", python, "hello.py")
+@pytest.mark.parametrize(
+    ("python", "code"),
+    [("/nonexistent/python", 2), ("/etc/passwd", 2), ("/bin/true", 3), ("/bin/cat", 3)],
+)
+def test_a_python_that_is_none(line: CommandLine, python: str, code: int) -> None:
+    said = refused(line, "run", "--python", python, "hello.py", code=code)
 
     assert python in said
     assert "index out of range" not in said

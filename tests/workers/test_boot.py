@@ -267,6 +267,26 @@ def test_a_number_that_is_no_socket_is_left_alone(tmp_path: Path, number: str) -
     assert ended.stderr.endswith("ValueError: mine\n")
 
 
+@pytest.mark.parametrize(("task", "watched"), [("worker:1", True), (None, False)])
+def test_a_task_that_is_started_by_hand_has_keras_patched_too(
+    tmp_path: Path, task: str | None, watched: bool
+) -> None:
+    """With nobody who hears it; a script that no launcher has to do with is left alone."""
+    script = write(
+        tmp_path, "main.py", "import sys\nprint([type(f).__name__ for f in sys.meta_path])"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TFCLUSTER")}
+    env |= {"TFCLUSTER_TASK": task} if task else {}
+    seen = subprocess.run(
+        [sys.executable, BOOT, "script", script],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ("PostImportFinder" in seen.stdout) is watched
+
+
 def test_children_do_not_inherit_the_socket_nor_speak_on_it(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,

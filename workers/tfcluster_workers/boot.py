@@ -93,12 +93,15 @@ def prepare_reporting() -> None:
     from tfcluster_workers import event_channel, tf_config_changes, watching
 
     event_channel.install(event_channel.take_over(os.environ))
-    if event_channel.current().is_open:
-        if is_rehearsal():
-            from tfcluster_workers import chaos
+    has_agent = event_channel.current().is_open
+    if has_agent and is_rehearsal():
+        from tfcluster_workers import chaos
 
-            chaos.arm(os.environ)
+        chaos.arm(os.environ)
+    if has_agent:
         tf_config_changes.watch()
+    # Of a task that is started by hand nobody hears, but its Keras has to be patched like others'.
+    if has_agent or "TFCLUSTER_TASK" in os.environ:
         watching.attach()
 
 

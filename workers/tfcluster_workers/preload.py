@@ -91,11 +91,15 @@ def import_all(names: Iterable[str]) -> str:
 
 
 def import_one(name: str) -> None:
-    """A module; or, of a package that loads its parts when they are asked for, such a part."""
+    """A module; or, of a package that loads its parts when they are asked for, such a part.
+
+    A part that this release does not have is left out: a script may name `tf.estimator` for older
+    ones only.
+    """
     package, _, part = name.partition(":")
-    module = importlib.import_module(package)
+    module: Any = importlib.import_module(package)
     for attribute in filter(None, part.split(".")):
-        module = getattr(module, attribute)
+        module = getattr(module, attribute, None)
 
 
 def unfit(line: int) -> str:

@@ -40,6 +40,11 @@ class Backend(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
+    @property
+    def may_hold_something(self) -> bool:
+        """Whether what was made for the run's nodes may still be there, after `close` too."""
+        ...
+
     async def connect(
         self,
         node: NodePlan,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
-from tfcluster.backends.docker_client import Answer, DockerError, ask, is_here
+from tfcluster.backends.docker_client import Answer, DockerError, ask, is_here, was_cut_off
 from tfcluster.backends.docker_container import RunningContainer, run_argv
 from tfcluster.backends.docker_images import find_image
 from tfcluster.backends.docker_leftovers import labels
@@ -44,6 +44,7 @@ class DockerBackend:
         self._sweeper: Sweeper | None = None
         self._caller: asyncio.Task[tuple[str, ...]] | None = None
         self._warnings: list[str] = []
+        self.may_hold_something = False
 
     async def connect(
         self,
@@ -101,6 +102,7 @@ class DockerBackend:
             said = f"for what lies in them the containers stay: {names}; `tfcluster down` removes"
             return [*self._warnings, f"{said} them"]
         stays = await sweeper.sweep(more_may_come=bool(self._starting))
+        self.may_hold_something = stays is not None
         return [*self._warnings, *filter(None, [stays])]
 
     async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
@@ -143,11 +145,15 @@ class DockerBackend:
     async def _make_network(self, run_id: str, options: list[str]) -> str:
         if self._sweeper is None:
             self._sweeper = await Sweeper.start(run_id)
+        heard_before, self.may_hold_something = self.may_hold_something, True
         try:
             answer = await ask("network", "create", *labels(run_id), *options, run_id)
             if not answer.is_good:
+                self.may_hold_something = heard_before or was_cut_off(answer.said)
                 raise DockerError("docker cannot make a network for the run", answer.said)
-        except SurroundingsError:
+        except SurroundingsError as error:
+            if not isinstance(error, DockerError):  # there is no client
+                self.may_hold_something = heard_before
             if not self._containers:
                 sweeper, self._sweeper = self._sweeper, None
                 await sweeper.dismiss()

@@ -48,6 +48,9 @@ _CURES = (
 """The first that fits what docker says."""
 
 
+_NOT_DIALLED = r"dial (unix|tcp|ssh)|no such host|ssh: |could not resolve"
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What one call of the client came to."""
@@ -136,6 +139,12 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
             await process.wait()
     assert process.returncode is not None
     return Answer(process.returncode, out.decode(errors="replace").strip(), plain(err))
+
+
+def was_cut_off(said: str) -> bool:
+    """Whether the connection to a daemon broke after it may have heard the order; `said`: the
+    client's words. One that could not be dialled has heard nothing."""
+    return "error during connect" in said and re.search(_NOT_DIALLED, said, re.IGNORECASE) is None
 
 
 def no_client() -> SurroundingsError:

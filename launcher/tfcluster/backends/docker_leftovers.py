@@ -28,10 +28,11 @@ _ROW = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
 
 def labels(run_id: str) -> list[str]:
     """Options of `docker run` and `docker network create`."""
-    return ["--label", f"{RUN}={run_id}", "--label", f"{COORDINATOR}={_this_process()}"]
+    return ["--label", f"{RUN}={run_id}", "--label", f"{COORDINATOR}={this_process()}"]
 
 
-def _this_process() -> str:
+def this_process() -> str:
+    """This coordinator, as labels and notes name it."""
     pid = os.getpid()
     return f"{socket.gethostname()}/{os.getuid()}/{pid}/{_started(pid)}"
 
@@ -76,7 +77,7 @@ def find(endpoint: Endpoint, run_id: str | None = None, *, patience_s: float) ->
         *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
         *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
     ]
-    mine = [row for row in rows if run_id or _is_orphan(row.coordinator)]
+    mine = [row for row in rows if run_id or is_orphan(row.coordinator)]
 
     def names(run: str, what: str) -> tuple[str, ...]:
         return tuple(row.name for row in mine if (row.run_id, row.what) == (run, what))
@@ -123,7 +124,8 @@ def _rows(
         yield _Row(what[0], found, run_id, coordinator)
 
 
-def _is_orphan(coordinator: str) -> bool:
+def is_orphan(coordinator: str) -> bool:
+    """Whether a coordinator of this user on this host is gone."""
     parts = coordinator.split("/")
     if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
         return False

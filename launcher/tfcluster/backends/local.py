@@ -39,6 +39,7 @@ class LocalBackend:
     """The backend called ``local``."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=IS_LINUX)
+    may_hold_something = False
 
     def __init__(self, runtime_dir: Path, *, python: str = sys.executable) -> None:
         self._runtime_dir, self._python = runtime_dir, python

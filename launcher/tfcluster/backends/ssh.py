@@ -40,6 +40,7 @@ class SshBackend:
     """The backend called ``ssh``."""
 
     capabilities = Capabilities(shares_filesystem=False, has_lease=True, holds_ports=True)
+    may_hold_something = False
 
     def __init__(self, runtime_dir: Path) -> None:
         self._runtime_dir = runtime_dir

@@ -167,12 +167,19 @@ def check(message: Mapping[str, Any]) -> None:
 
 
 def check_owner(
-    message: Mapping[str, Any], tasks: Collection[str], steps: Collection[str] = ()
+    message: Mapping[str, Any],
+    tasks: Collection[str],
+    steps: Collection[str] = (),
+    *,
+    by_hand: Collection[str] = (),
 ) -> None:
     """Raises ProtocolError for word of what is neither one of the node's `tasks` nor of the
-    `steps` that any node takes, and where ports of some of its tasks are missing."""
+    `steps` that any node takes, and where ports of some of its tasks are missing. Of tasks that
+    are started `by_hand` it holds the ports, and knows nothing else."""
     kind = _shown(message["type"])
     named = [message["task"]] if message.get("task") is not None else []
+    if message["type"] in ("ports_held", "port_taken"):
+        tasks = {*tasks, *by_hand}
     if message["type"] == "ports_held":
         named += message["ports"]
         if missing := set(tasks) - set(message["ports"]):

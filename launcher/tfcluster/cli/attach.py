@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.ends import show_end
 from tfcluster.run import registry
 from tfcluster.ui.follow import RunView, StateFile
@@ -17,7 +18,7 @@ _LINES_BEFORE = 10
 
 
 @click.command("attach")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
 @click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
 def command(run: str | None, collapse: bool, as_json: bool) -> None:

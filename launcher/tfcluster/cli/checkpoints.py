@@ -9,6 +9,7 @@ import click
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Gathered, open_for_reading
+from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.run import registry
 from tfcluster.ui.panels import checkpoints_grid
@@ -17,7 +18,7 @@ from tfcluster.ui.terminal import Terminal
 
 
 @click.command("checkpoints")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--path", "only_path", is_flag=True, help="Only the path of the newest one.")
 @click.option("--copy", "target", metavar="DIR", type=click.Path(path_type=Path),
               help="Copy the newest one into DIR, a new or empty folder.")  # fmt: skip

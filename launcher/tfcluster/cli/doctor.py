@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.host_options import host_options
 from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("doctor")
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--deep", is_flag=True, help="Import TensorFlow on every node: seconds, devices.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
     spec: str | None,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 
 import click
 
 from tfcluster.backends import warm as warm_agents
-from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
+from tfcluster.cli.completion import files
+from tfcluster.errors import NodeLostError, SurroundingsError, UnknownRunError, UsageError
 from tfcluster.run import contained, control, registry
 from tfcluster.run.paths import RunPaths, runtime_dir
-from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.status import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -20,7 +23,7 @@ LISTENS_WITHIN_S = 2.0
 
 
 @click.command("down")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--now", is_flag=True, help="Kill at once, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
 @click.option("--warm", is_flag=True, help="End what `up --warm` has kept; no run but with --all.")
@@ -41,24 +44,33 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         doomed = [paths for paths, state in known if registry.is_open(state)]
     else:
         doomed = _named(run, terminal)
+    errors: list[SurroundingsError] = []
+    asked, ended = [], []
     for paths in doomed:
-        _ask_to_stop(paths, now=now, terminal=terminal)
-    ended, failures = list[RunSnapshot](), list[NodeLostError]()
-    for paths in doomed:
-        try:
-            ended.append(_await_end(paths, terminal))
-        except NodeLostError as error:  # the others are to end all the same
-            failures.append(error)
-            ended.append(registry.load(paths))
-    for paths, state in zip(doomed, ended, strict=True):
-        found = contained.look_for(state.run, paths, patience_s=_DOCKER_S)
-        _clear_docker(found, terminal)
+        with collected(errors):
+            asked.append((paths, _ask_to_stop(paths, now=now, terminal=terminal)))
+    for paths, was_live in asked:
+        with collected(errors):
+            _await_end(paths, terminal, was_live=was_live)
+        ended.append(registry.load(paths))
+    found = [contained.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
     if everything:
-        _clear_docker(contained.look(patience_s=_DOCKER_S), terminal)
-    if failures:
-        raise NodeLostError("\n".join(one.message for one in failures), cure=failures[0].cure)
+        done = {state.run for state in ended}
+        found.append(contained.look(patience_s=_DOCKER_S, but=done))
+    for one in found:
+        errors += _clear_docker(one, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
+    NodeLostError.raise_all(errors)
+
+
+@contextlib.contextmanager
+def collected(errors: list[SurroundingsError]) -> Iterator[None]:
+    """Keep what is wrong with one run, so that the others have their turn."""
+    try:
+        yield
+    except SurroundingsError as error:
+        errors.append(error)
 
 
 def _end_warm(run: str | None, terminal: Terminal, *, as_json: bool) -> None:
@@ -79,27 +91,35 @@ def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
         found = contained.look_for(run, patience_s=_DOCKER_S) if run else contained.Found()
-        if not found.leftovers:
+        if not (found.leftovers or found.silent):
             raise
-        _clear_docker(found, terminal)
+        for error in _clear_docker(found, terminal):
+            raise error from None
         return []
 
 
-def _clear_docker(found: contained.Found, terminal: Terminal) -> None:
-    """Raises NodeLostError where docker does not answer, or keeps something."""
+def _clear_docker(found: contained.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+    """Remove what docker has; an error for each daemon that does not answer or keeps something."""
     for left in found.leftovers:
+        names = ", ".join(left.names)
         if said := contained.remove(left):
-            raise NodeLostError(f"docker does not remove {', '.join(left.names)}: {said}")
-        terminal.tell(f"removed from docker: {', '.join(left.names)}")
-    if found.silent:
-        raise NodeLostError(
-            f"what a run may have left there is not removed: {'; '.join(found.silent)}",
-            cure="type it again once docker answers",
-        )
+            yield NodeLostError(f"docker does not remove {names}: {said}")
+        else:
+            terminal.tell(f"removed from docker: {names}")
+    for silent in found.silent:
+        removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
+        for run in removed:
+            contained.forget(run)
+        if len(removed) == len(silent.runs):
+            terminal.tell(str(silent))
+        else:
+            again = "type it again once docker answers"
+            cure = f"{again}; `tfcluster rm {silent.runs[0]}` gives it up"
+            yield NodeLostError(str(silent), cure=cure)
 
 
-def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
-    """Raises NodeLostError when a live coordinator does not answer."""
+def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
+    """Whether there was a live coordinator to ask; raises NodeLostError when it does not answer."""
     until = time.monotonic() + LISTENS_WITHIN_S
     while not (state := registry.load(paths)).status.is_final:
         why = "tfcluster down --now" if now else "tfcluster down"
@@ -107,7 +127,7 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
             socket = registry.control_socket(paths, state)
             control.ask(socket, {"op": "stop", "why": why, "now": now})
             terminal.say(f"stopping {state.run}")
-            return
+            return True
         except (OSError, ValueError) as error:
             if registry.is_elsewhere(state):
                 raise NodeLostError(
@@ -120,17 +140,21 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
                     cure=f"kill it: kill {state.pid}; its agent then ends the tasks",
                 ) from error
         time.sleep(0.05)
+    return False
 
 
-def _await_end(paths: RunPaths, terminal: Terminal) -> RunSnapshot:
+def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
     while not (state := registry.load(paths)).status.is_final:
         time.sleep(0.05)
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator is gone")
         _clean_up(paths, terminal)
+    elif state.status is Status.LOST:
+        terminal.say(f"{state.run} is lost, and was cleaned up before")
+    elif was_live:
+        terminal.say(f"{state.run} has ended: {state.status}")
     else:
-        terminal.say(f"{state.run} is {state.status}")
-    return state
+        terminal.say(f"{state.run} had already ended: {state.status}")
 
 
 def _clean_up(paths: RunPaths, terminal: Terminal) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.spec.host_choice import HostChoice
 
 _OPTIONS = (
-    click.option("-H", "--hosts", metavar="HOSTS",
+    click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
                  help="Workers on these: gpu1,anna@gpu2:2 (slots), or a file of hosts."),
-    click.option("--hostfile", metavar="FILE",
+    click.option("--hostfile", metavar="FILE", shell_complete=files,
                  help="The same, a file: a host a line, user@host slots=2."),
     click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Only these tasks."),
     click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Without these tasks."),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.spec import published, templates
 from tfcluster.spec.templates import Template
@@ -17,7 +18,7 @@ FIRST_TEMPLATE = "localhost-2w"
 
 
 @click.command("init")
-@click.argument("file", required=False, default="tfcluster.json")
+@click.argument("file", required=False, default="tfcluster.json", shell_complete=files)
 @click.option("--template", metavar="NAME", default=FIRST_TEMPLATE, show_default=True,
               help="The template to start from.")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the templates.")

@@ -6,16 +6,17 @@ from typing import Any
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.job_args import WithJobArgs, job_args
 from tfcluster.cli.watch_options import watch_options
 
 
 @click.command("join", cls=WithJobArgs)
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--task", "names", multiple=True, metavar="TASK",
               help="Start worker:1, whatever its address; may be given again.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @watch_options
 @click.option("--no-preflight", is_flag=True, help="Do not look at this machine first.")

@@ -90,6 +90,7 @@ def open_session(planned: Planned, options: Options) -> Session:
         home_dir=home(),
         spec_folder=planned.around.spec_dir,
         resume=options.resume,
+        in_background=options.detach,
     )
 
 
@@ -153,7 +154,7 @@ def conclude(
     from tfcluster.cli.ends import show_end
 
     if state.attempt or outcome.error is None:
-        show_end(state, paths, terminal)
+        show_end(state, paths, terminal, says_reason=False)
     if not is_recorded:
         terminal.say(f"warning: the disk is full, {paths.root} does not tell how the run ended")
     if isinstance(outcome.error, TfclusterError):

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import TaskId
 from tfcluster.run import registry
@@ -24,7 +25,7 @@ _PAUSE_S = 0.1
 
 
 @click.command("logs")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run is over.")
 @click.option("--task", "tasks", multiple=True, metavar="TASK",
               help="Only this task (worker:1, prepare); may be given again.")  # fmt: skip

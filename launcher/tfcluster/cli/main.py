@@ -46,6 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "env": "Print a task's environment as shell exports.",
         "schema": "Print the JSON schema of the spec.",
         "completion": "Print the shell's completion script.",
+        "help": "Print a page of the documentation.",
     },
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}

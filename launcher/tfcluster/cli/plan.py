@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.host_options import host_options
 from tfcluster.cli.job_args import WithJobArgs, job_args
 from tfcluster.plan import joined
@@ -12,11 +13,11 @@ from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("plan", cls=WithJobArgs)
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--task", "task_name", metavar="TASK", help="One task in full: worker:1.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
     spec: str | None,

@@ -7,9 +7,12 @@ import time
 
 import click
 
-from tfcluster.errors import UsageError
+from tfcluster.cli.down import collected
+from tfcluster.cli.rm import remove
+from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
+from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -32,15 +35,18 @@ def command(
     doomed = _choose(keep, age_s)
     if not doomed:
         terminal.say("nothing to delete")
+    if doomed and not yes and not dry_run:
+        terminal.say("\n".join(paths.run_id for paths in doomed))
+        click.confirm(f"Delete {plural(len(doomed), 'run')}?", abort=True, err=True)
+    errors: list[SurroundingsError] = []
     for paths in doomed:
-        terminal.say(f"{'would delete' if dry_run else 'deletes'} {paths.run_id}")
-    if doomed and not dry_run:
-        if not yes:
-            click.confirm(f"Delete {len(doomed)} runs?", abort=True, err=True)
-        for paths in doomed:
-            registry.delete(paths)
+        with collected(errors):
+            if not dry_run:
+                remove(paths, terminal)
+            terminal.say(f"{'would delete' if dry_run else 'deleted'} {paths.run_id}")
     if as_json:
         terminal.emit_json([paths.run_id for paths in doomed])
+    NodeLostError.raise_all(errors)
 
 
 def _choose(keep: int, age_s: float) -> list[RunPaths]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from socket import gethostname
 
 import click
 
 from tfcluster.backends import warm
 from tfcluster.run import contained, registry
-from tfcluster.run.paths import RunPaths, runtime_dir
-from tfcluster.run.snapshot import RunSnapshot
+from tfcluster.run.paths import runtime_dir
 from tfcluster.run.status import Status
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
@@ -26,13 +24,14 @@ _DOCKER_S = 8.0
 def command(all_runs: bool, as_json: bool) -> None:
     """List live runs, oldest first."""
     terminal = Terminal()
-    runs = registry.runs()
-    known = [snapshot for _, snapshot in runs]
+    known = [snapshot for _, snapshot in registry.runs()]
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
         terminal.emit_json([run.to_json() for run in shown])
     elif shown:
-        terminal.out(stdout_grid(runs_grid(shown, now=time.time(), here=gethostname()), terminal))
+        width = terminal.stdout.width()
+        grid = runs_grid(shown, now=time.time(), here=gethostname(), width=width)
+        terminal.out(stdout_grid(grid, terminal))
     else:
         over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{over}")
@@ -46,14 +45,8 @@ def command(all_runs: bool, as_json: bool) -> None:
         if run.status is Status.LOST and registry.is_open(run):
             terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")
     found = contained.look(patience_s=_DOCKER_S)
-    for silent in found.silent if _may_have_left(runs) else ():
-        terminal.tell(f"what runs may have left in containers is not known: {silent}")
+    for silent in found.silent:
+        terminal.tell(str(silent))
     for left in found.leftovers:
         names = ", ".join(left.names)
         terminal.tell(f"docker still has {names}: `tfcluster down {left.run_id}` removes them")
-
-
-def _may_have_left(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> bool:
-    """Whether a run with containers was lost, and nobody has cleaned up after it."""
-    lost = (paths for paths, state in runs if state.status is Status.LOST)
-    return any(paths.docker.exists() for paths in lost)

@@ -16,7 +16,8 @@ _HEAD = """\
 
 Made from the command tree by `python -m tfcluster.cli.reference docs/commands.md`; do not edit it
 by hand. RUN is a run's id, its last four characters, its name, its spec file, or nothing: the
-latest run, for `attach`, `down` and `wait` the only live one. The exit codes are in the README.
+latest run, for `attach`, `down` and `wait` the only live one; where none is live, `wait` takes the
+latest that `-d` started and that has not been waited for. The exit codes are in the README.
 """
 
 

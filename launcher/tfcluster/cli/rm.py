@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.run import registry
+from tfcluster.run import contained, registry
+from tfcluster.run.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
+
+_DOCKER_S = 8.0
 
 
 @click.command("rm")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs deleted.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Delete the folders of RUNs: logs, checkpoints, outputs. A live run is refused."""
@@ -22,13 +26,23 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
                 f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
             )
     for paths in doomed.values():
-        if registry.is_open(registry.load(paths)):
-            from tfcluster.cli.down import end_on_hosts
-            from tfcluster.run.lost import clean_up  # psutil: only where it is needed
-
-            clean_up(paths)
-            end_on_hosts(paths, terminal)
-        registry.delete(paths)
+        remove(paths, terminal)
         terminal.say(f"deleted {paths.run_id}")
     if as_json:
         terminal.emit_json(list(doomed))
+
+
+def remove(paths: RunPaths, terminal: Terminal) -> None:
+    """Delete the folder of a run that is over, and what a lost one left on any host.
+
+    Raises NodeLostError, and keeps the folder, where something may still live on a host.
+    """
+    if registry.is_open(registry.load(paths)):
+        from tfcluster.cli.down import end_on_hosts
+        from tfcluster.run.lost import clean_up  # psutil: only where it is needed
+
+        clean_up(paths)
+        end_on_hosts(paths, terminal)
+    registry.delete(paths)
+    for sentence in contained.let_go(paths.run_id, patience_s=_DOCKER_S):
+        terminal.tell(sentence)

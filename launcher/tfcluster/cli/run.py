@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.host_options import host_options
 from tfcluster.cli.watch_options import watch_options
 from tfcluster.errors import UsageError
@@ -23,12 +24,13 @@ from tfcluster.spec.host_choice import HostChoice
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @host_options
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (the script's).")
 @click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
+              help="Inject 'kill worker:1 at step 50'; see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
-@click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
+@click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED,
+                shell_complete=files)  # fmt: skip
 def command(
     workers: int | None,
     module: str | None,
@@ -48,18 +50,13 @@ def command(
     from tfcluster.run.planning import plan_spec
     from tfcluster.spec.load import from_value
 
-    spec = from_value(
+    loaded = from_value(
         spec_of(line, module=module, workers=workers or 2, name=name),
         where="tfcluster run",
         sets=sets,
         hosts=replace(at, workers=workers),
     )
-    planned = plan_spec(
-        spec,
-        python=python,
-        set_paths=[text.partition("=")[0] for text in sets],
-        meanwhile=get_ready,
-    )
+    planned = plan_spec(loaded, python=python, meanwhile=get_ready)
     how = Options(
         **watch,
         chaos=chaos,

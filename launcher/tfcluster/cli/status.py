@@ -7,6 +7,7 @@ from socket import gethostname
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.run import registry
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
@@ -14,7 +15,7 @@ from tfcluster.ui.terminal import Terminal
 
 
 @click.command("status")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="The run's state as one JSON object.")
 def command(run: str | None, as_json: bool) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""

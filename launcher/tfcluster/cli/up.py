@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.cli.host_options import host_options
 from tfcluster.cli.job_args import WithJobArgs, job_args
 from tfcluster.cli.watch_options import watch_options
@@ -14,16 +15,18 @@ from tfcluster.spec.host_choice import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
-@click.option("--python", metavar="PATH", help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]",
               help="Begin with what RUN gathered; without SPEC: by RUN's own.")  # fmt: skip
+@click.option("--except", "excepted", multiple=True, metavar="TASK",
+              help="Leave worker:1 to be started by hand; may be given again.")  # fmt: skip
 @click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Rehearse a fault: 'kill worker:1 at step 50'. See docs/chaos.md.")  # fmt: skip
+              help="Inject 'kill worker:1 at step 50'; see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
 @click.option("--no-preflight", is_flag=True, help="Do not look at the nodes first.")
 @click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
@@ -35,6 +38,7 @@ def command(
     python: str | None,
     name: str | None,
     resume: str | None,
+    excepted: tuple[str, ...],
     chaos: tuple[str, ...],
     no_preflight: bool,
     no_prepare: bool,
@@ -43,6 +47,8 @@ def command(
     """Start the tasks of SPEC (./tfcluster.json, - for stdin), show their lines, end with them.
 
     With -d the run goes on in the background: `attach`, `logs -f`, `status`, `wait`, `down`.
+
+    With --except the start panel shows the line that starts that task, say under a debugger.
 
     ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
     2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
@@ -65,7 +71,7 @@ def command(
     planned = plan(
         sets=sets, options=options, python=python, args=job_args(), hosts=at, meanwhile=get_ready
     )
-    return launch(planned, how)
+    return launch(planned.apart(excepted), how)
 
 
 def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:

@@ -1,27 +1,31 @@
-"""`tfcluster validate`: whether a spec is right, without looking at this machine."""
+"""`tfcluster validate`: whether a spec is right, and what it names is there."""
 
 from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import files
+
 
 @click.command("validate")
-@click.argument("spec", required=False)
+@click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, problems included.")
 def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Check SPEC (./tfcluster.json; - = standard input): all mistakes, each with its cure.
 
-    Exits with 0 when the spec is right, with 2 when it is not. Whether this machine can run it,
-    `tfcluster plan` tells.
+    Files and folders that it names must be there. Exits with 0 when the spec is right, with 2 when
+    it is not. Whether this machine can run it, `tfcluster doctor SPEC` tells.
     """
     from tfcluster.errors import SpecError
+    from tfcluster.run import named_paths
     from tfcluster.spec.load import load_file
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
     try:
         loaded = load_file(spec, sets=sets)
+        named_paths.require(loaded)
     except SpecError as error:
         if not as_json:
             raise

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import click
 
+from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
 from tfcluster.run import registry
+from tfcluster.ui import story
+from tfcluster.ui.render import part_lines
 from tfcluster.ui.terminal import Terminal
 
 
 @click.command("wait")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=files)
 @click.option("--json", "as_json", is_flag=True, help="The run's status as one JSON object.")
 def command(run: str | None, as_json: bool) -> int:
-    """Wait until RUN (default: the only live one) is over; exit with its exit code."""
-    paths = registry.resolve(run, live_only=run is None)
-    while not (state := registry.load(paths)).status.is_final:
+    """Wait until RUN is over; exit with its exit code.
+
+    Without RUN: the only live one; where none is live, the latest that was started with -d and
+    has not been waited for.
+    """
+    terminal = Terminal()
+    paths = registry.resolve(run) if run is not None else registry.to_wait_for()
+    state = registry.load(paths)
+    if run is None:
+        has_ended = f"{state.run} has already ended: {state.status}"
+        terminal.say(has_ended if state.status.is_final else f"waiting for {state.run}")
+    while not state.status.is_final:
         time.sleep(0.1)
+        state = registry.load(paths)
+    with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
+        paths.waited.touch()
+    for part in (*story.reason(state), *story.cause(state)):
+        terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
         facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
-        Terminal().emit_json(facts)
+        why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
+        terminal.emit_json(facts | {key: value for key, value in why.items() if value})
     if state.exit_code is None:
         raise NodeLostError(
             f"{state.run} is lost: its coordinator went away before the end",

@@ -27,10 +27,12 @@ class Attempt:
     def address(self, task: TaskId) -> str:
         """``host:port`` as the others reach it; raises KeyError for a task without a port."""
         planned = self.plan.task(task)
-        return planned.address if self.is_elsewhere(task) else f"{planned.host}:{self.ports[task]}"
+        held = self.ports.get(task, planned.port) if self.is_elsewhere(task) else self.ports[task]
+        return f"{planned.host}:{held}"
 
     def is_elsewhere(self, task: TaskId) -> bool:
-        """Whether somebody else starts it, on the port that the spec says."""
+        """Whether somebody else starts it; by hand on a port that is held for it, else on the one
+        that the spec says."""
         return task in self._elsewhere
 
     @cached_property

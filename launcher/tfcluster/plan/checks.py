@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import command, search
+from tfcluster.plan.cluster import by_machine, is_here, own_gpus, seats
 from tfcluster.plan.keras import (
     TESTED,
     as_inherited,
@@ -16,13 +17,16 @@ from tfcluster.plan.keras import (
     needs_mending,
 )
 from tfcluster.plan.placement import is_loopback
-from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.plan.resources import shared_gpus
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.plan.resources import gpu_wishes, shared_gpus
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
+_SHOWN = 8
+_BY_HAND: Final = "an evaluator beside a chief that is started by hand"
+ESTIMATOR_CURE: Final = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
@@ -34,7 +38,6 @@ def require(spec: ClusterSpec, plan: Plan, around: Surroundings) -> None:
 
 def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
     """Every obstacle, the most basic first."""
-    yield from _absent(spec, plan, around)
     for node in plan.nodes:
         yield from _without_tensorflow(spec, node, around)
         yield from _without_estimator(spec, node, around)
@@ -42,6 +45,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
         yield from _unknown_keras_3(as_inherited(spec, node.name, around), node, around)
     yield from _lone_searches(spec, plan, around)
     if around.gpus is not None:
+        yield from _absent_gpus(spec, around.gpus, around)
         yield from _nccl(spec, plan)
     yield from _shared_storage(plan)
     yield from _private_network(plan)
@@ -50,39 +54,28 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
 
 def needs_tensorflow(spec: ClusterSpec, around: Surroundings) -> bool:
     """Decided from evidence: a script that never imports TensorFlow is a valid job."""
-    if spec.job.command is not None:
+    programs = command.programs(spec.job)
+    if not any(program.has_hooks for program in programs):
         return False
-    if (spec.job.module or "").startswith("tfcluster_workers."):
+    if any((program.module or "").startswith("tfcluster_workers.") for program in programs):
         return True
     return bool(_imported(around) & _TENSORFLOW)
 
 
+def needs_estimator(spec: ClusterSpec, around: Surroundings) -> bool:
+    """Whether it is certain that the job uses ``tf.estimator``."""
+    programs = command.programs(spec.job)
+    if not any(program.has_hooks for program in programs):
+        return False
+    if any(one.module == "tfcluster_workers.jobs.estimator_mnist" for one in programs):
+        return True
+    own = around.code if around.imports is not None else None
+    uses = own is not None and bool(own.estimator.sure())
+    return uses or "tensorflow_estimator" in _imported(around)
+
+
 def _imported(around: Surroundings) -> set[str]:
     return {name.partition(".")[0] for name in around.imports or ()}
-
-
-def _absent(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[SurroundingsError]:
-    for path, what, field in needed_paths(spec, around):
-        if path in around.absent:
-            cure = f"{field} is relative to {_base(field, plan, around)}"
-            yield SurroundingsError(f"there is no {what} at {path}", cure=cure)
-
-
-def needed_paths(spec: ClusterSpec, around: Surroundings) -> Iterator[tuple[str, str, str]]:
-    """(absolute path, what it is, field of the spec) of each local path that has to exist."""
-    workdir = command.absolute(spec.job.workdir, around.spec_dir, around.environ)
-    yield workdir, "folder", "job.workdir"
-    if spec.job.script is not None:
-        yield command.absolute(spec.job.script, workdir, {}), "script", "job.script"
-    if spec.job.prepare is not None and spec.job.prepare.script is not None:
-        script = command.absolute(spec.job.prepare.script, workdir, {})
-        yield script, "script", "job.prepare.script"
-
-
-def _base(field: str, plan: Plan, around: Surroundings) -> str:
-    if field == "job.workdir":
-        return f"the spec's folder, {around.spec_dir}"
-    return f"the workdir, {plan.workdir}"
 
 
 def _without_tensorflow(
@@ -102,13 +95,13 @@ def _without_estimator(
 ) -> Iterator[SurroundingsError]:
     """TensorFlow 2.15 was Estimator's last (release notes of 2.16, tensorflow#76349)."""
     python = node.interpreter
-    if python is None or not has_keras_3(python):
+    if python is None or not has_keras_3(python) or not needs_estimator(spec, around):
         return
-    ours = spec.job.module == "tfcluster_workers.jobs.estimator_mnist"
-    if ours or "tensorflow_estimator" in _imported(around):
-        message = f"Estimator ended with TensorFlow 2.15, and {python.path} ({python.why}) has "
-        cure = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
-        yield InterpreterError(message + python.packages["tensorflow"], cure=cure)
+    places = around.code.estimator.sure() if around.code is not None else ()
+    where = f" ({places[0]} uses it)" if places and around.imports is not None else ""
+    has = f"{python.path} ({python.why}) has {python.packages['tensorflow']}"
+    message = f"tf.estimator ended with TensorFlow 2.15{where}, and {has}"
+    yield InterpreterError(message, cure=ESTIMATOR_CURE)
 
 
 def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
@@ -163,6 +156,61 @@ def _lone_searches(
     yield SurroundingsError(f"{message}, in one folder", cure=cure)
 
 
+def _absent_gpus(
+    spec: ClusterSpec, there: Sequence[int], around: Surroundings
+) -> Iterator[SurroundingsError]:
+    """TensorFlow itself would train on the CPU: an index that is not there hides all GPUs."""
+    for its_seats in by_machine(seats(spec, around.addresses)):
+        if not is_here(its_seats[0], around):
+            continue
+        own = own_gpus(its_seats, is_search=spec.job.kind == "tuner")
+        wishes = gpu_wishes([seat.id for seat in its_seats], spec.resources.gpus, own)
+        listed = {task: its for task, its in wishes.items() if isinstance(its, list | tuple)}
+        for field, indexes in {_gpu_field(task, own): its for task, its in listed.items()}.items():
+            if absent := [index for index in indexes if index not in there]:
+                yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, there, around)
+        left = [gpu for gpu in there if not any(gpu in its for its in listed.values())]
+        numbers = {task: its for task, its in wishes.items() if isinstance(its, int) and its}
+        if sum(numbers.values()) > len(left):
+            yield _gpus_missing(_asked_by_number(numbers, own), left, around)
+
+
+def _gpu_field(task: TaskId, own: Collection[TaskId]) -> str:
+    return f"cluster.{task.job}.{task.index}.gpus" if task in own else "resources.gpus"
+
+
+def _asked_by_number(numbers: Mapping[TaskId, int], own: Collection[TaskId]) -> dict[str, str]:
+    """Field → ``1 GPU for each of worker:0, worker:1``."""
+    tasks: dict[str, list[TaskId]] = {}
+    for task in numbers:
+        tasks.setdefault(_gpu_field(task, own), []).append(task)
+    asked = {}
+    for field, its in tasks.items():
+        number = numbers[its[0]]
+        shown = ", ".join(map(str, its[:_SHOWN])) + (", …" if len(its) > _SHOWN else "")
+        each = "each of " if len(its) > 1 else ""
+        asked[field] = f"{number} GPU{'s' * (number > 1)} for {each}{shown}"
+    return asked
+
+
+def _gpus_missing(
+    asked: Mapping[str, str], there: Sequence[int], around: Surroundings
+) -> SurroundingsError:
+    """`asked`: field → what it asks for; `there`: the GPUs that it may choose from."""
+    wanted = "; ".join(f"{field} asks for {what}" for field, what in asked.items())
+    left = " left" if len(there) < len(around.gpus or ()) else ""
+    has = f"{len(there)}{left} (GPU {_numbers(there)})" if there else f"no GPU{left}"
+    shown = around.environ.get("CUDA_VISIBLE_DEVICES")
+    by_shell = "" if shown is None else f"; CUDA_VISIBLE_DEVICES is {shown!r} in this shell"
+    on_cpu = " ".join(f"--set {field}=0" for field in asked)
+    cure = f"ask for fewer, or for none: {on_cpu}; `nvidia-smi` shows what the driver finds"
+    return SurroundingsError(f"{wanted}, and this machine has {has}{by_shell}", cure=cure)
+
+
+def _numbers(indexes: Sequence[int]) -> str:
+    return ", ".join(map(str, indexes))
+
+
 def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
     """TensorFlow itself only warns and runs RING (collective_all_reduce_strategy.py)."""
     if spec.strategy.communication != "NCCL":
@@ -184,9 +232,12 @@ def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
     what: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
         what = _lonely_evaluator(plan)
-    if what and (len(plan.nodes) > 1 or plan.elsewhere) and plan.checkpoints.dir is None:
+    nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
+    is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or what == _BY_HAND
+    if what and is_spread and plan.checkpoints.dir is None:
         places = "containers" if any(node.container for node in plan.nodes) else "hosts"
-        message = f"{what} over several {places} needs storage that all of them share"
+        where = "" if what == _BY_HAND else f" over several {places}"
+        message = f"{what}{where} needs storage that all of them share"
         cure = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
         yield SurroundingsError(message, cure=cure)
 
@@ -195,7 +246,9 @@ def _lonely_evaluator(plan: Plan) -> str | None:
     """One that joins where nobody brings it what the chief saves: it would wait for ever."""
     evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
     is_beside = any(task.id == plan.chief for task in plan.tasks)
-    return "an evaluator" if plan.joins and evaluators and not is_beside else None
+    if is_beside or not evaluators or not plan.elsewhere:
+        return None
+    return "an evaluator" if plan.joins else _BY_HAND
 
 
 def _private_network(plan: Plan) -> Iterator[SurroundingsError]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.plan.placement import DOCKER, place
 from tfcluster.plan.plan import JOB_NAMES, Gpus, TaskId
+from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec, TaskEntry
@@ -47,6 +48,20 @@ def by_machine(all_seats: Collection[Seat]) -> list[tuple[Seat, ...]]:
     nodes = by_node([seat for seat in all_seats if seat.backend != DOCKER])
     contained = tuple(seat for seat in all_seats if seat.backend == DOCKER)
     return [*nodes.values(), *filter(None, [contained])]
+
+
+def is_here(seat: Seat, around: Surroundings) -> bool:
+    """Whether the cores and GPUs of a task are this machine's."""
+    return seat.node == LOCAL or (seat.backend == DOCKER and around.docker_is_here)
+
+
+def own_gpus(its_seats: Collection[Seat], *, is_search: bool) -> dict[TaskId, Gpus]:
+    """What single tasks want of a machine's GPUs, above what `resources.gpus` says for all."""
+    # A tuner's chief only keeps the books of the search.
+    books: dict[TaskId, Gpus] = {
+        seat.id: 0 for seat in its_seats if is_search and seat.id.job == "chief"
+    }
+    return books | {seat.id: seat.gpus for seat in its_seats if seat.gpus is not None}
 
 
 def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[Seat]:

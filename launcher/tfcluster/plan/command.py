@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Protocol
+
+from tfcluster.plan.plan import TaskId
+
+if TYPE_CHECKING:
+    from tfcluster.spec.job import Job, OwnStep
 
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
 DATA_OPTIONS: Final = ("--dataset", "--data-dir")
@@ -21,6 +27,44 @@ class Runnable(Protocol):
     def command(self) -> Sequence[str] | None: ...
     @property
     def args(self) -> Sequence[str]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one task runs: exactly one of the first three is set."""
+
+    script: str | None = None
+    module: str | None = None
+    command: Sequence[str] | None = None
+    args: Sequence[str] = ()
+
+    @property
+    def has_hooks(self) -> bool:
+        """Whether it can be started through `tfcluster_workers.boot`."""
+        return self.command is None
+
+
+def of_task(job: Job, task: TaskId) -> Program:
+    """The job's program, changed by ``job.per_task`` for ``worker`` and then ``worker:1``."""
+    found = _program(job, job.args)
+    for key in (task.job, str(task)):
+        if (own := job.per_task.get(key)) is None:
+            continue
+        if own.has_program:
+            found = _program(own, own.args or ())
+        elif own.args is not None:
+            found = replace(found, args=own.args)
+    return found
+
+
+def programs(job: Job) -> tuple[Program, ...]:
+    """The job's program, and those of single tasks."""
+    own = (step for step in job.per_task.values() if step.has_program)
+    return (_program(job, job.args), *(_program(step, step.args or ()) for step in own))
+
+
+def _program(step: Job | OwnStep, args: Sequence[str]) -> Program:
+    return Program(step.script, step.module, step.command, args)
 
 
 def absolute(path: str, folder: str, environ: Mapping[str, str]) -> str:
@@ -53,7 +97,7 @@ def data_args(step: Runnable, args: Sequence[str]) -> tuple[str, ...]:
     """What a ready-made job's arguments say about its data: its prepare step needs the same."""
     if step.module != PREPARE_MODULE:
         return ()
-    values = dict(zip(args, (*args[1:], ""), strict=True))
+    values = dict(zip(args, (*args[1:], ""), strict=False))  # of no arguments there is no value
     alone = (part for name in DATA_OPTIONS if name in values for part in (name, values[name]))
     joined = (arg for arg in args if arg.startswith(tuple(f"{name}=" for name in DATA_OPTIONS)))
     return (*alone, *joined)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
+
+from tfcluster.plan import estimator
+from tfcluster.plan.estimator import EstimatorUse
 
 PARTS: Final = frozenset({"keras", "estimator"})
 """Of TensorFlow, which loads them when they are asked for."""
@@ -30,6 +33,7 @@ class Code:
     """KerasTuner is imported, anywhere."""
     calls_search: bool = False
     """A method ``search`` of something is called that is no regular expression."""
+    estimator: EstimatorUse = field(default_factory=EstimatorUse)
 
     @property
     def searches(self) -> bool:
@@ -37,11 +41,11 @@ class Code:
         return self.has_tuner and self.calls_search
 
     @classmethod
-    def read(cls, source: str) -> Code:
-        """Of one file; nothing where the text is no Python."""
+    def read(cls, source: str, *, file: str = "", is_start: bool = True) -> Code:
+        """Of one file; nothing where the text is no Python. `is_start`: it is the script itself."""
         try:
             tree = ast.parse(source)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # too deep: ast.parse's docs
             return cls()
         nodes = list(ast.walk(tree))
         return cls(
@@ -50,6 +54,7 @@ class Code:
             frozenset(name for node in nodes for name in _set_by(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
             any(map(_is_search, nodes)),
+            estimator.read(tree, file=file, is_start=is_start),
         )
 
     def __or__(self, other: Code) -> Code:
@@ -59,6 +64,7 @@ class Code:
             self.sets | other.sets,
             self.has_tuner or other.has_tuner,
             self.calls_search or other.calls_search,
+            self.estimator | other.estimator,
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tfcluster.errors import SurroundingsError, UsageError
 from tfcluster.plan.placement import is_here, is_loopback
 from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.surroundings import LOCAL
 
 if TYPE_CHECKING:
     from tfcluster.plan.cluster import Seat
@@ -62,6 +63,37 @@ def part(plan: Plan, tasks: Collection[TaskId]) -> Plan:
         joins=True,
         tasks=ours,
         elsewhere=tuple(task for task in plan.tasks if task.id not in tasks),
+        nodes=tuple(node for node in plan.nodes if node.name in nodes),
+        prepare={node: step for node, step in plan.prepare.items() if node in nodes},
+        supervision=replace(plan.supervision, min_workers=None),
+    )
+
+
+def apart(plan: Plan, tasks: Collection[TaskId]) -> Plan:
+    """`plan` without `tasks`, which its user starts by hand; then nothing is started again.
+
+    Raises UsageError where no task would be left, or where nobody could choose the port of one.
+    """
+    left = tuple(task for task in plan.tasks if task.id not in tasks)
+    excepted = tuple(task for task in plan.tasks if task.id in tasks)
+    if not left:
+        raise UsageError("--except leaves no task to start", cure="leave one of them out")
+    nodes = {task.node for task in left}
+    if any(plan.node(task.node).container is not None for task in excepted):
+        cure = "run them on this machine: --backend local"
+        raise UsageError("--except: a task in a container cannot be started by hand", cure=cure)
+    others = [str(task.id) for task in excepted if task.node not in nodes or task.node != LOCAL]
+    unknown = [str(task.id) for task in plan.listening if task.port == 0]
+    if others and unknown:
+        raise UsageError(
+            f"--except {others[0]} needs ports that are fixed in the spec: {_some(unknown)} without"
+            " one",
+            cure='write every address with its port, for example "10.0.0.1:2222"',
+        )
+    return replace(
+        plan,
+        tasks=left,
+        elsewhere=excepted,
         nodes=tuple(node for node in plan.nodes if node.name in nodes),
         prepare={node: step for node, step in plan.prepare.items() if node in nodes},
         supervision=replace(plan.supervision, min_workers=None),

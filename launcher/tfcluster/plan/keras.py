@@ -6,6 +6,7 @@ cannot, tf_keras stands in (TF_USE_LEGACY_KERAS).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.plan.plan import Interpreter
@@ -34,8 +35,12 @@ def as_inherited(spec: ClusterSpec, node: str, around: Surroundings) -> ClusterS
 
 def has_keras_3(python: Interpreter | None) -> bool:
     """Whether ``tf.keras`` of this Python is Keras 3: so since TensorFlow 2.16."""
-    version = _numbers(python.packages.get("tensorflow", "")) if python else ()
-    return version >= (2, 16)
+    return python is not None and is_from_2_16(python.packages)
+
+
+def is_from_2_16(packages: Mapping[str, str]) -> bool:
+    """Whether a Python with these packages has TensorFlow 2.16 or a later one."""
+    return _numbers(packages.get("tensorflow", "")) >= (2, 16)
 
 
 def is_tested(version: str) -> bool:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tfcluster.plan import command, notes, preloading, remote, secrecy
-from tfcluster.plan.checks import needs_tensorflow
-from tfcluster.plan.cluster import Seat, by_machine, by_node, seats
+from tfcluster.plan.checks import needs_estimator, needs_tensorflow
+from tfcluster.plan.cluster import Seat, by_machine, by_node, is_here, own_gpus, seats
 from tfcluster.plan.containers import container, inside
 from tfcluster.plan.environment import UNSET
 from tfcluster.plan.placement import DOCKER
@@ -62,6 +62,7 @@ def make_plan(
         hooks=has_hooks(spec),
         workdir=making.workdir,
         needs_tensorflow=needs_tensorflow(spec, around),
+        needs_estimator=needs_estimator(spec, around),
         include=tuple(spec.job.include),
         withheld=tuple(_withheld(spec, around, spec_path)),
         settings=tuned_settings(spec),
@@ -127,6 +128,7 @@ class _Making:
                 command=self._command(seat, share),
                 cores=share.cores,
                 gpus=share.gpus,
+                has_own_command=self._has_own_command(seat.id),
                 in_cluster=job != "evaluator",
                 serves=job == "ps" or (job == "worker" and serving),
             )
@@ -153,12 +155,13 @@ class _Making:
         return replace(wishes, gpus="all") if sees_all else wishes
 
     def _command(self, seat: Seat, share: Share) -> Command:
+        program = command.of_task(self.spec.job, seat.id)
         argv = command.argv(
-            self.spec.job,
+            program,
             python=self._python(seat.node),
             workdir=self._workdir(seat.node),
             bundle=self.around.bundle(seat.node),
-            boot=has_hooks(self.spec),
+            boot=has_hooks(self.spec) and program.has_hooks,
             more=self.args,
         )
         variables = self.variables.of_task(seat, share)
@@ -181,27 +184,23 @@ class _Making:
     def _shares(self) -> Iterator[tuple[TaskId, Share]]:
         is_search = self.spec.job.kind == "tuner"
         for its_seats in by_machine(self.seats):
-            here, ids = self._is_here(its_seats[0]), [seat.id for seat in its_seats]
-            own = {seat.id: seat.gpus for seat in its_seats if seat.gpus is not None}
-            # A tuner's chief only keeps the books of the search.
-            books = {task: 0 for task in ids if is_search and task.job == "chief"}
+            here, ids = is_here(its_seats[0], self.around), [seat.id for seat in its_seats]
             found = shares(
                 ids,
                 _resources(self.spec),
                 cores=self.around.cores if here else None,
                 gpus=self.around.gpus if here else None,
-                own_gpus={**books, **own},
+                own_gpus=own_gpus(its_seats, is_search=is_search),
                 aside=stand_aside(ids, is_search=is_search),
             )
             yield from found.items()
 
-    def _is_here(self, seat: Seat) -> bool:
-        """Whether its cores and GPUs are this machine's."""
-        return seat.node == LOCAL or (seat.backend == DOCKER and self.around.docker_is_here)
+    def _has_own_command(self, task: TaskId) -> bool:
+        return has_hooks(self.spec) and not command.of_task(self.spec.job, task).has_hooks
 
     @property
     def _is_command(self) -> bool:
-        return self.spec.job.command is not None
+        return not any(program.has_hooks for program in command.programs(self.spec.job))
 
     def _python(self, node: str) -> str:
         python = self.around.interpreters.get(node)

@@ -18,7 +18,7 @@ from tfcluster.plan.keras import (
 )
 from tfcluster.plan.plan import Interpreter, Plan
 from tfcluster.plan.settings import has_hooks
-from tfcluster.plan.surroundings import Surroundings
+from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -35,14 +35,32 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
         if node.interpreter is not None and has_keras_3(node.interpreter):
             seen = as_inherited(spec, node.name, around)
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
+            if not plan.needs_estimator:
+                yield from _estimator(node.interpreter, around)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory holds containers only (--backend docker)"
+    if plan.resources.gpus == "all" and around.gpus == () and _uses_this_machine(plan, around):
+        yield 'gpus is "all", and this machine has none: its tasks train on the CPU'
     yield from preloading.why_not(spec, plan, around)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
             "communication AUTO runs RING over gRPC even on GPUs; "
             "--set strategy.communication=NCCL is faster there"
         )
+
+
+def _estimator(python: Interpreter, around: Surroundings) -> Iterator[str]:
+    """One that is used under a condition may be for an older TensorFlow."""
+    if around.imports is None or around.code is None or not around.code.estimator.places:
+        return
+    yield (
+        f"{around.code.estimator.places[0]} names tf.estimator, which TensorFlow"
+        f" {python.packages['tensorflow']} does not have: it fails if it runs"
+    )
+
+
+def _uses_this_machine(plan: Plan, around: Surroundings) -> bool:
+    return around.docker_is_here or any(task.node == LOCAL for task in plan.tasks)
 
 
 def _keras(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:

@@ -154,6 +154,8 @@ class TaskPlan:
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
     """Indexes of the node's GPUs this task sees; None: all are left visible."""
+    has_own_command: bool = False
+    """Whether it is started without boot although the job has hooks: a command of its own."""
     in_cluster: bool = True
     """Whether other tasks' TF_CONFIG name it: false for an evaluator."""
     serves: bool = False
@@ -211,6 +213,8 @@ class Plan:
     """The job's folder on this machine: what tasks here run in, and what others get a copy of."""
     needs_tensorflow: bool = False
     """Whether it is certain that the job imports TensorFlow."""
+    needs_estimator: bool = False
+    """Whether it is certain that the job uses ``tf.estimator``, which ended with 2.15."""
     include: tuple[str, ...] = ()
     """Globs of what such a copy holds although git ignores it."""
     withheld: tuple[str, ...] = ()
@@ -227,6 +231,11 @@ class Plan:
     """Started by `tfcluster join`: a part of a cluster, never started again from here."""
     elsewhere: tuple[TaskPlan, ...] = ()
     """The cluster's other tasks, which somebody else starts: `tasks` only have to find them."""
+
+    @property
+    def by_hand(self) -> tuple[TaskPlan, ...]:
+        """Tasks of this run that its user starts (`up --except`)."""
+        return () if self.joins else self.elsewhere
 
     @property
     def chief(self) -> TaskId:

@@ -91,6 +91,8 @@ def _cold_ones(plan: Plan) -> Iterator[str]:
         if (ahead := preload_on(plan, node.name)) is None:
             continue
         for task in plan.tasks:
+            if task.has_own_command:
+                continue
             if task.node == node.name and str(task.id) not in ahead.tasks:
                 yield f"{task.id} imports by itself: its environment differs in what is read then"
 
@@ -99,9 +101,9 @@ def preload_on(plan: Plan, node: str) -> Preload | None:
     """What `node`'s agent is to start, where it is worth it: several tasks, or restarts."""
     if not plan.preload or plan.node(node).backend == DOCKER:
         return None
-    tasks = [task for task in plan.tasks if task.node == node]
+    tasks = [task for task in plan.tasks if task.node == node and not task.has_own_command]
     is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0
-    return _of(tasks, plan.preload) if is_worth_it else None
+    return _of(tasks, plan.preload) if tasks and is_worth_it else None
 
 
 def _of(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:

@@ -135,9 +135,7 @@ def divide_gpus(
     (tensorflow#47203). Parameter servers get none, an evaluator what is left over.
     """
     everything = None if available is None else tuple(available)
-    of_ps = 0 if isinstance(wish, int) else wish
-    wishes: dict[TaskId, Gpus] = {task: of_ps if task.job == "ps" else wish for task in tasks}
-    wishes |= own
+    wishes = gpu_wishes(tasks, wish, own)
     listed = {task: tuple(its) for task, its in wishes.items() if isinstance(its, list | tuple)}
     numbers = {task: its for task, its in wishes.items() if isinstance(its, int)}
     own_ones = listed | _number_each(numbers, everything, _flat(listed.values()))
@@ -148,6 +146,15 @@ def divide_gpus(
         left = tuple(gpu for gpu in everything if gpu not in _flat(own_ones.values()))
         given |= _evenly([task for task in tasks if wishes[task] is None], left, everything)
     return given
+
+
+def gpu_wishes(
+    tasks: Sequence[TaskId], wish: Gpus, own: Mapping[TaskId, Gpus] = _NOBODY
+) -> dict[TaskId, Gpus]:
+    """What each task asks for: its `own` wish, else that for all; of a number ps get none."""
+    of_ps = 0 if isinstance(wish, int) else wish
+    wishes: dict[TaskId, Gpus] = {task: of_ps if task.job == "ps" else wish for task in tasks}
+    return wishes | dict(own)
 
 
 def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:

@@ -34,9 +34,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
         if node["warm"] is None:
             del node["warm"]
     if not plan.joins:
-        del data["joins"], data["elsewhere"]
+        del data["joins"]
+    if not (plan.joins or plan.elsewhere):
+        del data["elsewhere"]
     if not plan.preload:
         del data["preload"]
+    if not plan.needs_estimator:
+        del data["needs_estimator"]
     if not plan.withheld:
         del data["withheld"]
     return data
@@ -67,7 +71,10 @@ def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _task_to_json(task: TaskPlan) -> dict[str, Any]:
-    return asdict(task) | {"id": str(task.id), "command": command_to_json(task.command)}
+    data = asdict(task) | {"id": str(task.id), "command": command_to_json(task.command)}
+    if not task.has_own_command:
+        del data["has_own_command"]
+    return data
 
 
 def command_to_json(command: Command) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.plan.command import programs
+
 if TYPE_CHECKING:
     from tfcluster.plan.plan import EnvVar
     from tfcluster.spec.model import ClusterSpec
@@ -23,8 +25,8 @@ def _fitting(spec: ClusterSpec) -> str:
 
 
 def has_hooks(spec: ClusterSpec) -> bool:
-    """Whether tasks start through `tfcluster_workers.boot`."""
-    return spec.job.hooks == "auto" and spec.job.command is None
+    """Whether tasks start through `tfcluster_workers.boot`, but for those with a command."""
+    return spec.job.hooks == "auto" and any(one.has_hooks for one in programs(spec.job))
 
 
 def tuned_settings(spec: ClusterSpec) -> dict[str, object]:

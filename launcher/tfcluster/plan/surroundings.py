@@ -40,8 +40,6 @@ class Surroundings:
     """What the job's files say, those of a ready-made job too; None where nobody could look."""
     docker_is_here: bool = False
     """Whether the docker daemon that would be used runs on this machine."""
-    absent: frozenset[str] = frozenset()
-    """Those of the plan's local paths (workdir, script, prepare) that do not exist."""
 
     def bundle(self, node: str) -> str:
         """A node that was not reached yet unpacks it in its own cache, under the same digest."""

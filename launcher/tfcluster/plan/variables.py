@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.plan import containers
 from tfcluster.plan.cluster import Seat, hosts_of
-from tfcluster.plan.command import python_path
+from tfcluster.plan.command import of_task, python_path
 from tfcluster.plan.environment import (
     OURS,
     Layer,
@@ -53,7 +53,7 @@ class Variables:
         if legacy_keras(spec, self.around.interpreters.get(seat.node)):
             add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version", inherited={})
         found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(self.spec), OURS)
-        if not has_hooks(self.spec):
+        if not (has_hooks(self.spec) and of_task(self.spec.job, seat.id).has_hooks):
             self._add_python_path(found, seat.node)
         return tuple(found[name] for name in sorted(found))
 

@@ -66,11 +66,7 @@ class Attempts:
         errors = [failure for failure in failures if isinstance(failure, SurroundingsError)]
         if len(errors) != len(failures):
             raise next(failure for failure in failures if failure not in errors)
-        if len(errors) == 1:
-            raise errors[0]
-        if errors:
-            messages = "\n".join(dict.fromkeys(error.message for error in errors))
-            raise NodeLostError(messages, cure=errors[0].cure)
+        NodeLostError.raise_all(errors)
 
     async def _await_imports(self, nodes: Sequence[NodePlan]) -> None:
         """Those that a process of each node does for its tasks."""
@@ -102,7 +98,9 @@ class Attempts:
     async def _start(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
         self.due_alone.clear()
-        restored = await self.loop.meanwhile(self.harvest.put_state_back(to_start))
+        # Who is started by hand restores what all others do.
+        mine = [task.id for task in self.plan.by_hand if self.exchange.is_here(task.node)]
+        restored = await self.loop.meanwhile(self.harvest.put_state_back([*to_start, *mine]))
         self.harvest.heed(chief_among(self.plan, members))
         self._order(number, members, to_start, restored)
 

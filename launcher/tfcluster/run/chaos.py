@@ -143,7 +143,7 @@ class _Reader:
         if self.at < len(self.words):
             self._complain("nothing may follow here")
         witness = self._witness(verb, task, place)
-        self._refuse(place)
+        self._refuse(place, witness)
         return Fault(self.text, verb, task, witness, node, place, number, attempt, code)
 
     def _place_number(self, place: str) -> int | None:
@@ -158,6 +158,8 @@ class _Reader:
         word = self._word("a task")
         try:
             task = TaskId.parse(word)
+            if any(other.id == task for other in self.plan.elsewhere):
+                self._complain(f"{task} is not started from here", last=True, cure=self._tasks())
             return task, self.plan.task(task).node
         except ValueError:
             self._complain(f"'{word}' is no task", last=True, cure=self._tasks())
@@ -193,10 +195,10 @@ class _Reader:
             )
         return self.plan.chief
 
-    def _refuse(self, place: str) -> None:
+    def _refuse(self, place: str, witness: TaskId) -> None:
         """What the job never reports would never be injected: better said before the start."""
         cure = ""
-        if not self.plan.hooks:
+        if not self.plan.hooks or self.plan.task(witness).has_own_command:
             what = "reports no steps" if place == "step" else "cannot be told of faults"
             reason = f"the job {what}: it is a command, or its hooks are off"
             cure = "a job.script or job.module with hooks: auto takes part in --chaos"

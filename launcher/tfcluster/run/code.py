@@ -55,22 +55,30 @@ def _all(workdir: Path) -> Iterator[str]:
 
 def _matching(workdir: Path, pattern: str) -> Iterator[str]:
     """What a glob finds, of folders all that is in them. Raises SurroundingsError for nothing."""
-    if pattern.startswith("/") or ".." in pattern.split("/"):
-        raise SurroundingsError(
-            f"job.include: {pattern} leads out of the workdir, {workdir}",
-            cure="write it relative to job.workdir, or set job.workdir to a folder that holds both",
-        )
-    is_empty = True
+    if (fault := include_fault(workdir, pattern)) is not None:
+        raise SurroundingsError(f"job.include: {fault[0]}", cure=fault[1])
     for path in workdir.glob(pattern):
-        is_empty = False
         inside = path.rglob("*") if path.is_dir() else [path]
         below = (one.relative_to(workdir) for one in inside if one.is_symlink() or one.is_file())
         yield from (str(one) for one in below if ".git" not in one.parts)
-    if is_empty:
-        raise SurroundingsError(
-            f"job.include: nothing in {workdir} matches {pattern}",
-            cure="correct it, or take it out of the spec; * does not cross folders, ** does",
+
+
+def include_fault(workdir: Path, pattern: str) -> tuple[str, str] | None:
+    """What is wrong with a glob of ``job.include`` and what to do; None where it finds a file."""
+    if pattern.startswith("/") or ".." in pattern.split("/"):
+        return (
+            f"{pattern} leads out of the workdir, {workdir}",
+            "write it relative to job.workdir, or set job.workdir to a folder that holds both",
         )
+    try:
+        if next(iter(workdir.glob(pattern)), None) is not None:
+            return None
+    except ValueError as error:
+        return f"{pattern} is not a glob: {error}", 'write for example "data/**/*.csv"'
+    return (
+        f"nothing in {workdir} matches {pattern}",
+        "correct it, or take it out of the spec; * does not cross folders, ** does",
+    )
 
 
 def _as_copied(workdir: Path, name: str) -> Iterator[str]:

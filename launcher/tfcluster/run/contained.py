@@ -1,68 +1,107 @@
-"""What docker still has of runs that are over; asked only where a run of this home used docker."""
+"""What docker may still have of runs that are over; it is asked only where that is possible.
+
+A run that is about to make something with docker leaves a note in the home: which daemon, and who
+coordinates it. The note goes once it is certain that nothing is left: the run has removed what it
+made, or never reached the daemon, or the daemon says later that it has nothing of it.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfcluster.run.paths import RunPaths, home
+from tfcluster.run.paths import home
 
 if TYPE_CHECKING:
     from tfcluster.backends.docker_leftovers import Leftovers
-    from tfcluster.plan.plan import Plan
 
-_MARK = "docker"
-"""A file in the home, with the daemons that runs have used: asking one takes longer than all else
-that `ps` does."""
+_NOTES = "containers"
+"""Folder in the home with one note a run: asking a daemon takes longer than all else that `ps`
+does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A daemon that does not answer."""
+
+    where: str
+    why: str
+    runs: tuple[str, ...]
+    """Those of which it may still have something."""
+
+    def __str__(self) -> str:
+        return (
+            f"docker ({self.where}) does not answer: {self.why}; what it may still have of"
+            f" {', '.join(self.runs)} is not known"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The answers of all daemons that runs of this home have used."""
+    """The answers of the daemons that were asked."""
 
     leftovers: list[Leftovers] = field(default_factory=list)
-    silent: list[str] = field(default_factory=list)
-    """Which did not answer, and why."""
+    silent: list[Silent] = field(default_factory=list)
 
 
-def note(plan: Plan, home_dir: Path, paths: RunPaths | None = None) -> None:
-    """Remember that there may be something to look for from now on, and where."""
-    if not plan.images:
-        return
+def note(run_id: str) -> None:
+    """From now on there may be something to look for."""
     from tfcluster.backends.docker_client import endpoint
+    from tfcluster.backends.docker_leftovers import this_process
 
-    mark, line = home_dir / _MARK, f"{endpoint()}\n"
+    path = _path(run_id)
     with contextlib.suppress(OSError):
-        if paths is not None:
-            paths.docker.write_text(line)
-        if line not in _lines(mark):
-            with mark.open("a") as file:
-                file.write(line)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_text(f"{endpoint()}\n{this_process()}\n")
 
 
-def look(*, patience_s: float) -> Found:
-    """For leftovers of all runs whose coordinator is gone."""
-    return _look(_lines(home() / _MARK), None, patience_s)
+def forget(run_id: str) -> None:
+    """It is certain that nothing is left of a run, or its user has removed it."""
+    with contextlib.suppress(OSError):
+        _path(run_id).unlink()
 
 
-def look_for(run_id: str, paths: RunPaths | None = None, *, patience_s: float) -> Found:
-    """For leftovers of one run, at the daemon it had; without `paths` at every one."""
-    return _look(_lines(paths.docker if paths else home() / _MARK), run_id, patience_s)
+def look(*, patience_s: float, but: Collection[str] = ()) -> Found:
+    """For leftovers of all runs of this host whose coordinator is gone, `but` some."""
+    noted: dict[str, list[str]] = {}
+    for run_id, where, coordinator in _notes():
+        from tfcluster.backends import docker_leftovers
 
-
-def _look(noted: list[str], run_id: str | None, patience_s: float) -> Found:
+        if run_id not in but and docker_leftovers.is_orphan(coordinator):
+            noted.setdefault(where, []).append(run_id)
     found = Found()
-    for line in noted:
-        from tfcluster.backends import docker_client, docker_leftovers
-
-        where = docker_client.Endpoint.parse(line.strip())
-        try:
-            found.leftovers.extend(docker_leftovers.find(where, run_id, patience_s=patience_s))
-        except docker_leftovers.SilentDockerError as error:
-            found.silent.append(f"docker ({where}): {error}")
+    for where, runs in noted.items():
+        _ask(where, None, runs, found, patience_s)
     return found
+
+
+def look_for(run_id: str, *, patience_s: float) -> Found:
+    """For leftovers of one run that is over, at the daemon it had."""
+    found = Found()
+    for noted, where, _ in _notes():
+        if noted == run_id:
+            _ask(where, run_id, [run_id], found, patience_s)
+    return found
+
+
+def _ask(
+    where: str, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
+) -> None:
+    """Add the answer to `found`; of the `noted` runs those that left nothing are forgotten."""
+    from tfcluster.backends import docker_client, docker_leftovers
+
+    endpoint = docker_client.Endpoint.parse(where)
+    try:
+        leftovers = docker_leftovers.find(endpoint, run_id, patience_s=patience_s)
+    except docker_leftovers.SilentDockerError as error:
+        found.silent.append(Silent(where, str(error), tuple(noted)))
+        return
+    found.leftovers.extend(leftovers)
+    for run in set(noted).difference(left.run_id for left in leftovers):
+        forget(run)
 
 
 def remove(left: Leftovers) -> str:
@@ -70,15 +109,34 @@ def remove(left: Leftovers) -> str:
     from tfcluster.backends import docker_leftovers
 
     try:
-        return docker_leftovers.remove(left)
+        said = docker_leftovers.remove(left)
     except docker_leftovers.SilentDockerError as error:
         return str(error)
+    if not said:
+        forget(left.run_id)
+    return said
 
 
-def _lines(file: Path) -> list[str]:
-    """Whole ones, each once; none where it is not there: then docker was never used."""
-    try:
-        text = file.read_text()
-    except OSError:
-        return []
-    return list(dict.fromkeys(line for line in text.splitlines(keepends=True) if line[-1] == "\n"))
+def let_go(run_id: str, *, patience_s: float) -> list[str]:
+    """The folder of a run is removed: a daemon that does not answer is not asked for it again.
+
+    What is to be said of that; what a daemon does have of it `look` goes on to find.
+    """
+    silent = look_for(run_id, patience_s=patience_s).silent
+    if silent:
+        forget(run_id)
+    return [str(one) for one in silent]
+
+
+def _path(run_id: str) -> Path:
+    return home() / _NOTES / run_id
+
+
+def _notes() -> Iterator[tuple[str, str, str]]:
+    """(run, daemon, coordinator) of each whole note."""
+    folder = home() / _NOTES
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError):
+            where, coordinator, end = path.read_text().split("\n")
+            if not end:
+                yield path.name, where, coordinator

@@ -63,7 +63,10 @@ class Coordinator:
         self._elsewhere = Elsewhere(plan, self._wait_for)
         self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
         until, wait_for, exchange = self._loop.until, journal.wait_for, self._exchange
-        startup = Startup(plan, self.paths, harvest, exchange, until, announce, wait_for, wishes)
+        startup = Startup(
+            plan, self.paths, harvest, exchange, until, self._announce, wait_for, wishes
+        )
+        self._announced = announce
         harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
             plan,
@@ -139,7 +142,12 @@ class Coordinator:
             on_closed=self._on_closed,
             background=self._background,
             tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
+            by_hand=[str(task.id) for task in self.plan.by_hand if task.node == node.name],
         )
+
+    def _announce(self, ports: Mapping[str, int]) -> None:
+        self._elsewhere.ports = ports
+        self._announced(ports)
 
     async def _look_at_links(self, attempt: int) -> None:
         lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
@@ -277,7 +285,7 @@ class Coordinator:
         if outcome is None:
             assert error is not None
             outcome = Outcome(Status.FAILED, error.exit_code, error)
-        self.journal.record(ev.RunFinished(status=outcome.status, exit_code=outcome.exit_code))
+        self.journal.record(outcome.event())
         return outcome
 
     def _not_told(self, node: str) -> str:

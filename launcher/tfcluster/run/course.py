@@ -37,6 +37,8 @@ class Course:
 
     def __init__(self, plan: Plan) -> None:
         self.gang, self._elsewhere = Gang(plan), plan.elsewhere
+        self._joined = plan.elsewhere if plan.joins else ()
+        self._is_by_hand = bool(plan.by_hand)
         self.orders = Orders(plan.supervision.grace_s)
         self.timers = Timers()
         self.stage = Stage.STARTING
@@ -104,7 +106,7 @@ class Course:
     def fail(self, cause: Failure, why: GiveUp, now: float) -> None:
         """The run has failed for good, because of `cause`."""
         self.diagnose(why=why.why)
-        self.ending = findings.outcome_of(cause, why, self._elsewhere)
+        self.ending = findings.outcome_of(cause, why, self._joined)
         self.stage = Stage.ENDING_RUN
         self.again = None
         self.timers.clear_all()
@@ -157,7 +159,7 @@ class Course:
         else:
             self.diagnose()
             why = GiveUp("it is not started again")
-            self.outcome = findings.outcome_of(self.cause(), why, self._elsewhere)
+            self.outcome = findings.outcome_of(self.cause(), why, self._joined)
 
     def _failures(self) -> list[Failure]:
         return self.gang.failures or self.gang.lone_failures
@@ -168,7 +170,8 @@ class Course:
         return cause
 
     def diagnose(self, why: str | None = None) -> None:
-        if (facts := diagnosis.to_json(self._failures(), self._elsewhere)) is not None:
+        facts = diagnosis.to_json(self._failures(), self._elsewhere, is_by_hand=self._is_by_hand)
+        if facts is not None:
             if why is not None:
                 facts["root_cause"]["not_restarted"] = why
             self.orders.record(ev.Diagnosis(**facts))

@@ -34,18 +34,27 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def to_json(
-    failures: Sequence[Failure], elsewhere: Sequence[TaskPlan] = ()
+    failures: Sequence[Failure],
+    elsewhere: Sequence[TaskPlan] = (),
+    *,
+    is_by_hand: bool = False,
 ) -> dict[str, Any] | None:
     """`root_cause`, `collateral` and `attempt` as the `diagnosis` event has them; None for none.
 
-    Where all are collateral, and there are tasks `elsewhere`, one of those is the cause.
+    Where all are collateral, and there are tasks `elsewhere`, one of those is the cause; it was
+    started on another machine, or `is_by_hand`.
     """
     cause = root_cause(failures)
     if cause is None:
         return None
     if cause.is_collateral and elsewhere:
+        root = {"task": "another machine", "reason": of_those(elsewhere)}
+        if is_by_hand:
+            name = str(elsewhere[0].id) if len(elsewhere) == 1 else "a task started by hand"
+            reason = f"{of_those(elsewhere)}; its own terminal says why: it was started by hand"
+            root = {"task": name, "reason": reason}
         return {
-            "root_cause": {"task": "another machine", "reason": of_those(elsewhere)},
+            "root_cause": root,
             "collateral": tuple(dict.fromkeys(failure.task for failure in failures)),
             "attempt": cause.attempt,
         }

@@ -15,7 +15,7 @@ from tfcluster.agent import machine
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.surroundings import LOCAL
-from tfcluster.run import contained, folder, here, interpreter, launch, preflight, shared
+from tfcluster.run import folder, here, interpreter, launch, preflight, shared
 from tfcluster.run.answers import ANSWER_S, Answers
 from tfcluster.run.exchange import Exchange
 from tfcluster.run.inspection import Inspection
@@ -37,7 +37,6 @@ def examine(planned: Planned, *, deep: bool = False) -> Look:
     plan = planned.plan
     if any(node.backend != "local" for node in plan.nodes):
         folder.make_runtime_dir()
-        contained.note(plan, home())
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
             look = asyncio.run(_examine(plan, Path(scratch), deep=deep))
     else:
@@ -46,8 +45,8 @@ def examine(planned: Planned, *, deep: bool = False) -> Look:
 
 
 def examine_here(python: str | None = None, *, deep: bool = False) -> Look:
-    """This machine alone, as a job in the current folder would find it; raises InterpreterError
-    for a `python` that is not there."""
+    """This machine alone, as a job in the current folder would find it; raises UsageError for a
+    `python` that is not there."""
     workdir = Path.cwd()
     found = interpreter.choose(python, "--python", base=workdir, workdir=workdir).result()
     seen = replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from tfcluster.plan.plan import Plan, TaskPlan
@@ -27,6 +27,8 @@ class Elsewhere:
         cluster = [task for task in plan.elsewhere if task.in_cluster]
         self._peers = cluster if plan.kind == "training" else []
         self._wait_for, self._absent = wait_for, tuple[str, ...]()
+        self.ports: Mapping[str, int] = {}
+        """Task → port, of those for which one was chosen at the start."""
 
     def absent(self) -> Sequence[str]:
         """Those that did not answer the last time, and how."""
@@ -42,16 +44,17 @@ class Elsewhere:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self) -> tuple[str, ...]:
-        found = await asyncio.gather(*map(_dial, self._peers))
+        dials = (_dial(task, self.ports.get(str(task.id), task.port)) for task in self._peers)
+        found = await asyncio.gather(*dials)
         return tuple(words for words in found if words)
 
 
-async def _dial(task: TaskPlan) -> str:
+async def _dial(task: TaskPlan, port: int) -> str:
     """What is wrong with the way to `task`; empty where something listens there."""
-    where = f"{task.id} at {task.address}"
+    where = f"{task.id} at {task.host}:{port}"
     try:
         async with asyncio.timeout(DIAL_S):
-            _, writer = await asyncio.open_connection(task.host.strip("[]"), task.port)
+            _, writer = await asyncio.open_connection(task.host.strip("[]"), port)
     except ConnectionRefusedError:
         return f"{where}: nothing listens there yet"
     except TimeoutError:

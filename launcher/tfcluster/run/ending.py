@@ -15,6 +15,7 @@ from enum import Enum
 
 from tfcluster.errors import TfclusterError
 from tfcluster.plan.plan import TaskId
+from tfcluster.run.events import RunFinished
 from tfcluster.run.status import Status
 
 
@@ -94,3 +95,9 @@ class Outcome:
     status: Status
     exit_code: int
     error: TfclusterError | None = None
+
+    def event(self) -> RunFinished:
+        """The last event of the run."""
+        reason = self.error.message if self.error is not None else None
+        hint = (self.error.cure or None) if self.error is not None else None
+        return RunFinished(status=self.status, exit_code=self.exit_code, reason=reason, hint=hint)

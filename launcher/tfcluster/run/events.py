@@ -295,6 +295,11 @@ class RunStopping(Event):
 class RunFinished(Event):
     status: str
     exit_code: int
+    reason: str | None = None
+    """Why it ended so, where that is not, or not only, a task's own failure (`Diagnosis`): what the
+    command says last."""
+    hint: str | None = None
+    """What to do about it."""
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:

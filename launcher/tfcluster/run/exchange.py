@@ -17,6 +17,7 @@ from tfcluster.backends.base import Backend, Tell, tell_nobody
 from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
+from tfcluster.run import contained
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import STEPS
 from tfcluster.run.sites import LogsOfOthers, Site, site_of
@@ -81,9 +82,10 @@ class Exchange:
         on_closed: Callable[[str, str], None],
         background: asyncio.TaskGroup,
         tasks: Collection[str],
+        by_hand: Collection[str] = (),
     ) -> None:
-        """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps;
-        raises SurroundingsError."""
+        """Reach the node's agent and listen to it, who may speak of `tasks` and of the steps, and
+        holds ports for the tasks `by_hand`, too; raises SurroundingsError."""
         backend = self._the_backend_of(node)
         await self.drop(node.name)  # fencing: nothing of a local agent's tasks lives after it
         link = await backend.connect(
@@ -100,7 +102,7 @@ class Exchange:
         async def listen() -> None:
             async for message in link:
                 try:
-                    vetting.check_owner(message, tasks, STEPS)
+                    vetting.check_owner(message, tasks, STEPS, by_hand=by_hand)
                 except ProtocolError as error:
                     await link.refuse(str(error))
                     break
@@ -116,7 +118,9 @@ class Exchange:
     def _the_backend_of(self, node: NodePlan) -> Backend:
         """One of each kind serves the run."""
         if node.backend not in self._backends:
-            self._backends[node.backend] = self._backend_of(node)
+            self._backends[node.backend] = made = self._backend_of(node)
+            if made.capabilities.clears_up:
+                contained.note(self._paths.run_id)
         return self._backends[node.backend]
 
     def _note(self, node: NodePlan, backend: Backend, link: AgentLink) -> None:
@@ -147,6 +151,10 @@ class Exchange:
     def site(self, node: str) -> Site:
         """Where the node, which was reached before, keeps this run's files."""
         return self._sites[node]
+
+    def is_here(self, node: str) -> bool:
+        """Whether the node was reached, and keeps the run's files in the run folder itself."""
+        return node in self._sites and not self._sites[node].is_remote
 
     def share_code(self, node: NodePlan, folder: str) -> None:
         """The node sees our workdir itself, as `folder`: its tasks work in it."""
@@ -225,6 +233,9 @@ class Exchange:
         closing = (one.close(keeps_folders=keeps_folders) for one in self._backends.values())
         closed = await asyncio.gather(*closing)
         self.left = tuple(sentence for sentences in closed for sentence in sentences)
+        noted = [one for one in self._backends.values() if one.capabilities.clears_up]
+        if noted and not any(one.may_hold_something for one in noted):
+            contained.forget(self._paths.run_id)
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()
 

@@ -52,7 +52,7 @@ def outlived(core: Sequence[Member], *, is_part: bool = False) -> Finding:
     Of a gang of which only a part is here the cause is elsewhere, and nobody is blamed.
     """
     if is_part:
-        return Finding(Kind.LATE, [], "a task on another machine failed")
+        return Finding(Kind.LATE, [], "a task elsewhere failed")
     words = "it did not end while the others failed because of it: hung or cut off"
     late = [(member, words) for member in core if member.is_running and not member.alone]
     return Finding(Kind.LATE, late, "it outlived the others' failure")
@@ -174,7 +174,8 @@ def too_long(deadline_s: float) -> Outcome:
 
 
 def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) -> Outcome:
-    """How a run ends that `cause` has ended for good; `elsewhere` are tasks others started."""
+    """How a run ends that `cause` has ended for good; `elsewhere`: tasks that `join` has started on
+    other machines."""
     error: TfclusterError | None = None
     status = Status.FAILED
     match cause.kind:

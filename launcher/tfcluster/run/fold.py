@@ -25,6 +25,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
             TaskSnapshot(task=str(task.id), node=task.node, address=task.address)
             for task in plan.tasks
         ],
+        by_hand={str(task.id): task.address for task in plan.by_hand},
         host=identity.host,
         boot_id=identity.boot_id,
         pid=identity.pid,
@@ -102,6 +103,9 @@ def _node_lost(state: RunSnapshot, event: ev.NodeLost, now: float, paths: RunPat
 
 def _ports_held(state: RunSnapshot, event: ev.PortsHeld, now: float, paths: RunPaths) -> None:
     for task, port in event.ports.items():
+        if task in state.by_hand:
+            state.by_hand[task] = f"{state.by_hand[task].rpartition(':')[0]}:{port}"
+            continue
         snapshot = state.task(task)
         snapshot.address = f"{snapshot.address.rpartition(':')[0]}:{port}"
 
@@ -210,6 +214,7 @@ def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: 
 
 def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: RunPaths) -> None:
     state.status, state.exit_code, state.ended_at = Status(event.status), event.exit_code, now
+    state.reason, state.hint = event.reason, event.hint
     state.waits_for = None
     for node in state.nodes:
         _move_node(state, node, event.type)

@@ -51,9 +51,9 @@ def facts(node: str, folder: Path) -> Seen:
 
 
 def _needs(plan: Plan) -> Needs:
-    """GPUs and script the plan has checked itself."""
+    """GPUs, script and Estimator the plan has checked itself."""
     needs = preflight.needs_of(plan)
-    return Needs(needs.tensorflow, needs.gang, writes=needs.writes)
+    return Needs(tensorflow=needs.tensorflow, gang=needs.gang, writes=needs.writes)
 
 
 def _seen(plan: Plan, node: NodePlan, seen: Seen | None = None) -> Seen:

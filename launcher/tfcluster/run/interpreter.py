@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tfcluster.errors import InterpreterError
+from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan.plan import Interpreter
 
 _PACKAGES: Final = {
@@ -50,6 +50,7 @@ print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
 """`importlib.metadata` would tell the same, and takes three times as long as all of this."""
 
 _ANSWER_S: Final = 30.0
+NAME_ONE: Final = "name a Python, or the folder of a virtual environment: --python PATH"
 ON_PATH: Final = "python3 on PATH"
 _INSTALLED: Final = re.compile(
     r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info"  # egg: of Debian's own
@@ -79,11 +80,12 @@ def choose(
 ) -> Choice:
     """The first Python of the contract's order that exists, with its versions.
 
-    `explicit` is what was asked for, as a file, the folder of an environment, or a name on PATH;
-    relative to `base`. Raises InterpreterError when that one does not exist.
+    `explicit` is what was asked for, see `find`. Raises UsageError when that one does not exist.
     """
     if explicit:
-        path = _asked_for(explicit, explicit_why, base, environ)
+        path = find(explicit, base, environ)
+        if path is None:
+            raise UsageError(f"{not_there(explicit, base)} ({explicit_why})", cure=NAME_ONE)
         return read(path, explicit_why, environ=environ, cwd=workdir)
     path, why = next(_candidates(workdir, environ))
     return read(path, why, environ=environ, cwd=workdir)
@@ -101,7 +103,9 @@ def read(
     return Choice(lambda: _answer(asked, path, why))
 
 
-def _asked_for(python: str, why: str, base: Path, environ: Mapping[str, str]) -> str:
+def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
+    """The path of a Python that was asked for: a file or the folder of an environment, relative to
+    `base`, or a name on PATH. None where it does not exist."""
     if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
         return found
     path = Path(python).expanduser()
@@ -109,9 +113,14 @@ def _asked_for(python: str, why: str, base: Path, environ: Mapping[str, str]) ->
         absolute = base / candidate
         if absolute.is_file() and os.access(absolute, os.X_OK):
             return os.path.abspath(absolute)
-    cure = "name a Python, or the folder of a virtual environment: --python PATH"
-    where = os.path.abspath(base / path) if "/" in python else python
-    raise InterpreterError(f"there is no Python at {where} ({why})", cure=cure)
+    return None
+
+
+def not_there(python: str, base: Path) -> str:
+    """The sentence about one that `find` does not find."""
+    if "/" not in python:
+        return f"there is no {python} on PATH, and no such file in {base}"
+    return f"there is no Python at {os.path.abspath(base / Path(python).expanduser())}"
 
 
 def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -89,10 +89,7 @@ def _plan(
     """With the hosts of `tasks` taken for names of this machine."""
     listed = seats(loaded.spec, ())
     return plan_spec(
-        loaded.spec,
-        spec_path=loaded.path,
-        spec_dir=loaded.folder,
-        set_paths=loaded.set_paths,
+        loaded,
         python=python,
         args=args,
         here=frozenset(seat.host.strip("[]") for seat in listed if seat.id in tasks),

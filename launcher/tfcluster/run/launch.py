@@ -26,10 +26,11 @@ _NOTHING_DEALT: Mapping[TaskId, Dealt] = {}
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
-    """Have the node's agent hold the ports of its tasks for the whole run; 0 lets it choose."""
+    """Have the node's agent hold the ports of its tasks for the whole run; 0 lets it choose. One
+    that is started by hand can bind its own, as ours do."""
     wanted = [
         {"task": str(task.id), "host": task.host, "port": task.port}
-        for task in plan.tasks
+        for task in (*plan.tasks, *plan.by_hand)
         if task.node == node
     ]
     return {"type": "hold_ports", "ports": wanted}

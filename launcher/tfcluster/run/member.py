@@ -179,7 +179,7 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         task.id,
         task.node,
         serves=task.serves,
-        is_hooked=plan.hooks,
+        is_hooked=plan.hooks and not task.has_own_command,
         alone=restarts_alone(plan, task.id),
         asks_for_keras_3=asks_for_keras_3(task.command.env),
         attempt=attempt,

@@ -82,11 +82,6 @@ class RunPaths:
         return self.root / ".reserve"
 
     @property
-    def docker(self) -> Path:
-        """Which docker daemon the run's containers are at; of a run that has some."""
-        return self.root / "docker"
-
-    @property
     def preflight(self) -> Path:
         """What was seen of the nodes before the start."""
         return self.root / "preflight.json"
@@ -100,6 +95,11 @@ class RunPaths:
     def coordinator_log(self) -> Path:
         """What a coordinator in the background had to say; there only if it had."""
         return self.root / "coordinator.log"
+
+    @property
+    def waited(self) -> Path:
+        """There once `tfcluster wait` has reported how the run ended."""
+        return self.root / ".waited"
 
     @property
     def logs(self) -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.backends import bundle
 from tfcluster.errors import SurroundingsError
-from tfcluster.plan import checks, secrecy
+from tfcluster.plan import checks, joined, secrecy
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Plan
 from tfcluster.plan.surroundings import Surroundings
@@ -20,6 +20,7 @@ from tfcluster.run.surroundings import gather, nothing
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
+    from tfcluster.spec.load import LoadedSpec
     from tfcluster.spec.model import ClusterSpec
 
 
@@ -42,7 +43,10 @@ class Planned:
         """
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if self.args:
-            kept["job"]["args"] = [*kept["job"].get("args", ()), *self.args]
+            job = kept["job"]
+            own = [step for step in (job.get("per_task") or {}).values() if _takes_args(step)]
+            for step in (job, *own):
+                step["args"] = [*(step.get("args") or ()), *self.args]
         interpreter = self.plan.nodes[0].interpreter
         if self.python is not None and interpreter is not None:
             runtime = kept.setdefault("runtime", {})
@@ -55,10 +59,20 @@ class Planned:
         """What would make this plan fail on this machine; a plan can be shown in spite of it."""
         return tuple(checks.find(self.spec, self.plan, self.around))
 
+    def apart(self, names: Sequence[str]) -> Planned:
+        """The same without the tasks `names`, which the user starts by hand; raises UsageError."""
+        tasks = [joined.named((task.id for task in self.plan.tasks), name) for name in names]
+        return replace(self, plan=joined.apart(self.plan, tasks)) if tasks else self
+
     def require(self) -> Plan:
         """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""
         checks.require(self.spec, self.plan, self.around)
         return self.plan
+
+
+def _takes_args(own: Mapping[str, Any]) -> bool:
+    """Whether an entry of ``job.per_task`` does not leave the arguments to the job."""
+    return any(own.get(key) is not None for key in ("args", "script", "module", "command"))
 
 
 def plan_file(
@@ -75,15 +89,7 @@ def plan_file(
     from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
 
     loaded = load_file(source, sets=sets, options=options, hosts=hosts)
-    return plan_spec(
-        loaded.spec,
-        spec_path=loaded.path,
-        spec_dir=loaded.folder,
-        set_paths=loaded.set_paths,
-        python=python,
-        args=args,
-        meanwhile=meanwhile,
-    )
+    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
 
 
 def plan_again(
@@ -103,42 +109,33 @@ def plan_again(
     state = registry.load(run)
     spec_path = Path(state.spec) if state.spec else None
     folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
-    return plan_spec(
-        loaded.spec,
-        spec_path=spec_path,
-        spec_dir=Path(folder) if folder else None,
-        set_paths=loaded.set_paths,
-        python=python,
-        args=args,
-        meanwhile=meanwhile,
-    )
+    loaded = replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
+    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
 
 
 def plan_spec(
-    spec: ClusterSpec,
+    loaded: LoadedSpec,
     *,
-    spec_path: Path | None = None,
-    spec_dir: Path | None = None,
     python: str | None = None,
     args: Sequence[str] = (),
-    set_paths: Collection[str] = (),
     environ: Mapping[str, str] = os.environ,
     here: Collection[str] = (),
     meanwhile: Callable[[], None] = nothing,
 ) -> Planned:
-    """Plan `spec` for this machine, which is also called what `here` holds.
+    """Plan a spec for this machine, which is also called what `here` holds.
 
     `meanwhile` is called while the tasks' Python is asked what it is: with what takes time here.
 
-    Its paths are relative to `spec_dir`: the folder of `spec_path`, else the current one.
-    Raises UsageError (exit 2) and InterpreterError (exit 3) as `gather` and `make_plan` do.
+    Raises SpecError (exit 2) for what the spec names and is not there, UsageError (exit 2) and
+    InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
-    if spec_dir is None:
-        spec_dir = spec_path.absolute().parent if spec_path else Path.cwd()
+    from tfcluster.run import named_paths  # pydantic: only where a spec is read
+
+    named_paths.require(loaded, environ=environ, here=here, python=python)
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     around = gather(
-        spec,
-        spec_dir=spec_dir,
+        loaded.spec,
+        spec_dir=loaded.folder,
         bundle=str(folder),
         python=python,
         environ=environ,
@@ -146,10 +143,10 @@ def plan_spec(
         meanwhile=meanwhile,
     )
     plan = make_plan(
-        spec,
+        loaded.spec,
         around,
-        spec_path=str(spec_path) if spec_path else None,
+        spec_path=str(loaded.path) if loaded.path else None,
         args=args,
-        set_paths=set_paths,
+        set_paths=loaded.set_paths,
     )
-    return Planned(spec, plan, around, tuple(args), python)
+    return Planned(loaded.spec, plan, around, tuple(args), python)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tfcluster.plan.keras import is_from_2_16
 from tfcluster.plan.plan import Plan
 from tfcluster.run.seen import Seen
 
@@ -45,6 +46,8 @@ class Needs:
     """What a job asks of the nodes it runs on."""
 
     tensorflow: bool = True
+    estimator: bool = False
+    """The job uses ``tf.estimator``."""
     gang: bool = True
     """The nodes train as one, so that they must be alike; not so parameter servers, tuners, and
     commands whose Python nobody knows."""
@@ -70,6 +73,7 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
             highest[task.node] = max(highest.get(task.node, 0), *task.gpus)
     return Needs(
         tensorflow=plan.needs_tensorflow,
+        estimator=plan.needs_estimator,
         gang=known and plan.kind == "training" and plan.strategy == "multi_worker_mirrored",
         nccl=nccl,
         gpu_indexes=highest,
@@ -100,6 +104,10 @@ def _python(one: Seen, needs: Needs) -> Iterator[Finding]:
     if needs.tensorflow and "tensorflow" not in one.packages:
         cure = f"name a Python that has it: {_field_of_python(one.node)}"
         yield Finding(one.node, "TensorFlow", "its Python has no TensorFlow", cure)
+    if needs.estimator and is_from_2_16(one.packages):
+        what = f"tf.estimator ended with TensorFlow 2.15, and it has {one.packages['tensorflow']}"
+        cure = f"name a Python with TensorFlow 2.15: {_field_of_python(one.node)}"
+        yield Finding(one.node, "TensorFlow", what, cure)
     if one.imported is not None and "error" in one.imported and "tensorflow" in one.packages:
         what = f"import tensorflow fails: {one.imported['error']}"
         cure = f"try it there: {one.executable} -c 'import tensorflow'"

@@ -122,6 +122,20 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     raise UnknownRunError(f"no run is known as {run!r}", cure=cure)
 
 
+def to_wait_for(home_dir: Path | None = None) -> RunPaths:
+    """The run that `wait` means without a name.
+
+    The only live one; where none is live, the latest that was started in the background and has
+    not been waited for yet. Raises UnknownRunError (exit 2) where that names no run, or several.
+    """
+    known = runs(home_dir)
+    if all(snapshot.status.is_final for _, snapshot in known):
+        for paths, snapshot in reversed(known):
+            if snapshot.background and not paths.waited.exists():
+                return paths
+    return _only_live(known)
+
+
 def bytes_of(home_dir: Path, *, within_s: float = 0.3) -> int:
     """What all runs take on disk, bytes; of very many files only what can be counted in time."""
     until, total = time.monotonic() + within_s, 0

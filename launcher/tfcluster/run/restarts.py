@@ -17,7 +17,8 @@ class Restarts:
     """A unit is the gang (None), or a task that restarts alone; each has a budget of its own."""
 
     def __init__(self, plan: Plan, jitter: Callable[[], float]) -> None:
-        self._policy, self._jitter, self._joins = plan.supervision, jitter, plan.joins
+        self._policy, self._jitter = plan.supervision, jitter
+        self._joins, self._by_hand = plan.joins, bool(plan.by_hand)
         self._is_search = plan.kind == "tuner"
         self._past: dict[TaskId | None, Past] = defaultdict(Past)
         self._from_step: int | None = None
@@ -59,6 +60,8 @@ class Restarts:
         """
         if self._joins:
             return GiveUp("`join` starts nothing again: that is for whoever started it everywhere")
+        if self._by_hand:
+            return GiveUp("a task that was started by hand is not started again from here")
         furthest = self._furthest.get(unit, -1)
         progressed = step is not None and (step > furthest or self._is_search)
         self._furthest[unit] = max(furthest, step if step is not None else -1)

@@ -69,7 +69,7 @@ def order_for(plan: Plan, site: Site, calls: Calls, *, deep: bool = False) -> di
         "patience_s": PATIENCE_S,
         "folder": site.cache or str(site.paths.root),
         "folders": folders_of(plan, site.node),
-        "script": script_of(site.command(tasks[0].command)),
+        "script": _script(plan, site),
         "deep": deep,
     }
 
@@ -86,6 +86,19 @@ def folders_of(plan: Plan, node: str) -> list[str]:
         if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.source != "tfcluster"
     ]
     return list(dict.fromkeys(found + data))
+
+
+def _script(plan: Plan, site: Site) -> str | None:
+    """The script of the plan's first task as the node has it, where one of its tasks runs it."""
+    wanted = _below_cwd(plan.tasks[0].command)
+    mine = (task.command for task in plan.tasks if task.node == site.node)
+    same = next((one for one in mine if _below_cwd(one) == wanted), None)
+    return script_of(site.command(same)) if same is not None else None
+
+
+def _below_cwd(command: Command) -> str | None:
+    script = script_of(command)
+    return script and script.removeprefix(command.cwd)
 
 
 def script_of(command: Command) -> str | None:

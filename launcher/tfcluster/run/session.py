@@ -18,10 +18,10 @@ from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
 from tfcluster.plan import secrecy
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
-from tfcluster.run import contained, fold, folder
+from tfcluster.run import fold, folder
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome, Stop
-from tfcluster.run.events import Resumed, RunFinished, Status
+from tfcluster.run.events import Resumed, Status
 from tfcluster.run.harvest import Harvest
 from tfcluster.run.identity import this_process
 from tfcluster.run.journal import Journal
@@ -52,6 +52,7 @@ class Session:
         home_dir: Path,
         spec_folder: str | None = None,
         resume: Resume | None = None,
+        in_background: bool = False,
     ) -> None:
         """`resume` is what it begins with. Raises SurroundingsError for a backend that is not
         there, RunFolderError."""
@@ -61,12 +62,12 @@ class Session:
         folder.make_runtime_dir()
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = folder.make_new(partial(new_run_id, plan.name, now), home_dir)
-        contained.note(plan, home_dir, self.paths)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
             if not folder.write_json(path, data):
                 raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
+        state.background = in_background
         self._secrets = secrecy.values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.is_recorded = True
@@ -126,8 +127,9 @@ class Session:
         return self._fail(error)
 
     def _fail(self, error: TfclusterError) -> Outcome:
-        self.journal.record(RunFinished(status=Status.FAILED, exit_code=error.exit_code))
-        return veil_outcome(Outcome(Status.FAILED, error.exit_code, error), self._secrets)
+        outcome = Outcome(Status.FAILED, error.exit_code, error)
+        self.journal.record(outcome.event())
+        return veil_outcome(outcome, self._secrets)
 
 
 def _backend_of(node: NodePlan) -> Backend:

@@ -22,7 +22,7 @@ def chief_of(members: Iterable[TaskId]) -> TaskId:
 
 def chief_among(plan: Plan, members: Iterable[TaskId]) -> TaskId:
     """As `chief_of`, where `members` may be a part of the cluster, without its chief."""
-    return plan.chief if plan.joins else chief_of(members)
+    return plan.chief if plan.joins or plan.elsewhere else chief_of(members)
 
 
 def _rank(task: TaskId) -> tuple[bool, int]:

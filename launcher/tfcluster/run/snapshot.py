@@ -54,6 +54,8 @@ class RunSnapshot:
     """The coordinator's process id, with `pid_start` its start time in clock ticks since boot."""
     pid_start: int
     started_at: float
+    by_hand: dict[str, str] = field(default_factory=dict)
+    """Task that the user starts (``up --except``) → its address."""
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Node → process ids, ``{"local": {"pid": 12, "guard_pid": 13}}``, and `agent.fence`'s
     ``identity``."""
@@ -68,12 +70,18 @@ class RunSnapshot:
     spec_folder: str | None = None
     """What relative paths in the run's ``spec.json`` are relative to."""
     workdir: str | None = None
+    background: bool = False
+    """Whether it was started with ``-d``."""
     runtime_dir: str | None = None
     """Folder of the coordinator's socket, which another shell may look for elsewhere."""
     resumed_from: dict[str, Any] | None = None
     """run and step of ``up --resume``."""
     diagnosis: dict[str, Any] | None = None
     """root_cause (task, reason, hint, exit_code or signal) and collateral."""
+    reason: str | None = None
+    """Why the run ended so, where that is not, or not only, a task's own failure."""
+    hint: str | None = None
+    """What to do about `reason`."""
     waits_for: str | None = None
     """What a restart waits for, in words: a pause, a node's lease."""
     restarts: list[dict[str, Any]] = field(default_factory=list)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.agent import cores, machine
 from tfcluster.errors import InterpreterError, UsageError
-from tfcluster.plan import checks, command
+from tfcluster.plan import command
 from tfcluster.plan.cluster import by_node, seats
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
@@ -46,14 +46,13 @@ def gather(
 
     `spec_dir`: the folder of the spec; `bundle`: where the bundle lies unpacked on this
     machine; `python`: the value of ``--python``; `here`: more names of this machine;
-    `meanwhile`: called while the tasks' Python tells what it is. Raises InterpreterError (exit 3)
-    for a Python that was asked for and is not there, UsageError (exit 2) for an unreadable
-    ``env_file``.
+    `meanwhile`: called while the tasks' Python tells what it is. Raises UsageError (exit 2) for a
+    Python that was asked for and is not there, and for an unreadable ``env_file``.
     """
     seen = Surroundings(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
-        addresses=_addresses_to_compare(spec).union(here),
+        addresses=addresses_to_compare(spec).union(here),
         cores=Cores(tuple(map(tuple, cores.by_node())), cores.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
@@ -69,7 +68,7 @@ def _docker_is_here(environ: Mapping[str, str]) -> bool:
     return docker_client.is_here(environ)
 
 
-def _addresses_to_compare(spec: ClusterSpec) -> frozenset[str]:
+def addresses_to_compare(spec: ClusterSpec) -> frozenset[str]:
     """`own_addresses`, unless loopback is all that is written: that is here on any machine."""
     return frozenset() if all(map(is_loopback, spec.hosts)) else own_addresses()
 
@@ -121,7 +120,6 @@ def _with_job(
     python: str | None,
     meanwhile: Callable[[], None],
 ) -> Surroundings:
-    paths = [path for path, _, _ in checks.needed_paths(spec, seen)]
     env_file = _env_file(spec, seen)
     choices = _interpreters(spec, seen, workdir, python)
     own = _code(spec, (workdir,))
@@ -132,7 +130,6 @@ def _with_job(
         env_file=env_file,
         imports=own.imports if own is not None else None,
         code=own or _code(spec, (workdir, Path(seen.bundles[LOCAL]) / "workers")),
-        absent=frozenset(path for path in paths if not os.path.exists(path)),
     )
 
 
@@ -142,7 +139,7 @@ def _interpreters(
     """Of a remote node only what the spec says; the node itself knows the rest."""
     found = {}
     for node, its_seats in by_node(seats(spec, seen.addresses)).items():
-        wish, why = (python, "--python") if python else python_wish(spec, its_seats[0].host)
+        wish, why = (python, "--python") if python else _wish(spec, its_seats[0].host)
         if its_seats[0].backend == DOCKER:
             found[node] = known(_of_image(wish, why))
             continue
@@ -164,13 +161,18 @@ def _of_image(wish: str | None, why: str) -> Interpreter:
     return Interpreter(wish or "python3", why or "the image's")
 
 
-def python_wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
-    """(Python, field) that the spec asks for on `host`; (None, "") where it does not."""
+def python_wish(spec: ClusterSpec, host: str) -> tuple[str, tuple[str, ...]] | None:
+    """The Python that the spec asks for on `host`, and the field; None where it does not."""
     for key in (host, "*"):
         settings = spec.runtime.hosts.get(key)
         if settings is not None and settings.python:
-            return settings.python, f"runtime.hosts.{key}.python"
-    return (spec.runtime.python, "runtime.python") if spec.runtime.python else (None, "")
+            return settings.python, ("runtime", "hosts", key, "python")
+    return (spec.runtime.python, ("runtime", "python")) if spec.runtime.python else None
+
+
+def _wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
+    found = python_wish(spec, host)
+    return (found[0], ".".join(found[1])) if found is not None else (None, "")
 
 
 def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], ...]:
@@ -187,31 +189,34 @@ def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], .
 
 def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
     """What the job's own files say; None for a module that is below none of `folders`."""
-    start = _first_file(spec, folders)
-    if start is None or not start.is_file():
+    starts = [_first_file(program, folders) for program in command.programs(spec.job)]
+    waiting = list(dict.fromkeys(one for one in starts if one is not None and one.is_file()))
+    if not waiting:
         return None
-    found = Code()
-    seen, waiting = {start}, [start]
+    found, seen = Code(), {*waiting}
+    beside = tuple(start.parent for start in waiting)
     while waiting and len(seen) <= _MOST_FILES:
-        read = _read_code(waiting.pop())
+        path = waiting.pop()
+        read = _read_code(path, folders[0], is_start=path in starts)
         found |= read
-        new = {f for n in read.imports for f in _siblings(n, (start.parent, *folders))} - seen
+        new = {f for n in read.imports for f in _siblings(n, (*beside, *folders))} - seen
         seen |= new
         waiting += new
     return found
 
 
-def _first_file(spec: ClusterSpec, folders: tuple[Path, ...]) -> Path | None:
-    if spec.job.script is not None:
-        return folders[0] / spec.job.script
-    if spec.job.module is None:
+def _first_file(program: command.Program, folders: tuple[Path, ...]) -> Path | None:
+    if program.script is not None:
+        return folders[0] / program.script
+    if program.module is None:
         return None
-    return next(_siblings(spec.job.module, folders), None)
+    return next(_siblings(program.module, folders), None)
 
 
-def _read_code(path: Path) -> Code:
+def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
+    file = str(path.relative_to(workdir) if path.is_relative_to(workdir) else path)
     try:
-        return Code.read(path.read_text(encoding="utf-8"))
+        return Code.read(path.read_text(encoding="utf-8"), file=file, is_start=is_start)
     except (OSError, UnicodeDecodeError):
         return Code()
 

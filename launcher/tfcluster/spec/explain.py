@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -93,7 +95,7 @@ def _cure(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
         return f"write it in quotes: {json.dumps(json.dumps(given))}"
     if kind in ("tuple_type",) and isinstance(given, str):
-        return f"write it in brackets: {json.dumps([given])}"
+        return f"write it in brackets: {json.dumps(_as_list(given, path))}"
     if kind in _LIMITS:
         _, word, limit = _LIMITS[kind]
         return f"write {word} {context[limit]}"
@@ -105,6 +107,14 @@ def _cure(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
         return 'write for example 2, or ["10.0.0.1:2222", "10.0.0.2:2222"]'
     example = _example(path)
     return f"write for example {json.dumps(example)}" if example is not None else ""
+
+
+def _as_list(text: str, path: Path) -> list[str]:
+    """A command line as its words; any other text is one item."""
+    if path[-1] in ("args", "command"):
+        with contextlib.suppress(ValueError):  # a quote that is not closed
+            return shlex.split(text)
+    return [text]
 
 
 def _example(path: Path) -> Any:

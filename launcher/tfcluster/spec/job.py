@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -23,6 +24,12 @@ def _is_module(value: str) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 Module = Annotated[str, AfterValidator(_is_module)]
+
+
+def _starts_beside_the_first(given: Sequence[str]) -> Iterator[Finding]:
+    for name in given[1:]:
+        message = f"both {given[0]} and {name} are given"
+        yield Finding((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
 
 
 class Step(Section):
@@ -49,13 +56,54 @@ class Step(Section):
         if not given:
             cure = 'add for example "script": "train.py"'
             yield Finding((), "nothing to run: no script, module or command", cure)
-        for name in given[1:]:
-            message = f"both {given[0]} and {name} are given"
-            yield Finding((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
+        yield from _starts_beside_the_first(given)
 
 
 class Prepare(Step):
     """Runs once per node before the gang, without TF_CONFIG; its failure ends the run."""
+
+
+_TASK_KEY = re.compile(r"(chief|worker|ps|evaluator)(:(0|[1-9]\d{0,4}))?", re.ASCII)
+_JOBS = ("chief", "worker", "ps", "evaluator")
+
+
+def _is_task_key(value: str) -> str:
+    if not _TASK_KEY.fullmatch(value):
+        job, colon, index = value.partition(":")
+        near = difflib.get_close_matches(job.lower(), _JOBS, n=1)
+        if near and (index.isdecimal() or not colon):
+            cure = f'did you mean "{near[0]}{colon}{index}"?'
+        else:
+            cure = f'write one of {", ".join(_JOBS)}, or one task of them: "worker:1"'
+        raise wrong(f"{shorten(value)} names no job and no task", cure)
+    return value
+
+
+TaskKey = Annotated[str, AfterValidator(_is_task_key)]
+"""All tasks of a job (``ps``), or one of them (``worker:1``)."""
+
+
+class OwnStep(Section):
+    """What some tasks run instead; a program of their own does not get `job.args`."""
+
+    script: Text | None = documented(None, "Their own script, relative to `job.workdir`.", "ps.py")
+    module: Module | None = documented(None, "Their own Python module.", "tfcluster_workers.server")
+    command: Listed[Text] | None = documented(
+        None, "Their own program, as a list.", ["bash", "serve.sh"], min_length=1
+    )
+    args: Listed[str] | None = documented(
+        None, "Arguments instead of `job.args`; null: those of the job.", ["serve", "--port", "0"]
+    )
+
+    @property
+    def has_program(self) -> bool:
+        return bool(self.script or self.module or self.command)
+
+    @model_validator(mode="after")
+    def _has_at_most_one_start(self) -> Self:
+        given = [name for name in ("script", "module", "command") if getattr(self, name)]
+        RulesBroken.check(_starts_beside_the_first(given))
+        return self
 
 
 class Job(Step):
@@ -103,4 +151,10 @@ class Job(Step):
         None,
         "Run once per node before the tasks, without TF_CONFIG, with its own log.",
         {"script": "prepare.py"},
+    )
+    per_task: dict[TaskKey, OwnStep] = documented(
+        {},
+        "What single jobs or tasks run instead: other arguments, or a program of their own. An "
+        "entry for `worker:1` wins over one for `worker`.",
+        {"ps": {"args": ["serve"]}, "worker:1": {"args": ["train", "--verbose"]}},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -33,6 +33,8 @@ class LoadedSpec:
     """What the spec's relative paths are relative to; of standard input: the working directory."""
     set_paths: frozenset[str]
     """Dotted paths given with ``--set``."""
+    problem: Callable[[Finding], Problem]
+    """A finding about the spec, with its place: ``file:line:column``, or the option."""
 
 
 def load(source: str | FilePath | None = None, *, sets: Sequence[str] = ()) -> ClusterSpec:
@@ -63,10 +65,10 @@ def from_value(
     where: str,
     sets: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-) -> ClusterSpec:
+) -> LoadedSpec:
     """A spec made from options (`tfcluster run`); `where` stands before each of its problems."""
     source = Source(json.dumps(value), where, None, FilePath.cwd(), has_places=False)
-    return _load(source, _overrides(sets, {}), hosts).spec
+    return _load(source, _overrides(sets, {}), hosts)
 
 
 def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostChoice) -> LoadedSpec:
@@ -76,13 +78,15 @@ def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostCho
     if named := read_hosts(hosts):
         value, places = spread(value, named, workers=hosts.workers)
         value, chosen = _apply(value, places), (*chosen, *places)
-    spec = _Check(value, document, source, chosen).spec()
+    check = _Check(value, document, source, chosen)
+    spec = check.spec()
     if hosts.include or hosts.exclude:
         left = select(value, spec, hosts)
-        spec = _Check(left.value, document, source, (*chosen, left.override)).spec()
+        check = _Check(left.value, document, source, (*chosen, left.override))
+        spec = check.spec()
         set_paths = [left.path_now(path) for path in set_paths if path is not None]
     dotted_paths = frozenset(dotted(path) for path in set_paths if path is not None)
-    return LoadedSpec(spec, source.path, source.folder, dotted_paths)
+    return LoadedSpec(spec, source.path, source.folder, dotted_paths, check.problem)
 
 
 def _parse(source: Source) -> positions.Document:
@@ -141,7 +145,7 @@ class _Check:
         spec, found = _validate(self._named())
         if spec is None or repeated:
             ordered = sorted([*repeated, *found], key=self._offset)
-            raise SpecError([self._problem(finding) for finding in dict.fromkeys(ordered)])
+            raise SpecError([self.problem(finding) for finding in dict.fromkeys(ordered)])
         return spec
 
     def _named(self) -> Any:
@@ -160,7 +164,7 @@ class _Check:
         )
         return Problem(self._place(("version",), on_key=False), message)
 
-    def _problem(self, finding: Finding) -> Problem:
+    def problem(self, finding: Finding) -> Problem:
         place = self._place(finding.path, on_key=finding.on_key)
         return Problem(place, self._named_in_full(finding), finding.cure)
 

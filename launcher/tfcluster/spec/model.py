@@ -23,6 +23,7 @@ from tfcluster.spec.cluster import (
 )
 from tfcluster.spec.fields import (
     Finding,
+    Path,
     RulesBroken,
     Section,
     documented,
@@ -30,7 +31,7 @@ from tfcluster.spec.fields import (
     shorten,
     wrong,
 )
-from tfcluster.spec.job import Job, Prepare, Step
+from tfcluster.spec.job import Job, OwnStep, Prepare, Step
 from tfcluster.spec.sections import (
     Checkpoints,
     Host,
@@ -51,6 +52,7 @@ __all__ = [
     "Job",
     "JobName",
     "Keras",
+    "OwnStep",
     "Prepare",
     "Resources",
     "Runtime",
@@ -61,6 +63,7 @@ __all__ = [
 ]
 
 VERSION = 1
+_NAMED = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
@@ -120,6 +123,7 @@ class ClusterSpec(Section):
                 *self._about_strategy(),
                 *self._about_secrets(),
                 *self._about_counts(),
+                *self._about_own_steps(),
                 *search.find_mistakes(self),
             )
         )
@@ -191,15 +195,30 @@ class ClusterSpec(Section):
                 message = f"the value of the secret {name} is written in job.env"
                 yield Finding(("job", "secrets", index), message, cure)
 
+    def _about_own_steps(self) -> Iterator[Finding]:
+        tasks = [f"{job}:{n}" for job in JOBS for n in range(count(self.cluster, job))]
+        jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
+        for key in self.job.per_task:
+            if key not in jobs and key not in tasks:
+                some = ", ".join([*jobs, *tasks][:_NAMED])
+                message = f"the cluster has no {key}"
+                yield Finding(("job", "per_task", key), message, f"it has {some}", on_key=True)
+
     def _about_counts(self) -> Iterator[Finding]:
         least, trainers = self.supervision.min_workers, count_trainers(self.cluster)
         if least is not None and least > trainers:
             cure = f"write 1 to {trainers}"
             message = f"min_workers is {least}, the cluster has {trainers}"
             yield Finding(("supervision", "min_workers"), message, cure)
-        listed = self.resources.gpus
-        if isinstance(listed, tuple) and len(set(listed)) < len(listed):
-            yield Finding(("resources", "gpus"), "a GPU is listed twice", "list each index once")
+        lists: list[tuple[Path, object]] = [(("resources", "gpus"), self.resources.gpus)]
+        for job, tasks in self.cluster.items():
+            entries = () if isinstance(tasks, int) else tasks
+            lists += (
+                (("cluster", job, index, "gpus"), entry.gpus) for index, entry in enumerate(entries)
+            )
+        for path, listed in lists:
+            if isinstance(listed, tuple) and len(set(listed)) < len(listed):
+                yield Finding(path, "a GPU is listed twice", "list each index once")
 
     @property
     def task_count(self) -> int:

@@ -89,7 +89,7 @@ def _walk(node: Node, path: tuple[str, ...]) -> Iterator[str]:
             if key not in ("chief", "ps", "evaluator"):  # as `worker`
                 yield from _walk(child, (*path, key))
         if isinstance(items := form.get("additionalProperties"), dict):
-            yield from _walk(items, (*path, "HOST"))
+            yield from _walk(items, (*path, "TASK" if path[-1:] == ("per_task",) else "HOST"))
         if isinstance(items := form.get("items"), dict):
             yield from _walk(items, (*path, "0"))
 

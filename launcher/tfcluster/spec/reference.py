@@ -19,6 +19,10 @@ A spec is JSON, or JSONC (comments, commas after the last item) in a file that e
 Unknown keys are errors; keys that begin with `x-` are ignored. Durations end in `_s`, are seconds,
 and take `"500ms"`, `"90s"`, `"5m"`, `"12h"`, `"2d"` too. `--set a.b=c` overrides any field:
 `--set supervision.grace_s=2m --set cluster.worker.0=10.0.0.7:2222`.
+
+What a spec names on this machine must be there: workdir, scripts, `env_file`, Python, and for other
+hosts something that each glob of `include` matches. `validate`, `plan`, `doctor` and `up` show each
+thing that is missing with its line, and exit with 2.
 """
 _KINDS = {
     "string": "text",
@@ -65,7 +69,8 @@ def _objects(path: str, field: Node) -> Iterator[tuple[str, Node]]:
         if isinstance(form.get("items"), dict):
             yield from _objects(f"{path}.N", form["items"])
         if isinstance(form.get("additionalProperties"), dict):
-            yield from _objects(f"{path}.HOST", form["additionalProperties"])
+            key = "TASK" if path == "job.per_task" else "HOST"
+            yield from _objects(f"{path}.{key}", form["additionalProperties"])
 
 
 def _takes(field: Node) -> str:

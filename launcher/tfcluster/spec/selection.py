@@ -92,8 +92,26 @@ def _selection(
         moved |= {(job, old): new for new, old in enumerate(stay)}
         cluster[job] = [cluster[job][old] for old in stay] or None
     gone = {task.host for task in tasks} - {task.host for task in kept}
-    changed = {**without_settings_of(value, gone), "cluster": cluster}
+    changed = {**_with_own_steps(without_settings_of(value, gone), moved), "cluster": cluster}
     return Selection(changed, Override(("cluster",), cluster, place), moved)
+
+
+def _with_own_steps(
+    value: Mapping[str, Any], moved: Mapping[tuple[str, int], int]
+) -> Mapping[str, Any]:
+    """``job.per_task`` by the new numbers, without what is left out."""
+    job = value.get("job")
+    own = job.get("per_task") if isinstance(job, Mapping) else None
+    if not isinstance(job, Mapping) or not isinstance(own, Mapping):
+        return value
+    steps = {}
+    for key, step in own.items():
+        name, colon, index = key.partition(":")
+        if not colon and any(job_name == name for job_name, _ in moved):
+            steps[key] = step
+        elif colon and (new := moved.get((name, int(index)))) is not None:
+            steps[f"{name}:{new}"] = step
+    return {**value, "job": {**job, "per_task": steps}}
 
 
 def _tasks(spec: ClusterSpec) -> Iterator[_Task]:

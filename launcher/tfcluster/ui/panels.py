@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tfcluster.run.paths import RunPaths
@@ -10,6 +11,7 @@ from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.run.status import Status
 from tfcluster.ui import story, trials
 from tfcluster.ui.formats import (
+    cut_to_columns,
     format_bytes,
     format_duration,
     format_exit,
@@ -17,8 +19,12 @@ from tfcluster.ui.formats import (
     plural,
     signal_name,
 )
-from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim
+from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
 
+_UNLIMITED = 100_000
+_GAP = 2
+_LEAST_REASON = 20
+"""Columns below which a reason cut short says nothing."""
 HOME_IS_LARGE = 10_000_000_000
 """Bytes of all runs together above which the summary names `prune`."""
 
@@ -87,14 +93,21 @@ def status_panel(
     pairs += _places(snapshot, paths)
     parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot, now)]
     parts += trials.parts(snapshot, now=None if snapshot.status.is_final else now)
-    parts += story.cause(snapshot)
+    parts += [*story.reason(snapshot), *story.cause(snapshot)]
     parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
 
 
-def runs_grid(snapshots: Sequence[RunSnapshot], *, now: float, here: str | None = None) -> Grid:
-    """What `ps` lists, newest last; `here` is this host's name."""
+def runs_grid(
+    snapshots: Sequence[RunSnapshot],
+    *,
+    now: float,
+    here: str | None = None,
+    width: int | None = None,
+) -> Grid:
+    """What `ps` lists, newest last; `here` is this host's name. Why runs failed is cut to what
+    room is left of `width` columns."""
     rows = tuple(
         (
             run.run,
@@ -106,7 +119,13 @@ def runs_grid(snapshots: Sequence[RunSnapshot], *, now: float, here: str | None 
         for run in snapshots
     )
     headers = ("RUN", "STATUS", "TASKS", "STEP", "STARTED")
-    return Grid(headers, rows, right=frozenset({"TASKS", "STEP"}))
+    grid = Grid(headers, rows, right=frozenset({"TASKS", "STEP"}))
+    reasons = [story.in_short(run) for run in snapshots]
+    if width is not None:
+        room = width - max(map(len, part_lines(grid, _UNLIMITED)), default=0) - _GAP
+        reasons = [cut_to_columns(why, room) if room >= _LEAST_REASON else "" for why in reasons]
+    more = tuple((*row, why) for row, why in zip(rows, reasons, strict=True))
+    return replace(grid, headers=(*headers, "REASON"), rows=more).without_empty_columns()
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -78,7 +79,7 @@ def format_exports(
             lines.append(f"export {var.name}={shell.value(var, is_remote=task.node != LOCAL)}")
         elif known.get(var.name) != var.value:
             lines.append(f"# {var.name} is secret and not shown ({var.source}): export it yourself")
-    return lines
+    return [*lines, f"# start it: {shell.start(task)}"]
 
 
 def _assignment(var: EnvVar, *, is_remote: bool) -> str:
@@ -97,11 +98,33 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
         pairs.append(("image", ", ".join(plan.images)))
     pairs += _workdirs(plan)
     pairs += _pythons(plan)
-    if plan.tasks:
-        pairs.append(("command", shlex.join(plan.tasks[0].command.argv)))
+    pairs += _commands(plan)
     for command in list(plan.prepare.values())[:1]:
         pairs.append(("prepare", shlex.join(command.argv)))
     return tuple(pairs)
+
+
+def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What most tasks run, and under their names what others do instead."""
+    of_tasks: dict[str, list[str]] = {}
+    for task in plan.tasks:
+        of_tasks.setdefault(_command(task), []).append(str(task.id))
+    usual = max(of_tasks, key=lambda argv: len(of_tasks[argv]), default="")
+    for argv, names in of_tasks.items():
+        some = ", ".join(names[:_NAMED]) + (
+            f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+        )
+        shown = shlex.join(next(t for t in plan.tasks if str(t.id) == names[0]).command.argv)
+        yield "command" if argv == usual else f"command of {some}", shown
+
+
+def _command(task: TaskPlan) -> str:
+    """Equal for tasks that run the same, each with its own node's Python and folders."""
+    program, *words = task.command.argv
+    name = re.sub(r"^python[\d.]*$", "python", program.rpartition("/")[2])
+    ours = "/tfcluster_workers/boot.py"
+    plain = ["" if word.endswith(ours) else word.removeprefix(task.command.cwd) for word in words]
+    return shlex.join([name, *plain])
 
 
 def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,8 @@ import re
 import shlex
 
 from tfcluster.plan import remote
-from tfcluster.plan.plan import Command, EnvVar
+from tfcluster.plan.plan import Command, EnvVar, TaskPlan
+from tfcluster.plan.surroundings import LOCAL
 
 _NAMES = re.compile(rf"(^~(?=/|$)|{re.escape(remote.CACHE)}|{re.escape(remote.RUN)})")
 
@@ -19,6 +20,13 @@ def line(command: Command, *, is_remote: bool) -> str:
         is_path = is_remote and remote.is_ours(word, command)
         shown.append(_there(word) if is_path else shlex.quote(word))
     return " ".join(shown)
+
+
+def start(task: TaskPlan) -> str:
+    """The line that starts a task in its folder."""
+    far = task.node != LOCAL
+    where = folder(task.command.cwd, is_remote=far)
+    return f"cd {where} && {line(task.command, is_remote=far)}"
 
 
 def folder(path: str, *, is_remote: bool) -> str:

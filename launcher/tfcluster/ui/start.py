@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tfcluster.plan.plan import Interpreter, Plan
+from tfcluster.plan.surroundings import LOCAL
 from tfcluster.run.paths import RunPaths
+from tfcluster.ui import shell
 from tfcluster.ui.ports import open_ports
-from tfcluster.ui.render import Facts, Grid, Panel, Part
+from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim
 from tfcluster.ui.story import resumed
 
 _TASKS_LISTED = 16
@@ -33,12 +35,12 @@ def start_panel(
     cluster = [task for task in plan.listening if task.in_cluster]
     if listening := [held.get(str(task.id), task.port) for task in cluster]:
         pairs.append(("open ports", open_ports(plan, listening)))
-    if plan.elsewhere:
+    if plan.joins and plan.elsewhere:
         pairs.append(("elsewhere", _elsewhere(plan)))
     pairs.append(("folder", str(paths.root)))
     if resumes is not None:
         pairs.append(("resumes", resumed(*resumes)))
-    parts: list[Part] = [Facts(tuple(pairs)), _task_grid(plan, held)]
+    parts: list[Part] = [Facts(tuple(pairs)), _task_grid(plan, held), *_by_hand(plan, paths, held)]
     parts += [f"note: {note}" for note in plan.notes]
     return Panel(paths.run_id, tuple(parts))
 
@@ -81,6 +83,24 @@ def _elsewhere(plan: Plan) -> str:
     """The tasks that are not started from here."""
     shown = [f"{task.id} at {task.address}" for task in plan.elsewhere[:_TASKS_LISTED]]
     return ", ".join(shown) + (", …" if len(plan.elsewhere) > len(shown) else "")
+
+
+def _by_hand(plan: Plan, paths: RunPaths, held: Mapping[str, int]) -> list[Part]:
+    """What its user types to start each task that is left to be started by hand."""
+    parts: list[Part] = []
+    for task in plan.by_hand:
+        port = held.get(str(task.id), task.port)
+        parts.append(f"{task.id} is yours to start, at {task.host}:{port}:")
+        if task.node == LOCAL:
+            exports = f'eval "$(tfcluster env {paths.run_id[-4:]} {task.id})"'
+            parts.append(Verbatim((f"({exports} && {shell.start(task)})",)))
+        else:
+            spec = plan.spec_path or "SPEC"
+            line = f"tfcluster env {spec} {task.id}"
+            parts.append(
+                f"on {task.host}, `{line}` prints its environment and the line to start it"
+            )
+    return parts
 
 
 def _task_grid(plan: Plan, held: Mapping[str, int]) -> Part:

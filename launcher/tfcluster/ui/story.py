@@ -8,6 +8,7 @@ from typing import Any
 
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.run.status import Status
+from tfcluster.ui import pages
 from tfcluster.ui.formats import format_duration, plural
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
@@ -60,6 +61,9 @@ def facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     pairs = []
     if begun := snapshot.resumed_from:
         pairs.append(("resumed", resumed(str(begun.get("run")), begun.get("step"))))
+    if snapshot.by_hand:
+        yours = [f"{task} at {address}" for task, address in snapshot.by_hand.items()]
+        pairs.append(("by hand", ", ".join(yours)))
     if (attempt := attempt_of_all(snapshot)) > 1:
         most = [event["of"] for event in snapshot.restarts if "of" in event]
         pairs.append(("attempt", f"{attempt} of {most[-1]}" if most else str(attempt)))
@@ -103,6 +107,21 @@ def log_of_cause(snapshot: RunSnapshot) -> str | None:
     return re.sub(r"attempt-\d+", f"attempt-{found['attempt']}", log, count=1)
 
 
+def reason(snapshot: RunSnapshot) -> list[str]:
+    """Why the run ended so, where that is not only a task's own failure, as paragraphs."""
+    if not snapshot.reason:
+        return []
+    return [f"reason: {snapshot.reason}", *([f"→ {snapshot.hint}"] if snapshot.hint else [])]
+
+
+def in_short(snapshot: RunSnapshot) -> str:
+    """The first line of why a run has not succeeded; empty where nothing is known."""
+    found = snapshot.reason or ""
+    if not found and (root := root_cause(snapshot)):
+        found = f"{root.get('task')}: {root.get('reason', '')}"
+    return found.partition("\n")[0]
+
+
 def cause(snapshot: RunSnapshot) -> list[str]:
     """The diagnosis as paragraphs; empty without one."""
     found = root_cause(snapshot)
@@ -125,8 +144,9 @@ def wants_cleaning(snapshot: RunSnapshot) -> bool:
 
 
 def cures(root_cause: Mapping[str, Any]) -> list[str]:
-    """What helps, and where it is explained."""
-    where = f" ({root_cause['docs']})" if root_cause.get("docs") else ""
+    """What helps, and the command that prints its explanation."""
+    docs = root_cause.get("docs")
+    where = f" (`tfcluster help {pages.topic(str(docs))}`)" if docs else ""
     return [f"→ {root_cause['hint']}{where}"] if root_cause.get("hint") else []
 
 

@@ -208,7 +208,6 @@ def test_imports_that_listen_are_not_forked(stage: Stage) -> None:
     [
         (["no_such_module"], {}, "ModuleNotFoundError"),
         (["json"], {"PYTHONPATH": "lib"}, "relative"),
-        (["json:no_such_part"], {}, "AttributeError"),
     ],
 )
 def test_what_cannot_be_imported_is_told_and_tasks_start_cold(

@@ -131,9 +131,9 @@ def test_whose_cores_are_shared_out_depends_on_where_the_daemon_is(tmp_path: Pat
 
 def test_a_leftover_is_what_a_dead_coordinator_of_this_user_left() -> None:
     _, mine = docker_leftovers.labels("run")[-1].split("=")
-    assert not docker_leftovers._is_orphan(mine)  # it lives: it is this process
+    assert not docker_leftovers.is_orphan(mine)  # it lives: it is this process
     here = f"{socket.gethostname()}/{os.getuid()}"
-    assert docker_leftovers._is_orphan(f"{here}/{os.getpid()}/1")  # its number was given again
-    assert not docker_leftovers._is_orphan(f"elsewhere/{os.getuid()}/1/1")
-    assert not docker_leftovers._is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
-    assert not docker_leftovers._is_orphan("")
+    assert docker_leftovers.is_orphan(f"{here}/{os.getpid()}/1")  # its number was given again
+    assert not docker_leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")
+    assert not docker_leftovers.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
+    assert not docker_leftovers.is_orphan("")

@@ -135,6 +135,18 @@ def test_ports_of_all_its_tasks_are_told() -> None:
         vetting.check_owner(told, {"worker:0", "worker:1"})
 
 
+def test_of_a_task_started_by_hand_only_its_port_is_told() -> None:
+    told = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
+    vetting.check_owner(told, {"worker:0"}, by_hand={"worker:1"})
+    with pytest.raises(ProtocolError, match="without worker:1"):
+        vetting.check_owner(
+            told | {"ports": {"worker:0": 2222}}, {"worker:0"}, by_hand={"worker:1"}
+        )
+    started = {"type": "task_started", "task": "worker:1"}
+    with pytest.raises(ProtocolError, match="no task of its own"):
+        vetting.check_owner(started, {"worker:0"}, by_hand={"worker:1"})
+
+
 def test_steps_are_anybodys() -> None:
     vetting.check_owner({"type": "task_started", "task": "prepare"}, {"worker:0"}, {"prepare"})
 

@@ -71,7 +71,7 @@ def test_a_python_without_tensorflow_is_no_place_for_tasks(
 
 def test_a_python_that_is_not_there_is_an_error(doctor: Tfcluster) -> None:
     done = doctor("--python", "/no/such/python")
-    assert done.returncode == 3
+    assert done.returncode == 2
     assert "there is no Python at /no/such/python" in done.stderr
 
 
@@ -84,21 +84,31 @@ def test_a_sound_spec_is_said_to_be_one_and_nothing_is_started(
     assert not (tmp_path / "home").exists()
 
 
-def test_a_taken_port_a_missing_script_and_a_folder_of_nobody_are_told_together(
+def test_a_taken_port_and_a_folder_of_nobody_are_told_together(
     tmp_path: Path, doctor: Tfcluster
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as thief:
         port = thief.getsockname()[1]
         spec = written(tmp_path, port, checkpoints={"dir": "/proc/exp"})
-        (tmp_path / "train.py").unlink()
         done = doctor(spec, "--json")
     assert done.returncode == 3
     look = json.loads(done.stdout)
     assert not look["ok"]
     told = {finding["check"]: finding["what"] for finding in look["findings"]}
     assert f"port 127.0.0.1:{port} (worker:0) is in use: held by pid {os.getpid()}" in told["ports"]
-    assert told["spec"] == f"there is no script at {tmp_path}/train.py"
     assert told["folders"].startswith("/proc/exp cannot be written")
+
+
+def test_a_gpu_that_is_not_there_stops_doctor_and_up_and_is_told_by_plan(
+    tmp_path: Path, doctor: Tfcluster
+) -> None:
+    spec = written(tmp_path, resources={"gpus": [1023]})
+    asked = "resources.gpus asks for GPU 1023, and this machine has"
+    for command, code in (("doctor", 3), ("up", 3), ("plan", 0)):
+        done = doctor(spec, command=command)
+        assert done.returncode == code, done.stderr
+        assert asked in done.stdout + done.stderr
+    assert not (tmp_path / "home" / "runs").exists()
 
 
 def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -111,7 +113,7 @@ def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
 def test_down_of_a_run_that_is_over_says_how_it_ended(make_run: MakeRun) -> None:
     paths = make_run(status="failed", exit_code=1)
     code, _, said = run("down", paths.run_id)
-    assert (code, said) == (0, f"{paths.run_id} is failed\n")
+    assert (code, said) == (0, f"{paths.run_id} had already ended: failed\n")
 
 
 def test_down_without_a_live_run(make_run: MakeRun) -> None:
@@ -126,6 +128,58 @@ def test_down_of_a_coordinator_that_does_not_listen_names_its_pid(make_run: Make
     assert code == 3
     assert f"pid {this_process().pid}" in said
     assert f"kill {this_process().pid}" in said
+
+
+@pytest.fixture
+def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunPaths], None]:
+    """Notes that a run, whose coordinator is gone, had used a docker that no longer answers."""
+    client = tmp_path / "docker"
+    client.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def note(paths: RunPaths) -> None:
+        folder = paths.root.parents[1] / "containers"
+        folder.mkdir(exist_ok=True)
+        coordinator = f"{socket.gethostname()}/{os.getuid()}/1/1"
+        (folder / paths.run_id).write_text(f"DOCKER_HOST=unix:///away\n{coordinator}\n")
+
+    return note
+
+
+def test_what_does_not_answer_does_not_keep_down_all_from_the_rest(
+    make_run: MakeRun,
+    lost: RunPaths,
+    away: Callable[[RunPaths], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tfcluster.cli.down.LISTENS_WITHIN_S", 0.0)
+    silent = make_run("silent", "running", age_s=DAY_S)
+    contained = make_run("contained", age_s=DAY_S)
+    away(contained)
+    code, _out, said = run("down", "--all")
+    assert code == 3
+    assert f"the coordinator of {silent.run_id}" in said
+    assert f"what it may still have of {contained.run_id} is not known" in said
+    assert f"`tfcluster rm {contained.run_id}` gives it up" in said
+    assert registry.load(lost).ended_at is not None, "the lost run was cleaned up"
+
+    shutil.rmtree(silent.root)
+    assert run("down", "--all")[0] == 3, "it may still be there"
+    code, _, said = run("rm", contained.run_id)
+    assert (code, "is not known" in said) == (0, True)
+    assert run("down", "--all") == (0, "", "")
+
+
+def test_a_folder_that_was_removed_by_hand_is_told_of_once(
+    make_run: MakeRun, away: Callable[[RunPaths], None]
+) -> None:
+    paths = make_run("contained")
+    away(paths)
+    shutil.rmtree(paths.root)
+    code, _, said = run("down", "--all")
+    assert (code, f"of {paths.run_id} is not known" in said) == (0, True)
+    assert run("down", "--all") == (0, "", "")
 
 
 def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> None:
@@ -180,7 +234,11 @@ def test_prune(five: list[RunPaths], args: list[str], kept: list[str]) -> None:
 
 
 def test_prune_asks_first(five: list[RunPaths]) -> None:
-    assert run("prune", "--keep", "0", answer="n\n")[2] == "Abort"
+    found = importlib.import_module("tfcluster.cli.prune").command
+    asked = CliRunner().invoke(found, ["--keep", "0"], input="n\n", standalone_mode=False)
+    assert type(asked.exception).__name__ == "Abort"
+    assert "delete" not in asked.stderr, "before the answer nothing is deleted"
+    assert all(paths.run_id in asked.stderr for paths in five)
     assert len(left(five)) == 5
     assert run("prune", "--keep", "0", answer="y\n")[0] == 0
     assert left(five) == []

@@ -65,13 +65,13 @@ def test_nothing_is_started_and_no_run_is_made(folder: Path, tfcluster: Tfcluste
     assert not (folder / "home").exists()
 
 
-def test_json_is_one_object_that_tells_obstacles(folder: Path, tfcluster: Tfcluster) -> None:
-    (folder / "train.py").unlink()
-    result = tfcluster("plan", "--json", "--set", "job.args=[]", "--", "--epochs", "3")
+def test_json_is_one_object_that_tells_obstacles(tfcluster: Tfcluster) -> None:
+    sets = ("--set", "job.args=[]", "--set", "strategy.communication=NCCL")
+    result = tfcluster("plan", "--json", *sets, "--", "--epochs", "3")
     data = json.loads(result.stdout)
     assert result.returncode == 0
     assert data["tasks"][0]["command"]["argv"][-2:] == ["--epochs", "3"]
-    assert [str(folder / "train.py") in obstacle for obstacle in data["obstacles"]] == [True]
+    assert ["NCCL" in obstacle for obstacle in data["obstacles"]] == [True]
     assert "s3cret" not in result.stdout
 
 
@@ -124,10 +124,25 @@ def test_a_mistake_ends_with_2_and_says_what_to_write(
     assert "Traceback" not in result.stderr
 
 
-def test_a_python_that_is_not_there_ends_with_3(folder: Path, tfcluster: Tfcluster) -> None:
+def test_a_python_that_is_not_there_ends_with_2(folder: Path, tfcluster: Tfcluster) -> None:
     result = tfcluster("plan", "--python", "no/python")
-    assert result.returncode == 3
+    assert result.returncode == 2
     assert f"there is no Python at {folder}/no/python (--python)" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "validate", "doctor", "up", "run"])
+def test_every_command_refuses_a_script_that_is_not_there_alike(
+    folder: Path, tfcluster: Tfcluster, command: str
+) -> None:
+    (folder / "train.py").unlink()
+    what = ["train.py"] if command == "run" else ["tfcluster.json"]
+    result = tfcluster(command, *what)
+    assert (result.returncode, result.stdout) == (2, "")
+    place = "tfcluster run" if command == "run" else "tfcluster.json:1:81"
+    assert result.stderr == (
+        f"tfcluster: {place}: job.script: there is no script at {folder}/train.py\n"
+        f"  → it is relative to the workdir, {folder}\n"
+    )
 
 
 def test_exports_start_a_task_by_hand(folder: Path) -> None:

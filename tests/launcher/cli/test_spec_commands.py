@@ -35,8 +35,9 @@ Tfcluster = Callable[..., Said]
 def tfcluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Tfcluster:
-    """Runs a command line in an empty folder."""
+    """Runs a command line in a folder that holds a script and nothing else."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
     monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / ".home"))
 
     def run(*args: str) -> Said:

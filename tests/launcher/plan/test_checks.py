@@ -28,31 +28,6 @@ def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: Surroundings) -> No
     assert obstacles(spec_of({}), machine) == []
 
 
-def test_a_missing_script_is_named_by_the_path_looked_at(
-    spec_of: SpecOf, machine: Surroundings
-) -> None:
-    path = f"{machine.spec_dir}/train.py"
-    (found,) = obstacles(spec_of({}), replace(machine, absent=frozenset({path})))
-    assert str(found) == (
-        f"there is no script at {path}\n  → job.script is relative to the workdir,"
-        f" {machine.spec_dir}"
-    )
-    assert found.exit_code == 3
-
-
-def test_a_missing_workdir_is_told_before_the_script_in_it(
-    spec_of: SpecOf, machine: Surroundings
-) -> None:
-    absent = frozenset({"/no", "/no/train.py", "/no/prepare.py"})
-    spec = spec_of({"job": {"workdir": "/no", "prepare": {"script": "prepare.py"}}})
-    found = obstacles(spec, replace(machine, absent=absent))
-    assert [str(o).split("\n")[0] for o in found] == [
-        "there is no folder at /no",
-        "there is no script at /no/train.py",
-        "there is no script at /no/prepare.py",
-    ]
-
-
 @pytest.mark.parametrize(
     ("job", "imports", "needed"),
     [
@@ -170,6 +145,98 @@ def test_nccl_needs_a_gpu_for_each_task(
     found = obstacles(spec, replace(machine, gpus=gpus))
     assert [o.message for o in found] == ([expected] if expected else [])
     assert all(o.exit_code == 3 for o in found)
+
+
+TWO_HERE = [{"address": "localhost:0", "gpus": [0]}, {"address": "localhost:0"}]
+
+
+@pytest.mark.parametrize(
+    ("sections", "gpus", "said"),
+    [
+        (
+            {"resources": {"gpus": 1}},
+            (),
+            "resources.gpus asks for 1 GPU for each of worker:0, worker:1,"
+            " and this machine has no GPU",
+        ),
+        (
+            {"resources": {"gpus": 1}},
+            (4,),
+            "resources.gpus asks for 1 GPU for each of worker:0, worker:1,"
+            " and this machine has 1 (GPU 4)",
+        ),
+        ({"resources": {"gpus": 1}}, (0, 1), None),
+        ({"resources": {"gpus": 1}}, None, None),
+        (
+            {"resources": {"gpus": [0, 7, 8]}},
+            (0, 1),
+            "resources.gpus asks for GPU 7, 8, and this machine has 2 (GPU 0, 1)",
+        ),
+        ({"resources": {"gpus": [1]}}, (0, 1), None),
+        ({"resources": {"gpus": 0}}, (), None),
+        ({"resources": {"gpus": "all"}}, (), None),
+        ({}, (), None),
+        (
+            {"cluster": {"worker": TWO_HERE}},
+            (),
+            "cluster.worker.0.gpus asks for GPU 0, and this machine has no GPU",
+        ),
+        (
+            {"cluster": {"worker": TWO_HERE}, "resources": {"gpus": 1}},
+            (0,),
+            "resources.gpus asks for 1 GPU for worker:1, and this machine has no GPU left",
+        ),
+        ({"cluster": {"worker": TWO_HERE}, "resources": {"gpus": 1}}, (0, 1), None),
+        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}, "resources": {"gpus": 1}}, (0, 1), None),
+        (
+            {"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}, "resources": {"gpus": 1}},
+            (),
+            None,
+        ),
+        (
+            {"runtime": {"backend": "docker"}, "resources": {"gpus": [3]}},
+            (0,),
+            "resources.gpus asks for GPU 3, and this machine has 1 (GPU 0)",
+        ),
+    ],
+)
+def test_gpus_that_are_asked_for_must_be_there(
+    spec_of: SpecOf,
+    machine: Surroundings,
+    sections: dict[str, Any],
+    gpus: tuple[int, ...] | None,
+    said: str | None,
+) -> None:
+    around = replace(machine, gpus=gpus, docker_is_here="runtime" in sections)
+    found = obstacles(spec_of(sections), around)
+    assert [(o.message, o.exit_code) for o in found] == ([(said, 3)] if said else [])
+    assert all("nvidia-smi" in o.cure for o in found)
+
+
+def test_missing_gpus_are_told_with_the_field_to_change_and_what_the_shell_hides(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    sections = {"cluster": {"worker": TWO_HERE}}
+    shell = {**machine.environ, "CUDA_VISIBLE_DEVICES": "MIG-7"}
+    (found,) = obstacles(spec_of(sections), replace(machine, gpus=(), environ=shell))
+    assert found.message.endswith("has no GPU; CUDA_VISIBLE_DEVICES is 'MIG-7' in this shell")
+    assert "--set cluster.worker.0.gpus=0" in found.cure
+
+
+def test_the_gpus_of_another_machines_docker_are_not_known_here(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
+    assert obstacles(spec, replace(machine, gpus=(), docker_is_here=False)) == []
+
+
+def test_all_gpus_of_a_machine_without_any_is_worth_a_note(
+    spec_of: SpecOf, machine: Surroundings
+) -> None:
+    spec = spec_of({"resources": {"gpus": "all"}})
+    notes = make_plan(spec, replace(machine, gpus=())).notes
+    assert 'gpus is "all", and this machine has none: its tasks train on the CPU' in notes
+    assert make_plan(spec, replace(machine, gpus=(0,))).notes != notes
 
 
 @pytest.mark.parametrize(

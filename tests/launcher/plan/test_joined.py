@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from tfcluster.plan import search
 from tfcluster.plan.attempt import Attempt, environment, fixed
 from tfcluster.plan.checks import find
 from tfcluster.plan.cluster import seats
-from tfcluster.plan.joined import mine, named, part
+from tfcluster.plan.joined import apart, mine, named, part
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.plan.serialize import plan_from_json, plan_to_json
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.plan.tf_config import build
+from tfcluster.run.chaos import parse
+from tfcluster.run.launch import hold_ports
 
 from .conftest import Planner
 
@@ -139,3 +142,82 @@ def test_tuners_that_join_share_a_folder_although_each_machine_has_its_own_run(
     assert values[search.FOLDER] == "/shared/tuner/search"
     assert values[search.ORACLE_IP] == THERE
     assert values[search.ORACLE_PORT] == "2220"
+
+
+# -- started by hand ------------------------------------------------------------------------
+
+
+def test_a_task_started_by_hand_is_named_by_the_port_that_is_held_for_it(plan_of: Planner) -> None:
+    first, second = TaskId("worker", 0), TaskId("worker", 1)
+    plan = apart(plan_of(), [second])
+    assert [task.id for task in plan.tasks] == [first]
+    assert [task.id for task in plan.by_hand] == [second]
+    order = hold_ports(plan, "local")["ports"]
+    assert [held["task"] for held in order] == ["worker:0", "worker:1"]
+    attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
+    assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert [task.id for task in again.by_hand] == [second]
+    assert "elsewhere" not in plan_to_json(plan_of())
+
+
+def test_those_that_join_hold_the_ports_of_nobody_else(plan_of: Planner) -> None:
+    cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
+    joined = part(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
+    assert joined.by_hand == ()
+    assert [held["task"] for held in hold_ports(joined, "local")["ports"]] == ["worker:0"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "tasks", "said"),
+    [
+        ({}, "worker:0 worker:1", "--except leaves no task to start"),
+        ({"runtime": {"backend": "docker"}}, "worker:1", "a task in a container"),
+        (
+            {"cluster": {"worker": [f"{HERE}:0", f"{THERE}:2222"]}},
+            "worker:1",
+            "--except worker:1 needs ports that are fixed in the spec: worker:0 without one",
+        ),
+        (
+            {"cluster": {"worker": [f"{HERE}:0", f"{THERE}:2222"]}},
+            "worker:0",
+            "--except worker:0 needs ports that are fixed in the spec: worker:0 without one",
+        ),
+    ],
+)
+def test_what_nobody_could_start_by_hand_is_refused(
+    plan_of: Planner, sections: dict[str, Any], tasks: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)):
+        apart(plan_of(sections), list(map(TaskId.parse, tasks.split())))
+
+
+def test_with_ports_of_its_own_a_task_of_another_host_may_be_left_out(plan_of: Planner) -> None:
+    cluster = {"worker": [f"{HERE}:2222", f"{THERE}:2222"]}
+    plan = apart(plan_of({"cluster": cluster}), [TaskId("worker", 1)])
+    assert [node.name for node in plan.nodes] == ["local"]
+    assert plan.task(TaskId("worker", 1)).address == f"{THERE}:2222"
+
+
+def test_an_evaluator_follows_nobody_that_is_started_by_hand(
+    plan_of: Planner, spec_of: Any, machine: Surroundings
+) -> None:
+    sections = {"cluster": {"worker": 2, "evaluator": 1}}
+    whole = plan_of(sections)
+    (error,) = find(spec_of(sections), apart(whole, [TaskId("worker", 0)]), machine)
+    assert error.message.startswith("an evaluator beside a chief that is started by hand needs")
+    assert not [*find(spec_of(sections), apart(whole, [TaskId("worker", 1)]), machine)]
+
+
+def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
+    plan_of: Planner, spec_of: Any, machine: Surroundings
+) -> None:
+    sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
+    plan = apart(plan_of(sections), [TaskId("ps", 0)])
+    assert not [*find(spec_of(sections), plan, machine)]
+
+
+def test_no_fault_is_injected_into_a_task_started_by_hand(plan_of: Planner) -> None:
+    plan = apart(plan_of(), [TaskId("worker", 1)])
+    with pytest.raises(UsageError, match="worker:1 is not started from here"):
+        parse(["kill worker:1 at step 5"], plan)

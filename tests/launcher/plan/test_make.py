@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import UsageError
+from tfcluster.plan.imports import Code
 from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import EnvVar, Interpreter, Plan, TaskId
+from tfcluster.plan.preloading import preload_on
 from tfcluster.plan.resources import EVEN
+from tfcluster.plan.serialize import plan_from_json, plan_to_json
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.spec.model import ClusterSpec
 
@@ -69,6 +72,60 @@ def test_arguments_behind_the_dashes_follow_the_specs_own(
     spec = spec_of({"job": {"args": ["a"]}})
     plan = make_plan(spec, machine, args=["b", "c"])
     assert plan.tasks[1].command.argv[-3:] == ("a", "b", "c")
+
+
+ROLES = {
+    "args": ["train"],
+    "per_task": {
+        "ps": {"module": "tfcluster_workers.server"},
+        "worker": {"args": ["work"]},
+        "worker:1": {"args": ["work", "--verbose"]},
+        "evaluator": {"command": ["bash", "eval.sh"], "args": ["-x"]},
+    },
+}
+
+
+def test_a_job_or_a_task_may_have_a_program_or_arguments_of_its_own(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: Surroundings
+) -> None:
+    cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    plan = make_plan(spec_of({"cluster": cluster, "job": ROLES}), machine, args=["--lr", "1"])
+    script = ("/venv/bin/python", BOOT, "script", f"{SPEC_DIR}/train.py")
+    assert {str(task.id): task.command.argv for task in plan.tasks} == {
+        "chief:0": (*script, "train", "--lr", "1"),
+        "worker:0": (*script, "work", "--lr", "1"),
+        "worker:1": (*script, "work", "--verbose", "--lr", "1"),
+        "ps:0": ("/venv/bin/python", BOOT, "module", "tfcluster_workers.server", "--lr", "1"),
+        "evaluator:0": ("bash", "eval.sh", "-x", "--lr", "1"),
+    }
+    assert [str(task.id) for task in plan.tasks if task.has_own_command] == ["evaluator:0"]
+    assert "PYTHONPATH" in env(plan, "evaluator:0"), "what boot does for the others"
+    assert "PYTHONPATH" not in env(plan, "ps:0")
+    assert plan.hooks
+    assert plan.needs_tensorflow
+
+
+def test_a_task_may_have_a_program_of_its_job_and_arguments_of_its_own(plan_of: Planner) -> None:
+    own = {"worker": {"command": ["run"], "args": ["a"]}, "worker:1": {"args": ["b"]}}
+    plan = plan_of({"job": {"args": ["x"], "per_task": own}})
+    assert [task.command.argv for task in plan.tasks] == [("run", "a"), ("run", "b")]
+
+
+def test_commands_of_their_own_are_no_forks(plan_of: Planner) -> None:
+    sections = {"job": {"per_task": {"worker:0": {"command": ["run"]}}}}
+    plan = plan_of(sections, code=Code(imports=frozenset({"tensorflow"})))
+    assert (ahead := preload_on(plan, "local")) is not None
+    assert ahead.tasks == {"worker:1"}
+    assert not [note for note in plan.notes if "worker:0" in note]
+    alone = plan_of(sections | {"cluster": {"worker": 1}}, code=Code(frozenset({"tensorflow"})))
+    assert preload_on(alone, "local") is None
+
+
+def test_a_plan_with_programs_of_single_tasks_comes_back_from_its_file(plan_of: Planner) -> None:
+    cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    plan = plan_of({"cluster": cluster, "job": ROLES})
+    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert [task.has_own_command for task in again.tasks] == [False] * 4 + [True]
 
 
 def test_a_hooked_task_keeps_its_pythonpath_as_it_is(plan_of: Planner) -> None:
@@ -368,6 +425,7 @@ def test_a_plan_depends_on_its_values_only(
 @pytest.mark.parametrize(
     ("given", "typed", "handed"),
     [
+        ([], [], ()),
         (["--epochs", "3"], [], ()),
         (["--dataset", "mnist", "--epochs", "3"], [], ("--dataset", "mnist")),
         (["--dataset", "mnist"], ["--dataset", "cifar10"], ("--dataset", "cifar10")),

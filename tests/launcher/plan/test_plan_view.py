@@ -149,6 +149,17 @@ def test_the_lines_of_a_far_task_mean_there_what_they_say(plan_of: Planner, tmp_
     assert result.stdout.splitlines() == expected
 
 
+def test_what_single_tasks_run_instead_is_shown_with_their_names(plan_of: Planner) -> None:
+    job = {"args": ["train"], "per_task": {"ps": {"args": ["serve"]}}}
+    plan = plan_of({"cluster": {"chief": 1, "worker": 2, "ps": 1}, "job": job})
+    rows = [line for line in format_plan(plan, [], width=200) if line.startswith("command")]
+    usual, of_ps = rows
+    assert usual.startswith("command  ")
+    assert usual.endswith("train.py train")
+    assert of_ps.startswith("command of ps:0  ")
+    assert of_ps.endswith("train.py serve")
+
+
 def test_many_hosts_do_not_fill_the_screen(plan_of: Planner) -> None:
     addresses = [f"10.0.0.{number}:2222" for number in range(1, 65)]
     hosts = {"10.0.0.2": {"workdir": "/scratch"}}
@@ -163,3 +174,4 @@ def test_many_hosts_do_not_fill_the_screen(plan_of: Planner) -> None:
     assert "/scratch/tfcluster/$TFCLUSTER_RUN_ID/NODE/work" in text
     assert "python on 10.0.0.1, 10.0.0.2, 10.0.0.4 and 60 more" in text
     assert "python on 10.0.0.3" in text
+    assert "command of" not in text

@@ -83,11 +83,12 @@ def make_run(home_dir: Path) -> MakeRun:
         spec: str | None = None,
         exit_code: int | None = 0,
         pid: int | None = None,
+        background: bool = False,
     ) -> RunPaths:
         found = folder.make(registry.new_run_id(name, started), home_dir)
         state = first_state(plan_of(name=name), found, this_process(), started)
         state.status, state.spec = status, spec
-        state.pid = pid or state.pid
+        state.pid, state.background = pid or state.pid, background
         if status.is_final and status is not Status.LOST:
             state.ended_at, state.exit_code = started + 10, exit_code
         assert folder.write_json(found.state, state.to_json())

@@ -9,17 +9,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tfcluster.backends import docker_client
-from tfcluster.plan.plan import Container, NodePlan, Plan
 from tfcluster.run import contained
-from tfcluster.run.paths import RunPaths
-
-from .conftest import plan_of
 
 GONE = f"{socket.gethostname()}/{os.getuid()}/1/1"
 CLIENT = """#!/bin/sh
@@ -57,56 +52,94 @@ def asked(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def in_containers() -> Plan:
-    plan = plan_of()
-    node = NodePlan("worker-0", "docker", None, "~/work", container=Container("image:1"))
-    return replace(plan, nodes=(node,))
+def goes_on_without_coordinator(home: Path, *runs: str) -> None:
+    """Their notes name a process that is gone."""
+    for run in runs:
+        note = home / "containers" / run
+        note.write_text(f"{note.read_text().splitlines()[0]}\n{GONE}\n")
 
 
-def paths_in(home: Path, run: str) -> RunPaths:
-    paths = RunPaths(home / "runs" / run)
-    paths.root.mkdir(parents=True)
-    return paths
+def noted(home: Path) -> list[str]:
+    return sorted(path.name for path in (home / "containers").iterdir())
+
+
+def change_daemon(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("DOCKER_HOST", address)
+    docker_client.endpoint.cache_clear()
 
 
 def test_where_docker_was_never_used_it_is_not_asked(home: Path) -> None:
-    paths = paths_in(home, "a")
-    contained.note(plan_of(), home, paths)
     assert contained.look(patience_s=5) == contained.Found()
-    assert contained.look_for("a", paths, patience_s=5) == contained.Found()
+    assert contained.look_for("a", patience_s=5) == contained.Found()
+    assert contained.let_go("a", patience_s=5) == []
     assert asked(home) == []
 
 
 def test_what_a_dead_coordinator_left_is_found_and_what_is_anothers_is_not(home: Path) -> None:
-    contained.note(in_containers(), home)
-    contained.note(in_containers(), home)
+    for run in ("a", "c"):
+        contained.note(run)
+    goes_on_without_coordinator(home, "a", "c")
     (left,) = contained.look(patience_s=5).leftovers
     assert (left.run_id, left.names) == ("a", ("a-worker-0", "a"))
-    assert len(asked(home)) == 2  # containers and networks of one daemon, noted once
+    assert len(asked(home)) == 2  # containers and networks of one daemon, once for both runs
+    assert noted(home) == ["a"], "of c the daemon has nothing"
+
+
+def test_a_run_that_goes_on_is_no_reason_to_ask(home: Path) -> None:
+    contained.note("a")
+    assert contained.look(patience_s=5) == contained.Found()
+    assert asked(home) == []
 
 
 def test_a_run_is_looked_for_at_the_daemon_it_had(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = paths_in(home, "a")
-    contained.note(in_containers(), home, paths)
-    monkeypatch.setenv("DOCKER_HOST", "unix:///other")
-    docker_client.endpoint.cache_clear()
-    contained.note(in_containers(), home)
-    assert contained.look_for("a", paths, patience_s=5).leftovers
+    contained.note("a")
+    change_daemon(monkeypatch, "unix:///other")
+    contained.note("b")
+    assert contained.look_for("a", patience_s=5).leftovers
     assert {line.split()[0] for line in asked(home)} == {"unix:///here"}
-    contained.look_for("a", patience_s=5)
-    assert {line.split()[0] for line in asked(home)} == {"unix:///here", "unix:///other"}
 
 
 def test_a_daemon_that_is_away_is_not_taken_for_an_empty_one(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("DOCKER_HOST", "unix:///away")
-    docker_client.endpoint.cache_clear()
-    contained.note(in_containers(), home)
+    change_daemon(monkeypatch, "unix:///away")
+    contained.note("a")
+    goes_on_without_coordinator(home, "a")
     found = contained.look(patience_s=5)
     assert found.leftovers == []
     (silent,) = found.silent
-    assert "unix:///away" in silent
-    assert "Cannot connect to the Docker daemon" in silent
+    assert silent.runs == ("a",)
+    assert "unix:///away" in str(silent)
+    assert "Cannot connect to the Docker daemon" in str(silent)
+    assert noted(home) == ["a"]
+
+
+def test_of_a_run_that_is_removed_only_what_a_daemon_has_is_remembered(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contained.note("a")
+    change_daemon(monkeypatch, "unix:///away")
+    contained.note("b")
+    assert contained.let_go("a", patience_s=5) == []
+    (said,) = contained.let_go("b", patience_s=5)
+    assert "what it may still have of b is not known" in said
+    assert noted(home) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("said", "cut"),
+    [
+        ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", False),
+        (
+            'error during connect: Get "http://h:2375/_ping": dial tcp: lookup h: no such host',
+            False,
+        ),
+        ("error during connect: ssh: connect to host h port 22: Connection refused", False),
+        ('error during connect: Post "http://docker/networks/create": EOF', True),
+        ("Error response from daemon: could not find an available, non-overlapping pool", False),
+    ],
+)
+def test_only_a_daemon_that_was_dialled_may_have_heard_an_order(said: str, cut: bool) -> None:
+    assert docker_client.was_cut_off(said) is cut

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tfcluster.backends.base import Capabilities
 from tfcluster.checkpoints.restore import PutBack
+from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Supervision
 from tfcluster.run import answers, supervisor
+from tfcluster.run.attempts import Attempts
 from tfcluster.run.coordinator import Coordinator
 from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Restarting, Status
@@ -29,6 +32,57 @@ from .conftest import plan_of
 from .test_doctor import Agent
 
 TAKEN = {"type": "port_taken", "task": "worker:0", "host": "127.0.0.1", "port": 2222}
+
+
+def run_to_its_end(
+    paths: RunPaths, state: RunSnapshot, agent: Agent, *, secrets: tuple[str, ...] = ()
+) -> Outcome:
+    async def run() -> Outcome:
+        plan, journal = plan_of(), Journal(state, paths, secrets=secrets)
+        with closing(journal):
+            coordinator = Coordinator(
+                plan,
+                journal,
+                Harvest(plan, paths),
+                backend_of=lambda _: cast(Any, agent),
+                wishes=Wishes(),
+            )
+            return await coordinator.run()
+
+    return asyncio.run(run())
+
+
+def last_event(paths: RunPaths) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(paths.events.read_text().splitlines()[-1])
+    return found
+
+
+def test_what_stops_a_run_before_its_first_task_is_written_down(
+    paths: RunPaths, state: RunSnapshot
+) -> None:
+    outcome = run_to_its_end(paths, state, Agent({"hold_ports": [TAKEN]}))
+    assert outcome.exit_code == 3
+    told = last_event(paths)
+    assert told["type"] == "run_finished"
+    assert told["reason"].startswith("port 127.0.0.1:2222 (worker:0) is in use")
+    assert "write another port" in told["hint"]
+    assert (state.reason, state.hint) == (told["reason"], told["hint"])
+
+
+def test_so_is_what_stops_a_later_attempt_with_its_secrets_covered(
+    paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starts(_: Attempts) -> None: ...
+
+    async def cannot(_: Attempts) -> None:
+        raise SurroundingsError("gpu1 said s3cr3t", cure="type s3cr3t there")
+
+    monkeypatch.setattr(Attempts, "first", starts)
+    monkeypatch.setattr(Attempts, "keep_going", cannot)
+    run_to_its_end(paths, state, Agent({}), secrets=("s3cr3t",))
+    told = last_event(paths)
+    assert (told["reason"], told["hint"]) == ("gpu1 said ********", "type ******** there")
+    assert "s3cr3t" not in paths.state.read_text()
 
 
 def test_agents_are_ended_also_when_bringing_home_breaks(

@@ -8,7 +8,9 @@ from dataclasses import fields
 
 import pytest
 
+from tfcluster.errors import PrepareError
 from tfcluster.run import events as ev
+from tfcluster.run.ending import Outcome
 from tfcluster.run.events import Event, Status, to_line
 from tfcluster.run.fold import apply
 from tfcluster.run.paths import RunPaths
@@ -105,6 +107,18 @@ def test_a_run_that_is_stopped_and_finished(state: RunSnapshot, paths: RunPaths)
     assert state.status is Status.STOPPING
     replay(state, paths, [ev.RunFinished(status="interrupted", exit_code=130)])
     assert (state.status, state.exit_code, state.ended_at) == (Status.INTERRUPTED, 130, 200.0)
+    assert (state.reason, state.hint) == (None, None)
+
+
+def test_why_a_run_ended_is_kept_where_no_task_is_to_blame(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    error = PrepareError("prepare failed on local", cure="look at its log")
+    replay(state, paths, [Outcome(Status.FAILED, 3, error).event()])
+    assert (state.diagnosis, state.reason) == (None, "prepare failed on local")
+    assert state.hint == "look at its log"
+    again = RunSnapshot.from_json(state.to_json())
+    assert (again.reason, again.hint) == (state.reason, state.hint)
 
 
 def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPaths) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import InterpreterError
+from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.run.interpreter import choose, read
 
 
@@ -118,7 +118,7 @@ def test_the_python_asked_for_may_be_a_file_a_folder_or_a_name(tmp_path: Path, w
 
 def test_a_python_that_is_not_there_is_not_replaced_by_another(tmp_path: Path) -> None:
     work, environ = environments(tmp_path)
-    with pytest.raises(InterpreterError, match=r"no Python at /no/python \(runtime\.python\)"):
+    with pytest.raises(UsageError, match=r"no Python at /no/python \(runtime\.python\)"):
         choose(
             "/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ
         ).result()

@@ -27,13 +27,13 @@ class Part(Story):
         return Supervisor(self.plan, jitter=lambda: 0.0, absent=lambda: self.absent)
 
 
-def part(*ours: str, of: tuple[str, ...], **supervision: Any) -> Part:
+def part(*ours: str, of: tuple[str, ...], joins: bool = True, **supervision: Any) -> Part:
     """A supervisor that has `ours` to watch, of a gang `of` these."""
     whole = plan_of(*of)
     here = tuple(task for task in whole.tasks if str(task.id) in ours)
     there = tuple(task for task in whole.tasks if task not in here)
     policy = Supervision(**supervision)
-    return Part(replace(whole, joins=True, tasks=here, elsewhere=there, supervision=policy))
+    return Part(replace(whole, joins=joins, tasks=here, elsewhere=there, supervision=policy))
 
 
 THREE = ("worker:0", "worker:1", "worker:2")
@@ -49,6 +49,24 @@ def test_who_hangs_when_all_others_leave_is_no_cause_where_only_a_part_is_seen()
     assert told.cause()["task"] == "another machine"
     assert told.cause()["reason"] == "worker:0 failed first"
     assert told.last(ev.Diagnosis).collateral == ("worker:1",)
+
+
+def test_who_only_follows_a_task_started_by_hand_is_a_failed_job_not_started_again() -> None:
+    told = part("worker:0", "worker:2", of=THREE, joins=False, max_restarts=5)
+    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 1)
+    told.ended("worker:2").home()
+    assert told.supervisor.again is None
+    assert told.outcome() == (Status.FAILED, 1)
+    assert told.cause()["task"] == "worker:1"
+    assert "worker:1 failed first; its own terminal says why" in told.cause()["reason"]
+    assert "by hand" in told.cause()["not_restarted"]
+
+
+def test_without_its_chief_the_checkpoints_of_nobody_else_count() -> None:
+    told = part("worker:1", "worker:2", of=THREE, joins=False)
+    assert str(told.supervisor.chief) == "worker:0"
+    told.exits("worker:1").exits("worker:2")
+    assert told.outcome() == (Status.SUCCEEDED, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 
 from tfcluster.errors import SurroundingsError
 from tfcluster.run.planning import Planned, plan_spec
-from tfcluster.spec.model import ClusterSpec
+from tfcluster.spec.load import load_file
 
 
 @pytest.fixture
@@ -19,10 +21,10 @@ def environ(tmp_path: Path) -> dict[str, str]:
     return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")}
 
 
-def planned(folder: Path, environ: dict[str, str], job: dict[str, Any]) -> Planned:
-    spec = ClusterSpec.model_validate({"cluster": {"worker": 2}, "job": job})
+def planned(folder: Path, environ: dict[str, str], job: dict[str, Any], **strategy: str) -> Planned:
     path = folder / "tfcluster.json"
-    return plan_spec(spec, spec_path=path, python=sys.executable, environ=environ)
+    path.write_text(json.dumps({"cluster": {"worker": 2}, "job": job, "strategy": strategy}))
+    return plan_spec(load_file(path), python=sys.executable, environ=environ)
 
 
 def test_the_command_leads_to_the_unpacked_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -40,7 +42,23 @@ def test_the_command_leads_to_the_unpacked_bundle(tmp_path: Path, environ: dict[
 def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    found = planned(tmp_path, environ, {"script": "train.py"})
-    assert [str(tmp_path / "train.py") in str(o) for o in found.obstacles()] == [True]
-    with pytest.raises(SurroundingsError, match="there is no script"):
+    found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
+    found = replace(found, around=replace(found.around, gpus=()))
+    assert ["NCCL" in str(obstacle) for obstacle in found.obstacles()] == [True]
+    with pytest.raises(SurroundingsError, match="NCCL"):
         found.require()
+
+
+def test_what_the_command_line_added_is_kept_for_every_task(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    own = {"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}}
+    job = {"command": ["true"], "args": ["x"], "per_task": own}
+    found = replace(planned(tmp_path, environ, job), args=("--more",))
+    kept = found.spec_to_keep()["job"]
+    assert kept["args"] == ["x", "--more"]
+    assert {key: step.get("args") for key, step in kept["per_task"].items()} == {
+        "worker:0": ["a", "--more"],
+        "worker:1": ["--more"],
+        "worker": None,
+    }

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import PreflightError
+from tfcluster.plan.plan import Command
 from tfcluster.run import preflight, seen
+from tfcluster.run.calls import between
 from tfcluster.run.look import Look
+from tfcluster.run.paths import RunPaths
 from tfcluster.run.preflight import Finding, Needs
 from tfcluster.run.seen import Seen
+from tfcluster.run.sites import Site
 from tfcluster.ui.findings import table
+
+from .conftest import plan_of
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
 A = Seen("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
@@ -190,3 +196,19 @@ def test_a_look_that_found_something_fatal_says_all_of_it() -> None:
     look = Look(("a",), (A,), ()).with_more([Finding("a", "ports", "taken", "another")])
     with pytest.raises(PreflightError, match="a: taken"):
         look.require()
+
+
+def test_a_node_is_asked_for_the_script_of_the_first_task_or_for_none(paths: RunPaths) -> None:
+    plan = plan_of("worker:0", "worker:1", "worker:2")
+    scripts = ("/job/train.py", "/job/other.py", "/job/train.py")
+    tasks = tuple(
+        replace(task, node=f"n{n}", command=Command(("python", script), (), "/job"))
+        for n, (task, script) in enumerate(zip(plan.tasks, scripts, strict=True))
+    )
+    plan = replace(plan, tasks=tasks)
+    nodes, ports = ["n0", "n1", "n2"], {task.id: 2222 for task in tasks}
+    asked = [
+        seen.order_for(plan, Site(node, paths.run_id, paths), between(plan, nodes, ports))["script"]
+        for node in nodes
+    ]
+    assert asked == ["/job/train.py", None, "/job/train.py"]

@@ -65,6 +65,24 @@ def test_nothing_means_the_only_live_run_or_the_list(make_run: MakeRun) -> None:
     assert "over" not in caught.value.message
 
 
+def test_wait_means_the_live_run_else_background_runs_from_the_latest_on(make_run: MakeRun) -> None:
+    older = make_run("older", started=1.0, background=True)
+    newer = make_run("newer", started=2.0, background=True)
+    make_run("foreground", started=3.0)
+    assert registry.to_wait_for() == newer
+    newer.waited.touch()
+    assert registry.to_wait_for() == older
+    older.waited.touch()
+    with pytest.raises(UnknownRunError, match="no run is live"):
+        registry.to_wait_for()
+
+    live = make_run("live", status=Status.RUNNING, started=4.0)
+    assert registry.to_wait_for() == live
+    make_run("second", status=Status.RUNNING, started=5.0)
+    with pytest.raises(UnknownRunError, match="2 runs are live"):
+        registry.to_wait_for()
+
+
 def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
     make_run: MakeRun,
 ) -> None:

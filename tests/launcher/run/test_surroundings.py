@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import machine
-from tfcluster.errors import InterpreterError, SpecError, UsageError
+from tfcluster.errors import SpecError, UsageError
 from tfcluster.plan.surroundings import Surroundings
 from tfcluster.run.surroundings import (
     gather,
@@ -99,7 +99,6 @@ def test_imports_are_followed_into_the_jobs_own_modules(tmp_path: Path) -> None:
     found = seen({"script": "main.py"}, tmp_path)
     assert found.imports is not None
     assert {"os", "tensorflow", "numpy"} <= found.imports
-    assert found.absent == frozenset()
 
 
 def test_a_module_below_the_workdir_is_read_too(tmp_path: Path) -> None:
@@ -111,15 +110,6 @@ def test_a_module_below_the_workdir_is_read_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("job", [{"module": "json.tool"}, {"command": ["true"]}])
 def test_of_what_lies_elsewhere_nothing_is_claimed(tmp_path: Path, job: dict[str, Any]) -> None:
     assert seen(job, tmp_path).imports is None
-
-
-def test_paths_that_do_not_exist_are_noted(tmp_path: Path) -> None:
-    (tmp_path / "code").mkdir()
-    job = {"script": "no.py", "workdir": "code", "prepare": {"script": "prepare.py"}}
-    assert seen(job, tmp_path).absent == {
-        str(tmp_path / "code" / "no.py"),
-        str(tmp_path / "code" / "prepare.py"),
-    }
 
 
 def test_the_env_file_lies_beside_the_spec(tmp_path: Path) -> None:
@@ -140,7 +130,7 @@ def test_the_python_asked_for_on_the_command_line_wins(tmp_path: Path) -> None:
     found = seen({"command": ["x"]}, tmp_path, runtime=runtime)
     assert found.interpreters["local"].path == sys.executable
     assert found.interpreters["local"].why == "--python"
-    with pytest.raises(InterpreterError, match=r"runtime\.python"):
+    with pytest.raises(UsageError, match=r"runtime\.python"):
         seen({"command": ["x"]}, tmp_path, python=None, runtime=runtime)
 
 

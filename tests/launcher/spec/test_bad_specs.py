@@ -134,6 +134,67 @@ MARKED = {
         "a list is expected here, not '--x'",
         '["--x"]',
     ),
+    "args as a command line": (
+        f'{{{HERE}, "job": {{"script": "t.py", "args": §"--epochs 3 --name \'a b\'"}}}}',
+        "a list is expected here",
+        '["--epochs", "3", "--name", "a b"]',
+    ),
+    "a command as a command line": (
+        f'{{{HERE}, "job": {{"command": §"bash run.sh"}}}}',
+        "a list is expected here",
+        '["bash", "run.sh"]',
+    ),
+    "a quote of a command line that is not closed": (
+        f'{{{HERE}, "job": {{"script": "t.py", "args": §"it\'s"}}}}',
+        "a list is expected here",
+        """["it's"]""",
+    ),
+    "arguments of no job": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"workers": {{}}}}}}}}',
+        "'workers' names no job and no task",
+        'did you mean "worker"?',
+    ),
+    "arguments of a task with a typing error": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"wroker:1": {{}}}}}}}}',
+        "'wroker:1' names no job and no task",
+        'did you mean "worker:1"?',
+    ),
+    "arguments of a task that is none": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"worker:x": {{}}}}}}}}',
+        "'worker:x' names no job and no task",
+        'write one of chief, worker, ps, evaluator, or one task of them: "worker:1"',
+    ),
+    "arguments of a job that the cluster does not have": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"ps": {{"args": []}}}}}}}}',
+        "the cluster has no ps",
+        "it has worker, worker:0, worker:1",
+    ),
+    "arguments of a task that the cluster does not have": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"worker:2": {{"args": []}}}}}}}}',
+        "the cluster has no worker:2",
+        "it has worker, worker:0, worker:1",
+    ),
+    "two programs of one task": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{"worker": {{"script": "a.py", '
+        f'§"module": "b"}}}}}}}}',
+        "both script and module are given",
+        "keep one of script and module",
+    ),
+    "an unknown key of a task": (
+        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{"worker": {{§"arg": []}}}}}}}}',
+        "unknown key 'arg' in job.per_task.worker",
+        'did you mean "args"?',
+    ),
+    "a GPU of a task twice": (
+        f'{{"cluster": {{"worker": [{{"address": "a:1", "gpus": §[1, 1]}}]}}, {JOB}}}',
+        "cluster.worker.0.gpus: a GPU is listed twice",
+        "list each index once",
+    ),
+    "a glob with a space": (
+        f'{{{HERE}, {JOB}, "checkpoints": {{"outputs": §"my plots/*"}}}}',
+        "a list is expected here",
+        '["my plots/*"]',
+    ),
     "a variable that is a number": (
         f'{{{HERE}, "job": {{"script": "t", "env": {{"A": §3}}}}}}',
         "a text is expected here, not 3",

@@ -134,7 +134,8 @@ def test_a_spec_may_come_through_a_pipe(tmp_path: Path) -> None:
 
 
 def test_a_spec_made_from_options_needs_no_file() -> None:
-    spec = from_value({**LEAST, "name": "train"}, where="tfcluster run", sets=["keras.version=2"])
+    value = {**LEAST, "name": "train"}
+    spec = from_value(value, where="tfcluster run", sets=["keras.version=2"]).spec
     assert isinstance(spec, ClusterSpec)
     assert (spec.name, spec.keras.version) == ("train", "2")
 

@@ -106,7 +106,7 @@ def test_a_run_takes_so_many_slots_as_it_has_workers() -> None:
     value = {**LEAST, "name": "train"}
     for workers, expected in ((None, 4), (3, 3)):
         at = HostChoice("gpu1:2,gpu2:2", workers=workers)
-        spec = from_value(value, where="tfcluster run", hosts=at)
+        spec = from_value(value, where="tfcluster run", hosts=at).spec
         assert addresses(spec) == ["gpu1:0", "gpu1:0", "gpu2:0", "gpu2:0"][:expected]
     at = HostChoice("gpu1:2,gpu2:2", workers=5)
     with pytest.raises(SpecError, match="4 slots for 5 tasks: 5 worker"):
@@ -219,6 +219,20 @@ def test_settings_move_with_their_task(tmp_path: Path) -> None:
     tasks = found.spec.cluster["worker"]
     assert not isinstance(tasks, int)
     assert [task.env for task in tasks] == [{}, {"B": "2"}, {}]
+
+
+def test_programs_of_tasks_move_with_their_tasks(tmp_path: Path) -> None:
+    cluster = {
+        "worker": ["10.0.0.1:0", "10.0.0.2:0", "10.0.0.3:0"],
+        "evaluator": ["10.0.0.1:0"],
+    }
+    args = {name: {"args": [name]} for name in ("worker", "worker:0", "worker:2", "evaluator")}
+    value = {"cluster": cluster, "job": {"script": "t.py", "per_task": args}}
+    spec = loaded(value, tmp_path, HostChoice(exclude=("10.0.0.1",))).spec
+    assert {key: own.args for key, own in spec.job.per_task.items()} == {
+        "worker": ("worker",),
+        "worker:1": ("worker:2",),
+    }
 
 
 def test_what_names_nothing_is_told_with_what_there_is(tmp_path: Path) -> None:

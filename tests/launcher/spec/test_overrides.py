@@ -32,6 +32,14 @@ from .writing import HOSTS, LEAST, problems_of, spec_of
         ("job.env.A=", lambda spec: spec.job.env == {"A": ""}),
         ("job.env.A=null", lambda spec: spec.job.env == {"A": None}),
         ("job.env.A.B=12", lambda spec: spec.job.env == {"A.B": "12"}),
+        (
+            'job.per_task.worker:1.args=["a"]',
+            lambda spec: spec.job.per_task["worker:1"].args == ("a",),
+        ),
+        (
+            "job.per_task.worker.script=b.py",
+            lambda spec: spec.job.per_task["worker"].script == "b.py",
+        ),
         ("cluster.worker=3", lambda spec: spec.cluster["worker"] == 3),
         ("cluster.worker.1=gpu7:1", lambda spec: spec.hosts == ("10.0.0.1", "gpu7")),
         ("cluster.worker.2=gpu7:1", lambda spec: len(spec.hosts) == 3),

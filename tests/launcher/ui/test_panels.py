@@ -202,12 +202,35 @@ def test_a_hundred_tasks_are_counted_not_listed() -> None:
 
 
 def test_ps_lists_a_run_a_line() -> None:
-    rows = part_lines(runs_grid([failed_run(), running_run()], now=START + 120), 120)
+    rows = part_lines(runs_grid([running_run(), running_run()], now=START + 120), 120)
     assert rows == [
-        "RUN                            STATUS      TASKS   STEP  STARTED",
-        "mnist-2w-20260914-153012-k7f3  failed (1)      2  1,200  2 min 00 s ago",
-        "mnist-2w-20260914-153012-k7f3  running         2  1,200  2 min 00 s ago",
+        "RUN                            STATUS   TASKS   STEP  STARTED",
+        *["mnist-2w-20260914-153012-k7f3  running      2  1,200  2 min 00 s ago"] * 2,
     ]
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (None, "prepare failed on local with exit code 3; no task was started"),
+        (110, "prepare failed on local with exit co…"),
+        (80, None),
+    ],
+)
+def test_ps_says_why_a_run_failed_in_what_room_there_is(
+    width: int | None, shown: str | None
+) -> None:
+    failed = failed_run()
+    failed.reason = "prepare failed on local with exit code 3; no task was started\nand more"
+    grid = runs_grid([failed, running_run()], now=START + 120, width=width)
+    assert grid.headers[-1] == ("REASON" if shown else "STARTED")
+    assert [row[-1] for row in grid.rows] == ([shown, ""] if shown else ["2 min 00 s ago"] * 2)
+    assert max(map(len, part_lines(grid, 1000))) <= (width or 1000)
+
+
+def test_without_a_reason_of_its_own_the_root_cause_is_one() -> None:
+    (row,) = runs_grid([failed_run()], now=START + 120).rows
+    assert row[-1].startswith("worker:1: ")
 
 
 def test_checkpoints_without_a_step_have_a_dash() -> None:

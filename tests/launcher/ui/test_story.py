@@ -75,7 +75,7 @@ def test_a_failure_is_explained_as_long_as_it_matters(paths: RunPaths) -> None:
     assert root_cause_panel(snapshot(Status.SUCCEEDED), paths) is None
     failed = shown(snapshot(Status.FAILED), paths)
     assert "root cause: worker:1: exit code 3" in failed
-    assert "→ look at train.py (docs/failures.md#exit)" in failed
+    assert "→ look at train.py (`tfcluster help failures#exit`)" in failed
     assert "Not started again: restarts are off." in failed
     assert "Not started" not in shown(snapshot(Status.RESTARTING), paths)
 

@@ -1,0 +1,80 @@
+"""Every page that a message names can be read where tfcluster is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tfcluster.errors import UsageError
+from tfcluster.run.hints import CIRCUMSTANCES, MESSAGES
+from tfcluster.ui import pages
+
+PAGE = """\
+# Failures, all
+
+<a id="late"></a>
+### A task is late
+
+Its log says more.
+
+```console
+# no heading
+```
+
+#### In `fit`
+
+Deeper.
+
+<a id="next"></a>
+### Another
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in {"failures.md": PAGE, "jobs/tuner.md": "# `tuner`: a search\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(pages, "folder", lambda: tmp_path)
+
+
+def test_every_hint_names_a_section_that_help_prints() -> None:
+    places = {known.docs for known in (*MESSAGES, *CIRCUMSTANCES.values())}
+    assert len(places) > 40
+    for place in places:
+        assert pages.read(pages.topic(place)).startswith("### ")
+
+
+def test_pages_are_listed_with_their_titles(installed: None) -> None:
+    assert pages.titles() == {"failures": "Failures, all", "jobs/tuner": "tuner: a search"}
+
+
+@pytest.mark.parametrize("name", ["failures#late", "failures.md#late", "docs/failures.md#late"])
+def test_a_section_goes_up_to_the_next_of_its_level(installed: None, name: str) -> None:
+    text = pages.read(name)
+    assert text.startswith("### A task is late\n")
+    assert text.endswith("#### In `fit`\n\nDeeper.\n")
+    assert "# no heading" in text
+
+
+def test_a_heading_is_found_by_its_words_too(installed: None) -> None:
+    assert pages.read("failures#in-fit") == "#### In `fit`\n\nDeeper.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("failure", "no page is called 'failure'\n  → did you mean 'failures'?"),
+        ("x", "no page is called 'x'\n  → `tfcluster help` shows what there is"),
+        ("../failures", "no page is called '../failures'\n  → did you mean 'failures'?"),
+        (
+            "failures#lat",
+            "the page 'failures' has no section 'lat'\n  → did you mean 'late'?",
+        ),
+    ],
+)
+def test_what_is_not_there_is_said_with_a_near_name(installed: None, name: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        pages.read(name)
+    assert str(refused.value) == said
