@@ -39,6 +39,12 @@ def ready() -> None:
     _send_once("ready")
 
 
+def serving() -> None:
+    """This task only serves from now on: tfcluster ends it once nobody needs it."""
+    ready()
+    _send_once("serving")
+
+
 def saves_on_sigterm() -> None:
     """This task saves its state on SIGTERM, so it wants the whole grace time."""
     _send_once("saves_on_sigterm")

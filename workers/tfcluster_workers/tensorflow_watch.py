@@ -42,7 +42,7 @@ def watch_server(module: ModuleType) -> None:
     @functools.wraps(join)
     def join_and_report(self: Any) -> Any:
         chaos.at_join()
-        reporting.ready()
+        reporting.serving()
         return join(self)
 
     server.join = join_and_report

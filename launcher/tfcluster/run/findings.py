@@ -82,6 +82,18 @@ def suspects(gang: Tally) -> list[Member]:
     )
 
 
+def ended_late(late: Sequence[Member], grace_s: float) -> str:
+    """A warning that names tasks that are ended although nothing says that they failed."""
+    names = ", ".join(str(member.id) for member in late)
+    said = f"{names} did not end within {grace_s:g} s after the chief: ended"
+    if all(member.is_hooked for member in late):
+        return said
+    return (
+        f"{said}. Without hooks tfcluster cannot see whether they only served; if they still"
+        " worked, give them longer: --set supervision.finish_grace_s=SECONDS"
+    )
+
+
 def deserted(core: Sequence[Member]) -> Finding:
     """A chief that goes on although all that it works with have ended for good: where they
     failed, they are to blame."""

@@ -67,6 +67,7 @@ class Gang:
         """`member` in a further attempt of its own."""
         self._forget_failures(member)
         again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
+        again.serves = member.serves
         self._members[str(member.id)] = again
         self.tally.count(again)
         return again
@@ -87,14 +88,32 @@ class Gang:
         """All that end when the gang does: an evaluator only follows the checkpoints."""
         return [member for member in self if member.id.job != "evaluator"]
 
-    def serving(self) -> list[Member]:
-        """Those that never end by themselves and have not been told to: servers, and a tuner
-        that waits for a chief that has left."""
+    def idle(self) -> list[Member]:
+        """Those that do not end by themselves once the chief has, and have not been told to: a
+        tuner that waits for a chief, and all servers once no worker trains any more."""
+        running = [one for one in self.tally.standings() if one.is_running and one.is_core]
+        needs_servers = any(not (one.serves or one.waits_for_chief) for one in running)
         return self.tally.members(
             lambda one: (
-                one.is_running and not one.is_stopping and (one.serves or (one.alone and one.waits))
+                one.is_running
+                and not one.is_stopping
+                and (one.waits_for_chief or (one.serves and not needs_servers))
             )
         )
+
+    def unfinished(self) -> list[Member]:
+        """Workers that are known to work by themselves and run still, after the chief.
+
+        Those that trained in step with it have lost nothing of the training; what a task without
+        hooks does is not known; a tuner's trials are in the books of its chief.
+        """
+        return [
+            member
+            for member in self.core()
+            if member.is_running
+            and member.is_hooked
+            and not (member.serves or member.searches or member.trains_in_step)
+        ]
 
     def satisfied(self, *steps: int | None) -> list[Member]:
         """Evaluators that have seen the newest checkpoint: one that never ends waits for more.

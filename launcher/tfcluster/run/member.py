@@ -26,10 +26,13 @@ class Member:
     id: TaskId
     node: str
     serves: bool
+    """It never ends by itself: a ps, or a worker that is inside `Server.join`."""
     is_hooked: bool
     """Started through `tfcluster_workers.boot`."""
     alone: bool
     """Whether it is restarted while the others go on."""
+    searches: bool = False
+    """It is a task of a hyperparameter search."""
     attempt: int = 1
     is_ordered: bool = False
     """Its agent was told to start it."""
@@ -44,6 +47,8 @@ class Member:
     """When its agent must have told of the start or the end that was ordered."""
     waits_since: float | None = None
     """When it began to wait for its peers; None while it does not."""
+    has_waited: bool = False
+    """Its strategy is one that waits for all peers."""
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
@@ -80,6 +85,11 @@ class Member:
         return self.waits_since is not None
 
     @property
+    def trains_in_step(self) -> bool:
+        """Its strategy has joined its peers: since then every step was one of all together."""
+        return self.has_waited and not self.waits_for_peers
+
+    @property
     def is_over(self) -> bool:
         """It has ended, or its node is lost."""
         return self.exit is not None or self.is_lost
@@ -111,8 +121,11 @@ class Member:
         match report:
             case {"type": "waiting_for_peers"}:
                 self.waits_since = now if self.waits_since is None else self.waits_since
+                self.has_waited = True
             case {"type": "ready"}:
                 self.waits_since, self.has_joined = None, True
+            case {"type": "serving"}:
+                self.serves = True
             case {"type": "progress", "step": int(step)}:
                 self.waits_since, self.has_joined, self.has_trained = None, True, True
                 self.step, self.heard_at = step, now
@@ -152,7 +165,8 @@ class Member:
             serves=self.serves,
             collateral=self.failure is not None and self.failure.is_collateral,
             alone=self.alone,
-            works_on=self.has_searched,
+            searches=self.searches,
+            works_on=self.has_searched or (self.has_trained and not self.has_waited),
         )
 
     def fails(self, **facts: Any) -> Failure:
@@ -174,8 +188,9 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
     return Member(
         task.id,
         task.node,
-        serves=task.serves,
+        serves=task.id.job == "ps",
         is_hooked=plan.hooks,
         alone=restarts_alone(plan, task.id),
+        searches=plan.kind == "tuner",
         attempt=attempt,
     )

@@ -261,7 +261,7 @@ class Supervisor:
         if (verdict := self._judge()) is not Next.FINISH:
             self._follow(verdict, now)
             return
-        self._course.stop(self.gang.serving(), "the chief has finished", now)
+        self._course.stop(self.gang.idle(), "the chief has finished", now)
         for member in self._satisfied():
             self._timers.set_once(f"satisfied {member.id}", now + EVALUATOR_S)
         self._timers.set_once("late", now + self.policy.finish_grace_s)
@@ -282,7 +282,7 @@ class Supervisor:
             case "late" if self._verdict is Next.DESERTED:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
-                self._course.end_late(now)
+                self._watch.end_late(now)
             case "satisfied" if member is not None and member in self._satisfied():
                 self._course.stop([member], "it has evaluated the last checkpoint", now)
             case "again" if member is not None:

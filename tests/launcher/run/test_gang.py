@@ -78,11 +78,18 @@ def test_a_task_we_ended_is_never_to_blame() -> None:
     assert [str(member.id) for member in gang.running()] == ["worker:1"]
 
 
-def test_serving_tasks_are_told_once() -> None:
-    gang = started("chief:0", "ps:0", "worker:0")
-    (ps,) = gang.serving()
-    ps.is_stopping = True
-    assert gang.serving() == []
+def test_idle_tasks_are_told_once_and_servers_only_when_no_worker_trains() -> None:
+    gang = started("ps:0", "worker:0", "worker:1")
+    serving, training = gang.get("worker:0"), gang.get("worker:1")
+    assert serving is not None
+    assert training is not None
+    serving.note_report({"type": "serving"}, 0.0)
+    assert gang.idle() == []
+    training.is_lost = True
+    ps, worker = gang.idle()
+    assert worker is serving
+    ps.is_stopping = worker.is_stopping = True
+    assert gang.idle() == []
 
 
 def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:

@@ -326,16 +326,6 @@ def test_late_errors_after_the_chief_s_success_are_no_failure() -> None:
     assert told.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_who_does_not_end_after_the_chief_is_ended_and_warned_of() -> None:
-    told = story(finish_grace_s=60).exits("worker:0", 0).after(59)
-    assert told.stopped() == []
-    told.after(2)
-    assert told.stopped() == ["worker:1"]
-    told.ended("worker:1")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    assert "worker:1 did not end" in told.last(ev.Warned).message
-
-
 def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:
     told = story("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
     told.exits("worker:0", killed=signal.SIGKILL).ended("worker:1", "worker:2").home(40)
