@@ -57,6 +57,12 @@ def saved(path: str, *, step: int | None = None) -> None:
     chaos.at_saved()
 
 
+def saved_elsewhere(step: int | None) -> None:
+    """A checkpoint is complete that is not in the task's checkpoint directory: no restart finds it
+    there, but an evaluator may look at it."""
+    event_channel.current().send({"type": "saved_elsewhere", "step": step})
+
+
 def alive() -> None:
     """Work goes on that is no training step: a batch of an evaluation. Cheap enough for each."""
     global _alive_at

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 
 from tfcluster_workers import import_hooks
@@ -15,11 +14,8 @@ if TYPE_CHECKING:
 def attach() -> import_hooks.PostImportFinder:
     """Watch the imports of this process from now on."""
     finder = import_hooks.install()
-    for name, watch in _WATCHERS.items():
-        finder.after_import(name, watch)
-    chaos = sys.modules.get("tfcluster_workers.chaos")  # imported where there is one to rehearse
-    if chaos is not None and chaos.awaits_saves():
-        for name, watch in _SAVES.items():
+    for watchers in (_WATCHERS, _SAVES):
+        for name, watch in watchers.items():
             finder.after_import(name, watch)
     return finder
 

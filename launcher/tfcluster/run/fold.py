@@ -52,6 +52,8 @@ def _move_node(state: RunSnapshot, node: str, trigger: str) -> None:
 
 def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths) -> None:
     state.resumed_from = {"run": event.run, "step": event.step}
+    if event.checkpoint is not None:
+        state.resumed_from["checkpoint"] = event.checkpoint
 
 
 def _node_connected(

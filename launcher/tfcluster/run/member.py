@@ -135,6 +135,9 @@ class Member:
                 self.saved = True
                 told = report.get("step")
                 self.saved_step = told if isinstance(told, int) else None
+            case {"type": "saved_elsewhere"}:
+                told = report.get("step")
+                self.saved_step = told if isinstance(told, int) else None
             case {"type": "evaluated", "step": int(step)}:
                 self.evaluated_step = step
             case {"type": "trial_ended"}:

@@ -113,7 +113,7 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     """What `checkpoints` lists, newest last; `checkpoints` as `RunSnapshot` holds them."""
     rows = tuple(
         (
-            _thousands(found.get("step")) or "–",
+            _thousands(found.get("step")) or story.gathered(found) or "–",
             str(found.get("kind", "")),
             format_bytes(found.get("bytes") or 0),
             str(found["path"]),
@@ -193,8 +193,8 @@ def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ..
     pairs = [("logs", str(logs))]
     if snapshot.checkpoints:
         newest = snapshot.checkpoints[-1]
-        step = f"step {newest['step']:,} in " if newest.get("step") is not None else ""
-        pairs.append(("checkpoint", f"{step}{paths.root / str(newest['path'])}"))
+        which = f"{found} in " if (found := story.gathered(newest)) else ""
+        pairs.append(("checkpoint", f"{which}{paths.root / str(newest['path'])}"))
     return tuple(pairs)
 
 

@@ -69,6 +69,22 @@ def test_an_exception_is_not_restarted_without_a_newer_checkpoint() -> None:
     assert told.supervisor.again is not None
 
 
+def test_a_restart_from_a_checkpoint_whose_step_is_not_known_names_the_checkpoint() -> None:
+    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
+    restarting = told.last(ev.Restarting)
+    assert (restarting.from_step, restarting.from_checkpoint) == (None, "ckpt-2")
+    told.begin(2).exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(40, name="c")
+    restarting = told.last(ev.Restarting)
+    assert (restarting.from_step, restarting.from_checkpoint) == (40, None)
+
+
+@pytest.mark.parametrize(("after", "again"), [("ckpt-2", False), ("ckpt-3", True)])
+def test_in_shared_storage_another_checkpoint_is_a_newer_one(after: str, again: bool) -> None:
+    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
+    told.begin(2).exits("worker:1", 3).ended("worker:0").home(name=after)
+    assert (told.supervisor.again is not None) is again
+
+
 def test_collateral_waits_for_its_cause_and_then_blames_who_lives() -> None:
     told = story().exits("worker:0", 1, last=COLLATERAL)
     assert told.stopped() == []
