@@ -51,6 +51,12 @@ def _estimator(module: ModuleType) -> None:
     tensorflow_watch.watch_estimator(module)
 
 
+def _estimator_training(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_evaluator(module)
+
+
 def _iterators(module: ModuleType) -> None:
     from tfcluster_workers import iterator_ends
 
@@ -138,6 +144,7 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.data.ops.iterator_ops": _iterators,
     "tensorflow.python.data.ops.multi_device_iterator_ops": _multi_device_iterators,
     "tensorflow_estimator.python.estimator.estimator": _estimator,
+    "tensorflow_estimator.python.estimator.training": _estimator_training,
     "keras": _keras,
     # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
     "keras.src.callbacks": _callbacks,

@@ -115,21 +115,17 @@ class Gang:
             and not (member.serves or member.searches or member.trains_in_step)
         ]
 
-    def satisfied(self, *steps: int | None) -> list[Member]:
-        """Evaluators that have seen the newest checkpoint: one that never ends waits for more.
-
-        `steps`: what is at home, and what the chief has said it saved, which is to come still.
-        """
-        newest_step = max((step for step in steps if step is not None), default=None)
+    def satisfied(self, last_step: int | None) -> list[Member]:
+        """Running evaluators that have evaluated the last checkpoint: some would wait for ever."""
         evaluators = self.tally.members(
             lambda one: one.is_running and not one.is_core and not one.is_stopping
         )
         return [
             member
             for member in evaluators
-            if newest_step is not None
+            if last_step is not None
             and member.evaluated_step is not None
-            and member.evaluated_step >= newest_step
+            and member.evaluated_step >= last_step
         ]
 
     def ends(self, chief: TaskId) -> list[TaskEnd]:

@@ -59,7 +59,9 @@ class Member:
     saves_on_sigterm: bool = False
     frozen_by: int | None = None
     """The signal that stopped its process."""
+    has_evaluated: bool = False
     evaluated_step: int | None = None
+    """Of its last evaluation; None where the step of the checkpoint is not known."""
     trials_ended: int = 0
     """Of a search: by this tuner, or of those whose books it keeps."""
     has_searched: bool = False
@@ -138,8 +140,9 @@ class Member:
             case {"type": "saved_elsewhere"}:
                 told = report.get("step")
                 self.saved_step = told if isinstance(told, int) else None
-            case {"type": "evaluated", "step": int(step)}:
-                self.evaluated_step = step
+            case {"type": "evaluated"}:
+                self.has_evaluated, told = True, report.get("step")
+                self.evaluated_step = told if isinstance(told, int) else None
             case {"type": "trial_ended"}:
                 self.trials_ended += 1
             case {"type": "trial", "status": "COMPLETED" | "FAILED"}:

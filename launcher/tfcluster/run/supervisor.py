@@ -271,8 +271,14 @@ class Supervisor:
         self._timers.set_once("late", now + self.policy.finish_grace_s)
 
     def _satisfied(self) -> list[Member]:
+        return self.gang.satisfied(self._last_step())
+
+    def _last_step(self) -> int | None:
+        """The step of the last checkpoint: what the chief has reported may still be gathered."""
         told = chief.saved_step if (chief := self.gang.get(str(self.chief))) else None
-        return self.gang.satisfied(self._restarts.newest.step, told)
+        return max(
+            (step for step in (self._restarts.newest.step, told) if step is not None), default=None
+        )
 
     def _revive(self, member: Member, now: float) -> None:
         self._lone.revive(member, now, is_finishing=self._verdict is Next.FINISH)
@@ -286,7 +292,7 @@ class Supervisor:
             case "late" if self._verdict is Next.DESERTED:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
-                self._watch.end_late(now)
+                self._watch.end_late(self._last_step(), now)
             case "satisfied" if member is not None and member in self._satisfied():
                 self._course.stop([member], "it has evaluated the last checkpoint", now)
             case "again" if member is not None:

@@ -131,10 +131,11 @@ class Watch:
         else:
             self.act_on(findings.stalled(self._gang.core(), now - since), now)
 
-    def end_late(self, now: float) -> None:
-        """End all that still runs so long after the chief's success.
+    def end_late(self, last_step: int | None, now: float) -> None:
+        """End all that still runs `finish_grace_s` after the chief's success.
 
         A worker that still works by itself makes the run a failed one: what it did is cut off.
+        `last_step` is the step of the last checkpoint.
         """
         grace_s, unfinished = self._policy.finish_grace_s, self._gang.unfinished()
         words = f"it had not finished {grace_s:g} s after the chief, and was ended"
@@ -145,8 +146,8 @@ class Watch:
             for member in self._gang.running()
             if not (member.serves or member.is_stopping or member in unfinished)
         ]
-        if late:
-            self._orders.record(ev.Warned(message=findings.ended_late(late, grace_s)))
+        for said in findings.ended_late(late, grace_s, last_step):
+            self._orders.record(ev.Warned(message=said))
         self._course.end_rest("the others have ended", now)
 
     def act_on(self, found: Finding, now: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tfcluster.plan.plan import Supervision
 from tfcluster.run import events as ev
 from tfcluster.run.events import Status
+from tfcluster.run.supervisor import EVALUATOR_S
 
 from .conftest import plan_of
 from .story import Story, story
@@ -138,3 +139,50 @@ def test_a_worker_that_works_by_itself_and_is_ended_late_fails_the_run() -> None
     told.ended("worker:1")
     assert told.outcome() == (Status.FAILED, 1)
     assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "unfinished")
+
+
+# -- evaluators
+
+EVALUATED = ("chief:0", "evaluator:0")
+
+
+def evaluated(*, last: int | None, seen: int | None, finish_grace_s: float = 60) -> Story:
+    """The chief has saved outside of its checkpoint directory, `seen` was evaluated, it leaves."""
+    told = story(*EVALUATED, finish_grace_s=finish_grace_s)
+    told.says("chief:0", "saved_elsewhere", step=last)
+    if seen is not None:
+        told.says("evaluator:0", "evaluated", step=seen)
+    return told.exits("chief:0")
+
+
+def test_an_evaluator_that_never_ends_is_ended_after_the_last_checkpoint_wherever_it_is() -> None:
+    told = evaluated(last=300, seen=200, finish_grace_s=200).after(120)
+    assert told.stopped() == []
+    told.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
+    assert told.stopped() == [], "it may leave by itself"
+    told.after(1)
+    assert told.stopped() == ["evaluator:0"]
+    told.ended("evaluator:0")
+    assert told.outcome() == (Status.SUCCEEDED, 0)
+    assert warnings(told) == []
+
+
+@pytest.mark.parametrize(
+    ("last", "seen", "words"),
+    [
+        (300, None, "evaluator:0 was ended 60 s after the chief: it had evaluated nothing. Give"),
+        (None, None, "it had evaluated nothing. Give it longer: --set supervision.finish_grace_s="),
+        (1300, 200, "not evaluated the last checkpoint, of step 1,300, only step 200. Give it"),
+        (1300, 200, "EvalSpec(start_delay_secs=0, throttle_secs=10)"),
+        (None, 200, "evaluator:0 did not end within 60 s after the chief: ended"),
+    ],
+)
+def test_what_an_evaluator_has_missed_is_said_with_what_to_set(
+    last: int | None, seen: int | None, words: str
+) -> None:
+    told = evaluated(last=last, seen=seen).after(61)
+    assert told.stopped() == ["evaluator:0"]
+    told.ended("evaluator:0")
+    assert told.outcome() == (Status.SUCCEEDED, 0)
+    (warning,) = warnings(told)
+    assert words in warning
