@@ -213,6 +213,9 @@ class Coordinator:
     def _on_message(self, node: str, message: Message) -> None:
         self._exchange.keep(node, message)
         event = to_event(node, message)
+        if isinstance(event, ev.TaskExited):
+            error = self.journal.task(event.task).error
+            event = self._supervisor.gang.attributed(event, error)
         if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
             event = ev.NodeReconnected(node=node, pid=event.pid, guard_pid=event.guard_pid)
         if event is not None:

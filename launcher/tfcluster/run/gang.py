@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.run.diagnosis import root_cause
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Failure, Kind
@@ -161,7 +162,11 @@ class Gang:
     ) -> None:
         """A task has ended; `error` is the exception it reported, if it did."""
         member.exit, member.frozen_by = event, None
-        if event.ended_by == "tfcluster" or member.failure is not None:
+        if member.failure is not None:
+            return
+        if event.ended_by == "tfcluster":
+            if error is not None and self._fails_by_itself(member, error):
+                self._note(member, member.fails(error=error, exit_code=None, signal=None))
             return
         if event.signal is None and member.verdict is not None:
             self.blame(member, Kind.PERMANENT, member.verdict)
@@ -173,9 +178,34 @@ class Gang:
         )
         self._note(member, failure)
 
+    def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
+        """`event`, or with `ended_by` itself: the exit of a task that was on its way out because of
+        an exception of its own when its agent was told to end it."""
+        member = self.get(event.task, event.attempt)
+        if member is None or error is None or event.ended_by != "tfcluster" or not event.exit_code:
+            return event
+        return replace(event, ended_by="itself") if self._fails_by_itself(member, error) else event
+
+    def _fails_by_itself(self, member: Member, error: Mapping[str, Any]) -> bool:
+        """Whether `error`, of a task that was asked to end, is no consequence of that.
+
+        It is none where it came before, or where it is the root cause's own exception.
+        """
+        if member.raised is not None:
+            return True
+        cause = root_cause(self.failures or self.lone_failures)
+        own = Failure(str(member.id), None, None, error=error)
+        return cause is not None and not cause.is_collateral and own.signature == cause.signature
+
     def blame(self, member: Member, kind: Kind, words: str) -> None:
-        """What tfcluster itself has seen makes a living task the cause; it is to be ended."""
-        self._note(member, member.fails(observed=kind, words=words))
+        """What tfcluster itself has seen makes a living task the cause; it is to be ended.
+
+        One that is late because it has raised an exception is to blame for that.
+        """
+        if kind is Kind.LATE and member.raised is not None:
+            self._note(member, member.fails(error=member.raised))
+        else:
+            self._note(member, member.fails(observed=kind, words=words))
 
     def _forget_failures(self, member: Member) -> None:
         """It is started anew: they say nothing of how the run ends."""

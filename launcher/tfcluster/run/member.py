@@ -68,6 +68,8 @@ class Member:
     """Its search is over; what it does now needs no tuner."""
     verdict: str | None = None
     """What it says went wrong although it exits with 0: a search in which every trial failed."""
+    raised: Mapping[str, Any] | None = None
+    """The uncaught exception that it reported before anybody asked it to end."""
     exit: TaskExited | None = None
     failure: Failure | None = None
     told: dict[str, Member] | None = field(default=None, repr=False, compare=False)
@@ -147,6 +149,8 @@ class Member:
                 self.trials_ended += 1
             case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
                 self.trials_ended += 1
+            case {"type": "error", "exception": str(), "message": str()} if not self.is_stopping:
+                self.raised = report
             case {"type": "search_ended"}:
                 self.has_searched = True
             case {"type": "verdict", "ok": False, "reason": str(reason)}:
@@ -178,14 +182,16 @@ class Member:
     def fails(self, **facts: Any) -> Failure:
         """Note that it has failed; `facts` are further fields of the `Failure`."""
         ended = self.exit
+        end = {
+            "exit_code": ended.exit_code if ended else None,
+            "signal": ended.signal if ended else None,
+        }
         self.failure = Failure(
             task=str(self.id),
             node=self.node,
             attempt=self.attempt,
-            exit_code=ended.exit_code if ended else None,
-            signal=ended.signal if ended else None,
             saved=self.saved,
-            **facts,
+            **(end | facts),
         )
         return self.failure
 

@@ -97,8 +97,10 @@ def collateral(snapshot: RunSnapshot) -> Sequence[str]:
 
 
 def blame(snapshot: RunSnapshot, task: TaskSnapshot) -> str:
-    """Whether a task's end was the cause of the others', or one of those."""
+    """Whether a task's end was the cause of the others', had the same cause, or followed it."""
     found = root_cause(snapshot)
+    if found is not None and task.task in (found.get("also") or ()):
+        return " (same error)"
     if found is None or task.state != "failed" or task.ended_by == "tfcluster":
         return ""
     if found.get("task") == task.task and found.get("attempt", task.attempt) == task.attempt:
