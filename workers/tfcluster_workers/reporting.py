@@ -228,7 +228,8 @@ class Reading:
 
 
 class ProgressMeter:
-    """Thins progress to two events a second and measures the speed between them."""
+    """Thins progress to two events a second, and measures the speed: between the last two of them,
+    and the mean since the first, with all evaluations, saves and pauses between."""
 
     def __init__(
         self,
@@ -242,6 +243,8 @@ class ProgressMeter:
         self._sent_at: float | None = None
         self._sent_step = 0
         self._speed: float | None = None
+        self._begun_at = 0.0
+        self._done = 0
         self._held: Reading | None = None
         self._held_at = 0.0
 
@@ -281,17 +284,22 @@ class ProgressMeter:
             event["steps_per_execution"] = reading.steps_per_execution
         if self._speed is not None:
             event["steps_per_second"] = round(self._speed, 4)
+            mean = self._done / (self._held_at - self._begun_at)
+            event["mean_steps_per_second"] = round(mean, 4)
             if reading.batch_size:
                 event["examples_per_second"] = round(self._speed * reading.batch_size, 2)
         if self._send(event):
             self._held = None
 
     def _measure(self, reading: Reading) -> None:
-        if self._sent_at is None or reading.step < self._sent_step:
-            self._speed = None  # a first step traces and compiles: it is no measure
+        if self._sent_at is None:
+            self._begun_at = self._held_at  # a first step traces and compiles: it is no measure
+        elif reading.step < self._sent_step:
+            self._speed = None  # another training begins
         elif self._held_at > self._sent_at and reading.step > self._sent_step:
             elapsed = self._held_at - self._sent_at
             self._speed = (reading.step - self._sent_step) / elapsed
+            self._done += reading.step - self._sent_step
         self._sent_at, self._sent_step = self._held_at, reading.step
 
 

@@ -129,6 +129,9 @@ class Progress(Event):
     epoch: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
+    """Since the progress before."""
+    mean_steps_per_second: float | None = None
+    """Since the attempt's first step, with all evaluations, saves and pauses between."""
     examples_per_second: float | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -106,6 +106,7 @@ def _task_started(state: RunSnapshot, event: ev.TaskStarted, now: float, paths: 
 def _forget_the_last_attempt(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
     task.frozen_by = task.steps_per_second = task.examples_per_second = None
+    task.mean_steps_per_second = None
     task.step = task.epoch = None
     task.metrics = {}
 
@@ -141,6 +142,7 @@ def _progress(state: RunSnapshot, event: ev.Progress, now: float, paths: RunPath
     _move_task(task, "joined")
     task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
     task.steps_per_second = event.steps_per_second or task.steps_per_second
+    task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
     task.examples_per_second = event.examples_per_second or task.examples_per_second
 
 

@@ -149,7 +149,14 @@ class Member:
                 self.trials_ended += 1
             case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
                 self.trials_ended += 1
-            case {"type": "error", "exception": str(), "message": str()} if not self.is_stopping:
+            case {
+                "type": "error",
+                "exception": str(),
+                "message": str(),
+                "file": str() | None,
+                "line": int() | None,
+                "traceback": str(),
+            } if not self.is_stopping:
                 self.raised = report
             case {"type": "search_ended"}:
                 self.has_searched = True

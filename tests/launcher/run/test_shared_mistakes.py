@@ -13,7 +13,8 @@ from .story import COLLATERAL, story
 
 
 def mistake(line: int = 3) -> dict[str, object]:
-    return {"exception": "ValueError", "message": "bad", "file": "main.py", "line": line}
+    where = {"file": "main.py", "line": line, "traceback": "…"}
+    return {"exception": "ValueError", "message": "bad", **where}
 
 
 def test_all_that_raised_the_cause_s_own_exception_are_named_although_we_ended_them() -> None:
