@@ -46,6 +46,7 @@ model.fit(data.repeat().batch(32), epochs=3, steps_per_epoch=20, verbose=2,
 """A script of one's own that calls the server entry point, and `fit`; it dies after two epochs."""
 
 EITHER_KERAS = """
+import os
 import keras, tf_keras
 import tensorflow as tf
 from tfcluster_workers import server
@@ -61,6 +62,12 @@ for either in (keras, tf_keras):
         print(either.__name__.partition(".")[0], "losses", len(history.history["loss"]), flush=True)
     except ValueError as error:
         print("ValueError:", error, flush=True)
+
+os.environ["GRPC_FAIL_FAST"] = "neither"  # asked for with each RPC: too late it never is
+try:
+    tf.config.experimental_connect_to_cluster(server.start_in_process())
+finally:
+    os._exit(0)
 """
 
 
@@ -176,6 +183,8 @@ def test_fit_knows_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) -> 
     assert known is not None
     assert known.anchor == "keras-3-parameter-server"
     assert trained == "tf_keras losses 2"
+    # What plan/preloading.py relies on.
+    assert "Invalid GRPC_FAIL_FAST config: neither" in done.stderr
 
 
 # -- alone ---------------------------------------------------------------------------------------
