@@ -217,6 +217,8 @@ class World:
             {"type": "progress", "step": found.randrange(50)},
             {"type": "saved", "path": "ckpt", "step": found.randrange(50)},
             {"type": "saved", "path": "ckpt"},
+            {"type": "saved_elsewhere", "step": found.randrange(50)},
+            {"type": "error", "traceback": "", **ERROR},
             {"type": "saves_on_sigterm"},
             {"type": "evaluated", "step": found.randrange(50)},
             {"type": "verdict", "ok": False, "reason": "all failed"},
@@ -316,7 +318,7 @@ class World:
             running = [p for p in self.alive.values() if p.is_started]
             assert all(p.is_stopping for p in running), f"forgotten: {running}"
             if outcome.status is Status.SUCCEEDED and self.plan.hooks:
-                hands = [t for t in self.plan.tasks if t.id.job in ("chief", "worker")]
+                hands = [m for m in self.supervisor.gang if m.id.job in ("chief", "worker")]
                 cut = [t.id for t in hands if self.cut_off.get(str(t.id))]
                 assert not cut or self.plan.kind == "tuner", f"ended at work: {cut}"
         restarts = [e for e in self.events if isinstance(e, ev.Restarting)]
