@@ -107,6 +107,23 @@ def test_the_last_step_is_known_whether_it_was_sent_or_held_back() -> None:
     assert (known, len(rig.sent)) == ([None, 1, 2], 1)
 
 
+def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[Mapping[str, Any]]()
+    channel = types.SimpleNamespace(send=sent.append, is_open=True)
+    monkeypatch.setattr(event_channel, "channel", channel)
+    reporting.saw_saved("/there/ckpt-1", 10)
+    reporting.saved("/there/ckpt-1", step=10)
+    reporting.saved("/there/ckpt-1", step=10)  # written anew, by means that the hooks do not see
+    reporting.saw_saved("/there/ckpt-2", None)
+    reporting.saved("/there/ckpt-2", step=20)
+    assert [(event["path"][-1], event["step"]) for event in sent] == [
+        ("1", 10),
+        ("1", 10),
+        ("2", None),
+        ("2", 20),
+    ]
+
+
 def test_signs_of_life_are_thinned_to_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     now = Clock()

@@ -50,11 +50,29 @@ def saves_on_sigterm() -> None:
     _send_once("saves_on_sigterm")
 
 
+_seen: tuple[str, int | None] | None = None
+"""What the hooks have reported last, until a job reports it, too."""
+
+
 def saved(path: str, *, step: int | None = None) -> None:
     """A checkpoint with this prefix or path is complete on disk."""
+    global _seen
+    was_seen, _seen = _seen == (path, step), None
+    if not was_seen:
+        _send_saved(path, step)
+    chaos.at_saved()
+
+
+def saw_saved(path: str, step: int | None) -> None:
+    """The hooks saw a checkpoint saved; where the job says so as well, it is reported once."""
+    global _seen
+    _seen = path, step
+    _send_saved(path, step)
+
+
+def _send_saved(path: str, step: int | None) -> None:
     event = {"type": "saved", "path": path, "step": step, "at_ns": time.time_ns()}
     event_channel.current().send(event)
-    chaos.at_saved()
 
 
 def saved_elsewhere(step: int | None) -> None:

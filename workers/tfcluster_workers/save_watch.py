@@ -70,7 +70,7 @@ def _report(saver: Any, path: Any, step_of: StepOf) -> None:
         step, whole = step_of(saver, path), path if "://" in path else os.path.abspath(path)
         # Not `context`'s: a Path would spoil a URL.
         if _is_within(whole, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
-            reporting.saved(whole, step=step)
+            reporting.saw_saved(whole, step)
         else:
             reporting.saved_elsewhere(step)
     except Exception as error:  # nothing of ours may break a save
