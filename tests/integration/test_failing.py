@@ -164,24 +164,30 @@ def test_after_the_chief_the_workers_may_finish(shell: CommandLine) -> None:
     assert [task["state"] for task in run.state()["tasks"]] == ["succeeded"] * 2
 
 
-@pytest.mark.parametrize(
-    "cluster",
-    [{"chief": 1, "worker": 2}, {"chief": 1, "worker": 1, "evaluator": 1}],
-    ids=["worker", "evaluator"],
-)
-def test_one_that_never_ends_after_the_chief_is_ended_with_a_warning(
-    shell: CommandLine, cluster: dict[str, int]
+def test_an_evaluator_that_never_ends_after_the_chief_is_ended_with_a_warning(
+    shell: CommandLine,
 ) -> None:
-    late = "worker:1" if cluster["worker"] == 2 else "evaluator:0"
+    cluster = {"chief": 1, "worker": 1, "evaluator": 1}
     run = Live(shell, "up", *chief_spec(shell, cluster, 4))
 
     assert run.end() == 0, run.said()
     assert "late but well" in run.log("worker:0")
     states = {task["task"]: task["state"] for task in run.state()["tasks"]}
-    assert states == {"chief:0": "succeeded", "worker:0": "succeeded", late: "stopped"}
+    assert states == {"chief:0": "succeeded", "worker:0": "succeeded", "evaluator:0": "stopped"}
     (warning,) = [event["message"] for event in run.events() if event["type"] == "warned"]
-    assert late in warning
+    assert "evaluator:0" in warning
     assert warning in run.said()
+
+
+def test_a_worker_that_is_ended_at_work_after_the_chief_fails_the_run(shell: CommandLine) -> None:
+    run = Live(shell, "up", *chief_spec(shell, {"chief": 1, "worker": 2}, 4))
+
+    assert run.end() == 1, run.said()
+    assert "late but well" in run.log("worker:0")
+    said = " ".join(run.said().split())
+    assert "root cause: worker:1" in said
+    assert "it had not finished 4 s after the chief, and was ended" in said
+    assert "--set supervision.finish_grace_s=SECONDS" in said
 
 
 def test_a_task_that_cannot_be_started_ends_the_run_with_3(shell: CommandLine) -> None:

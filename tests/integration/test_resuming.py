@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .live import Live
 
 SAVES = """
 import os, struct, sys
+from tfcluster_workers import reporting
 folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
 END = struct.pack("<Q", 0xDB4775248B80FB57)
 begin = int(os.environ.get("TFCLUSTER_RESTORED_STEP", 0))
@@ -22,6 +24,7 @@ for step in range(begin + 1, begin + 4):
     for suffix, end in (("data-00000-of-00001", b""), ("index", END)):
         with open(f"{folder}/ckpt-{step}.{suffix}", "wb") as file:
             file.write(f"step {step} of {os.environ['TFCLUSTER_TASK']}".encode() + end)
+    reporting.saved(f"{folder}/ckpt-{step}", step=step)
 """
 """Saves three steps, as a complete TensorFlow checkpoint looks."""
 
@@ -112,6 +115,26 @@ def test_what_is_not_there_is_said_with_what_is(shell: CommandLine, first: Path)
         assert done.code == 2, what
         assert words in done.err
         assert len(shell.runs()) == count
+
+
+def test_the_number_of_a_save_is_no_step(shell: CommandLine) -> None:
+    unreported = [line for line in SAVES.splitlines() if "reporting" not in line]
+    shell.script("save.py", "\n".join(unreported))
+    done = shell.run("run", "-n", "1", "--name", "first", "save.py")
+    assert done.code == 0, done.err
+    assert "gathered a checkpoint, save 3: checkpoints/ckpt-3/ckpt-3" in done.err
+    assert "checkpoint  save 3 in" in done.err, "the summary"
+    listed = json.loads(shell.run("checkpoints", "--json").out)
+    assert [(found["step"], found["save"]) for found in listed] == [(None, 1), (None, 2), (None, 3)]
+    assert b"save 3" in shell.run("checkpoints").out
+
+    done = shell.run("up", "--resume", "first@2")
+
+    assert done.code == 0, done.err
+    assert re.search(r"resumes +first-\S+ at ckpt-2\n", done.err)
+    found = b"['checkpoint', 'ckpt-2.data-00000-of-00001', 'ckpt-2.index']"
+    assert shell.log("worker:0").startswith(b"begins at 0 with " + found), "no step is known"
+    assert "it has the saves 1, 2, 3" in shell.run("up", "--resume", "first@9").err
 
 
 def test_a_run_without_a_spec_file_resumes_in_its_own_folder(shell: CommandLine) -> None:

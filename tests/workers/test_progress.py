@@ -62,6 +62,21 @@ def test_speed_is_measured_between_the_events_sent() -> None:
     assert rig.sent[1]["examples_per_second"] == 960.0
 
 
+def test_the_mean_speed_is_that_since_the_first_step_with_all_pauses() -> None:
+    rig = Meter()
+    rig.step(1, after_s=8)  # traced and compiled: it is no measure
+    for number in range(2, 12):
+        rig.step(number, after_s=0.5)
+    rig.step(13, after_s=5)  # after an evaluation
+    rig.step(16, after_s=0.01)
+    rig.meter.flush()
+    assert rig.sent[-1]["steps_per_second"] == pytest.approx(300, rel=0.01)
+    assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(15 / 10.01, rel=0.001)
+    rig.step(1, after_s=4)  # of another `fit`
+    rig.step(6, after_s=1)
+    assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(20 / 15.01, rel=0.001)
+
+
 def test_metrics_are_read_only_for_what_is_sent() -> None:
     rig = Meter()
     read = list[str]()
@@ -90,6 +105,23 @@ def test_the_last_step_is_known_whether_it_was_sent_or_held_back() -> None:
         rig.step(number, after_s=0.1)
         known.append(rig.meter.last_step)
     assert (known, len(rig.sent)) == ([None, 1, 2], 1)
+
+
+def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = list[Mapping[str, Any]]()
+    channel = types.SimpleNamespace(send=sent.append, is_open=True)
+    monkeypatch.setattr(event_channel, "channel", channel)
+    reporting.saw_saved("/there/ckpt-1", 10)
+    reporting.saved("/there/ckpt-1", step=10)
+    reporting.saved("/there/ckpt-1", step=10)  # written anew, by means that the hooks do not see
+    reporting.saw_saved("/there/ckpt-2", None)
+    reporting.saved("/there/ckpt-2", step=20)
+    assert [(event["path"][-1], event["step"]) for event in sent] == [
+        ("1", 10),
+        ("1", 10),
+        ("2", None),
+        ("2", 20),
+    ]
 
 
 def test_signs_of_life_are_thinned_to_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

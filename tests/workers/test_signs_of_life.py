@@ -41,6 +41,15 @@ model.fit(x, y, batch_size=10, epochs=2, verbose=0, validation_data=(x, y))
 model.save_weights("weights" + os.environ["SUFFIX"])
 print("trained")
 
+ours = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+state = tf.train.Checkpoint(step=tf.Variable(200), optimizer=model.optimizer)
+manager = tf.train.CheckpointManager(state, ours, max_to_keep=3)
+manager.save()
+state.step.assign(400)
+manager.save()
+tf.train.Checkpoint(model=model).save(os.path.join(ours, "model"))
+tf.train.Checkpoint(epoch=tf.Variable(2)).save(os.path.join(ours, "epoch"))
+
 def evaluated_by(task):
     os.environ["TFCLUSTER_TASK"] = task
     reporting._alive_at = float("-inf")
@@ -69,7 +78,9 @@ def test_a_keras_job_shows_life_outside_training_and_how_far_apart_its_steps_are
         {"fault": "step", "do": "report", "place": "step", "number": 7},
         {"fault": "save", "do": "report", "place": "save", "number": 1},
     ]
+    saves = tmp_path / "saves"
     env = {"SUFFIX": suffix, "TFCLUSTER_SETTINGS": json.dumps({"chaos": faults})}
+    env["TFCLUSTER_CHECKPOINT_DIR"] = str(saves)
     if legacy:
         env["TF_USE_LEGACY_KERAS"] = legacy
     python = PYTHONS[tensorflow]
@@ -81,6 +92,11 @@ def test_a_keras_job_shows_life_outside_training_and_how_far_apart_its_steps_are
     assert len(ended.of("alive")) >= 3, "the validation, evaluate, predict"
     assert ended.of("evaluated") == [{"type": "evaluated", "step": 40}], "the evaluator's alone"
     assert [(e["fault"], e["step"]) for e in ended.of("chaos")] == [("step", 10), ("save", 40)]
+    # The numbers in the names count saves; the last one's step is the one that `fit` came to.
+    steps = {"ckpt-1": 200, "ckpt-2": 400, "model-1": 40, "epoch-1": 40}
+    told = {event["path"]: event["step"] for event in ended.of("saved")}
+    assert told == {str(saves / name): step for name, step in steps.items()}
+    assert ended.of("saved_elsewhere") == [{"type": "saved_elsewhere", "step": 40}]
     assert "in in_cpp" in ended.err, "the stacks go to the log, whatever sys.stderr is"
 
 

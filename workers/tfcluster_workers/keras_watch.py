@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import batch_size, chaos, cluster_check, context, reporting
+from tfcluster_workers import (
+    batch_size,
+    chaos,
+    cluster_check,
+    context,
+    reporting,
+    saved_step,
+)
 
 _fitting = threading.local()
 """The global batch size of the `fit` that this thread is in."""
@@ -232,13 +239,7 @@ def numbers(logs: Any, *, share: int = 1) -> Mapping[str, float]:
 
 def steps_done(model: Any) -> int:
     """Steps the optimizer has already taken, as after a restore; 0 where it cannot tell."""
-    optimizer = getattr(model, "optimizer", None)
-    # `iterations` of the legacy optimizers would create the variable; the attribute does not.
-    iterations = getattr(optimizer, "_iterations", None)
-    try:
-        return 0 if iterations is None else int(iterations.numpy())
-    except Exception:
-        return 0
+    return saved_step.iterations_of(getattr(model, "optimizer", None)) or 0
 
 
 def _steps_per_execution(model: Any) -> int:

@@ -41,7 +41,7 @@ _MOST_WORDS = 2000
 """Of a reason, characters."""
 _OURS = (
     "callbacks", "chaos", "event_channel", "failures", "iterator_ends", "keras3", "keras_watch",
-    "reporting", "save_watch", "tensorflow_watch", "watching",
+    "reporting", "save_watch", "saved_step", "tensorflow_watch", "watching",
 )  # fmt: skip
 """What a task of ours needs anyway; none of them does more at its import than to define."""
 _SUFFIXES = frozenset(importlib.machinery.all_suffixes())

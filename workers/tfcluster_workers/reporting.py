@@ -39,16 +39,46 @@ def ready() -> None:
     _send_once("ready")
 
 
+def serving() -> None:
+    """This task only serves from now on: tfcluster ends it once nobody needs it."""
+    ready()
+    _send_once("serving")
+
+
 def saves_on_sigterm() -> None:
     """This task saves its state on SIGTERM, so it wants the whole grace time."""
     _send_once("saves_on_sigterm")
 
 
+_seen: tuple[str, int | None] | None = None
+"""What the hooks have reported last, until a job reports it, too."""
+
+
 def saved(path: str, *, step: int | None = None) -> None:
     """A checkpoint with this prefix or path is complete on disk."""
+    global _seen
+    was_seen, _seen = _seen == (path, step), None
+    if not was_seen:
+        _send_saved(path, step)
+    chaos.at_saved()
+
+
+def saw_saved(path: str, step: int | None) -> None:
+    """The hooks saw a checkpoint saved; where the job says so as well, it is reported once."""
+    global _seen
+    _seen = path, step
+    _send_saved(path, step)
+
+
+def _send_saved(path: str, step: int | None) -> None:
     event = {"type": "saved", "path": path, "step": step, "at_ns": time.time_ns()}
     event_channel.current().send(event)
-    chaos.at_saved()
+
+
+def saved_elsewhere(step: int | None) -> None:
+    """A checkpoint is complete that is not in the task's checkpoint directory: no restart finds it
+    there, but an evaluator may look at it."""
+    event_channel.current().send({"type": "saved_elsewhere", "step": step})
 
 
 def alive() -> None:
@@ -216,7 +246,8 @@ class Reading:
 
 
 class ProgressMeter:
-    """Thins progress to two events a second and measures the speed between them."""
+    """Thins progress to two events a second, and measures the speed: between the last two of them,
+    and the mean since the first, with all evaluations, saves and pauses between."""
 
     def __init__(
         self,
@@ -230,6 +261,8 @@ class ProgressMeter:
         self._sent_at: float | None = None
         self._sent_step = 0
         self._speed: float | None = None
+        self._begun_at = 0.0
+        self._done = 0
         self._held: Reading | None = None
         self._held_at = 0.0
 
@@ -269,17 +302,22 @@ class ProgressMeter:
             event["steps_per_execution"] = reading.steps_per_execution
         if self._speed is not None:
             event["steps_per_second"] = round(self._speed, 4)
+            mean = self._done / (self._held_at - self._begun_at)
+            event["mean_steps_per_second"] = round(mean, 4)
             if reading.batch_size:
                 event["examples_per_second"] = round(self._speed * reading.batch_size, 2)
         if self._send(event):
             self._held = None
 
     def _measure(self, reading: Reading) -> None:
-        if self._sent_at is None or reading.step < self._sent_step:
-            self._speed = None  # a first step traces and compiles: it is no measure
+        if self._sent_at is None:
+            self._begun_at = self._held_at  # a first step traces and compiles: it is no measure
+        elif reading.step < self._sent_step:
+            self._speed = None  # another training begins
         elif self._held_at > self._sent_at and reading.step > self._sent_step:
             elapsed = self._held_at - self._sent_at
             self._speed = (reading.step - self._sent_step) / elapsed
+            self._done += reading.step - self._sent_step
         self._sent_at, self._sent_step = self._held_at, reading.step
 
 

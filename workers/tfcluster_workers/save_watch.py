@@ -1,6 +1,6 @@
-"""Sees checkpoints being written, for the faults of `--chaos` that strike while one is.
+"""Reports the checkpoints that TensorFlow and Keras write, each with its step, as any script saves.
 
-Attached only in a task that has such a fault; other tasks' saves stay untouched.
+The faults of `--chaos` that strike while a checkpoint is being written strike here.
 """
 
 from __future__ import annotations
@@ -11,47 +11,77 @@ import threading
 from types import ModuleType
 from typing import Any, Callable
 
-from tfcluster_workers import chaos
+from tfcluster_workers import chaos, context, reporting, saved_step
 
 POLL_S = 0.0005
 
 _saving = threading.local()
 """Keras's `save_weights` writes a `tf.train.Checkpoint`: one save, not two."""
+StepOf = Callable[[Any, str], "int | None"]
+"""From the object that saves, and the path, to the step."""
 
 
 def watch_checkpoints(module: ModuleType) -> None:
     """tf.train.Checkpoint, CheckpointManager, Keras 2's weights and backups end up here."""
-    _watch(vars(module)["TrackableSaver"], "save")
+    _watch(vars(module)["TrackableSaver"], "save", saved_step.of_saver)
 
 
 def watch_graph_saver(module: ModuleType) -> None:
     """Estimator and other graphs of TensorFlow 1."""
-    _watch(vars(module)["Saver"], "save", path=2)
+    _watch(vars(module)["Saver"], "save", saved_step.of_graph_saver, path=2)
 
 
 def watch_models(module: ModuleType) -> None:
     """Keras's own files: .keras, .weights.h5, SavedModel."""
     for name in ("save", "save_weights"):
-        _watch(vars(module)["Model"], name)
+        _watch(vars(module)["Model"], name, saved_step.of_model)
 
 
-def _watch(owner: Any, name: str, *, path: int = 1) -> None:
+def _watch(owner: Any, name: str, step_of: StepOf, *, path: int = 1) -> None:
     save = getattr(owner, name)
+    if chaos.awaits_saves():
+        chaos.see_saves()
 
     @functools.wraps(save)
-    def save_or_suffer(*args: Any, **kwargs: Any) -> Any:
+    def save_and_report(*args: Any, **kwargs: Any) -> Any:
         if getattr(_saving, "depth", 0):
             return save(*args, **kwargs)
         names = ("file_prefix", "filepath", "save_path")
         given = [*args[path : path + 1], *(kwargs[key] for key in names if key in kwargs)]
+        target = str(given[0]) if given else ""
         _saving.depth = 1
         try:
-            return _suffer(lambda: save(*args, **kwargs), str(given[0]) if given else "")
+            result = _suffer(lambda: save(*args, **kwargs), target)
         finally:
             _saving.depth = 0
+        # A graph's Saver adds the step to the name, and says which name that is.
+        _report(args[0], result if path == 2 else target, step_of)
+        return result
 
-    setattr(owner, name, save_or_suffer)
-    chaos.see_saves()
+    setattr(owner, name, save_and_report)
+
+
+def _report(saver: Any, path: Any, step_of: StepOf) -> None:
+    """Say what the chief has saved; the others write into folders that are removed."""
+    try:
+        here = context.current()
+        if not (isinstance(path, str) and path and here.is_chief) or context.is_evaluator():
+            return
+        step, whole = step_of(saver, path), path if "://" in path else os.path.abspath(path)
+        # Not `context`'s: a Path would spoil a URL.
+        if _is_within(whole, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
+            reporting.saw_saved(whole, step)
+        else:
+            reporting.saved_elsewhere(step)
+    except Exception as error:  # nothing of ours may break a save
+        reporting.note(f"a save went unreported: {error!r}")
+
+
+def _is_within(path: str, folder: str) -> bool:
+    if not folder or "://" in folder:
+        return bool(folder) and path.startswith(folder.rstrip("/") + "/")
+    places = os.path.abspath(folder), os.path.realpath(folder)
+    return any(path.startswith(os.path.join(place, "")) for place in places)
 
 
 def _suffer(save: Callable[[], Any], target: str) -> Any:

@@ -15,7 +15,7 @@ import os
 import sys
 from typing import Any
 
-from tfcluster_workers import context
+from tfcluster_workers import context, reporting
 
 
 def serve_unless_chief() -> None:
@@ -55,6 +55,7 @@ def serve(here: context.Context) -> None:
         protocol="grpc",
         config=config(len(here.cluster.get("worker", ()))),
     )
+    reporting.serving()  # `join` reports it, too, where the hooks are on
     server.join()
 
 

@@ -61,7 +61,7 @@ def watch_server(module: ModuleType) -> None:
     def join_and_report(self: Any) -> Any:
         chaos.at_join()
         cluster_check.use_server(_text(self.target))
-        reporting.ready()
+        reporting.serving()
         return join(self)
 
     server.__init__, server.join = __init__, join_and_report
@@ -133,6 +133,35 @@ def watch_estimator(module: ModuleType) -> None:
     _watch_evaluation(estimator)
 
 
+_is_exporting = False
+"""`train_and_evaluate` exports after an evaluation: it is over when both are."""
+
+
+def watch_evaluator(module: ModuleType) -> None:
+    """The evaluator of `train_and_evaluate`: what it has evaluated, and exported, is reported."""
+    evaluator = vars(module)["_TrainingExecutor"]._Evaluator
+    evaluate = evaluator.evaluate_and_export
+
+    @functools.wraps(evaluate)
+    def evaluate_and_report(self: Any) -> Any:
+        global _is_exporting
+        _is_exporting = True
+        try:
+            found = evaluate(self)
+        finally:
+            _is_exporting = False
+        _report_evaluation(found[0].metrics)
+        return found
+
+    evaluator.evaluate_and_export = evaluate_and_report
+
+
+def _report_evaluation(results: Any) -> None:
+    if results and context.is_evaluator():
+        step = results.get("global_step")
+        reporting.evaluated(None if step is None else int(step))
+
+
 def _watch_evaluation(estimator: Any) -> None:
     evaluate = estimator.evaluate
 
@@ -144,9 +173,8 @@ def _watch_evaluation(estimator: Any) -> None:
 
         watched = [*(hooks or []), estimator_hook.SignOfLife()]
         results = evaluate(self, input_fn, steps, watched, *args, **kw)
-        if context.is_evaluator() and results:
-            step = results.get("global_step")
-            reporting.evaluated(None if step is None else int(step))
+        if not _is_exporting:
+            _report_evaluation(results)
         return results
 
     estimator.evaluate = evaluate_and_report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import ModuleType
 
 from tfcluster_workers import import_hooks
@@ -15,11 +14,8 @@ if TYPE_CHECKING:
 def attach() -> import_hooks.PostImportFinder:
     """Watch the imports of this process from now on."""
     finder = import_hooks.install()
-    for name, watch in _WATCHERS.items():
-        finder.after_import(name, watch)
-    chaos = sys.modules.get("tfcluster_workers.chaos")  # imported where there is one to rehearse
-    if chaos is not None and chaos.awaits_saves():
-        for name, watch in _SAVES.items():
+    for watchers in (_WATCHERS, _SAVES):
+        for name, watch in watchers.items():
             finder.after_import(name, watch)
     return finder
 
@@ -59,6 +55,12 @@ def _estimator(module: ModuleType) -> None:
     from tfcluster_workers import tensorflow_watch
 
     tensorflow_watch.watch_estimator(module)
+
+
+def _estimator_training(module: ModuleType) -> None:
+    from tfcluster_workers import tensorflow_watch
+
+    tensorflow_watch.watch_evaluator(module)
 
 
 def _iterators(module: ModuleType) -> None:
@@ -149,6 +151,7 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "tensorflow.python.data.ops.iterator_ops": _iterators,
     "tensorflow.python.data.ops.multi_device_iterator_ops": _multi_device_iterators,
     "tensorflow_estimator.python.estimator.estimator": _estimator,
+    "tensorflow_estimator.python.estimator.training": _estimator_training,
     "keras": _keras,
     # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
     "keras.src.callbacks": _callbacks,

@@ -56,10 +56,23 @@ class Checkpoint:
 
     @property
     def step(self) -> int | None:
-        """The number in its name (a step, an epoch or a save counter), None without one."""
+        """The step, where its name tells it: TensorFlow 1's `Saver` writes the global step there.
+
+        `tf.train.Checkpoint` numbers its saves, Keras's callbacks count epochs.
+        """
+        return self.number if self.kind is Kind.ESTIMATOR else None
+
+    @property
+    def number(self) -> int | None:
+        """The number in its name: a step, an epoch or a save counter; None without one."""
         named = self.files[-1].path if self.kind is Kind.BACKUP else self.path
         name = basename(named.removesuffix(".index"))
-        return step_in_name(name, is_folder=self.kind is Kind.SAVED_MODEL)
+        return number_in_name(name, is_folder=self.kind is Kind.SAVED_MODEL)
+
+    @property
+    def name(self) -> str:
+        """What people call it: ``ckpt-12``."""
+        return str(self.kind) if self.path == "." else basename(self.path)
 
     @property
     def base(self) -> str:
@@ -70,7 +83,7 @@ class Checkpoint:
     @property
     def series(self) -> str:
         """Equal for checkpoints that follow one another: ``ckpt-#`` for ckpt-1, ckpt-2 …"""
-        return f"{self.kind} {dirname(self.path)}/{_STEP.sub('#', basename(self.path))}"
+        return f"{self.kind} {dirname(self.path)}/{_NUMBER.sub('#', basename(self.path))}"
 
     @property
     def saved_ns(self) -> int:
@@ -85,6 +98,16 @@ class Checkpoint:
         return sum(entry.size for entry in self.files)
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The checkpoint that an attempt starts from, as people name it."""
+
+    step: int | None = None
+    """None where it is not known."""
+    name: str | None = None
+    """``ckpt-12``; None where there is none."""
+
+
 _TEMPORARY = re.compile(
     r"(^|/)(workertemp_[^/]*|temp-\d+|[^/]*_temp(_[0-9a-f]+)?|[^/]*\.tmp|[^/]*\.tempstate\d*)(/|$)"
 )
@@ -92,7 +115,7 @@ _BEING_WRITTEN = re.compile(
     r"(?P<prefix>.+?)(_temp(_[0-9a-f]+)?/.*|\.(index|data-\d{5}-of-\d{5})\.tempstate\d*)$"
 )
 _SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<number>\d{5})-of-(?P<count>\d{5})$")
-_STEP = re.compile(r"\d+\.\d+|(?:(?<=[-_.=])|^|(?<=epoch)|(?<=step))\d+(?=$|[-_.])")
+_NUMBER = re.compile(r"\d+\.\d+|(?:(?<=[-_.=])|^|(?<=epoch)|(?<=step))\d+(?=$|[-_.])")
 _FIRST_UNIX_TIME = 10**9
 """Estimator names exported SavedModels by the second: no step."""
 
@@ -111,14 +134,14 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
     if before is not None:
         earlier = set(before)
         found = [c for c in found if c.kind is Kind.BACKUP or earlier.issuperset(c.files)]
-    return tuple(sorted(found, key=lambda c: (c.saved_ns, c.step or 0, c.path)))
+    return tuple(sorted(found, key=lambda c: (c.saved_ns, c.number or 0, c.path)))
 
 
-def step_in_name(name: str, *, is_folder: bool = False) -> int | None:
+def number_in_name(name: str, *, is_folder: bool = False) -> int | None:
     """12 of ``ckpt-12``, 300 of ``model.ckpt-300``, 3 of ``weights.03-0.41.weights.h5``."""
-    numbers = [found for found in _STEP.findall(name) if "." not in found]
-    step = int(numbers[-1]) if numbers else None
-    return None if is_folder and step is not None and step >= _FIRST_UNIX_TIME else step
+    numbers = [found for found in _NUMBER.findall(name) if "." not in found]
+    number = int(numbers[-1]) if numbers else None
+    return None if is_folder and number is not None and number >= _FIRST_UNIX_TIME else number
 
 
 _PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)

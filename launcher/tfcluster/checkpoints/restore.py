@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.checkpoints import proto
-from tfcluster.checkpoints.completeness import Entry, Kind
+from tfcluster.checkpoints.completeness import Entry, Kind, Newest
 from tfcluster.checkpoints.copying import Stopped, copy_verified, never, sync_folder
 from tfcluster.checkpoints.store import Gathered
 
@@ -27,7 +27,7 @@ class PutBack:
     """What an attempt starts from."""
 
     step: int | None
-    """For TFCLUSTER_RESTORED_STEP; None on a fresh start, or where no name tells a step."""
+    """For TFCLUSTER_RESTORED_STEP; None on a fresh start, or where the step is not known."""
     checkpoints: tuple[Gathered, ...]
     replaced: tuple[Path, ...]
     """Where the former contents of the directories are now: one generation is kept."""
@@ -56,14 +56,18 @@ def put_back(
     if state:  # an empty folder is worth no wait for the disk, of which every start would have one
         for target in targets:
             sync_folder(target.parent)
-    return PutBack(step_of(state), tuple(state), tuple(path for path in replaced if path))
+    return PutBack(newest_of(state).step, tuple(state), tuple(path for path in replaced if path))
 
 
-def step_of(state: Iterable[Gathered]) -> int | None:
-    """The step of the newest checkpoint that has one; of a backup only when there is no other."""
-    known = [gathered for gathered in state if gathered.step is not None]
-    best = max(known, key=lambda g: (g.kind is not Kind.BACKUP, _saved(g)), default=None)
-    return best.step if best else None
+def newest_of(state: Iterable[Gathered]) -> Newest:
+    """The newest checkpoint whose step is known, else the newest; a backup only when there is no
+    other."""
+    best = max(
+        state,
+        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP, _saved(g)),
+        default=None,
+    )
+    return Newest(best.step, best.checkpoint.name) if best else Newest()
 
 
 def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -> None:

@@ -36,6 +36,7 @@ from tfcluster.checkpoints.copying import (
 from tfcluster.checkpoints.source import Source, source_of
 
 _NOTE = ".tfcluster.json"
+_COUNTED = re.compile(r"-(\d+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,19 @@ class Gathered:
     folder: Path
     digests: tuple[str, ...]
     """SHA-512 of each of `checkpoint.files`."""
+
+    @property
+    def save(self) -> int | None:
+        """Which save of a `tf.train.Checkpoint` it is, where its step is not known."""
+        if self.step is not None or self.kind is not Kind.TF_CHECKPOINT:
+            return None
+        counted = _COUNTED.search(self.checkpoint.path)
+        return int(counted[1]) if counted else None
+
+    @property
+    def place(self) -> int | None:
+        """Its step, else which save it is: the number after ``RUN@``."""
+        return self.step if self.step is not None else self.save
 
     @property
     def contents(self) -> tuple[tuple[str, str], ...]:
@@ -95,9 +109,9 @@ class Store:
     def has(self, checkpoint: Checkpoint) -> bool:
         return any(held.checkpoint == checkpoint for held in self._held)
 
-    def state(self, *, step: int | None = None) -> tuple[Gathered, ...]:
+    def state(self) -> tuple[Gathered, ...]:
         """What a restart starts from; see `newest_of_each`."""
-        return newest_of_each(self._held, step=step)
+        return newest_of_each(self._held)
 
     def add(
         self,
@@ -192,11 +206,14 @@ class Store:
         self._name_what_is_here()
 
 
-def newest_of_each(held: Sequence[Gathered], *, step: int | None = None) -> tuple[Gathered, ...]:
-    """The newest of each series, up to `step` where one is given; KeyError without that step."""
-    chosen = {g.checkpoint.series: g for g in held if _is_up_to(step, g)}
-    if step is not None and all(g.step != step for g in chosen.values()):
-        raise KeyError(step)
+def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tuple[Gathered, ...]:
+    """The newest of each series, up to `place` where one is given (`Gathered.place`).
+
+    Raises KeyError where none has that place.
+    """
+    chosen = {g.checkpoint.series: g for g in held if _is_up_to(place, g)}
+    if place is not None and all(g.place != place for g in chosen.values()):
+        raise KeyError(place)
     return tuple(chosen.values())
 
 
@@ -235,12 +252,14 @@ def _copied(companion: Entry, new: Gathered, source: Source, stopped: Stopped) -
     return True
 
 
-def _is_up_to(step: int | None, gathered: Gathered) -> bool:
-    return step is None or gathered.step is None or gathered.step <= step
+def _is_up_to(place: int | None, gathered: Gathered) -> bool:
+    return place is None or gathered.place is None or gathered.place <= place
 
 
 def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
-    return sorted(gathered, key=lambda g: (g.checkpoint.saved_ns, g.step or 0, str(g.folder)))
+    return sorted(
+        gathered, key=lambda g: (g.checkpoint.saved_ns, g.checkpoint.number or 0, str(g.folder))
+    )
 
 
 def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[proto.Prefix]:

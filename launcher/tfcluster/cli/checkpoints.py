@@ -65,6 +65,7 @@ def _copy(gathered: Gathered, target: Path) -> None:
 def _facts(gathered: Gathered) -> dict[str, object]:
     return {
         "step": gathered.step,
+        "save": gathered.save,
         "kind": str(gathered.kind),
         "bytes": gathered.bytes,
         "path": str(gathered.path),

@@ -129,7 +129,8 @@ def start_text(
     from tfcluster.ui.render import render
     from tfcluster.ui.start import start_panel
 
-    resumes = (options.resume.source.run_id, options.resume.step) if options.resume else None
+    resume = options.resume
+    resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None
     return render(start_panel(planned.plan, paths, ports, resumes=resumes), terminal)
 
 

@@ -159,7 +159,8 @@ class TaskPlan:
     in_cluster: bool = True
     """Whether other tasks' TF_CONFIG name it: false for an evaluator."""
     serves: bool = False
-    """A ps, or a worker of a parameter-server job: it never ends by itself."""
+    """A ps, or a worker of a parameter-server job. Whether such a worker really serves, or trains
+    by itself, is known only once it reports it."""
 
     @property
     def address(self) -> str:

@@ -23,12 +23,21 @@ _AFTER_IMPORT: Final = frozenset({
     "TF_CONFIG", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_GRPC_REUSE_PORT", "TF_GRPC_DEFAULT_OPTIONS",
     "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "CUDA_VISIBLE_DEVICES",
     "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "GRPC_FAIL_FAST", "GRPC_MAX_RETRIES",
+    "TF_COORDINATOR_IGNORE_TRANSIENT_PS_FAILURES", "TF_COORDINATOR_IGNORE_TRANSIENT_TIMEOUTS",
+    "TF_CUDNN_DETERMINISTIC", "TF_DETERMINISTIC_OPS", "TF_GPU_ALLOCATOR", "TF_GPU_THREAD_COUNT",
+    "TF_GPU_THREAD_MODE", "TF_PSS_ENABLE_COORDINATION_SERVICE", "TF_XLA_FLAGS", "XLA_FLAGS",
 })  # fmt: skip
-"""Read when TensorFlow makes its devices, its server or its thread pools; OpenBLAS is told anew."""
+"""Read when TensorFlow makes its devices, its server or its thread pools, compiles, or sends: each
+RPC asks for GRPC_FAIL_FAST (tensorflow/core/distributed_runtime/rpc/grpc_state.h), the driver for
+CUDA_… when it is opened. OpenBLAS is told anew. A library that logs each `getenv` saw none of them
+during the imports of TensorFlow 2.15.1 and 2.21 (on a machine without a GPU)."""
+_BY_INTERPRETER: Final = "PYTHON"
+"""How the names begin that Python reads when it starts: a script sets them for its children."""
 _AT_IMPORT: Final = (
-    "ABSL_", "CUDA_", "DNNL_", "GLIBC_", "GRPC_", "HDF5_", "HOME", "JAX_", "KERAS_", "KMP_", "LANG",
-    "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "ONEDNN_", "OPENBLAS_", "PATH",
-    "PROTOCOL_", "PYTHON", "SCIPY_", "TF", "TMPDIR", "TZ", "WRAPT_", "XLA_",
+    "ABSL_", "CUDA_", "GLIBC_", "GRPC_", "HDF5_", "HOME", "JAX_", "KERAS_", "KMP_", "LANG",
+    "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_", "PATH",
+    "PROTOCOL_", _BY_INTERPRETER, "SCIPY_", "TF", "TMPDIR", "TZ", "WRAPT_", "XLA_",
 )  # fmt: skip
 """How the names of variables begin that the interpreter or a module may read once and for all."""
 _PARTS: Final = {"keras": "tensorflow:keras.Model", "estimator": "tensorflow:estimator.Estimator"}
@@ -67,9 +76,14 @@ def obstacle(code: Code) -> str:
     """What in the job's files forbids it; empty for nothing."""
     if UNKNOWN in code.sets:
         return "the job sets variables of the environment whose names only it knows"
-    names = sorted(name for name in code.sets if is_read_at_import(name))
+    names = sorted(name for name in code.sets if _comes_too_late(name))
     listed = ", ".join(names)
     return f"the job sets {listed} itself, too late for a module imported ahead" if names else ""
+
+
+def _comes_too_late(name: str) -> bool:
+    """Whether a script that sets it before its imports would find it ignored in a fork."""
+    return is_read_at_import(name) and not name.startswith(_BY_INTERPRETER)
 
 
 def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
@@ -79,7 +93,7 @@ def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str
         yield from _cold_ones(plan)
     elif wish != "off" and around.code is not None and (why := obstacle(around.code)):
         if wish == "on" or plan.needs_tensorflow:
-            yield f"{head}: {why}; write them into job.env"
+            yield f"{head}: {why}; set them in job.env instead, and not in the files"
     elif wish == "on" and not has_hooks(spec):
         yield f"{head}: without hooks none is a fork (runtime.preload)"
     elif wish == "on":

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from tfcluster import __version__
@@ -109,7 +110,8 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
-            self._supervisor.begin_run(self._now(), from_step=self._harvest.newest_step)
+            newest = self._harvest.newest
+            self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
             self._background = background
             following: list[asyncio.Task[None]] = []
             error: SurroundingsError | None = None
@@ -171,7 +173,8 @@ class Coordinator:
     def _on_home(self, events: list[Event]) -> None:
         for event in events:
             self._record(event)
-        self._supervisor.home(self._harvest.newest_step, self._now())
+        newest = self._harvest.newest
+        self._supervisor.home(newest.step, self._now(), name=newest.name)
 
     def _carry_out(self) -> None:
         for action in self._supervisor.orders.take():
@@ -211,12 +214,16 @@ class Coordinator:
     def _record(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):
             self.journal.state.checkpoints = self._harvest.held()
-            self._supervisor.gathered(event.step, self._now())
+            name = PurePosixPath(event.path).name
+            self._supervisor.gathered(event.step, self._now(), name=name)
         self.journal.record(event)
 
     def _on_message(self, node: str, message: Message) -> None:
         self._exchange.keep(node, message)
         event = to_event(node, message)
+        if isinstance(event, ev.TaskExited):
+            error = self.journal.task(event.task).error
+            event = self._supervisor.gang.attributed(event, error)
         if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
             event = ev.NodeReconnected(
                 node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity

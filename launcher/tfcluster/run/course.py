@@ -132,13 +132,10 @@ class Course:
         self.orders.record(ev.RunStopping(why=why, grace_s=longest))
         self.stop(running, why, now, grace_s=grace_s)
 
-    def end_late(self, now: float) -> None:
-        """The others have ended well long ago."""
-        running = self.gang.running()
-        late = ", ".join(str(member.id) for member in running)
-        self.orders.record(ev.Warned(message=f"{late} did not end with the others: ended"))
+    def end_rest(self, why: str, now: float) -> None:
+        """The chief has succeeded: end what still runs; the exits decide how the run ends."""
         self.stage = Stage.ENDING_RUN
-        self.stop(running, "the others have ended", now)
+        self.stop(self.gang.running(), why, now)
 
     def stop(
         self,

@@ -1,10 +1,11 @@
 """What the tasks' exits mean for the run: go on, wait for the rest, or end, and how (pure).
 
-A run succeeds when the chief and the workers that train have ended with 0. Tasks that only
-serve (ps, workers of a parameter-server job) never end by themselves and are ended after the
-chief; healthy workers may leave seconds after it, so they get `finish_grace_s`. Exit codes
-decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end). A task that
-restarts alone and has failed for good does not end the others, but the run has failed.
+A run succeeds when the chief and the workers that train have ended with 0. Workers get
+`finish_grace_s` after the chief: healthy ones may leave seconds after it, and those of an
+Estimator with parameter servers start later and train on. Tasks that only serve (ps, and workers
+inside `Server.join`) never end by themselves and are ended when no worker trains any more. Exit
+codes decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end). A task
+that restarts alone and has failed for good does not end the others, but the run has failed.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ class TaskEnd:
     """It failed, and its words say that it only follows another task's end."""
     alone: bool = False
     """It can be restarted while the others go on, so its failure is its own affair."""
+    searches: bool = False
     works_on: bool = False
-    """A chief whose search is over: what it does now needs nobody else."""
+    """As a chief it needs nobody else: its search is over, or it trains without its peers."""
 
 
 class Next(Enum):
     """What the coordinator does now."""
 
     GO_ON = "go on"
-    FINISH = "the chief has succeeded: give the others finish_grace_s, end those that serve"
+    FINISH = "the chief has succeeded: give the others finish_grace_s, then end those that serve"
     DESERTED = "all that the chief works with have ended: give it finish_grace_s"
     AWAIT_CAUSE = "the failures so far follow another that has not arrived yet"
     FAIL = "a task failed by itself: end the others"
@@ -76,6 +78,8 @@ def _is_deserted(tasks: Sequence[TaskEnd], chief: TaskId) -> bool:
     if any(task.id == chief and task.works_on for task in tasks):
         return False
     hands = [task for task in tasks if task.alone and task.id.job == "worker"]
+    if any(task.ok and not task.searches for task in hands):
+        return False  # no server ends by itself: they trained, and so does the chief
     return bool(hands) and not any(task.running for task in hands)
 
 

@@ -45,7 +45,9 @@ class Resumed(Event):
     run: str
     """The earlier one."""
     step: int | None
-    """None where no name tells it."""
+    """None where it is not known."""
+    checkpoint: str | None = None
+    """Then the name of the checkpoint: ``ckpt-12``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +133,9 @@ class Progress(Event):
     epoch: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
+    """Since the progress before."""
+    mean_steps_per_second: float | None = None
+    """Since the attempt's first step, with all evaluations, saves and pauses between."""
     examples_per_second: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -177,6 +182,9 @@ class TaskError(Event):
 class CheckpointGathered(Event):
     path: str
     step: int | None
+    """None where it is not known: the number in a name counts saves or epochs, as a rule."""
+    save: int | None = None
+    """Then which save of a `tf.train.Checkpoint` it is."""
     kind: str
 
 
@@ -246,7 +254,9 @@ class Restarting(Event):
     of: int
     """How many attempts there can be as things stand."""
     from_step: int | None = None
-    """None: from the beginning."""
+    """None: from the beginning, or from a checkpoint whose step is not known."""
+    from_checkpoint: str | None = None
+    """Then its name: ``ckpt-12``."""
     delay_s: float = 0.0
     task: str | None = None
     members: tuple[str, ...] | None = None

@@ -35,6 +35,8 @@ class Kind(StrEnum):
     """A signal stopped its process, which neither ran nor ended."""
     LATE = "late"
     """It did not come, or did not end, when the others did."""
+    UNFINISHED = "unfinished"
+    """It was ended although it still worked: its time after the chief's end was over."""
     START_FAILED = "start_failed"
     """Its command could not be executed."""
     COLLATERAL = "collateral"
@@ -85,7 +87,8 @@ class Failure:
     out_of_memory: str | None = None
     """How it is known that the kernel killed it for memory, in words."""
     observed: Kind | None = None
-    """What tfcluster itself saw: NODE_LOST, LINK_LOST, FROZEN, LATE, STALLED or START_FAILED."""
+    """What tfcluster itself saw: NODE_LOST, LINK_LOST, FROZEN, LATE, STALLED, UNFINISHED or
+    START_FAILED."""
     words: str = ""
     """What was seen, in words, where `observed` is set."""
     saved: bool = False

@@ -30,6 +30,11 @@ FROZEN_S = 10.0
 """How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
 _NAMED = 8
 """Of the tasks elsewhere, how many a message lists."""
+_MORE_TIME_TO_EVALUATE = (
+    "Give it longer: --set supervision.finish_grace_s=SECONDS. An Estimator's evaluator waits 120 s"
+    " before its first evaluation and 600 s between two; EvalSpec(start_delay_secs=0,"
+    " throttle_secs=10) makes it look sooner"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +88,43 @@ def suspects(gang: Tally) -> list[Member]:
             one.is_core and one.is_running and one.is_frozen and not (one.alone or one.is_stopping)
         )
     )
+
+
+def ended_late(late: Sequence[Member], grace_s: float, last_step: int | None = None) -> list[str]:
+    """Warnings that name tasks that are ended although nothing says that they failed."""
+    found = {str(member.id): _not_evaluated(member, last_step) for member in late}
+    said = [
+        f"{name} was ended {grace_s:g} s after the chief: it had {words}. {_MORE_TIME_TO_EVALUATE}"
+        for name, words in found.items()
+        if words
+    ]
+    others = [member for member in late if not found[str(member.id)]]
+    return [*said, *_merely_late(others, grace_s)]
+
+
+def _merely_late(late: Sequence[Member], grace_s: float) -> list[str]:
+    if not late:
+        return []
+    names = ", ".join(str(member.id) for member in late)
+    said = f"{names} did not end within {grace_s:g} s after the chief: ended"
+    if all(member.is_hooked for member in late):
+        return [said]
+    return [
+        f"{said}. Without hooks tfcluster cannot see what they did; if they still worked, give them"
+        " longer: --set supervision.finish_grace_s=SECONDS"
+    ]
+
+
+def _not_evaluated(member: Member, last_step: int | None) -> str:
+    """What an evaluator has missed, as far as that is known."""
+    if member.id.job != "evaluator" or not member.is_hooked:
+        return ""
+    if not member.has_evaluated:
+        return "evaluated nothing"
+    done = member.evaluated_step
+    if done is None or last_step is None or done >= last_step:
+        return ""
+    return f"not evaluated the last checkpoint, of step {last_step:,}, only step {done:,}"
 
 
 def deserted(core: Sequence[Member]) -> Finding:

@@ -62,6 +62,8 @@ def _move_node(state: RunSnapshot, node: str, trigger: str) -> None:
 
 def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths) -> None:
     state.resumed_from = {"run": event.run, "step": event.step}
+    if event.checkpoint is not None:
+        state.resumed_from["checkpoint"] = event.checkpoint
 
 
 def _node_connected(
@@ -127,6 +129,7 @@ def _task_started(state: RunSnapshot, event: ev.TaskStarted, now: float, paths: 
 def _forget_the_last_attempt(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
     task.frozen_by = task.steps_per_second = task.examples_per_second = None
+    task.mean_steps_per_second = None
     task.step = task.epoch = None
     task.metrics = {}
 
@@ -162,6 +165,7 @@ def _progress(state: RunSnapshot, event: ev.Progress, now: float, paths: RunPath
     _move_task(task, "joined")
     task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
     task.steps_per_second = event.steps_per_second or task.steps_per_second
+    task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
     task.examples_per_second = event.examples_per_second or task.examples_per_second
 
 

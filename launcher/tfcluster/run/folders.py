@@ -15,7 +15,7 @@ from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
 from tfcluster.checkpoints.following import Follows
 from tfcluster.checkpoints.outputs import Outputs
-from tfcluster.checkpoints.restore import PutBack, put_back, step_of
+from tfcluster.checkpoints.restore import PutBack, newest_of, put_back
 from tfcluster.checkpoints.source import Source
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.plan.plan import Plan, TaskId
@@ -146,7 +146,7 @@ class Folders:
             await self._send(state, there)
         if here:
             return await asyncio.to_thread(put_back, state, here)
-        return PutBack(step_of(state), tuple(state), ())
+        return PutBack(newest_of(state).step, tuple(state), ())
 
     async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
         with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.run.diagnosis import root_cause
 from tfcluster.run.ending import TaskEnd
 from tfcluster.run.events import TaskExited
 from tfcluster.run.failure import Failure, Kind, alone_with
@@ -68,6 +69,7 @@ class Gang:
         """`member` in a further attempt of its own."""
         self._forget_failures(member)
         again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
+        again.serves = member.serves
         self._members[str(member.id)] = again
         self.tally.count(again)
         return again
@@ -89,30 +91,44 @@ class Gang:
         """All that end when the gang does: an evaluator only follows the checkpoints."""
         return [member for member in self if member.id.job != "evaluator"]
 
-    def serving(self) -> list[Member]:
-        """Those that never end by themselves and have not been told to: servers, and a tuner
-        that waits for a chief that has left."""
+    def idle(self) -> list[Member]:
+        """Those that do not end by themselves once the chief has, and have not been told to: a
+        tuner that waits for a chief, and all servers once no worker trains any more."""
+        running = [one for one in self.tally.standings() if one.is_running and one.is_core]
+        needs_servers = any(not (one.serves or one.waits_for_chief) for one in running)
         return self.tally.members(
             lambda one: (
-                one.is_running and not one.is_stopping and (one.serves or (one.alone and one.waits))
+                one.is_running
+                and not one.is_stopping
+                and (one.waits_for_chief or (one.serves and not needs_servers))
             )
         )
 
-    def satisfied(self, *steps: int | None) -> list[Member]:
-        """Evaluators that have seen the newest checkpoint: one that never ends waits for more.
+    def unfinished(self) -> list[Member]:
+        """Workers that are known to work by themselves and run still, after the chief.
 
-        `steps`: what is at home, and what the chief has said it saved, which is to come still.
+        Those that trained in step with it have lost nothing of the training; what a task without
+        hooks does is not known; a tuner's trials are in the books of its chief.
         """
-        newest_step = max((step for step in steps if step is not None), default=None)
+        return [
+            member
+            for member in self.core()
+            if member.is_running
+            and member.is_hooked
+            and not (member.serves or member.searches or member.trains_in_step)
+        ]
+
+    def satisfied(self, last_step: int | None) -> list[Member]:
+        """Running evaluators that have evaluated the last checkpoint: some would wait for ever."""
         evaluators = self.tally.members(
             lambda one: one.is_running and not one.is_core and not one.is_stopping
         )
         return [
             member
             for member in evaluators
-            if newest_step is not None
+            if last_step is not None
             and member.evaluated_step is not None
-            and member.evaluated_step >= newest_step
+            and member.evaluated_step >= last_step
         ]
 
     def ends(self, chief: TaskId) -> list[TaskEnd]:
@@ -148,7 +164,11 @@ class Gang:
     ) -> None:
         """A task has ended; `error` is the exception it reported, if it did."""
         member.exit, member.frozen_by = event, None
-        if event.ended_by == "tfcluster" or member.failure is not None:
+        if member.failure is not None:
+            return
+        if event.ended_by == "tfcluster":
+            if error is not None and self._fails_by_itself(member, error):
+                self._note(member, member.fails(error=error, exit_code=None, signal=None))
             return
         if event.signal is None and member.verdict is not None:
             self.blame(member, Kind.PERMANENT, member.verdict)
@@ -172,9 +192,34 @@ class Gang:
         peers = [member for member in trains if member is not chief]
         return [str(member.id) for member in peers] if all(m.end().ok for m in peers) else []
 
+    def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
+        """`event`, or with `ended_by` itself: the exit of a task that was on its way out because of
+        an exception of its own when its agent was told to end it."""
+        member = self.get(event.task, event.attempt)
+        if member is None or error is None or event.ended_by != "tfcluster" or not event.exit_code:
+            return event
+        return replace(event, ended_by="itself") if self._fails_by_itself(member, error) else event
+
+    def _fails_by_itself(self, member: Member, error: Mapping[str, Any]) -> bool:
+        """Whether `error`, of a task that was asked to end, is no consequence of that.
+
+        It is none where it came before, or where it is the root cause's own exception.
+        """
+        if member.raised is not None:
+            return True
+        cause = root_cause(self.failures or self.lone_failures)
+        own = Failure(str(member.id), None, None, error=error)
+        return cause is not None and not cause.is_collateral and own.signature == cause.signature
+
     def blame(self, member: Member, kind: Kind, words: str) -> None:
-        """What tfcluster itself has seen makes a living task the cause; it is to be ended."""
-        self._note(member, member.fails(observed=kind, words=words))
+        """What tfcluster itself has seen makes a living task the cause; it is to be ended.
+
+        One that is late because it has raised an exception is to blame for that.
+        """
+        if kind is Kind.LATE and member.raised is not None:
+            self._note(member, member.fails(error=member.raised))
+        else:
+            self._note(member, member.fails(observed=kind, words=words))
 
     def _forget_failures(self, member: Member) -> None:
         """It is started anew: they say nothing of how the run ends."""

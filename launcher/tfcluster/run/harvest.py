@@ -9,15 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from posixpath import basename
 from typing import Any
 
 from tfcluster.checkpoints import outputs
-from tfcluster.checkpoints.completeness import find
+from tfcluster.checkpoints.completeness import Newest, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.listing import scan
-from tfcluster.checkpoints.restore import PutBack, step_of
+from tfcluster.checkpoints.restore import PutBack, newest_of
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.errors import RunFolderError
 from tfcluster.plan.plan import Plan, TaskId
@@ -38,7 +39,7 @@ class Harvest:
         self._workdir = Path(plan.workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
         self._comes_home = plan.checkpoints.dir is None
-        self._shared_step: int | None = None
+        self._shared = Newest()
         self._told: dict[str, int] = {}
         self._chief_is_here = any(task.id == plan.chief for task in plan.tasks)
         """Else somebody else starts it, and gathers what it saves."""
@@ -74,12 +75,9 @@ class Harvest:
         )
 
     @property
-    def newest_step(self) -> int | None:
-        """The step an attempt would start from now; None where it would start from nothing.
-
-        In shared storage it is looked up by `bring_home`.
-        """
-        return step_of(self._store.state()) if self._comes_home else self._shared_step
+    def newest(self) -> Newest:
+        """What an attempt would start from now; in shared storage `bring_home` looks it up."""
+        return newest_of(self._store.state()) if self._comes_home else self._shared
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
         """Make their directories hold the newest complete state; empty on a fresh start.
@@ -116,7 +114,7 @@ class Harvest:
         the next attempt starts from it."""
         if not self._comes_home:
             shared, told = self._plan.checkpoints.dir, dict(self._told)
-            self._shared_step = await asyncio.to_thread(_newest_step_in, shared, told)
+            self._shared = await asyncio.to_thread(_newest_in, shared, told)
             return []
         if not self._chief_is_here:
             return []
@@ -287,19 +285,22 @@ class Harvest:
 
     def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
         path = str(gathered.path.relative_to(self._paths.root))
-        return ev.CheckpointGathered(path=path, step=gathered.step, kind=str(gathered.kind))
+        return ev.CheckpointGathered(
+            path=path, step=gathered.step, save=gathered.save, kind=str(gathered.kind)
+        )
 
 
-def _newest_step_in(shared: str | None, told: Mapping[str, int]) -> int | None:
-    """The step of the newest whole checkpoint in storage that all tasks share.
+def _newest_in(shared: str | None, told: Mapping[str, int]) -> Newest:
+    """The newest whole checkpoint in storage that all tasks share.
 
     What the chief told of a path (`told`, oldest first) counts more than its name, and is all
     there is where the storage is no mount.
     """
     if shared is None or not Path(shared).is_dir():
-        return [*told.values()][-1] if told else None
+        path, step = [*told.items()][-1] if told else ("", None)
+        return Newest(step, basename(path) or None)
     found = find(scan(Path(shared)), None)
     newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
     if newest is None:
-        return None
-    return told.get(str(Path(shared) / newest.path), newest.step)
+        return Newest()
+    return Newest(told.get(str(Path(shared) / newest.path), newest.step), newest.name)

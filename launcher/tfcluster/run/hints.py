@@ -56,6 +56,11 @@ CIRCUMSTANCES: Mapping[str, Known] = {
     ),
     "frozen": Known("frozen", "something stopped the process: SIGSTOP, Ctrl-Z, a debugger"),
     "late": Known("late", "the end of its log says what it did last, and where its threads stood"),
+    "unfinished": Known(
+        "unfinished",
+        "a longer time: --set supervision.finish_grace_s=SECONDS; a worker that only serves calls"
+        " tf.distribute.Server.join(), and is then ended after the chief",
+    ),
     "stalled": Known(
         "stalled",
         "tasks may wait for each other: saving or evaluating on the chief alone, or uneven batches;"

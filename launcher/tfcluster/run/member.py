@@ -27,10 +27,13 @@ class Member:
     id: TaskId
     node: str
     serves: bool
+    """It never ends by itself: a ps, or a worker that is inside `Server.join`."""
     is_hooked: bool
     """Started through `tfcluster_workers.boot`."""
     alone: bool
     """Whether it is restarted while the others go on."""
+    searches: bool = False
+    """It is a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
     attempt: int = 1
@@ -47,6 +50,8 @@ class Member:
     """When its agent must have told of the start or the end that was ordered."""
     waits_since: float | None = None
     """When it began to wait for its peers; None while it does not."""
+    has_waited: bool = False
+    """Its strategy is one that waits for all peers."""
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
@@ -57,13 +62,17 @@ class Member:
     saves_on_sigterm: bool = False
     frozen_by: int | None = None
     """The signal that stopped its process."""
+    has_evaluated: bool = False
     evaluated_step: int | None = None
+    """Of its last evaluation; None where the step of the checkpoint is not known."""
     trials_ended: int = 0
     """Of a search: by this tuner, or of those whose books it keeps."""
     has_searched: bool = False
     """Its search is over; what it does now needs no tuner."""
     verdict: str | None = None
     """What it says went wrong although it exits with 0: a search in which every trial failed."""
+    raised: Mapping[str, Any] | None = None
+    """The uncaught exception that it reported before anybody asked it to end."""
     exit: TaskExited | None = None
     failure: Failure | None = None
     told: dict[str, Member] | None = field(default=None, repr=False, compare=False)
@@ -81,6 +90,11 @@ class Member:
     @property
     def waits_for_peers(self) -> bool:
         return self.waits_since is not None
+
+    @property
+    def trains_in_step(self) -> bool:
+        """Its strategy has joined its peers: since then every step was one of all together."""
+        return self.has_waited and not self.waits_for_peers
 
     @property
     def is_over(self) -> bool:
@@ -114,8 +128,11 @@ class Member:
         match report:
             case {"type": "waiting_for_peers"}:
                 self.waits_since = now if self.waits_since is None else self.waits_since
+                self.has_waited = True
             case {"type": "ready"}:
                 self.waits_since, self.has_joined = None, True
+            case {"type": "serving"}:
+                self.serves = True
             case {"type": "progress", "step": int(step)}:
                 self.waits_since, self.has_joined, self.has_trained = None, True, True
                 self.step, self.heard_at = step, now
@@ -125,12 +142,25 @@ class Member:
                 self.saved = True
                 told = report.get("step")
                 self.saved_step = told if isinstance(told, int) else None
-            case {"type": "evaluated", "step": int(step)}:
-                self.evaluated_step = step
+            case {"type": "saved_elsewhere"}:
+                told = report.get("step")
+                self.saved_step = told if isinstance(told, int) else None
+            case {"type": "evaluated"}:
+                self.has_evaluated, told = True, report.get("step")
+                self.evaluated_step = told if isinstance(told, int) else None
             case {"type": "trial_ended"}:
                 self.trials_ended += 1
             case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
                 self.trials_ended += 1
+            case {
+                "type": "error",
+                "exception": str(),
+                "message": str(),
+                "file": str() | None,
+                "line": int() | None,
+                "traceback": str(),
+            } if not self.is_stopping:
+                self.raised = report
             case {"type": "search_ended"}:
                 self.has_searched = True
             case {"type": "verdict", "ok": False, "reason": str(reason)}:
@@ -155,21 +185,24 @@ class Member:
             serves=self.serves,
             collateral=self.failure is not None and self.failure.is_collateral,
             alone=self.alone,
-            works_on=self.has_searched,
+            searches=self.searches,
+            works_on=self.has_searched or (self.has_trained and not self.has_waited),
         )
 
     def fails(self, **facts: Any) -> Failure:
         """Note that it has failed; `facts` are further fields of the `Failure`."""
         ended = self.exit
+        end = {
+            "exit_code": ended.exit_code if ended else None,
+            "signal": ended.signal if ended else None,
+        }
         self.failure = Failure(
             task=str(self.id),
             node=self.node,
             attempt=self.attempt,
-            exit_code=ended.exit_code if ended else None,
-            signal=ended.signal if ended else None,
             saved=self.saved,
             asks_for_keras_3=self.asks_for_keras_3,
-            **facts,
+            **(end | facts),
         )
         return self.failure
 
@@ -178,9 +211,10 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
     return Member(
         task.id,
         task.node,
-        serves=task.serves,
+        serves=task.id.job == "ps",
         is_hooked=plan.hooks and not task.has_own_command,
         alone=restarts_alone(plan, task.id),
+        searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),
         attempt=attempt,
     )

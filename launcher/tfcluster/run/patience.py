@@ -38,7 +38,7 @@ class Patience:
                 self._ready_at = now
             case "progress":
                 self._note_step(report, now)
-            case "alive" | "evaluated" | "saved" if self.heard_at is not None:
+            case "alive" | "evaluated" | "saved" | "saved_elsewhere" if self.heard_at is not None:
                 self.heard_at = now
 
     def _note_step(self, report: Mapping[str, Any], now: float) -> None:

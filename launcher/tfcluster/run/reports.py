@@ -134,6 +134,7 @@ def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
         epoch=None if epoch is None else int(epoch),
         metrics={str(k): float(v) for k, v in report.get("metrics", {}).items()},
         steps_per_second=_rate(report.get("steps_per_second")),
+        mean_steps_per_second=_rate(report.get("mean_steps_per_second")),
         examples_per_second=_rate(report.get("examples_per_second")),
     )
 

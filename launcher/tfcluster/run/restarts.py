@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
+from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import restart
@@ -21,35 +22,37 @@ class Restarts:
         self._joins, self._by_hand = plan.joins, bool(plan.by_hand)
         self._is_search = plan.kind == "tuner"
         self._past: dict[TaskId | None, Past] = defaultdict(Past)
-        self._from_step: int | None = None
+        self._begun_from = Newest()
         self._advanced = False
         self._saves = 0
         self._saves_before: dict[TaskId | None, int] = {}
         """How many there had been when a unit was started again."""
         self._furthest: dict[TaskId | None, int] = {}
         """The highest step of any attempt of a unit."""
-        self.newest_step: int | None = None
-        """Of what is at home: an attempt would start from it."""
+        self.newest = Newest()
+        """Of the run folder: an attempt would start from it."""
 
     def begin(self) -> None:
-        """An attempt of the gang begins, from what is at home."""
-        self._from_step, self._advanced = self.newest_step, False
+        """An attempt of the gang begins, from what was gathered."""
+        self._begun_from, self._advanced = self.newest, False
 
     def note_saved(self, step: int | None) -> None:
         """The chief of this attempt says that it saved: the step it began with is no news."""
-        if step is None or step != self._from_step:
+        if step is None or step != self._begun_from.step:
             self._advanced = True
             self._saves += 1
 
-    def note_gathered(self, step: int | None) -> None:
-        """What this attempt saved is at home."""
+    def note_gathered(self, step: int | None, name: str | None) -> None:
+        """What this attempt saved is in the run folder."""
         self.note_saved(step)
-        self.newest_step = step if step is not None else self.newest_step
+        if step is not None or self.newest.step is None:
+            self.newest = Newest(step, name)
 
-    def note_home(self, step: int | None) -> None:
-        """All is at home that the attempt saved; `step` is the newest there."""
-        self._advanced |= step is not None and step != self._from_step
-        self.newest_step = step
+    def note_home(self, step: int | None, name: str | None) -> None:
+        """All that the attempt saved is in the run folder; the newest there has this step and
+        name."""
+        self.newest, before = Newest(step, name), self._begun_from
+        self._advanced |= name not in (None, before.name) if step is None else step != before.step
 
     def decide(
         self, unit: TaskId | None, failure: Failure, *, step: int | None
@@ -113,7 +116,8 @@ class Restarts:
             reason=f"{failure.task}: {failure.reason}",
             attempt=attempt,
             of=restart.attempts_in_all(verdict.past, self._policy),
-            from_step=self.newest_step,
+            from_step=self.newest.step,
+            from_checkpoint=self.newest.name if self.newest.step is None else None,
             delay_s=round(verdict.delay_s, 3),
             members=tuple(map(str, members)) if members is not None else None,
         )

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.completeness import Kind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
-from tfcluster.checkpoints.restore import step_of
+from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered, newest_of_each, open_for_reading
 from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.run import registry
@@ -23,29 +23,33 @@ class Resume:
     """Which state of which run."""
 
     source: RunPaths
-    step: int | None
-    """None where no name tells it."""
+    newest: Newest
     state: tuple[Gathered, ...]
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The name of the newest one, where its step is not known."""
+        return self.newest.name if self.newest.step is None else None
 
 
 def find(text: str) -> Resume:
     """What ``RUN[@STEP]`` means; UnknownRunError or UsageError (exit 2) where that is nothing."""
     run, at, number = text.rpartition("@")
-    is_step = bool(at) and number.isdecimal()
-    source = registry.resolve((run if is_step else text) or None)
+    has_place = bool(at) and number.isdecimal()
+    source = registry.resolve((run if has_place else text) or None)
     held = open_for_reading(source.checkpoints)
     if not held:
         raise UsageError(
             f"--resume: {source.run_id} has gathered no checkpoint", cure=_cure_for_none(source)
         )
     try:
-        state = newest_of_each(held, step=int(number) if is_step else None)
+        state = newest_of_each(held, place=int(number) if has_place else None)
     except KeyError:
         raise UsageError(
-            f"--resume: {source.run_id} has gathered no checkpoint of step {number}",
+            f"--resume: {source.run_id} has gathered no checkpoint of step or save {number}",
             cure=f"it has {_what_there_is(held)}",
         ) from None
-    return Resume(source, step_of(state), state)
+    return Resume(source, newest_of(state), state)
 
 
 def seed(resume: Resume, store: Path) -> None:
@@ -80,14 +84,15 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _what_there_is(held: Sequence[Gathered]) -> str:
-    steps = sorted({one.step for one in held if one.step is not None and one.kind != Kind.BACKUP})
-    if not steps:
-        return "none whose name tells a step: leave out @STEP"
-    return (
-        f"step {', '.join(map(str, steps))}"
-        if len(steps) == 1
-        else (f"the steps {', '.join(map(str, steps))}")
-    )
+    results = [one for one in held if one.kind != Kind.BACKUP]
+    listed = _list("step", {one.step for one in results}) + _list("save", {o.save for o in results})
+    return " and ".join(listed) or "none whose step is known: leave out @STEP"
+
+
+def _list(word: str, numbers: set[int | None]) -> list[str]:
+    known = sorted(number for number in numbers if number is not None)
+    named = ", ".join(map(str, known))
+    return [f"the {word}s {named}" if len(known) > 1 else f"{word} {named}"] if known else []
 
 
 def _cure_for_none(source: RunPaths) -> str:

@@ -109,7 +109,10 @@ class Session:
 
     def _telling(self, resume: Resume, announce: Announce) -> Announce:
         def told(ports: Mapping[str, int]) -> None:
-            self.journal.record(Resumed(run=resume.source.run_id, step=resume.step))
+            begun = Resumed(
+                run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint
+            )
+            self.journal.record(begun)
             announce(ports)
 
         return told

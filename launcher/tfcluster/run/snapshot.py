@@ -29,6 +29,8 @@ class TaskSnapshot:
     epoch: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
+    mean_steps_per_second: float | None = None
+    """Of its present attempt, since the first step."""
     examples_per_second: float | None = None
     peak_rss_bytes: int | None = None
     log: str | None = None

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import findings, shrinking
@@ -77,9 +78,11 @@ class Supervisor:
 
     # -- inputs -----------------------------------------------------------------------------
 
-    def begin_run(self, now: float, *, from_step: int | None = None) -> None:
-        """The run's clock starts; `from_step` is what it resumes from."""
-        self._restarts.newest_step = from_step
+    def begin_run(
+        self, now: float, *, from_step: int | None = None, from_name: str | None = None
+    ) -> None:
+        """The run's clock starts; `from_step`, `from_name`: of the checkpoint it resumes from."""
+        self._restarts.newest = Newest(from_step, from_name)
         if self.policy.run_deadline_s is not None:
             self._timers.set("run", now + self.policy.run_deadline_s)
 
@@ -182,15 +185,16 @@ class Supervisor:
             self._anew.decide_again(now)
         self._react(now)
 
-    def gathered(self, step: int | None, now: float) -> None:
-        """A checkpoint that the present attempt saved is at home."""
-        self._restarts.note_gathered(step)
+    def gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
+        """A checkpoint that the present attempt saved is in the run folder."""
+        self._restarts.note_gathered(step, name)
         self._react(now)
 
-    def home(self, step: int | None, now: float) -> None:
-        """What the chief saved is at home, its newest step is `step`: decide."""
+    def home(self, step: int | None, now: float, *, name: str | None = None) -> None:
+        """All that the chief saved is in the run folder; `step` and `name` are those of its newest
+        checkpoint: decide."""
         if self._course.stage is Stage.HOMING:
-            self._restarts.note_home(step)
+            self._restarts.note_home(step, name)
             self._anew.decide(now)
             self._react(now)
 
@@ -262,14 +266,20 @@ class Supervisor:
         if (verdict := self._judge()) is not Next.FINISH:
             self._follow(verdict, now)
             return
-        self._course.stop(self.gang.serving(), "the chief has finished", now)
+        self._course.stop(self.gang.idle(), "the chief has finished", now)
         for member in self._satisfied():
             self._timers.set_once(f"satisfied {member.id}", now + EVALUATOR_S)
         self._timers.set_once("late", now + self.policy.finish_grace_s)
 
     def _satisfied(self) -> list[Member]:
+        return self.gang.satisfied(self._last_step())
+
+    def _last_step(self) -> int | None:
+        """The step of the last checkpoint: what the chief has reported may still be gathered."""
         told = chief.saved_step if (chief := self.gang.get(str(self.chief))) else None
-        return self.gang.satisfied(self._restarts.newest_step, told)
+        return max(
+            (step for step in (self._restarts.newest.step, told) if step is not None), default=None
+        )
 
     def _revive(self, member: Member, now: float) -> None:
         self._lone.revive(member, now, is_finishing=self._verdict is Next.FINISH)
@@ -283,7 +293,7 @@ class Supervisor:
             case "late" if self._verdict is Next.DESERTED:
                 self._watch.act_on(findings.deserted(self.gang.core()), now)
             case "late":
-                self._course.end_late(now)
+                self._watch.end_late(self._last_step(), now)
             case "satisfied" if member is not None and member in self._satisfied():
                 self._course.stop([member], "it has evaluated the last checkpoint", now)
             case "again" if member is not None:

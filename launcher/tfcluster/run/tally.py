@@ -39,6 +39,11 @@ class Standing(NamedTuple):
         return self.job != "evaluator"
 
     @property
+    def waits_for_chief(self) -> bool:
+        """A tuner that asks for work."""
+        return self.alone and self.waits
+
+    @property
     def lives(self) -> bool:
         """It runs, or its process may live already."""
         return self.is_running or self.is_awaited

@@ -131,6 +131,25 @@ class Watch:
         else:
             self.act_on(findings.stalled(self._gang.core(), now - since), now)
 
+    def end_late(self, last_step: int | None, now: float) -> None:
+        """End all that still runs `finish_grace_s` after the chief's success.
+
+        A worker that still works by itself makes the run a failed one: what it did is cut off.
+        `last_step` is the step of the last checkpoint.
+        """
+        grace_s, unfinished = self._policy.finish_grace_s, self._gang.unfinished()
+        words = f"it had not finished {grace_s:g} s after the chief, and was ended"
+        for member in unfinished:
+            self._gang.blame(member, Kind.UNFINISHED, words)
+        late = [
+            member
+            for member in self._gang.running()
+            if not (member.serves or member.is_stopping or member in unfinished)
+        ]
+        for said in findings.ended_late(late, grace_s, last_step):
+            self._orders.record(ev.Warned(message=said))
+        self._course.end_rest("the others have ended", now)
+
     def act_on(self, found: Finding, now: float) -> None:
         """Blame, have stacks written where they tell something, and end what is to end."""
         for member, words in found.blamed:

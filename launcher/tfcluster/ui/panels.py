@@ -132,7 +132,7 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     """What `checkpoints` lists, newest last; `checkpoints` as `RunSnapshot` holds them."""
     rows = tuple(
         (
-            _thousands(found.get("step")) or "–",
+            _thousands(found.get("step")) or story.gathered(found) or "–",
             str(found.get("kind", "")),
             format_bytes(found.get("bytes") or 0),
             str(found["path"]),
@@ -167,7 +167,7 @@ def task_ends(snapshot: RunSnapshot) -> Grid:
             describe_end(task) + story.blame(snapshot, task),
             _ran(task, task.ended_at),
             _thousands(task.step),
-            format_rate(task.steps_per_second),
+            _speed(task),
             format_bytes(task.peak_rss_bytes) if task.peak_rss_bytes else "",
         )
         for task in snapshot.tasks
@@ -187,6 +187,12 @@ def describe_end(task: TaskSnapshot) -> str:
     return f"stopped: {how}" if task.ended_by == "tfcluster" else how
 
 
+def _speed(task: TaskSnapshot) -> str:
+    """Of a task that has ended its mean, of one that runs what it does now."""
+    has_mean = task.ended_at is not None and task.mean_steps_per_second is not None
+    return format_rate(task.mean_steps_per_second if has_mean else task.steps_per_second)
+
+
 def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
     rows = tuple(
         (
@@ -197,7 +203,7 @@ def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
             str(task.pid or "") if task.ended_at is None else "",
             _ran(task, task.ended_at or now),
             _thousands(task.step),
-            format_rate(task.steps_per_second),
+            _speed(task),
             " ".join(f"{name} {value:.4g}" for name, value in list(task.metrics.items())[:3]),
         )
         for task in snapshot.tasks
@@ -212,8 +218,8 @@ def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ..
     pairs = [("logs", str(logs))]
     if snapshot.checkpoints:
         newest = snapshot.checkpoints[-1]
-        step = f"step {newest['step']:,} in " if newest.get("step") is not None else ""
-        pairs.append(("checkpoint", f"{step}{paths.root / str(newest['path'])}"))
+        which = f"{found} in " if (found := story.gathered(newest)) else ""
+        pairs.append(("checkpoint", f"{which}{paths.root / str(newest['path'])}"))
     return tuple(pairs)
 
 

@@ -21,12 +21,12 @@ def start_panel(
     paths: RunPaths,
     ports: Mapping[str, int] | None = None,
     *,
-    resumes: tuple[str, int | None] | None = None,
+    resumes: tuple[str, int | None, str | None] | None = None,
 ) -> Panel:
     """What is being started: which Python and why, tasks, open ports, notes, the run's folder.
 
-    `ports` maps task → held port, where the plan left it to be chosen; `resumes` is the run,
-    and its step, that this one begins with.
+    `ports` maps task → held port, where the plan left it to be chosen; `resumes` is the run
+    that this one begins with, its step, else the name of its checkpoint.
     """
     held = ports or {}
     pairs = [("image", ", ".join(plan.images))] if plan.images else []

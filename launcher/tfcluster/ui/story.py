@@ -42,25 +42,37 @@ def restart(event: Mapping[str, Any]) -> str:
         text = f"{task} alone: {text}"
     if members is not None:
         text += f", with {plural(len(members), 'task')} left"
-    step = event.get("from_step")
-    if step is not None:
-        text += f", from step {step:,}"
+    start = _start(event.get("from_step"), event.get("from_checkpoint"))
+    if start:
+        text += f", from {start}"
     if delay_s := event.get("delay_s"):
         text += f", in {format_duration(delay_s)}"
     text += f": {_reason(event).removeprefix(f'{task}: ')}"
-    return text if step is not None or task is not None else f"{text}; {_FROM_THE_BEGINNING}"
+    return text if start or task is not None else f"{text}; {_FROM_THE_BEGINNING}"
 
 
-def resumed(run: str, step: int | None) -> str:
-    """``RUN at step 1,200``."""
-    return run if step is None else f"{run} at step {step:,}"
+def resumed(run: str, step: int | None, checkpoint: str | None = None) -> str:
+    """``RUN at step 1,200``, ``RUN at ckpt-12``."""
+    start = _start(step, checkpoint)
+    return f"{run} at {start}" if start else run
+
+
+def gathered(checkpoint: Mapping[str, Any]) -> str:
+    """``step 1,200``, else ``save 12``; empty where neither is known."""
+    save = checkpoint.get("save")
+    return _start(checkpoint.get("step"), None if save is None else f"save {save}")
+
+
+def _start(step: int | None, name: str | None) -> str:
+    return name or "" if step is None else f"step {step:,}"
 
 
 def facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     """What is out of the ordinary: where it began, restarts, rehearsed faults."""
     pairs = []
     if begun := snapshot.resumed_from:
-        pairs.append(("resumed", resumed(str(begun.get("run")), begun.get("step"))))
+        where = begun.get("step"), begun.get("checkpoint")
+        pairs.append(("resumed", resumed(str(begun.get("run")), *where)))
     if snapshot.by_hand:
         yours = [f"{task} at {address}" for task, address in snapshot.by_hand.items()]
         pairs.append(("by hand", ", ".join(yours)))
@@ -89,8 +101,10 @@ def collateral(snapshot: RunSnapshot) -> Sequence[str]:
 
 
 def blame(snapshot: RunSnapshot, task: TaskSnapshot) -> str:
-    """Whether a task's end was the cause of the others', or one of those."""
+    """Whether a task's end was the cause of the others', had the same cause, or followed it."""
     found = root_cause(snapshot)
+    if found is not None and task.task in (found.get("also") or ()):
+        return " (same error)"
     if found is None or task.state != "failed" or task.ended_by == "tfcluster":
         return ""
     if found.get("task") == task.task and found.get("attempt", task.attempt) == task.attempt:
@@ -160,9 +174,8 @@ def _restarts(events: Sequence[Mapping[str, Any]]) -> str:
 
 def _which(event: Mapping[str, Any]) -> str:
     task = f"{event['task']} " if event.get("task") else ""
-    step = event.get("from_step")
-    start = f" from step {step:,}" if step is not None else ""
-    return f"{task}attempt {event['attempt']}{start}"
+    start = _start(event.get("from_step"), event.get("from_checkpoint"))
+    return f"{task}attempt {event['attempt']}{' from ' if start else ''}{start}"
 
 
 def _reason(event: Mapping[str, Any]) -> str:

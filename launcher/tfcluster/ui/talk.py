@@ -73,8 +73,9 @@ def _run_stopping(event: Mapping[str, Any]) -> Told:
 
 
 def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
-    step = f" of step {event['step']:,}" if event.get("step") is not None else ""
-    return Told(f"gathered a checkpoint{step}: {event['path']}", ("dim",))
+    found = story.gathered(event)
+    which = f" of {found}" if event.get("step") is not None else f", {found}" if found else ""
+    return Told(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
 
 
 def _log_lost(event: Mapping[str, Any]) -> Told:

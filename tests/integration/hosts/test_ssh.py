@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 SAVES = """
 import os, time, zipfile
 import sibling
+from tfcluster_workers import reporting
 folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
 os.makedirs(folder, exist_ok=True)
 found = sorted(os.listdir(folder))
@@ -31,6 +32,7 @@ for step in range(first, 4):
         for name in ("metadata.json", "config.json", "model.weights.h5"):
             file.writestr(name, f"{step}" * 100_000)
     os.rename(f"{folder}/new", f"{folder}/model-{step}.keras")
+    reporting.saved(f"{folder}/model-{step}.keras", step=step)
     print("saved", step, flush=True)
     attempt, task = os.environ["TFCLUSTER_ATTEMPT"], os.environ["TFCLUSTER_TASK"]
     if (step, attempt, task) == (2, "1", "worker:1"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Entry, Kind, find, step_in_name
+from tfcluster.checkpoints.completeness import Entry, Kind, find, number_in_name
 
 from .files import listing, prefix
 
@@ -12,7 +12,7 @@ SAVED_MODEL = ("m/saved_model.pb", *(f"m/{p}" for p in prefix("variables/variabl
 
 
 @pytest.mark.parametrize(
-    ("names", "kind", "path", "step"),
+    ("names", "kind", "path", "number"),
     [
         (prefix("ckpt-12"), Kind.TF_CHECKPOINT, "ckpt-12", 12),
         (prefix("ckpt-12", shards=3), Kind.TF_CHECKPOINT, "ckpt-12", 12),
@@ -39,13 +39,14 @@ SAVED_MODEL = ("m/saved_model.pb", *(f"m/{p}" for p in prefix("variables/variabl
     ],
 )
 def test_a_complete_one_is_found(
-    names: tuple[str, ...], kind: Kind, path: str, step: int | None
+    names: tuple[str, ...], kind: Kind, path: str, number: int | None
 ) -> None:
     now = listing(*names)
 
     (found,) = find(now, now)
 
-    assert (found.kind, found.path, found.step) == (kind, path, step)
+    assert (found.kind, found.path, found.number) == (kind, path, number)
+    assert found.step == (number if kind is Kind.ESTIMATOR else None), "others count saves, epochs"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_leftovers_of_another_shard_count_do_not_hide_the_newer_one() -> None:
 def test_several_are_given_oldest_first_by_time() -> None:
     rows = [(name, 10, 100 - step) for step in (1, 2, 3) for name in prefix(f"ckpt-{step}")]
 
-    assert [found.step for found in find(listing(*rows), None)] == [3, 2, 1]
+    assert [found.number for found in find(listing(*rows), None)] == [3, 2, 1]
 
 
 def test_the_files_to_copy_end_with_the_index() -> None:
@@ -165,7 +166,7 @@ def test_checkpoints_that_follow_one_another_are_one_series(
 
 
 @pytest.mark.parametrize(
-    ("name", "step"),
+    ("name", "number"),
     [
         ("ckpt-12", 12),
         ("model.ckpt-300", 300),
@@ -180,8 +181,8 @@ def test_checkpoints_that_follow_one_another_are_one_series(
         ("model.keras", None),
     ],
 )
-def test_the_step_is_the_number_in_the_name(name: str, step: int | None) -> None:
-    assert step_in_name(name) == step
+def test_the_number_in_a_name(name: str, number: int | None) -> None:
+    assert number_in_name(name) == number
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def looks(gatherer: Gatherer, clock: Clock, times: int = 2) -> list[int | None]:
     steps = []
     for _ in range(times):
         clock.now += 2.0
-        steps += [gathered.step for gathered in gatherer.look()]
+        steps += [gathered.save for gathered in gatherer.look()]
     return steps
 
 
@@ -93,7 +93,7 @@ def test_looks_in_quick_succession_still_gather_after_half_a_second(
     steps = []
     for _ in range(7):
         clock.now += 0.1
-        steps += [gathered.step for gathered in gatherer.look()]
+        steps += [gathered.save for gathered in gatherer.look()]
 
     assert steps == [1]
 
@@ -102,7 +102,7 @@ def test_after_the_writer_s_exit_one_look_is_enough(chief: Path, gatherer: Gathe
     for step in (1, 2, 3, 4):
         write_prefix(chief, f"ckpt-{step}", saved=step)
 
-    assert [gathered.step for gathered in gatherer.final_look()] == [2, 3, 4]
+    assert [gathered.save for gathered in gatherer.final_look()] == [2, 3, 4]
 
 
 def test_what_a_dead_writer_left_cut_off_is_said_and_the_one_before_it_taken(
@@ -111,13 +111,13 @@ def test_what_a_dead_writer_left_cut_off_is_said_and_the_one_before_it_taken(
     write_keras(chief / "model-1.keras")
     (chief / "model-2.keras").write_bytes(b"PK\x03\x04 half a zip")
 
-    assert [gathered.step for gathered in gatherer.final_look()] == [1]
+    assert [gathered.checkpoint.number for gathered in gatherer.final_look()] == [1]
     (note,) = gatherer.take_notes()
     assert "model-2.keras was not gathered" in note
     assert gatherer.take_notes() == []
 
 
-def test_a_step_that_the_task_reported_wins_over_the_name(chief: Path, gatherer: Gatherer) -> None:
+def test_a_checkpoint_has_the_step_that_the_task_reported(chief: Path, gatherer: Gatherer) -> None:
     write_prefix(chief / "sub", "ckpt-3")
     write_keras(chief / "model.keras")
     gatherer.saved(str(chief / "sub" / "ckpt-3"), 1200)
@@ -134,7 +134,7 @@ def test_a_step_that_is_told_after_the_copy_was_made_counts_all_the_same(
     chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path, is_over: bool
 ) -> None:
     write_prefix(chief, "ckpt-2", saved=1)
-    assert looks(gatherer, clock) == [2], "the number of the save: nobody has told more yet"
+    assert looks(gatherer, clock) == [2], "the number of the save: its step is not known yet"
     gatherer.saved("ckpt-2", 10, at_ns=2 * SECOND)
 
     clock.now += 2.0
@@ -184,7 +184,7 @@ def test_a_checkpoint_rotated_away_during_its_copy_costs_nothing(
 
     monkeypatch.setattr("tfcluster.checkpoints.source.copy_verified", rotate_then_copy)
 
-    assert [gathered.step for gathered in gatherer.final_look()] == [1]
+    assert [gathered.save for gathered in gatherer.final_look()] == [1]
     assert gatherer.take_notes() == []
 
 
@@ -346,7 +346,7 @@ def test_a_cancelled_gatherer_still_takes_the_final_look(
     gatherer.cancel()
 
     assert looks(gatherer, clock) == []
-    assert [gathered.step for gathered in gatherer.final_look()] == [1]
+    assert [gathered.save for gathered in gatherer.final_look()] == [1]
 
 
 FILL_A_SMALL_DISK = """
@@ -356,9 +356,9 @@ from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))
-print([gathered.step for gathered in gatherer.final_look()])
+print([gathered.save for gathered in gatherer.final_look()])
 print(*gatherer.take_notes(), sep=";")
-print([held.step for held in Store(Path(sys.argv[2])).held])
+print([held.save for held in Store(Path(sys.argv[2])).held])
 print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
 """
 
@@ -420,7 +420,7 @@ def test_every_gathered_one_is_whole_while_a_writer_saves_and_rotates(
 def _assert_whole(gathered: Gathered) -> None:
     if gathered.kind is not Kind.TF_CHECKPOINT:
         return
-    body = b"%d" % (gathered.step or 0) * 50_000
+    body = b"%d" % (gathered.save or 0) * 50_000
     for shard in (0, 1):
         assert (
             gathered.folder / f"{gathered.path.name}.data-0000{shard}-of-00002"

@@ -36,8 +36,8 @@ def test_a_store_whose_process_was_killed_a_dozen_times_is_whole(tmp_path: Path)
         Store(root)
         assert_whole(root)
         assert not list(root.glob(".*"))
-        steps = [g.step for g in open_for_reading(root) if g.kind is Kind.TF_CHECKPOINT]
-        newest.append(max(step or 0 for step in steps))
+        saves = [g.save for g in open_for_reading(root) if g.kind is Kind.TF_CHECKPOINT]
+        newest.append(max(save or 0 for save in saves))
 
     assert newest == sorted(newest)
     assert newest[-1] > KILLS

@@ -18,13 +18,15 @@ from .files import write_keras, write_prefix
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """What a chief saved up to step 2, and its backup of step 7."""
+    """What a chief saved up to step 20, and its backup of step 70."""
     chief = tmp_path / "source"
     write_prefix(chief, "ckpt-1", saved=1)
     write_prefix(chief, "ckpt-2", saved=2)
     write_prefix(chief / "backup" / "chief", "ckpt-7", saved=3)
     write_keras(chief / "best.keras")
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
+    gatherer.saved("ckpt-2", 20)
+    gatherer.saved("backup", 70)
     gatherer.final_look()
     return gatherer.store
 
@@ -49,7 +51,7 @@ def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> 
 
     result = put_back(store.state(), tasks)
 
-    assert result.step == 2
+    assert result.step == 20
     assert result.replaced == ()
     assert [names(task) for task in tasks] == [STATE, STATE]
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
@@ -142,6 +144,6 @@ def test_a_backup_s_step_counts_only_alone(tmp_path: Path) -> None:
     write_prefix(chief / "chief", "ckpt-4")
     (backup,) = find(scan(chief), None)
     store = Store(tmp_path / "alone")
-    store.add(backup, chief, step=backup.step)
+    store.add(backup, chief, step=4)
 
     assert put_back(store.state(), [tmp_path / "worker-0"]).step == 4

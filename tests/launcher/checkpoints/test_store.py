@@ -12,7 +12,13 @@ import pytest
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.listing import scan
-from tfcluster.checkpoints.store import Gathered, NotWholeError, Store, open_for_reading
+from tfcluster.checkpoints.store import (
+    Gathered,
+    NotWholeError,
+    Store,
+    newest_of_each,
+    open_for_reading,
+)
 
 from .files import delete_prefix, write_hdf5, write_keras, write_prefix, write_saved_model
 
@@ -58,7 +64,7 @@ def test_a_gathered_checkpoint_has_the_source_s_bytes_and_is_named_for_tensorflo
     (gathered,) = add(Store(root), chief)
 
     assert gathered.path == root / "sub-ckpt-12" / "ckpt-12"
-    assert gathered.step == 12
+    assert (gathered.step, gathered.save) == (None, 12)
     assert gathered.bytes == sum(path.stat().st_size for path in (chief / "sub").iterdir())
     for source in (chief / "sub").iterdir():
         assert (gathered.folder / source.name).read_bytes() == source.read_bytes()
@@ -160,7 +166,7 @@ def test_a_backup_is_kept_once_and_is_no_result(chief: Path, root: Path) -> None
         add(store, chief)
         delete_prefix(chief / "backup" / "chief", f"ckpt-{step}")
 
-    assert [held.step for held in store.held] == [2]
+    assert [held.checkpoint.number for held in store.held] == [2]
     assert store.newest is None
     assert latest(root) is None
 
@@ -261,7 +267,7 @@ def test_a_full_disk_leaves_what_was_there(
         add(store, chief)
 
     assert tree(root) == before
-    assert [held.step for held in Store(root).held] == [1]
+    assert [held.save for held in Store(root).held] == [1]
 
 
 class Crash(BaseException):
@@ -298,7 +304,7 @@ def test_after_a_crash_the_next_process_finds_only_whole_ones(
     assert {held.folder.name for held in store.held} == {"ckpt-1"}
     assert not list(root.glob(".partial-*"))
     assert latest(root) == "ckpt-1/ckpt-1"
-    assert [gathered.step for gathered in add(store, chief)] == [2]
+    assert [gathered.save for gathered in add(store, chief)] == [2]
 
 
 def test_a_crash_between_the_rename_and_the_text_proto_is_mended(chief: Path, root: Path) -> None:
@@ -318,7 +324,7 @@ def test_what_somebody_deleted_from_the_store_is_named_no_more(chief: Path, root
     add(Store(root), chief)
     (root / "ckpt-2" / "ckpt-2.index").unlink()
 
-    assert [held.step for held in open_for_reading(root)] == [1]
+    assert [held.save for held in open_for_reading(root)] == [1]
     Store(root)
     assert latest(root) == "ckpt-1/ckpt-1"
 
@@ -331,6 +337,7 @@ def test_the_state_to_restart_from_is_the_newest_of_each_series(chief: Path, roo
     add(store, chief)
 
     assert {g.checkpoint.path for g in store.state()} == {"ckpt-3", "weights/w-3"}
-    assert {g.checkpoint.path for g in store.state(step=2)} == {"ckpt-2", "weights/w-2"}
+    early = newest_of_each(store.held, place=2)
+    assert {g.checkpoint.path for g in early} == {"ckpt-2", "weights/w-2"}
     with pytest.raises(KeyError):
-        store.state(step=7)
+        newest_of_each(store.held, place=7)

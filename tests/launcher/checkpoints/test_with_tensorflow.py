@@ -56,17 +56,18 @@ def test_everything_saved_is_found_gathered_and_restores_elsewhere(
     gathered = gatherer.final_look()
 
     assert gatherer.take_notes() == []
-    assert {(g.checkpoint.path, g.kind, g.step) for g in gathered} == {
+    assert {(g.checkpoint.path, g.kind, g.save) for g in gathered} == {
         ("tf/ckpt-2", Kind.TF_CHECKPOINT, 2),
         ("tf/ckpt-3", Kind.TF_CHECKPOINT, 3),
-        ("weights/cp-0007.ckpt", Kind.TF_CHECKPOINT, 7),
-        ("weights.03.weights.h5", Kind.WEIGHTS, 3),
+        ("weights/cp-0007.ckpt", Kind.TF_CHECKPOINT, None),
+        ("weights.03.weights.h5", Kind.WEIGHTS, None),
         ("model.keras", Kind.KERAS, None),
         ("whole.h5", Kind.WEIGHTS, None),
         ("exported", Kind.SAVED_MODEL, None),
-        ("plain/1", Kind.SAVED_MODEL, 1),
-        ("backup", Kind.BACKUP, 2),
+        ("plain/1", Kind.SAVED_MODEL, None),
+        ("backup", Kind.BACKUP, None),
     }
+    assert {g.step for g in gathered} == {None}, "nobody has reported a step"
     moved = (tmp_path / "store").rename(tmp_path / "moved")
     rows = [{"kind": g.kind, "path": str(g.path)} for g in Store(moved).held]
     wanted = "\n".join(json.dumps(row) for row in rows if row["kind"] != Kind.BACKUP)

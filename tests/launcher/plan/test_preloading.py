@@ -46,6 +46,7 @@ def test_a_job_that_sets_what_is_read_at_the_import_imports_by_itself(plan_of: P
     assert plan.preload == ()
     (note,) = [note for note in plan.notes if "job.env" in note]
     assert "TF_CPP_MIN_LOG_LEVEL" in note
+    assert note.endswith("set them in job.env instead, and not in the files")
 
 
 @pytest.mark.parametrize(
@@ -66,9 +67,11 @@ def test_a_wish_that_comes_to_nothing_is_told(
 
 
 def test_a_job_may_set_what_is_read_later(plan_of: Planner) -> None:
-    names = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "MY_OWN"}
-    code = Code(frozenset({"tensorflow"}), sets=frozenset(names))
-    assert plan_of(code=code).preload == ("tensorflow",)
+    names = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MY_OWN", "XLA_FLAGS"}
+    names |= {"GRPC_FAIL_FAST", "TF_DETERMINISTIC_OPS", "DNNL_VERBOSE", "PYTHONHASHSEED"}
+    for name in names:
+        code = Code(frozenset({"tensorflow"}), sets=frozenset({name}))
+        assert plan_of(code=code).preload == ("tensorflow",), name
 
 
 def test_without_hooks_no_task_is_a_fork(plan_of: Planner) -> None:
@@ -91,7 +94,9 @@ def test_the_importer_gets_what_all_tasks_share(plan_of: Planner) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "forks"),
-    [("XLA_FLAGS", {"worker:1", "worker:2"}), ("MY_OWN", {"worker:0", "worker:1", "worker:2"}),
+    [("TF_ENABLE_ONEDNN_OPTS", {"worker:1", "worker:2"}),
+     ("PYTHONHASHSEED", {"worker:1", "worker:2"}),
+     ("MY_OWN", {"worker:0", "worker:1", "worker:2"}),
      ("CUDA_VISIBLE_DEVICES", {"worker:0", "worker:1", "worker:2"})],
 )  # fmt: skip
 def test_a_task_that_differs_in_what_is_read_at_the_import_starts_cold(

@@ -102,11 +102,11 @@ class Story:
         self._take()
         return self
 
-    def home(self, step: int | None = None) -> Story:
+    def home(self, step: int | None = None, *, name: str | None = None) -> Story:
         """What the chief saved is home, and all that was ordered is done."""
         assert do.BringHome() in self.orders
         self.orders.clear()
-        self.supervisor.home(step, self.now)
+        self.supervisor.home(step, self.now, name=name)
         self._take()
         return self
 

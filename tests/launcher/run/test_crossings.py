@@ -211,7 +211,8 @@ def test_a_deadline_of_an_attempt_does_not_decide_how_the_next_ends() -> None:
 
 
 def test_who_is_stopped_after_the_chief_s_success_is_late_and_no_failure() -> None:
-    told = story(finish_grace_s=60).exits("worker:0")
+    told = story(finish_grace_s=60)
+    told.says("worker:1", "waiting_for_peers").says("worker:1", "ready").exits("worker:0")
     told.supervisor.froze("worker:1", 1, signal.SIGSTOP, told.now)
     told.after(FROZEN_S + 1)
     assert told.stopped() == []

@@ -57,13 +57,20 @@ def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     steps = [
-        ev.Progress(task="worker:1", attempt=1, step=5, metrics={"loss": 2.0}, steps_per_second=4),
+        ev.Progress(
+            task="worker:1",
+            attempt=1,
+            step=5,
+            metrics={"loss": 2.0},
+            steps_per_second=4,
+            mean_steps_per_second=3,
+        ),
         ev.Progress(task="worker:1", attempt=1, step=9, epoch=1, metrics={"loss": 1.0}),
     ]
     replay(state, paths, [*STARTED, *steps])
     task = state.task("worker:1")
     assert (task.state, task.step, task.epoch, task.metrics) == ("running", 9, 1, {"loss": 1.0})
-    assert task.steps_per_second == 4
+    assert (task.steps_per_second, task.mean_steps_per_second) == (4, 3)
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,18 @@ def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
         assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
 
 
-def test_serving_tasks_are_told_once() -> None:
-    gang = started("chief:0", "ps:0", "worker:0")
-    (ps,) = gang.serving()
-    ps.is_stopping = True
-    assert gang.serving() == []
+def test_idle_tasks_are_told_once_and_servers_only_when_no_worker_trains() -> None:
+    gang = started("ps:0", "worker:0", "worker:1")
+    serving, training = gang.get("worker:0"), gang.get("worker:1")
+    assert serving is not None
+    assert training is not None
+    serving.note_report({"type": "serving"}, 0.0)
+    assert gang.idle() == []
+    training.is_lost = True
+    ps, worker = gang.idle()
+    assert worker is serving
+    ps.is_stopping = worker.is_stopping = True
+    assert gang.idle() == []
 
 
 def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.launcher.checkpoints.files import write_prefix
 
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.checkpoints.store import Gathered
@@ -154,10 +154,10 @@ def test_an_attempt_starts_from_the_step_that_was_told_last(
     chief = paths.task_checkpoints(harvest._plan.chief)
     write_prefix(chief, "ckpt-2")
     asyncio.run(harvest.bring_home())
-    assert harvest.newest_step == 2
+    assert harvest.newest == Newest(None, "ckpt-2")
     harvest.saved(str(chief / "ckpt-2"), 10, time.time_ns())
     (told,) = asyncio.run(harvest.bring_home())
-    assert harvest.newest_step == 10
+    assert harvest.newest == Newest(10, "ckpt-2")
     assert told.to_json()["step"] == 10
     assert [one["step"] for one in harvest.held()] == [10]
 
@@ -176,19 +176,19 @@ def test_of_a_backup_in_shared_storage_counts_the_step_that_the_chief_told(
         (backup / name).write_text("{}")
     harvest = shared_harvest(paths, str(backup.parent))
     asyncio.run(harvest.bring_home())
-    assert harvest.newest_step is None
+    assert harvest.newest == Newest(None, "backup")
     harvest.saved(str(backup), 120)
     asyncio.run(harvest.bring_home())
-    assert harvest.newest_step == 120
+    assert harvest.newest == Newest(120, "backup")
 
 
 def test_of_storage_that_is_no_mount_the_last_step_told_counts(paths: RunPaths) -> None:
     harvest = shared_harvest(paths, "gs://bucket/exp7")
     asyncio.run(harvest.bring_home())
-    assert harvest.newest_step is None
+    assert harvest.newest == Newest()
     harvest.saved("gs://bucket/exp7/ckpt-3", 375)
     asyncio.run(harvest.bring_home())
-    assert harvest.newest_step == 375
+    assert harvest.newest == Newest(375, "ckpt-3")
 
 
 def test_what_was_found_while_the_run_ended_is_told(

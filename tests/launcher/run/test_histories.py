@@ -18,6 +18,7 @@ from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.run import actions as do
 from tfcluster.run import events as ev
 from tfcluster.run.ending import Stop
+from tfcluster.run.events import Status
 from tfcluster.run.supervisor import Supervisor
 
 from .conftest import plan_of
@@ -44,6 +45,8 @@ class Process:
     is_stopping: bool = False
     is_frozen: bool = False
     kill_at: float | None = None
+    is_part_of_all: bool = False
+    """It serves, or it has joined a strategy whose steps are those of all."""
 
 
 class World:
@@ -58,6 +61,8 @@ class World:
         self.alone: list[do.StartAlone] = []
         self.codes: dict[str, int | None] = {}
         """How each task last ended."""
+        self.cut_off: dict[str, bool] = {}
+        """Whether it was ended while it worked by itself."""
         self.lost: set[str] = set()
         self.gone: set[str] = set()
         self.deaf: set[str] = set()
@@ -160,6 +165,12 @@ class World:
     def _start(self, process: Process) -> None:
         process.is_started = True
         self.supervisor.started(str(process.id), process.attempt, self.now)
+        if self.plan.strategy == "parameter_server" and self.plan.task(process.id).serves:
+            self._say(process, {"type": "serving"})
+
+    def _say(self, process: Process, report: dict[str, object]) -> None:
+        process.is_part_of_all |= report["type"] in ("serving", "waiting_for_peers")
+        self.supervisor.reported(str(process.id), process.attempt, report, self.now)
 
     def _exit(
         self, process: Process, code: int | None, number: int | None = None, last: str = ""
@@ -167,6 +178,7 @@ class World:
         if self.alive.pop((str(process.id), process.attempt), None) is None:
             return
         self.codes[str(process.id)] = code
+        self.cut_off[str(process.id)] = process.is_stopping and not process.is_part_of_all
         by = "tfcluster" if process.is_stopping else "itself"
         event = ev.TaskExited(
             task=str(process.id),
@@ -205,6 +217,8 @@ class World:
             {"type": "progress", "step": found.randrange(50)},
             {"type": "saved", "path": "ckpt", "step": found.randrange(50)},
             {"type": "saved", "path": "ckpt"},
+            {"type": "saved_elsewhere", "step": found.randrange(50)},
+            {"type": "error", "traceback": "", **ERROR},
             {"type": "saves_on_sigterm"},
             {"type": "evaluated", "step": found.randrange(50)},
             {"type": "verdict", "ok": False, "reason": "all failed"},
@@ -226,7 +240,7 @@ class World:
             case 4 if found.random() < 0.1:
                 self._fail_to_start(process)
             case _:
-                self.supervisor.reported(task, attempt, found.choice(reports), self.now)
+                self._say(process, found.choice(reports))
 
     def _fail_to_start(self, process: Process) -> None:
         for other in self.alive.values():
@@ -276,14 +290,17 @@ class World:
             if process.is_frozen and not process.is_stopping:
                 process.is_frozen = False
                 self.supervisor.thawed(str(process.id), process.attempt)
-            serves = self.plan.task(process.id).serves or process.id.job == "evaluator"
-            serves = serves or self._waits_for_its_chief(process)
             if process.is_stopping:
                 self._exit(process, None, signal.SIGTERM)
-            elif not serves:
+            elif not self._stays(process):
                 self._exit(process, 0)
         self.obey()
         self.pass_time(10.0)
+
+    def _stays(self, process: Process) -> bool:
+        job = process.id.job
+        serves = self.plan.strategy == "parameter_server" and self.plan.task(process.id).serves
+        return serves or job in ("ps", "evaluator") or self._waits_for_its_chief(process)
 
     def _waits_for_its_chief(self, process: Process) -> bool:
         """A search's hands ask for work as long as nobody tells them that it is done."""
@@ -300,6 +317,10 @@ class World:
         if outcome is not None:
             running = [p for p in self.alive.values() if p.is_started]
             assert all(p.is_stopping for p in running), f"forgotten: {running}"
+            if outcome.status is Status.SUCCEEDED and self.plan.hooks:
+                hands = [m for m in self.supervisor.gang if m.id.job in ("chief", "worker")]
+                cut = [t.id for t in hands if self.cut_off.get(str(t.id))]
+                assert not cut or self.plan.kind == "tuner", f"ended at work: {cut}"
         restarts = [e for e in self.events if isinstance(e, ev.Restarting)]
         for unit, count in Counter(e.task for e in restarts if not e.members).items():
             last = next(e for e in reversed(restarts) if e.task == unit)
@@ -324,6 +345,8 @@ def kinds() -> dict[str, Plan]:
     served = plan_of("chief:0", "worker:0", "worker:1", "ps:0")
     served = replace(served, tasks=tuple(replace(t, serves=True) for t in served.tasks))
     served = replace(served, tasks=(replace(served.tasks[0], serves=False), *served.tasks[1:]))
+    trained_apart = served  # by workers that never say that they serve
+    served = replace(served, strategy="parameter_server")
     search = plan_of("chief:0", "worker:0", "worker:1", kind="tuner")
     plain = plan_of("worker:0", "worker:1", kind="plain")
     return {
@@ -342,6 +365,8 @@ def kinds() -> dict[str, Plan]:
         "evaluator far away": ruled(spread(followed), restart_on_error=True, max_restarts=20),
         "parameter server": ruled(served, restart_on_error=True, max_restarts=9),
         "parameter server on two nodes": ruled(spread(served), max_restarts=9),
+        "workers that train by themselves": ruled(trained_apart, restart_on_error=True),
+        "the same without hooks": ruled(replace(trained_apart, hooks=False)),
         "search": ruled(search, restart_on_error=True, max_restarts=9),
         "search on two nodes": spread(search),
         "plain": plain,

@@ -9,17 +9,23 @@ from hypothesis import strategies as st
 
 from tfcluster.run import chaos, reports
 
-from .story import story
+from .story import COLLATERAL, story
 
 KINDS = (
     *("waiting_for_peers", "ready", "progress", "saves_on_sigterm", "saved", "evaluated", "trial"),
     *("trial_ended", "search_ended", "verdict", "setting_read", "alive", "error", "note", "chaos"),
+    *("serving", "saved_elsewhere"),
 )
 NAMES = (
     *("step", "epoch", "metrics", "path", "status", "ok", "reason", "name", "id", "tuner", "fault"),
     *(
         "steps_per_execution",
         "steps_per_second",
+        "mean_steps_per_second",
+        "exception",
+        "file",
+        "line",
+        "traceback",
         "examples_per_second",
         "message",
         "values",
@@ -47,5 +53,5 @@ def test_no_report_can_end_the_supervisor(strange: list[dict[str, Any]]) -> None
         reports.saved(report)
         chaos.order((), str(report.get("fault")))
         told.after(0.5)
-    told.exits("worker:0", 0).exits("worker:1", 0)
+    told.exits("worker:1", 1, last=COLLATERAL).after(60).exits("worker:0", 0)
     assert all(member.is_over for member in told.supervisor.gang)

@@ -69,6 +69,22 @@ def test_an_exception_is_not_restarted_without_a_newer_checkpoint() -> None:
     assert told.supervisor.again is not None
 
 
+def test_a_restart_from_a_checkpoint_whose_step_is_not_known_names_the_checkpoint() -> None:
+    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
+    restarting = told.last(ev.Restarting)
+    assert (restarting.from_step, restarting.from_checkpoint) == (None, "ckpt-2")
+    told.begin(2).exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(40, name="c")
+    restarting = told.last(ev.Restarting)
+    assert (restarting.from_step, restarting.from_checkpoint) == (40, None)
+
+
+@pytest.mark.parametrize(("after", "again"), [("ckpt-2", False), ("ckpt-3", True)])
+def test_in_shared_storage_another_checkpoint_is_a_newer_one(after: str, again: bool) -> None:
+    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
+    told.begin(2).exits("worker:1", 3).ended("worker:0").home(name=after)
+    assert (told.supervisor.again is not None) is again
+
+
 def test_collateral_waits_for_its_cause_and_then_blames_who_lives() -> None:
     told = story().exits("worker:0", 1, last=COLLATERAL)
     assert told.stopped() == []
@@ -352,16 +368,6 @@ def test_a_chief_whose_peer_is_still_there_blames_it_as_before() -> None:
     assert told.stopped() == [], "worker:2 may have failed first"
     told.exits("worker:2", killed=signal.SIGKILL).home()
     assert (told.cause()["task"], told.cause()["kind"]) == ("worker:2", "signal")
-
-
-def test_who_does_not_end_after_the_chief_is_ended_and_warned_of() -> None:
-    told = story(finish_grace_s=60).exits("worker:0", 0).after(59)
-    assert told.stopped() == []
-    told.after(2)
-    assert told.stopped() == ["worker:1"]
-    told.ended("worker:1")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    assert "worker:1 did not end" in told.last(ev.Warned).message
 
 
 def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:

@@ -33,6 +33,7 @@ from tfcluster.ui.panels import (
     root_cause_panel,
     runs_grid,
     status_panel,
+    task_ends,
 )
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
 from tfcluster.ui.start import start_panel
@@ -113,6 +114,19 @@ def running_run() -> RunSnapshot:
         task.state, task.ended_at, task.exit_code, task.signal = "running", None, None, None
         task.ended_by, task.metrics = None, {"loss": 0.31415, "accuracy": 0.9}
     return run
+
+
+def test_a_task_that_has_ended_shows_its_mean_speed_and_one_that_runs_what_it_does_now() -> None:
+    ended, running = failed_run(), running_run()
+    for task in (*ended.tasks, *running.tasks):
+        task.mean_steps_per_second = 17.5
+    closing = task_ends(ended)
+    place = closing.headers.index("steps/s")
+    assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
+    status = status_panel(running, PATHS, now=START + 10)
+    grid = next(part for part in status.parts if isinstance(part, Grid))
+    place = grid.headers.index("steps/s")
+    assert [row[place] for row in grid.rows] == ["41.2", "41.1"]
 
 
 def panels() -> list[Panel]:

@@ -69,6 +69,14 @@ def test_a_task_that_restarts_alone_is_no_attempt_of_all() -> None:
     assert "attempt" not in format_status_line(run, {}, now=START, width=100)
 
 
+def test_a_task_that_raised_the_same_error_is_marked_although_it_was_ended() -> None:
+    run = snapshot(Status.FAILED)
+    assert run.diagnosis is not None
+    assert story.blame(run, run.tasks[0]) == ""
+    run.diagnosis["root_cause"]["also"] = ["worker:0"]
+    assert story.blame(run, run.tasks[0]) == " (same error)"
+
+
 def test_a_failure_is_explained_as_long_as_it_matters(paths: RunPaths) -> None:
     assert "root cause" not in shown(snapshot(Status.RUNNING), paths)
     assert "root cause" not in shown(snapshot(Status.SUCCEEDED), paths)

@@ -38,6 +38,16 @@ from tfcluster.ui.talk import format_event
             "gathered a checkpoint of step 1,200: checkpoints/ckpt-12",
         ),
         (
+            ev.CheckpointGathered(
+                path="checkpoints/ckpt-12", step=None, save=12, kind="tf_checkpoint"
+            ),
+            "gathered a checkpoint, save 12: checkpoints/ckpt-12",
+        ),
+        (
+            ev.Restarting(reason="worker:1: out", attempt=2, of=4, from_checkpoint="ckpt-12"),
+            "attempt 2 of 4, from ckpt-12: worker:1: out",
+        ),
+        (
             ev.LogLost(task="worker:0", attempt=1, bytes=5_000_000, reason="No space left"),
             "5.0 MB of worker:0's log are lost: No space left",
         ),
