@@ -44,3 +44,22 @@ def test_nothing_generated_is_committed() -> None:
     names = {part for path in tracked() for part in path.relative_to(ROOT).parts}
 
     assert names.isdisjoint({"__pycache__", ".venv", "dist", ".mypy_cache", ".ruff_cache"})
+
+
+READS_ITS_OWN_JSON = {
+    *("agent/bootstrap.py", "agent/main.py", "agent/outside.py"),  # what their starter wrote
+    *("agent/probe.py", "agent/dial.py"),
+    "run/chaos.py",
+    *("spec/templates.py", "spec/published.py"),  # files of the package
+}
+
+
+def test_what_others_wrote_as_json_is_read_in_one_place() -> None:
+    """`json.loads` alone raises RecursionError, which no reader of a damaged file expects."""
+    launcher = ROOT / "launcher" / "tfcluster"
+    found = {
+        str(path.relative_to(launcher))
+        for path in launcher.rglob("*.py")
+        if re.search(r"\bjson\.loads?\(", path.read_text())
+    }
+    assert found - {"agent/foreign_json.py"} == READS_ITS_OWN_JSON

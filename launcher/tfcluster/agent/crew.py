@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
 import time
 
 from tfcluster.agent import leftovers, stop
+from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task, fork_and_exec
@@ -164,12 +164,10 @@ class Crew:
             if not raw:
                 self._unwatch(task)
                 return
-            with contextlib.suppress(ValueError, RecursionError):
-                self._pass_on(task, json.loads(raw))
+            with contextlib.suppress(ValueError):
+                self._pass_on(task, parse_object(raw))
 
-    def _pass_on(self, task: Task, event: Any) -> None:
-        if not isinstance(event, dict):
-            return
+    def _pass_on(self, task: Task, event: dict[str, Any]) -> None:
         if event.get("type") == "progress" and self.line.backlog > PROGRESS_BACKLOG:
             return
         named = {"task": task.name, "attempt": task.attempt}

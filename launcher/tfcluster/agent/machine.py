@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import socket
@@ -17,6 +16,7 @@ import sys
 import tempfile
 
 from tfcluster.agent import cores
+from tfcluster.agent.foreign_json import parse_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -213,8 +213,7 @@ def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
             errors="replace",
             timeout=_IMPORT_S,
         )
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return parse_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": f"it took more than {_IMPORT_S:.0f} s"}
     except OSError as error:

@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 
+from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.output import open_pipe
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.agent.task import environment, fork_and_exec
@@ -208,8 +209,7 @@ def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + patience_s
     with contextlib.suppress(OSError, ValueError, struct.error):
         size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
-        found = json.loads(_read_exactly(line, size, deadline))
-        return found if isinstance(found, dict) else {}
+        return parse_object(_read_exactly(line, size, deadline))
     return {}
 
 

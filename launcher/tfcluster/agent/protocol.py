@@ -20,6 +20,8 @@ import json
 import struct
 from collections import deque
 
+from tfcluster.agent.foreign_json import parse_object
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported: it would cost the agent a megabyte
     from collections.abc import Iterator
@@ -63,12 +65,9 @@ def data_frame(kind: bytes, name: str, offset: int, data: bytes) -> bytes:
 def read_control(payload: bytes) -> dict[str, Any]:
     """Raises ProtocolError unless `payload` is a JSON object."""
     try:
-        message = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a control frame is not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("a control frame is not a JSON object")
-    return message
+        return parse_object(payload)
+    except ValueError as error:
+        raise ProtocolError(f"a control frame holds no JSON object: {error}") from None
 
 
 def read_data(payload: bytes) -> tuple[str, int, bytes]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfcluster.agent import protocol
+from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.descriptors import raise_limit
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
@@ -102,7 +102,7 @@ class LocalBackend:
 def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
     """Why an agent that answered something else than `READY` did not start."""
     if answer.startswith(REFUSED):
-        refusal = json.loads(answer.removeprefix(REFUSED))
+        refusal = foreign_json.parse_object(answer.removeprefix(REFUSED))
         return SurroundingsError(refusal["message"], cure=refusal["cure"])
     return NodeLostError(f"the agent did not start: {last_words or 'it said nothing'}")
 

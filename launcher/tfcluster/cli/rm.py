@@ -6,6 +6,7 @@ import click
 
 from tfcluster.errors import UsageError
 from tfcluster.run import registry
+from tfcluster.run.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
 
 
@@ -17,16 +18,34 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     terminal = Terminal()
     doomed = {paths.run_id: paths for paths in map(registry.resolve, runs)}
     for paths in doomed.values():
-        if not registry.load(paths).status.is_final:
+        if _is_live(paths):
             raise UsageError(
                 f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
             )
     for paths in doomed.values():
-        if registry.is_open(registry.load(paths)):
-            from tfcluster.run.lost import clean_up  # psutil: only where it is needed
-
-            clean_up(paths)
+        _end_what_is_left(paths)
         registry.delete(paths)
         terminal.say(f"deleted {paths.run_id}")
     if as_json:
         terminal.emit_json(list(doomed))
+
+
+def _is_live(paths: RunPaths) -> bool:
+    try:
+        return not registry.load(paths).status.is_final
+    except registry.DamagedRunError:
+        return registry.is_answered(paths)
+
+
+def _end_what_is_left(paths: RunPaths) -> None:
+    try:
+        is_open = registry.is_open(registry.load(paths))
+    except registry.DamagedRunError:
+        from tfcluster.run.lost import end_processes
+
+        end_processes(paths.run_id)
+        return
+    if is_open:
+        from tfcluster.run.lost import clean_up  # psutil: only where it is needed
+
+        clean_up(paths)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
 
@@ -57,10 +58,7 @@ def _clear(path: Path) -> None:
 
 def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(line)
-        if not isinstance(request, dict):
-            raise ValueError("a request is a JSON object")
-        return answer(request)
+        return answer(foreign_json.parse_object(line))
     except ValueError as error:
         return {"ok": False, "error": str(error)}
 
@@ -72,7 +70,4 @@ def ask(path: Path, request: dict[str, Any], *, timeout: float = 10.0) -> dict[s
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as replies:
-            reply = json.loads(replies.readline())
-    if not isinstance(reply, dict):
-        raise ValueError(f"the coordinator answered {reply!r}")
-    return reply
+            return foreign_json.parse_object(replies.readline())

@@ -7,13 +7,13 @@ a terminal that stands still (Ctrl-S) stops the view and nothing else.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.registry import coordinator_of
 from tfcluster.run.snapshot import RunSnapshot
@@ -221,9 +221,9 @@ class StateFile:
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = RunSnapshot.from_json(json.loads(self._paths.state.read_text()))
+                self._snapshot = RunSnapshot.from_json(foreign_json.read_object(self._paths.state))
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             pass
         return self._snapshot
 
@@ -242,7 +242,6 @@ def dress_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> Dre
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
+        return foreign_json.parse_object(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) else None
