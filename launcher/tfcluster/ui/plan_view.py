@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,8 +34,8 @@ def format_task(plan: Plan, task_id: TaskId) -> list[str]:
     """The exact command and environment of one task; every line can be pasted into a shell."""
     task = plan.task(task_id)
     lines = [
-        f"# {task_id} on {task.node}, {_address(task)}",
-        f"# starts from the environment of {_where(plan, task)}",
+        f"# {shell.comment(f'{task_id} on {task.node}, {_address(task)}')}",
+        f"# starts from the environment of {shell.comment(_where(plan, task))}",
     ]
     if task.command.unset:
         lines.append(f"unset {' '.join(task.command.unset)}")
@@ -77,13 +76,15 @@ def format_exports(
         if not var.secret:
             lines.append(f"export {var.name}={shell.value(var, is_remote=task.node != LOCAL)}")
         elif known.get(var.name) != var.value:
-            lines.append(f"# {var.name} is secret and not shown ({var.source}): export it yourself")
+            why = f"{var.name} is secret and not shown ({var.source}): export it yourself"
+            lines.append(f"# {shell.comment(why)}")
     return lines
 
 
 def _assignment(var: EnvVar, *, is_remote: bool) -> str:
     hidden = "# " if var.secret else ""
-    return f"{hidden}export {var.name}={shell.value(var, is_remote=is_remote)}  # {var.source}"
+    value, source = shell.value(var, is_remote=is_remote), shell.comment(var.source)
+    return f"{hidden}export {var.name}={value}  # {source}"
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -98,9 +99,9 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     pairs += _workdirs(plan)
     pairs += _pythons(plan)
     if plan.tasks:
-        pairs.append(("command", shlex.join(plan.tasks[0].command.argv)))
+        pairs.append(("command", shell.join(plan.tasks[0].command.argv)))
     for command in list(plan.prepare.values())[:1]:
-        pairs.append(("prepare", shlex.join(command.argv)))
+        pairs.append(("prepare", shell.join(command.argv)))
     return tuple(pairs)
 
 

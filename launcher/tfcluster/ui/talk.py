@@ -8,7 +8,6 @@ from typing import Any
 
 from tfcluster.ui import story, trials
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
-from tfcluster.ui.lines import harmless_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +22,9 @@ def format_event(event: Mapping[str, Any]) -> Told | None:
     """A line for people, or None. Events of a newer version, or odd ones, say nothing."""
     tell = _TELLERS.get(str(event.get("type")))
     try:
-        told = tell(event) if tell else None
-    except (KeyError, TypeError, ValueError):
+        return tell(event) if tell else None
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    # An exception's message is the task's own text: it may hold anything.
-    return Told(harmless_text(told.text), told.styles) if told else None
 
 
 def _prepare_started(event: Mapping[str, Any]) -> Told:
