@@ -31,11 +31,11 @@ def start(shell: CommandLine, count: int, *, forks: bool = False) -> list[tuple[
     return [(run, Family(run)) for run in runs]
 
 
-def kill(run: Live, *who: str) -> None:
+def kill(run: Live, *who: str, number: int = signal.SIGKILL) -> None:
     agent, guard = run.agents()
     pids = {"coordinator": run.process.pid, "agent": agent, "guard": guard}
     for name in who:
-        os.kill(pids[name], signal.SIGKILL)
+        os.kill(pids[name], number)
 
 
 def assert_all_gone(run: Live, family: Family) -> float:
@@ -71,13 +71,16 @@ def test_ten_of_ten_times_nothing_lives_two_seconds_later(
     print(f"{'+'.join(who)}: median {statistics.median(took):.3f} s, most {max(took):.3f} s")
 
 
-@pytest.mark.parametrize("who", ["agent", "guard"])
+@pytest.mark.parametrize(
+    ("who", "number"),
+    [("agent", signal.SIGKILL), ("agent", signal.SIGTERM), ("guard", signal.SIGKILL)],
+)
 def test_without_its_agent_or_guard_a_run_ends_with_3_and_names_the_node(
-    shell: CommandLine, who: str
+    shell: CommandLine, who: str, number: int
 ) -> None:
     ((run, family),) = start(shell, 1)
 
-    kill(run, who)
+    kill(run, who, number=number)
 
     assert run.end(10) == 3
     assert_all_gone(run, family)

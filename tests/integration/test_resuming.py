@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from .commandline import CommandLine, read_events
+from .commandline import CommandLine, read_events, wait_for
+from .live import Live
 
 SAVES = """
 import os, struct, sys
@@ -124,3 +126,37 @@ def test_a_run_without_a_spec_file_resumes_in_its_own_folder(shell: CommandLine)
     assert shell.log("worker:0").startswith(b"begins at 3")
     assert b"['--a', 'b']" in shell.log("worker:0")
     assert shell.state()["workdir"] == str(shell.root / "work")
+
+
+LARGE = """
+import os, struct
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+print("attempt", os.environ["TFCLUSTER_ATTEMPT"], "finds", len(os.listdir(folder)), flush=True)
+if not os.listdir(folder):
+    with open(f"{folder}/ckpt-1.data-00000-of-00001", "wb") as file:
+        file.truncate(150_000_000)
+    with open(f"{folder}/ckpt-1.index", "wb") as file:
+        file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+"""
+"""Its state takes a second to put back."""
+
+
+def test_an_agent_or_guard_killed_while_the_state_is_put_back_costs_a_restart(
+    shell: CommandLine,
+) -> None:
+    shell.script("large.py", LARGE)
+    first = shell.run("run", "-n", "1", "--name", "large", "large.py")
+    assert first.code == 0, first.err
+
+    more = ["--set", "supervision.backoff_s=0", "--set", "supervision.max_restarts=2"]
+    run = Live(shell, "up", "--resume", "large", *more, name="second")
+    for who, connected in enumerate(("node_connected", "node_reconnected")):
+        wait_for(lambda kind=connected: any(event["type"] == kind for event in run.events()))  # type: ignore[misc]
+        wait_for(lambda: list(run.folder.glob("tasks/worker-0/checkpoints.incoming-*")))
+        os.kill(run.agents()[who], signal.SIGKILL)
+
+    assert run.end() == 0, run.said()
+    lost = [event["reason"] for event in run.events() if event["type"] == "node_lost"]
+    assert lost == ["its agent went away", "the guard beside its agent was killed"]
+    assert run.said().count("resumes     large-") == 1, "the start panel comes with the first start"
+    assert run.log("worker:0", attempt=3) == "attempt 3 finds 3\n"

@@ -142,8 +142,11 @@ class Agent:
         numbers = os.read(self._signals, 4096)
         if signal.SIGCHLD in numbers:
             self._crew.reap()
-        if any(number != signal.SIGCHLD for number in numbers):
-            self._is_over = True
+        for number in numbers:
+            if number != signal.SIGCHLD and not self._is_over:
+                # Before the exits of the tasks that end with us: nobody has ordered those.
+                self._line.say({"type": "agent_ending", "signal": number})
+                self._is_over = True
 
     def _on_guard_lost(self, _events: int) -> None:
         self._line.say({"type": "guard_lost"})

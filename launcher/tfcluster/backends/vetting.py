@@ -94,6 +94,7 @@ _OF_TASK: Mapping[str, Check] = {"task": _is_text, "attempt": _is_whole}
 _SHAPES: Mapping[str, Mapping[str, Check]] = {
     "welcome": {"pid": _is_whole, "guard_pid": _is_whole},
     "refused": {"reason": _is_text},
+    "agent_ending": {"signal": _is_whole},
     "ports_held": {"ports": _are_ports},
     "port_taken": {"task": _is_text, "host": _is_text, "port": _is_whole},
     "preload_ready": {"seconds": _is_number},

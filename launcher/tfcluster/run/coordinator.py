@@ -27,7 +27,7 @@ from tfcluster.run.harvest import Harvest
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop, Over
 from tfcluster.run.output import last_line, last_output, last_text
-from tfcluster.run.reports import STEPS, saved, to_event
+from tfcluster.run.reports import STEPS, saved, to_event, why_lost
 from tfcluster.run.startup import Startup
 from tfcluster.run.supervisor import Supervisor
 from tfcluster.run.survey import Survey
@@ -213,10 +213,8 @@ class Coordinator:
             event = ev.NodeReconnected(node=node, pid=event.pid, guard_pid=event.guard_pid)
         if event is not None:
             self._record(event)
-        if message["type"] == "guard_lost":
-            self._attempts.lose(node, "the guard beside its agent was killed")
-        elif message["type"] == "refused":
-            self._attempts.lose(node, f"its agent could not obey ({message['reason']})")
+        if (why := why_lost(message)) is not None:
+            self._attempts.lose(node, why)
         elif "attempt" in message and message["task"] not in STEPS:
             self._on_task(message, event)
 

@@ -23,7 +23,7 @@ from tfcluster.run.paths import RunPaths, home, runtime_dir
 from tfcluster.run.planning import Planned
 from tfcluster.run.preflight import Finding, Needs
 from tfcluster.run.registry import new_run_id
-from tfcluster.run.reports import PREFLIGHT
+from tfcluster.run.reports import PREFLIGHT, why_lost
 
 _LEASE_S = 10.0
 _HELD = ("ports_held", "port_taken")
@@ -133,10 +133,8 @@ class _Visit:
 
     def _on_message(self, node: str, message: Mapping[str, Any]) -> None:
         self._exchange.keep(node, message)
-        if message["type"] == "guard_lost":
-            self._lose(node, "the guard beside its agent was killed")
-        elif message["type"] == "refused":
-            self._lose(node, f"its agent could not obey ({message['reason']})")
+        if (why := why_lost(message)) is not None:
+            self._lose(node, why)
 
     def _on_closed(self, node: str, why: str) -> None:
         self._lose(node, why)

@@ -23,7 +23,7 @@ class Gang:
         self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
         self.tally = Tally(self)
         self._settings = SettingsRead(plan.settings)
-        self._came_far = False
+        self._came_far = self._has_started = False
         self.number = 0
         """Of the attempt of those that stand and fall together."""
         self.failures: list[Failure] = []
@@ -45,7 +45,7 @@ class Gang:
 
         An evaluator that runs, or has left, stays what it is.
         """
-        self.number = number
+        self.number, self._has_started = number, self.has_started
         wanted = set(members)
         enlisted: dict[str, Member] = {}
         to_start = []
@@ -73,7 +73,8 @@ class Gang:
 
     @property
     def has_started(self) -> bool:
-        return any(member.is_started for member in self)
+        """Whether any task has run, in this attempt or in an earlier one."""
+        return self._has_started or any(member.is_started for member in self)
 
     @property
     def attempt(self) -> int:

@@ -45,6 +45,9 @@ class Harvest:
         self._gathers = wanted and plan.checkpoints.gather and self._comes_home
         self._chief: TaskId | None = None
         self._gatherer: Gatherer | None = None
+        """Of the chief; None until tasks were ordered to start, so nothing can be gathered."""
+        self._is_filling = False
+        """Whether the chief's directory is being filled: what is there is no news."""
         self._folders: Folders
         self._before: outputs.WorkdirBefore | None = None
         self._hurry = asyncio.Event()
@@ -68,12 +71,6 @@ class Harvest:
         )
 
     @property
-    def _watched(self) -> Gatherer:
-        """That of the chief whose start was ordered."""
-        assert self._gatherer is not None
-        return self._gatherer
-
-    @property
     def newest_step(self) -> int | None:
         """The step an attempt would start from now; None where it would start from nothing.
 
@@ -91,10 +88,18 @@ class Harvest:
             self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
         self._chief_is_over = False
         self._folders.have_time()
-        wanted, tries = list(tasks), 3
+        wanted = list(tasks)
+        self._is_filling = self._chief in wanted
+        try:
+            return await self._put_back(wanted)
+        finally:
+            self._is_filling = False
+
+    async def _put_back(self, tasks: Sequence[TaskId]) -> PutBack:
+        tries = 3
         while True:
             try:
-                return await self._folders.put_back(self._store.state(), wanted)
+                return await self._folders.put_back(self._store.state(), tasks)
             except (SourceChangedError, OSError) as error:
                 # While the others train on, a newer one may have taken the place of the newest.
                 if (tries := tries - 1) == 0:
@@ -114,21 +119,29 @@ class Harvest:
             return []
         if not others_train:
             self._folders.hurry()
-        await asyncio.to_thread(self._look, self._watched.final_look)
+        await asyncio.to_thread(self._look, is_final=True)
         found, notes = self._take_news()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
-    def _look(self, look: Callable[[], Sequence[Gathered]]) -> None:
-        """Keep what `look` gathers, and what there is to say; a disk that fails ends no run."""
+    def _look(self, *, is_final: bool) -> None:
+        """Gather what is new in the chief's directory, and note what there is to say.
+
+        An attempt can end before its tasks were started, and then nothing is new. A disk that
+        fails ends no run.
+        """
+        gatherer = self._gatherer
+        if gatherer is None or self._is_filling:
+            return
         try:
-            self._found.extend(map(self._event, look()))
+            found = gatherer.final_look() if is_final else gatherer.look()
+            self._found.extend(map(self._event, found))
         except CancelledError:
             pass  # `_finish` says so
         except OSError as error:
             if str(error) != self._complaint:
                 self._complaint = str(error)
                 self._notes.append(f"checkpoints cannot be gathered: {error}")
-        self._notes.extend(self._watched.take_notes())
+        self._notes.extend(gatherer.take_notes())
 
     def _take_news(self) -> tuple[list[Event], list[str]]:
         """Also of a look that nobody waited for any more: the run had ended meanwhile."""
@@ -159,8 +172,7 @@ class Harvest:
                     await self._hurry.wait()
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
-            look = self._watched.final_look if self._chief_is_over else self._watched.look
-            await asyncio.to_thread(self._look, look)
+            await asyncio.to_thread(self._look, is_final=self._chief_is_over)
             found, notes = self._take_news()
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
@@ -208,7 +220,8 @@ class Harvest:
         return events
 
     def _finish(self) -> list[Event]:
-        self._look(self._watched.final_look if self._gathers else tuple)
+        if self._gathers:
+            self._look(is_final=True)
         events, notes = self._take_news()
         self._lacks = bool(notes)
         notes += [*self._stays_there(), *self._gather_outputs()]

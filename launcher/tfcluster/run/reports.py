@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 from tfcluster.plan.plan import TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
+from tfcluster.run.failure import signal_name
 
 PREPARE = "prepare"
 """Name under which an agent runs a node's prepare step."""
@@ -34,6 +35,18 @@ def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
     if (build := _BUILDERS.get(kind)) is None:
         return None
     return build(node, message)
+
+
+def why_lost(message: Mapping[str, Any]) -> str | None:
+    """Why a node is lost whose agent says this; None where its agent goes on."""
+    match message["type"]:
+        case "guard_lost":
+            return "the guard beside its agent was killed"
+        case "agent_ending":
+            return f"its agent was ended by {signal_name(message['signal'])}"
+        case "refused":
+            return f"its agent could not obey ({message['reason']})"
+    return None
 
 
 def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:

@@ -28,7 +28,7 @@ from tfcluster.run.wishes import Wishes
 _PRELOADED = ("preload_ready", "preload_failed")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Startup:
     """Sends orders and waits for their answers; raises SurroundingsError for a bad one."""
 
@@ -39,12 +39,13 @@ class Startup:
     until: Callable[[Callable[[], bool]], Awaitable[None]]
     """Handles inputs until a condition holds; raises when the run is to end instead."""
     announce: Callable[[Mapping[str, int]], None]
-    """Told each task's port just before the start."""
+    """Told each task's port just before the first start."""
     wishes: Wishes = field(default_factory=Wishes)
     _guards: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Node → variables that keep gRPC between the tasks off the proxies there."""
     _dealt: dict[TaskId, Dealt] = field(default_factory=dict)
     """Of tasks that share a machine which the plan knew nothing of."""
+    _is_announced: bool = False
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = lambda node: False
@@ -182,7 +183,8 @@ class Startup:
     ) -> None:
         """Give the order to start `only`, of an attempt of `members`."""
         attempt = launch.attempt_of(self.plan, number, members, filter(None, self._held()))
-        if number == 1:
+        if not self._is_announced:  # an attempt that ended before its start announced nothing
+            self._is_announced = True
             self.announce({str(task): port for task, port in attempt.ports.items()})
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = launch.start(

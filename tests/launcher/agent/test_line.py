@@ -176,6 +176,8 @@ def test_the_end_of_the_connection_is_the_end_of_all(rig: Rig) -> None:
 def test_a_signal_to_the_agent_ends_all_and_says_what_ended(rig: Rig, number: int) -> None:
     rig.start("sleep", "60")
     os.kill(rig.pid, number)
+    assert rig.peer.take("agent_ending")["signal"] == number
+    assert not [m for m in rig.peer.messages if m["type"] == "task_exited"], "it comes before"
     assert rig.exited()["ended_by"] == "tfcluster"
     wait_until(lambda: not Path(str(rig.config["socket"])).exists(), timeout_s=2)
 

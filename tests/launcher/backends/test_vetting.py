@@ -44,6 +44,7 @@ GOOD: list[dict[str, Any]] = [
     {"type": "scanned", "id": 1, "entries": [["a", 1, 2]]},
     {"type": "read_end", "id": 1, "is_unchanged": True, "sha512": "ab"},
     {"type": "guard_lost"},
+    {"type": "agent_ending", "signal": 15},
     {"type": "bye"},
     {"type": "a kind of a later version", "with": ["anything"]},
 ]

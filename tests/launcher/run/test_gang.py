@@ -92,3 +92,10 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     assert not any(end.running or end.ok for end in gang.ends(TaskId("worker", 0)))
     assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
     assert gang.get("worker:7") is gang.get(None) is None
+
+
+def test_what_ran_before_a_restart_has_started_although_the_next_attempt_has_not() -> None:
+    """Else a run that is stopped while the state is put back would not copy its outputs."""
+    gang = started("worker:0", "worker:1")
+    gang.enlist([member.id for member in gang], 2)
+    assert gang.has_started

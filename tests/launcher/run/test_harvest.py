@@ -114,7 +114,7 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
     def final_look() -> list[Any]:
         raise FULL
 
-    monkeypatch.setattr(harvest._watched, "final_look", final_look)
+    monkeypatch.setattr(harvest._gatherer, "final_look", final_look)
     seen: list[Event] = []
     for _ in range(3):
         seen += asyncio.run(harvest.bring_home())
@@ -204,8 +204,8 @@ def test_what_was_found_while_the_run_ended_is_told(
         go_on.wait(20)
         return [found]
 
-    monkeypatch.setattr(harvest._watched, "look", look)
-    monkeypatch.setattr(harvest._watched, "final_look", list)
+    monkeypatch.setattr(harvest._gatherer, "look", look)
+    monkeypatch.setattr(harvest._gatherer, "final_look", list)
 
     async def end_meanwhile() -> list[Event]:
         following = asyncio.create_task(harvest.follow(lambda event: None))
@@ -227,7 +227,7 @@ def test_where_the_last_look_breaks_nothing_is_taken_for_brought_home(
     def final_look() -> list[Any]:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(harvest._watched, "final_look", final_look)
+    monkeypatch.setattr(harvest._gatherer, "final_look", final_look)
     with pytest.raises(ValueError, match="ours"):
         asyncio.run(harvest.finish())
     assert harvest.lacks_something
@@ -243,8 +243,35 @@ def test_what_was_cut_short_lacks_something_and_its_folders_stay(
             return []
         raise CancelledError
 
-    monkeypatch.setattr(harvest._watched, "final_look", cut)
+    monkeypatch.setattr(harvest._gatherer, "final_look", cut)
     (said,) = asyncio.run(harvest.finish())
     assert isinstance(said, ev.Warned)
     assert "cut short by Ctrl-C" in said.message
     assert harvest.lacks_something
+
+
+def test_an_attempt_that_ended_before_it_was_ordered_has_nothing_to_bring_home(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    """Its node was lost while the state was put back."""
+    harvest = Harvest(replace(plan_of(), workdir=str(tmp_path)), paths)
+    harvest.use(Here(paths))  # type: ignore[arg-type]
+    assert asyncio.run(harvest.bring_home()) == []
+    assert asyncio.run(harvest.finish()) == []
+
+
+def test_a_directory_that_is_being_filled_is_not_gathered_from(
+    harvest: Harvest, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chief = TaskId("worker", 0)
+    found: list[Event] = []
+
+    async def put_back(*_: Any) -> PutBack:
+        write_prefix(paths.task_checkpoints(chief), "ckpt-7")
+        found.extend(await harvest.bring_home())
+        return PutBack(7, (), ())
+
+    monkeypatch.setattr(Here, "put_back", put_back)
+    asyncio.run(harvest.put_state_back([chief]))
+    assert found == []
+    assert len(asyncio.run(harvest.bring_home())) == 1, "once its task may have written"
