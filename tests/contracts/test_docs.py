@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent import budgets
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*_specs/*.md")])
 JOBS = ROOT / "workers/tfcluster_workers/jobs"
 INDEX = ROOT / "docs/jobs/README.md"
 TOOLS = {"evaluate", "show_shards"}
 """Modules that can be run and teach nothing by themselves: other jobs' pages tell of them."""
+INNER_BUDGETS = {
+    *("REPORT_TEXT", "REPORT_TRACEBACK", "TOLD_CHECKPOINTS", "MESSAGE_TEXT", "MESSAGE_LIST"),
+    "LISTED_BYTES",
+}
+"""Limits within others, which no user can meet without meeting those."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -98,3 +105,17 @@ def test_a_tool_is_told_of_on_a_jobs_page(tool: str) -> None:
     assert tool in runnable()
     pages = [page for page in INDEX.parent.glob("*.md") if page != INDEX]
     assert any(f"tfcluster_workers.jobs.{tool}" in page.read_text() for page in pages)
+
+
+def test_the_page_of_limits_has_every_budget_as_it_is() -> None:
+    rows = [row for row in (ROOT / "docs/limits.md").read_text().splitlines() if row[:2] == "| "]
+    numbers = {number.replace(",", "") for row in rows for number in re.findall(r"\d[\d,]*", row)}
+    for name, value in vars(budgets).items():
+        if name.isupper() and not name.startswith("_") and name not in INNER_BUDGETS:
+            units = (value, value / 1000, value / 1024, value / (1 << 20))
+            shown = {f"{unit:.0f}" for unit in units if unit == int(unit)}
+            assert shown & numbers, f"{name} = {value} is not in docs/limits.md"
+
+
+def test_a_row_of_a_budget_that_is_gone_would_not_help() -> None:
+    assert vars(budgets).keys() >= INNER_BUDGETS

@@ -164,8 +164,16 @@ class Crew:
             if not raw:
                 self._unwatch(task)
                 return
+            if not task.reports.take(raw, time.monotonic(), backlog=self.line.backlog):
+                if task.reports.dropped == 1:  # the sum comes with its end
+                    self._tell_dropped(task)
+                continue
             with contextlib.suppress(ValueError):
                 self._pass_on(task, parse_object(raw))
+
+    def _tell_dropped(self, task: Task) -> None:
+        named = {"task": task.name, "attempt": task.attempt}
+        self.line.say({"type": "reports_dropped", **named, "count": task.reports.dropped})
 
     def _pass_on(self, task: Task, event: dict[str, Any]) -> None:
         if event.get("type") == "progress" and self.line.backlog > PROGRESS_BACKLOG:
@@ -215,6 +223,8 @@ class Crew:
         stop.clear_group(task)
         self._unwatch(task)
         self._outflow.end(task)
+        if task.reports.dropped > 1:
+            self._tell_dropped(task)
         del self._tasks[task.name]
         self._ended[task.name] = task.marks
         task.close()

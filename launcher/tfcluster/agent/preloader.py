@@ -19,6 +19,7 @@ import time
 from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.output import open_pipe
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
+from tfcluster.agent.protocol import MAX_PAYLOAD
 from tfcluster.agent.task import environment, fork_and_exec
 
 TYPE_CHECKING = False
@@ -209,6 +210,8 @@ def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + patience_s
     with contextlib.suppress(OSError, ValueError, struct.error):
         size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
+        if size > MAX_PAYLOAD:
+            return {}
         return parse_object(_read_exactly(line, size, deadline))
     return {}
 

@@ -91,8 +91,16 @@ def read_number(payload: bytes) -> int:
 class Decoder:
     """Turns a byte stream, cut anywhere, into (kind, payload)."""
 
-    def __init__(self, *, after_magic: bool = False) -> None:
-        """`after_magic`: the stream begins with noise and `MAGIC` (it comes from an agent)."""
+    def __init__(
+        self,
+        *,
+        after_magic: bool = False,
+        most: int = MAX_PAYLOAD,
+        most_control: int = MAX_PAYLOAD,
+    ) -> None:
+        """`after_magic`: the stream begins with noise and `MAGIC` (it comes from an agent).
+        `most`: bytes of a payload, `most_control`: of one that is a control message."""
+        self.most, self._most_control = most, most_control
         self._buffer = bytearray()
         self._awaits_magic = after_magic
         self.noise = b""
@@ -107,7 +115,8 @@ class Decoder:
         try:
             while len(self._buffer) - start >= _HEADER.size:
                 kind, length = _HEADER.unpack_from(self._buffer, start)
-                if kind not in _KINDS or length > MAX_PAYLOAD:
+                most = min(self.most, self._most_control) if kind == CONTROL else self.most
+                if kind not in _KINDS or length > most:
                     raise ProtocolError(f"not a frame: {bytes(self._buffer[start : start + 40])!r}")
                 end = start + _HEADER.size + length
                 if len(self._buffer) < end:

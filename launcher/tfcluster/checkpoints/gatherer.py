@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import dirname
 
+from tfcluster.agent import budgets
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.following import Follower, Follows
@@ -59,9 +60,11 @@ class Gatherer:
         self._told: dict[str, Told] = {}
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
+        self._said: set[str] = set()
         self._backups: set[str] = set()
         self._cancelled = threading.Event()
         self._looking = threading.Lock()
+        self._telling = threading.Lock()
 
     def look(self) -> list[Gathered]:
         """Gather what is complete and was unchanged since the last look; oldest first. What was
@@ -69,7 +72,7 @@ class Gatherer:
 
         Raises OSError and CancelledError where the directory itself cannot be looked into."""
         with self._looking:
-            told = dict(self._told)
+            told = self._copy_of_told()
             now, seen = self._clock(), self._source.scan(stopped=self._cancelled.is_set)
             before, self._before = self._before, self._before or (now, seen)
             if before is None or now - before[0] < LEAST_GAP_S:
@@ -82,7 +85,8 @@ class Gatherer:
         self._cancelled.clear()
         with self._looking:  # waiting for it may be cancelled, too
             self._failed.clear()
-            told = dict(self._told)
+            self._said.clear()  # what is said now is what lacks in the end
+            told = self._copy_of_told()
             seen = self._source.scan(stopped=self._cancelled.is_set)
             gathered = self._gather(seen, find(seen, None), told)
             for checkpoint, until in self._failed.items():
@@ -98,7 +102,14 @@ class Gatherer:
             relative = Path(path)
             if relative.is_absolute() and relative.is_relative_to(self._source.folder):
                 relative = relative.relative_to(self._source.folder)
-            self._told[relative.as_posix()] = Told(step, at_ns)
+            with self._telling:  # a look copies it
+                self._told[relative.as_posix()] = Told(step, at_ns)
+                if len(self._told) > budgets.TOLD_CHECKPOINTS:
+                    del self._told[next(iter(self._told))]
+
+    def _copy_of_told(self) -> dict[str, Told]:
+        with self._telling:
+            return dict(self._told)
 
     def cancel(self) -> None:
         """Make the look that is under way, and later ones, return soon with nothing half-copied.
@@ -108,7 +119,7 @@ class Gatherer:
         self._cancelled.set()
 
     def take_notes(self) -> list[str]:
-        """What the user should know, each said once."""
+        """What the user should know, each said once, and again by a final look."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -140,7 +151,22 @@ class Gatherer:
             worth += members[: 1 if members[0].kind is Kind.BACKUP else self.store.keep]
         new = [one for one in worth if one in found and not self.store.has(one)]
         new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
-        return sorted(new, key=lambda one: one.saved_ns, reverse=True)
+        new.sort(key=lambda one: one.saved_ns, reverse=True)
+        return self._with_room(new)
+
+    def _with_room(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Without those of further names once the store is full: a job that gives each save a
+        name of its own would fill the disk."""
+        held = {one.checkpoint.series for one in self.store.held}
+        room = max(0, budgets.CHECKPOINTS - len(self.store.held))
+        further = [one for one in new if one.series not in held]
+        if len(further) > room:
+            self._note(
+                f"{self._source.folder} holds checkpoints of more than {budgets.CHECKPOINTS} names:"
+                " of further names none is gathered"
+            )
+        left_out = {*further[room:]}
+        return [one for one in new if one not in left_out]
 
     def _correct_steps(self, seen: Sequence[Entry], told: Mapping[str, Told]) -> list[Gathered]:
         """A task tells of a checkpoint when it is whole: it may be at home by then."""
@@ -193,7 +219,8 @@ class Gatherer:
             self._note(f"{follower.directory} does not follow: {error.strerror or error}")
 
     def _note(self, text: str) -> None:
-        if text not in self._notes:
+        if text not in self._said:
+            self._said.add(text)
             self._notes.append(text)
 
 

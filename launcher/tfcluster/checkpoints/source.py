@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Protocol
 
+from tfcluster.agent import budgets
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped, copy_verified, never
 from tfcluster.checkpoints.listing import scan
@@ -41,7 +42,7 @@ class HereSource:
     folder: Path
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        return scan(self.folder)
+        return scan(self.folder, most=budgets.LISTED_CHECKPOINTS)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
         return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)

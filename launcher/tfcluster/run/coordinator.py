@@ -24,6 +24,7 @@ from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.folders import Folders
 from tfcluster.run.harvest import Harvest
+from tfcluster.run.intake import Intake
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop, Over
 from tfcluster.run.output import last_line, last_output, last_text
@@ -53,6 +54,7 @@ class Coordinator:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
         self._harvest, self._faults = harvest, wishes.faults
+        self._intake = Intake(journal.state, wishes.faults, self._tell)
         self._exchange = Exchange(backend_of, self.paths, plan.supervision.lease_s, self._tell)
         self._supervisor = Supervisor(
             plan,
@@ -208,6 +210,10 @@ class Coordinator:
 
     def _on_message(self, node: str, message: Message) -> None:
         self._exchange.keep(node, message)
+        if message["type"] == "task_event":
+            if (report := self._intake.take(message)) is None:
+                return
+            message = {**message, "event": report}
         event = to_event(node, message)
         if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
             event = ev.NodeReconnected(node=node, pid=event.pid, guard_pid=event.guard_pid)
@@ -239,7 +245,7 @@ class Coordinator:
                     self._harvest.chief_left()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
-        fault = str(report.get("fault")) if report.get("type") == "chaos" else ""
+        fault = report["fault"] if report["type"] == "chaos" else ""
         if (ordered := chaos.order(self._faults, fault)) is not None:
             self._exchange.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())

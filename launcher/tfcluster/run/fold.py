@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfcluster.agent import budgets
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import rehearsal, trials
@@ -172,7 +173,11 @@ def _task_exited(state: RunSnapshot, event: ev.TaskExited, now: float, paths: Ru
 
 
 def _warned(state: RunSnapshot, event: ev.Warned, now: float, paths: RunPaths) -> None:
-    state.warnings.append(event.message)
+    if event.message in state.warnings or len(state.warnings) > budgets.WARNINGS:
+        return
+    is_full = len(state.warnings) == budgets.WARNINGS
+    more = f"there are more warnings than these: {paths.events} has all of them"
+    state.warnings.append(more if is_full else event.message)
 
 
 def _diagnosis(state: RunSnapshot, event: ev.Diagnosis, now: float, paths: RunPaths) -> None:

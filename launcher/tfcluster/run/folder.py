@@ -98,6 +98,11 @@ class EventLog:
         self._seq = 0
         self._waiting = b""
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of lines that the disk has not taken yet."""
+        return len(self._waiting)
+
     def append(self, event: Event) -> None:
         self._seq += 1
         self._waiting += to_line(event, seq=self._seq, time=self._clock())

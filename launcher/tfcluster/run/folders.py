@@ -7,8 +7,10 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from tfcluster.agent import budgets
 from tfcluster.backends.far_files import FarFiles, FarFilesError, Sent
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
@@ -76,7 +78,8 @@ class Folders:
         CancelledError."""
         chief = self._plan.chief
         site, node = self._site(chief), self._plan.node(self._plan.task(chief).node)
-        source = self._source(chief, PurePosixPath(site.folder(node.workdir)))
+        folder = PurePosixPath(site.folder(node.workdir))
+        source = replace(self._source(chief, folder), most=budgets.LISTED_AT_MOST)
         entries = {e.path: e for e in source.scan(stopped=stopped) if not e.path.endswith("/")}
         found = outputs.matching(entries, globs)
         copied, notes = list[str](), list(found.notes)

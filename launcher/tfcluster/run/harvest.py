@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent import budgets
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
@@ -187,7 +188,10 @@ class Harvest:
     def saved(self, path: str, step: int | None, at_ns: int | None = None) -> None:
         """The chief said that it saved."""
         if step is not None:
+            self._told.pop(path, None)  # the newest last
             self._told[path] = step
+            if len(self._told) > budgets.TOLD_CHECKPOINTS:
+                del self._told[next(iter(self._told))]
         if self._gatherer is not None:
             self._gatherer.saved(path, step, at_ns=at_ns)
         self._hurry.set()

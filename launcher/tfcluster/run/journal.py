@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from tfcluster.agent import budgets
 from tfcluster.run import fold
 from tfcluster.run.events import Event, Progress
 from tfcluster.run.folder import EventLog, release_reserve, write_json
@@ -46,7 +47,9 @@ class Journal:
 
     def record(self, event: Event) -> None:
         event = veiled(event, self._secrets)
-        self._log.append(event)
+        has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
+        if has_room or not isinstance(event, Progress):
+            self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not isinstance(event, Progress))
         self.heard(event)
