@@ -9,6 +9,7 @@ import signal
 import time
 
 from tfcluster.agent import leftovers, stop
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.processes import kill_descendants
@@ -88,7 +89,7 @@ class Crew:
         try:
             task = Task(spec, attempt, self._how_to_fork(spec, attempt))
         except OSError as error:
-            self.line.say({"type": "start_failed", **named, "error": str(error)})
+            self.line.say({"type": "start_failed", **named, "error": words_of(error)})
             return None
         self._recorder.add_group(task.pid, task.start_time)
         if not self._tasks and attempt > 0:

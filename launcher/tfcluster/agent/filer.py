@@ -10,6 +10,7 @@ import select
 import time
 
 from tfcluster.agent import protocol
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.incoming import Incoming
 from tfcluster.agent.outgoing import Outgoing
 from tfcluster.agent.shared import look
@@ -73,7 +74,7 @@ class Filer:
         try:
             orders[order["type"]](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            self._fail(order, f"{type(error).__name__}: {error}")
+            self._fail(order, f"{type(error).__name__}: {words_of(error)}")
 
     def _fail(self, order: dict[str, Any], reason: str) -> None:
         answer = _FAILED.get(order.get("type", ""))

@@ -15,6 +15,7 @@ from collections import Counter
 from tfcluster.agent import adding
 from tfcluster.agent.announced import BadTree, check
 from tfcluster.agent.blob import Blob, NotInCache, copy, move
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.folders import new_passing, remove, remove_older
 from tfcluster.agent.private import make_folders
 
@@ -170,7 +171,7 @@ class Incoming:
 
     def _fail(self, number: int, error: Exception) -> None:
         self.cancel(number)
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         self._say({"type": "receive_failed", "id": number, "error": reason})
 
     def _place(self, order: dict[str, Any], others: set[str | None]) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import os
 
 from tfcluster.agent import budgets
+from tfcluster.agent.error_words import reason_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _PAGE_BYTES = 1 << 20
 _ENTRY_BYTES = 64
 """Of an entry without its path, which JSON may blow up sixfold."""
 _BURST_S = 0.05
+_SIGN_S = 1.0
+"""Between two signs of life of a reading whose rate allows nothing more yet."""
 
 
 class Outgoing:
@@ -60,7 +63,7 @@ class Outgoing:
         try:
             self._readings[order["id"]] = _Reading(order)
         except OSError as error:
-            self._end(order["id"], error=error.strerror or str(error))
+            self._end(order["id"], error=reason_of(error))
 
     def got(self, order: dict[str, Any]) -> None:
         """The other side has written all before `at`."""
@@ -85,19 +88,22 @@ class Outgoing:
     def patience(self, now: float) -> float | None:
         """Seconds until `turn` has something to do; None: it waits for an order."""
         ready = [r.ready_at for r in self._readings.values() if r.has_leave]
-        return max(0.0, min(ready) - now) if ready else None
+        return min(_SIGN_S, max(0.0, min(ready) - now)) if ready else None
 
     def turn(self, now: float) -> None:
         """One slice of the reading that has waited longest, if its rate allows it."""
-        ready = [n for n, r in self._readings.items() if r.has_leave and r.ready_at <= now]
+        has_leave = [n for n, r in self._readings.items() if r.has_leave]
+        ready = [n for n in has_leave if self._readings[n].ready_at <= now]
         if not ready:
+            for number in has_leave:  # its rate is low
+                self._alive(number)
             return
         number = min(ready, key=lambda n: self._readings[n].ready_at)
         reading = self._readings[number]
         try:
             data = reading.next()
         except OSError as error:
-            self._drop(number, error=error.strerror or str(error))
+            self._drop(number, error=reason_of(error))
             return
         if not data:
             self._drop(number, sha512=reading.digest, is_unchanged=reading.is_unchanged())

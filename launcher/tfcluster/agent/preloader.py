@@ -16,6 +16,7 @@ import socket
 import struct
 import time
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.output import open_pipe
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
@@ -89,7 +90,7 @@ class Preloader:
         try:
             failure = self._start({**order, "env": {**order["env"], **_ROOM}, "cwd": "/"})
         except OSError as error:
-            self._give_up(str(error))
+            self._give_up(words_of(error))
             return
         self._started = start_time(self.pid)
         self._recorder.add_group(self.pid, self._started)

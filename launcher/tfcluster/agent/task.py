@@ -12,6 +12,7 @@ import warnings  # noqa: F401 (os.execvpe wants it: once here, not in every fork
 from tfcluster.agent import budgets
 from tfcluster.agent.allowance import Allowance
 from tfcluster.agent.descriptors import give_back
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.leftovers import marks
 from tfcluster.agent.output import Log, LossReport, open_pipe
 from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, start_time
@@ -242,6 +243,6 @@ def _become(
 
 
 def _describe(error: BaseException, argv: list[str], cwd: str) -> str:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    reason = reason_of(error)
     where = cwd if getattr(error, "filename", None) == cwd else argv[0]
     return f"{where}: {reason}"

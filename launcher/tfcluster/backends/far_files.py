@@ -60,8 +60,8 @@ class FarFiles:
         self._last = self._hurries = 0
         self._waiting: dict[int, Asked] = {}
         self._node, self._silence_s = node, silence_s
-        self.is_lost = False
-        """No answer will come any more."""
+        self.is_lost, self._lost = False, ""
+        """No answer will come any more, and why."""
         self.is_connected = True
         self.heard = 0
         """How many answers of any kind have come."""
@@ -111,10 +111,10 @@ class FarFiles:
         self.is_connected = True
         self._tell_all({"type": "reconnected"})
 
-    def lost(self) -> None:
+    def lost(self, why: str = "") -> None:
         """There will be no answer any more."""
-        self.is_lost = True
-        self._tell_all({"type": "lost"})
+        self.is_lost, self._lost = True, f"the node was lost{why and f': {why}'}"
+        self._tell_all({"type": "lost", "error": self._lost})
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
         for asked in self._waiting.values():
@@ -231,7 +231,7 @@ class FarFiles:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[Asked]:
         if self.is_lost:
-            raise FarFilesError("the node was lost")
+            raise FarFilesError(self._lost)
         self._last += 1
         asked = self._waiting[self._last] = Asked(self._last, Answers(self))
         try:
@@ -293,9 +293,7 @@ class _Reading:
 async def _next(asked: Asked, *kinds: str) -> Mapping[str, Any]:
     while True:
         answer = await asked.answers.next()
-        if answer["type"] == "lost":
-            raise FarFilesError("the node was lost")
-        if answer["type"] == "files_lost":
+        if answer["type"] in ("lost", "files_lost"):
             raise FarFilesError(str(answer["error"]))
         if answer["type"] in kinds:
             return answer

@@ -189,7 +189,7 @@ class AgentLink:
                 self._put({"type": "link_back", **pids})
                 self.files.reconnected()
         finally:
-            self.files.lost()
+            self.files.lost(f"it sent {self._fault}" if self._fault else "")
             self._messages.put_nowait(None)
 
     async def _read_until_lost(

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.descriptors import raise_limit
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.backends import warm
@@ -77,7 +78,9 @@ class LocalBackend:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
             await process.end(keeps_folders=False)
-            raise NodeLostError(f"the agent of {node.name} does not answer: {error}") from error
+            raise NodeLostError(
+                f"the agent of {node.name} does not answer: {words_of(error)}"
+            ) from error
         process.note_agent(link.welcome)
         return link
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, protocol, relay
+from tfcluster.agent.error_words import words_of
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.keeper import Keeper
@@ -245,7 +246,7 @@ async def connect(
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        why = str(error) if isinstance(error, Unreached) else await transport.explain(error)
+        why = words_of(error) if isinstance(error, Unreached) else await transport.explain(error)
         raise NodeLostError(f"{node} cannot be reached: {why}") from error
     except BaseException:  # called off: Ctrl-C
         await transport.hang_up()

@@ -123,10 +123,8 @@ class Sending:
                 raise FarFilesError(f"{self._into}: {answer['error']}")
             case "reconnected":
                 raise ReconnectedError
-            case "files_lost":
+            case "files_lost" | "lost":
                 raise FarFilesError(str(answer["error"]))
-            case "lost":
-                raise FarFilesError("the node was lost")
 
     async def _send(self, digest: str) -> None:
         """Raises FarFilesError for a file that is shorter than it was when it was announced."""

@@ -16,8 +16,9 @@ from pathlib import Path
 from posixpath import dirname
 
 from tfcluster.agent import budgets
+from tfcluster.agent.error_words import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
 from tfcluster.checkpoints.following import Follower, Follows
 from tfcluster.checkpoints.source import Source, source_of
 from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
@@ -63,6 +64,7 @@ class Gatherer:
         self._said: set[str] = set()
         self._backups: set[str] = set()
         self._cancelled = threading.Event()
+        self._done_bytes = self._all_bytes = 0
         self._looking = threading.Lock()
         self._telling = threading.Lock()
 
@@ -118,6 +120,11 @@ class Gatherer:
         """
         self._cancelled.set()
 
+    def progress(self) -> tuple[int, int]:
+        """How many bytes the look that is under way has copied, and of how many; for any thread."""
+        done, of = self._done_bytes, self._all_bytes
+        return min(of, done + partial_bytes(self.store.root)), of
+
     def take_notes(self) -> list[str]:
         """What the user should know, each said once, and again by a final look."""
         notes, self._notes = self._notes, []
@@ -128,12 +135,14 @@ class Gatherer:
     ) -> list[Gathered]:
         """`told`: what was told before the look at what was `seen`, so of nothing newer."""
         self._drop_finished_backups(seen)
-        gathered = self._correct_steps(seen, told)
-        for checkpoint in self._worth_copying(found):
+        gathered, worth = self._correct_steps(seen, told), self._worth_copying(found)
+        self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
+        for checkpoint in worth:
             if self._cancelled.is_set():
                 break
             if one := self._try(checkpoint, told.get(checkpoint.path)):
                 gathered.append(one)
+            self._done_bytes += checkpoint.bytes
         self._remember_backups(seen)
         for follower in self._followers:
             self._bring_up_to_date(follower)
@@ -194,7 +203,7 @@ class Gatherer:
             pass
         except OSError as error:
             self._failed[checkpoint] = self._clock() + RETRY_S
-            self._note(f"{checkpoint.path} was not gathered: {error.strerror or error}")
+            self._note(f"{checkpoint.path} was not gathered: {reason_of(error)}")
         return None
 
     def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
@@ -216,7 +225,7 @@ class Gatherer:
         except (SourceChangedError, CancelledError):
             pass
         except OSError as error:
-            self._note(f"{follower.directory} does not follow: {error.strerror or error}")
+            self._note(f"{follower.directory} does not follow: {reason_of(error)}")
 
     def _note(self, text: str) -> None:
         if text not in self._said:

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 from typing import Protocol
 
 from tfcluster.agent import budgets
+from tfcluster.agent.error_words import reason_of
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped, copy_verified, never
 from tfcluster.checkpoints.listing import scan
@@ -52,7 +53,7 @@ class HereSource:
             try:
                 found = (self.folder / entry.path).lstat()
             except OSError as error:
-                raise SourceChangedError(f"{entry.path}: {error.strerror}") from error
+                raise SourceChangedError(f"{entry.path}: {reason_of(error)}") from error
             if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 

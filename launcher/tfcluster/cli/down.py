@@ -6,6 +6,7 @@ import time
 
 import click
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.backends import warm as warm_agents
 from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
 from tfcluster.run import contained, control, registry
@@ -107,7 +108,8 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> None:
                 ) from error
             if time.monotonic() > until:
                 raise NodeLostError(
-                    f"the coordinator of {state.run} (pid {state.pid}) does not answer: {error}",
+                    f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
+                    f" {words_of(error)}",
                     cure=f"kill it: kill {state.pid}; its agent then ends the tasks",
                 ) from error
         time.sleep(0.05)

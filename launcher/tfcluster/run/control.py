@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
 
@@ -41,7 +42,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
         server = await asyncio.start_unix_server(converse, path)
     except OSError as error:
         raise SurroundingsError(
-            f"cannot listen on {path}: {error}",
+            f"cannot listen on {path}: {words_of(error)}",
             cure="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
         ) from error
     try:

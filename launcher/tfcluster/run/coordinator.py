@@ -15,7 +15,7 @@ from tfcluster.backends.base import Backend
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run import actions as do
-from tfcluster.run import chaos, control, rehearsal
+from tfcluster.run import chaos, control, gathering, rehearsal
 from tfcluster.run import events as ev
 from tfcluster.run.attempts import Attempts
 from tfcluster.run.elsewhere import Elsewhere
@@ -110,6 +110,9 @@ class Coordinator:
             self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
             self._supervisor.begin_run(self._now(), from_step=self._harvest.newest_step)
             self._background = background
+            showing = background.create_task(
+                gathering.show(self._harvest.gathering, self._note_gathering, self._put_event)
+            )
             following: list[asyncio.Task[None]] = []
             error: SurroundingsError | None = None
             try:
@@ -126,10 +129,17 @@ class Coordinator:
                 for task in following:
                     task.cancel()
                 try:
-                    harvested = await self._finish() if self._harvest.needs_agents else None
+                    is_due = self._harvest.needs_agents
+                    harvested = await self._loop.attend(self._finish()) if is_due else None
                 finally:  # no agent stays, nor its tasks, whatever befalls us
                     await self._exchange.close(keeps_folders=self._harvest.lacks_something)
-            return await self._conclude(error, harvested)
+            try:
+                return await self._conclude(error, harvested)
+            finally:
+                showing.cancel()
+
+    def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
+        self._exchange.put(lambda: self.journal.note_gathering(facts))
 
     # -- doing ------------------------------------------------------------------------------
 
@@ -265,7 +275,9 @@ class Coordinator:
         self, error: SurroundingsError | None, harvested: list[Event] | None
     ) -> Outcome:
         self._carry_out()
-        for event in await self._finish() if harvested is None else harvested:
+        if harvested is None:
+            harvested = await self._loop.attend(self._finish())
+        for event in harvested:
             self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))

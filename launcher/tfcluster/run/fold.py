@@ -196,7 +196,7 @@ def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: 
 
 def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: RunPaths) -> None:
     state.status, state.exit_code, state.ended_at = Status(event.status), event.exit_code, now
-    state.waits_for = None
+    state.waits_for = state.gathering = None
     for node in state.nodes:
         _move_node(state, node, event.type)
     for task in state.tasks:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.run import fold
@@ -61,6 +62,11 @@ class Journal:
         """Have `status` say what the next start waits for; None: nothing any more."""
         self.state.waits_for = what
         self.touch()
+
+    def note_gathering(self, facts: Mapping[str, Any] | None) -> None:
+        """Have `status` say what is being copied; None: nothing any more."""
+        self.state.gathering = None if facts is None else dict(facts)
+        self.touch(urgent=False)
 
     def touch(self, *, urgent: bool = True) -> None:
         """Have the state saved with the next `save`."""

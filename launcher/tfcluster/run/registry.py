@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.error_words import reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.run.identity import ProcessIdentity
 from tfcluster.run.paths import RunPaths, home
@@ -84,7 +85,7 @@ def _read(paths: RunPaths) -> RunSnapshot:
     try:
         return RunSnapshot.from_json(foreign_json.read_object(paths.state))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        why = reason_of(error)
         raise DamagedRunError(paths, why) from error
 
 

@@ -72,6 +72,8 @@ class RunSnapshot:
     """run and step of ``up --resume``."""
     diagnosis: dict[str, Any] | None = None
     """root_cause (task, reason, hint, exit_code or signal) and collateral."""
+    gathering: dict[str, Any] | None = None
+    """While the run waits for files to be copied: what, and where it is known node, bytes, of."""
     waits_for: str | None = None
     """What a restart waits for, in words: a pause, a node's lease."""
     restarts: list[dict[str, Any]] = field(default_factory=list)

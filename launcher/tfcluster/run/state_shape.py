@@ -46,7 +46,7 @@ def _object_of(check: Check) -> Check:
 _TEXTS = (
     *("task", "node", "path", "kind", "reason", "fault", "id", "tuner", "objective", "status"),
     *("direction", "message", "run", "hint", "docs", "not_restarted", "exception", "file"),
-    "traceback",
+    *("traceback", "what"),
 )
 _INTEGERS = (
     *("step", "attempt", "of", "from_step", "bytes", "resumed_step", "best_step", "line"),

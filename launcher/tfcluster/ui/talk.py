@@ -74,6 +74,10 @@ def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
     return Told(f"gathered a checkpoint{step}: {event['path']}", ("dim",))
 
 
+def _gathering(event: Mapping[str, Any]) -> Told:
+    return Told(f"gathering {story.gathering(event)}", ("dim",))
+
+
 def _log_lost(event: Mapping[str, Any]) -> Told:
     size = format_bytes(event["bytes"])
     return Told(f"{size} of {event['task']}'s log are lost: {event['reason']}", ("yellow",))
@@ -141,6 +145,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "trial": _trial,
     "run_stopping": _run_stopping,
     "checkpoint_gathered": _checkpoint_gathered,
+    "gathering": _gathering,
     "log_lost": _log_lost,
     "node_lost": _node_lost,
     "node_unreachable": _node_unreachable,

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.ui.formats import cut_to_columns, wrap_words
 from tfcluster.ui.lines import escaped_json, harmless_but_colours, harmless_text
 
@@ -84,7 +85,7 @@ class Stream:
             else:
                 self._write_text(data)
         except (OSError, ValueError) as problem:
-            self.error = getattr(problem, "strerror", None) or str(problem)
+            self.error = reason_of(problem)
             if isinstance(problem, OSError) and not isinstance(problem, BrokenPipeError):
                 self.problem = f"cannot be written ({self.error})"
             return False

@@ -74,8 +74,15 @@ class Here:
     def have_time(self) -> None:
         """Nor does it disturb."""
 
-    def bring_tensorboard(self, *, stopped: Stopped) -> None:
+    def bring_tensorboard(self, *, stopped: Stopped) -> dict[str, Any]:
         """It is here."""
+        return {}
+
+    def is_far(self, node: str) -> bool:
+        return False
+
+    def workdir(self, task: TaskId) -> Path:
+        return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
         return PutBack(None, (), ())
@@ -119,7 +126,12 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
     for _ in range(3):
         seen += asyncio.run(harvest.bring_home())
     assert [type(event) for event in seen] == [ev.Warned]
-    assert asyncio.run(harvest.finish()) == []
+    (closing,) = asyncio.run(harvest.finish())
+    assert isinstance(closing, ev.Warned)
+    assert closing.message == (
+        "the last checkpoints of worker:0 were not gathered: [Errno 28] No space left on device"
+    )
+    assert harvest.lacks_something, "also where the same was said before: folders elsewhere stay"
 
 
 @pytest.mark.parametrize(
