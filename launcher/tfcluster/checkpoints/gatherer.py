@@ -65,6 +65,8 @@ class Gatherer:
         self._backups: set[str] = set()
         self._cancelled = threading.Event()
         self._done_bytes = self._all_bytes = 0
+        self.beats = 0
+        """Grows while a look moves, with each piece of a file."""
         self._looking = threading.Lock()
         self._telling = threading.Lock()
 
@@ -75,7 +77,7 @@ class Gatherer:
         Raises OSError and CancelledError where the directory itself cannot be looked into."""
         with self._looking:
             told = self._copy_of_told()
-            now, seen = self._clock(), self._source.scan(stopped=self._cancelled.is_set)
+            now, seen = self._clock(), self._source.scan(stopped=self._is_cancelled)
             before, self._before = self._before, self._before or (now, seen)
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
@@ -89,7 +91,7 @@ class Gatherer:
             self._failed.clear()
             self._said.clear()  # what is said now is what lacks in the end
             told = self._copy_of_told()
-            seen = self._source.scan(stopped=self._cancelled.is_set)
+            seen = self._source.scan(stopped=self._is_cancelled)
             gathered = self._gather(seen, find(seen, None), told)
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
@@ -108,6 +110,10 @@ class Gatherer:
                 self._told[relative.as_posix()] = Told(step, at_ns)
                 if len(self._told) > budgets.TOLD_CHECKPOINTS:
                     del self._told[next(iter(self._told))]
+
+    def _is_cancelled(self) -> bool:
+        self.beats += 1
+        return self._cancelled.is_set()
 
     def _copy_of_told(self) -> dict[str, Told]:
         with self._telling:
@@ -192,9 +198,7 @@ class Gatherer:
     def _try(self, checkpoint: Checkpoint, told: Told | None) -> Gathered | None:
         step = checkpoint.step if told is None else told.step
         try:
-            return self.store.add(
-                checkpoint, self._source, step=step, stopped=self._cancelled.is_set
-            )
+            return self.store.add(checkpoint, self._source, step=step, stopped=self._is_cancelled)
         except NotWholeError:
             self._failed[checkpoint] = float("inf")
         except SourceChangedError:
@@ -221,7 +225,7 @@ class Gatherer:
 
     def _bring_up_to_date(self, follower: Follows) -> None:
         try:
-            follower.follow(self.store.held, stopped=self._cancelled.is_set)
+            follower.follow(self.store.held, stopped=self._is_cancelled)
         except (SourceChangedError, CancelledError):
             pass
         except OSError as error:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.checkpoints import proto
-from tfcluster.checkpoints.completeness import Entry, Kind
+from tfcluster.checkpoints.completeness import Entry, Kind, find
 from tfcluster.checkpoints.copying import Stopped, copy_verified, never, sync_folder
+from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.store import Gathered
 
 _INCOMING = ".incoming-"
@@ -109,3 +110,23 @@ def _swap(new: Path, target: Path) -> Path | None:
     new.chmod(0o755)
     new.rename(target)
     return aside
+
+
+def newest_step_in(shared: str | None, told: Mapping[str, int]) -> int | None:
+    """The step of the newest whole checkpoint in storage that all tasks share.
+
+    What the chief told of a path (`told`, oldest first) counts more than its name, and is all
+    there is where the storage is no mount. Raises OSError.
+    """
+    if shared is None or not Path(shared).is_dir():
+        return last_step(told)
+    found = find(scan(Path(shared)), None)
+    newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
+    if newest is None:
+        return None
+    return told.get(str(Path(shared) / newest.path), newest.step)
+
+
+def last_step(told: Mapping[str, int]) -> int | None:
+    """The step that was told last."""
+    return [*told.values()][-1] if told else None

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_words import words_of
 from tfcluster.backends.answers import FilesStalledError
 from tfcluster.checkpoints import outputs
-from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.listing import scan
-from tfcluster.checkpoints.restore import PutBack, step_of
+from tfcluster.checkpoints.restore import PutBack, last_step, newest_step_in, step_of
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.errors import RunFolderError
 from tfcluster.plan.plan import Plan, TaskId
@@ -28,6 +26,7 @@ from tfcluster.run.events import Event
 from tfcluster.run.folders import Folders
 from tfcluster.run.last_copies import LastCopies
 from tfcluster.run.paths import RunPaths
+from tfcluster.run.patient import StalledError, Threads
 
 _LOOK_EVERY_S = 2.0
 _CURVES_EVERY_S = 10.0
@@ -58,6 +57,7 @@ class Harvest:
         self._chief_is_over = False
         self._is_cut = threading.Event()
         self._complaint = self._awaited = ""
+        self._beats, self._threads = 0, Threads(self._moved)
         self._found, self._notes = deque[Event](), deque[str]()
         self.lacks_something = self._lacks = False
         """Whether something could not be brought home in the end."""
@@ -88,8 +88,11 @@ class Harvest:
         Raises RunFolderError.
         """
         if self._before is None:
-            home = self._paths.root.parents[1]
-            self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
+            look = partial(outputs.remember, self._workdir, ours=self._paths.root.parents[1])
+            try:
+                self._before = await self._threads.do(look, "the look at the working directory")
+            except OSError as error:
+                raise RunFolderError(words_of(error), cure=f"is {self._workdir} there?") from error
         self._chief_is_over = False
         self._folders.have_time()
         wanted = list(tasks)
@@ -120,9 +123,10 @@ class Harvest:
         if not self._comes_home:
             shared, told = self._plan.checkpoints.dir, dict(self._told)
             try:
-                self._shared_step = await asyncio.to_thread(_newest_step_in, shared, told)
+                look = partial(newest_step_in, shared, told)
+                self._shared_step = await self._threads.do(look, "the look at it")
             except OSError as error:
-                self._shared_step = _last(told)
+                self._shared_step = last_step(told)
                 why = f"checkpoints.dir cannot be read: {words_of(error)}"
                 return [ev.Warned(message=why)]
             return []
@@ -131,7 +135,7 @@ class Harvest:
         if not others_train:
             self._folders.hurry()
         self._await("checkpoints")
-        self._complain(await asyncio.to_thread(self._look, is_final=True))
+        await self._look_patiently(is_final=True)
         self._await("")
         found, notes = self._take_news()
         return [*found, *(ev.Warned(message=note) for note in notes)]
@@ -155,6 +159,13 @@ class Harvest:
             why = words_of(error)
         self._notes.extend(gatherer.take_notes())
         return why
+
+    async def _look_patiently(self, *, is_final: bool) -> None:
+        look = partial(self._look, is_final=is_final)
+        try:
+            self._complain(await self._threads.do(look, "the gathering of checkpoints"))
+        except StalledError as error:
+            self._complain(words_of(error))
 
     def _complain(self, why: str) -> None:
         """Of a look that failed, once until another reason comes."""
@@ -191,17 +202,17 @@ class Harvest:
                     await self._hurry.wait()
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
-            self._complain(await asyncio.to_thread(self._look, is_final=self._chief_is_over))
+            await self._look_patiently(is_final=self._chief_is_over)
             found, notes = self._take_news()
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
 
     async def _follow_curves(self) -> None:
-        bring = partial(self._folders.bring_tensorboard, stopped=self._is_cut.is_set)
+        bring = partial(self._folders.bring_tensorboard, stopped=self._is_stopped)
         while True:
             await asyncio.sleep(_CURVES_EVERY_S)
             with contextlib.suppress(SourceChangedError, CancelledError, OSError):
-                await asyncio.to_thread(bring)
+                await self._threads.do(bring, "the copying of TensorBoard files")
 
     def saved(self, path: str, step: int | None, at_ns: int | None = None) -> None:
         """The chief said that it saved."""
@@ -237,7 +248,12 @@ class Harvest:
         if not self._chief_is_here:
             return []
         self.lacks_something = True  # also where this breaks
-        events = await asyncio.to_thread(self._finish)
+        try:
+            events = await self._threads.do(self._finish, "the last copying")
+        except StalledError as error:
+            self._await("")
+            events, notes = self._take_news()
+            return events + [ev.Warned(message=n, closing=True) for n in (*notes, words_of(error))]
         self.lacks_something = self._lacks
         return events
 
@@ -248,7 +264,7 @@ class Harvest:
             self._store,
             self._folders,
             self._chief or self._plan.chief,
-            self._is_cut,
+            self._is_stopped,
             self._await,
         )
         if self._gathers:
@@ -278,6 +294,14 @@ class Harvest:
             return []
         return list(filter(None, [outputs.news(self._before, gathered=copied)]))
 
+    def _is_stopped(self) -> bool:
+        """Is asked with each piece of a file."""
+        self._beats += 1
+        return self._is_cut.is_set()
+
+    def _moved(self) -> int:
+        return self._beats + (self._gatherer.beats if self._gatherer is not None else 0)
+
     def _await(self, what: str) -> None:
         """The run waits for `what` to be copied; "": for nothing any more."""
         self._awaited = what
@@ -301,22 +325,3 @@ class Harvest:
     def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
         path = str(gathered.path.relative_to(self._paths.root))
         return ev.CheckpointGathered(path=path, step=gathered.step, kind=str(gathered.kind))
-
-
-def _newest_step_in(shared: str | None, told: Mapping[str, int]) -> int | None:
-    """The step of the newest whole checkpoint in storage that all tasks share.
-
-    What the chief told of a path (`told`, oldest first) counts more than its name, and is all
-    there is where the storage is no mount.
-    """
-    if shared is None or not Path(shared).is_dir():
-        return _last(told)
-    found = find(scan(Path(shared)), None)
-    newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
-    if newest is None:
-        return None
-    return told.get(str(Path(shared) / newest.path), newest.step)
-
-
-def _last(told: Mapping[str, int]) -> int | None:
-    return [*told.values()][-1] if told else None

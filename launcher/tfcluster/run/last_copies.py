@@ -7,14 +7,13 @@ copied is told, with the command that fetches it.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
 from tfcluster.agent.error_words import words_of
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.outputs import Outputs, gather_outputs
 from tfcluster.checkpoints.store import Store
@@ -32,8 +31,8 @@ class LastCopies:
     store: Store
     folders: Folders
     chief: TaskId
-    is_cut: threading.Event
-    """The user does not want to wait for them."""
+    stopped: Stopped
+    """Whether the user does not want to wait for them."""
     doing: Callable[[str], None]
     """Is told what is being copied."""
     notes: list[str] = field(default_factory=list)
@@ -62,7 +61,7 @@ class LastCopies:
         if isinstance(directory, Path):
             return
         with contextlib.suppress(CancelledError, OSError):  # as if there were something
-            if not find(directory.scan(stopped=self.is_cut.is_set), None):
+            if not find(directory.scan(stopped=self.stopped), None):
                 return
         self.lacks = True
         fetch = self._fetch(self._node, directory.folder)
@@ -70,7 +69,7 @@ class LastCopies:
 
     def copy_outputs(self) -> tuple[str, ...]:
         """What the spec's globs name; the files copied."""
-        globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.is_cut.is_set
+        globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.stopped
         if not globs:
             return ()
         found = Outputs((), ())
@@ -85,7 +84,7 @@ class LastCopies:
     def copy_curves(self) -> None:
         """TensorBoard files of other machines."""
         with self._told("TensorBoard files were not all copied", "TensorBoard files"):
-            failed = self.folders.bring_tensorboard(stopped=self.is_cut.is_set)
+            failed = self.folders.bring_tensorboard(stopped=self.stopped)
             for node, (folder, why) in failed.items():
                 what = f"TensorBoard files of {node} were not all copied: {why}"
                 self._miss(what, folder, node=node)
@@ -95,7 +94,7 @@ class LastCopies:
         if (to := self.plan.checkpoints.to) is not None:
             with self._told(f"not everything was copied to checkpoints.to ({to})", "results"):
                 folder = self.paths.outputs if copied else None
-                deliver(self.store.newest, folder, Path(to), stopped=self.is_cut.is_set)
+                deliver(self.store.newest, folder, Path(to), stopped=self.stopped)
 
     @contextlib.contextmanager
     def _told(self, what: str, doing: str, there: PurePath | None = None) -> Iterator[None]:

@@ -326,6 +326,7 @@ async def _perform(
 ) -> Ended:
     harvest = _SlowHarvest(plan, paths)
     harvest.agents = agents
+    harvest._threads._silence_s = DAY_S  # the loop's time runs ahead of what threads can do
     state = fold.first_state(plan, paths, this_process(), 100.0)
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.launcher.checkpoints.files import write_prefix
 
+from tfcluster.checkpoints import restore
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
@@ -177,6 +178,24 @@ def test_an_attempt_starts_from_the_step_that_was_told_last(
 def shared_harvest(paths: RunPaths, storage: str) -> Harvest:
     plan = plan_of()
     return Harvest(replace(plan, checkpoints=replace(plan.checkpoints, dir=storage)), paths)
+
+
+def test_shared_storage_that_cannot_be_read_ends_no_run(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the file server was an internal error (exit 70) of the restart."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(restore, "scan", fails)
+    harvest = shared_harvest(paths, str(tmp_path))
+    harvest.saved(str(tmp_path / "ckpt-3"), 3)
+    (told,) = asyncio.run(harvest.bring_home())
+    assert told.to_json()["message"] == (
+        "checkpoints.dir cannot be read: [Errno 5] Input/output error"
+    )
+    assert harvest.newest_step == 3, "what the chief has said"
 
 
 def test_of_a_backup_in_shared_storage_counts_the_step_that_the_chief_told(
