@@ -32,7 +32,7 @@ from tfcluster.ui.talk import format_event
 
 from .scripted import FAR, HANG_UP, HERE, MOMENTS, Agent, Ended, Frame, perform, plan_on_two_nodes
 
-EXAMPLES = int(os.environ.get("TFCLUSTER_FUZZ", "100"))
+EXAMPLES = int(os.environ.get("TFCLUSTER_FUZZ", "60"))
 TASK = {"task": "worker:1", "attempt": 1}
 REPORTS: tuple[dict[str, Any], ...] = (
     {"type": "waiting_for_peers"},
@@ -53,8 +53,8 @@ REPORTS: tuple[dict[str, Any], ...] = (
     | {"traceback": "Traceback …"},
     {"type": "chaos", "fault": "kill worker:1 at step 2", "step": 2, "task": "worker:1"},
 )
+EVENTS = tuple({"type": "task_event", **TASK, "event": report} for report in REPORTS)
 MESSAGES: tuple[dict[str, Any], ...] = (
-    *({"type": "task_event", **TASK, "event": report} for report in REPORTS),
     {"type": "welcome", "pid": 5, "guard_pid": 6, "last_seen": 0, "cache": "/c"},
     {"type": "refused", "reason": "no"},
     {"type": "ports_held", "ports": {"worker:1": 2222}},
@@ -83,6 +83,7 @@ MESSAGES: tuple[dict[str, Any], ...] = (
     {"type": "guard_lost"},
     {"type": "bye"},
     {"type": "a kind of a later version", "with": ["anything"]},
+    EVENTS[0],
 )
 """One of each kind, as an agent of worker:1's node sends it."""
 NAMES = sorted({name for message in (*MESSAGES, *REPORTS) for name in message})
@@ -101,9 +102,10 @@ DEEP = json.loads("[" * 500 + "]" * 500)
 @st.composite
 def messages(draw: st.DrawFn) -> dict[str, Any]:
     """A message in which nothing, or few things, are not as they should be."""
-    message = copy.deepcopy(draw(st.sampled_from(MESSAGES)))
+    is_report = draw(st.booleans())
+    message = copy.deepcopy(draw(st.sampled_from(EVENTS if is_report else MESSAGES)))
     for _ in range(draw(st.integers(0, 2))):
-        inside = message.get("event") if draw(st.booleans()) else None
+        inside = message.get("event") if draw(st.booleans()) or draw(st.booleans()) else None
         target = inside if isinstance(inside, dict) and inside else message
         name = draw(st.sampled_from([*sorted(target), "type", draw(st.sampled_from(NAMES))]))
         if draw(st.booleans()):
@@ -171,6 +173,31 @@ def require_readable(ended: Ended) -> None:
     for panel in (*panels, root_cause_panel(state, ended.paths)):
         plain_text(panel or panels[0], 80).encode()
     format_status_line(state, {}, now=1e9, width=80).encode()
+
+
+WRONG: tuple[Any, ...] = (
+    *(None, True, -1, 1 << 63, 10**400, 1.5, float("inf"), float("nan"), "", " ", "a\0b", "\ud800"),
+    *("x" * 50_000, [], [[]], {}, {"": {"": 1}}, DEEP),
+)
+
+
+def test_no_report_that_is_wrong_in_one_field_does_any_harm(place: Path) -> None:
+    """Each kind, each field of it, each wrong value or none at all: all of them in one run."""
+    wrong = [
+        report | {field: value}
+        for report in (*REPORTS, {})
+        for field in (*report, "type", "of_another_kind")
+        for value in WRONG
+    ]
+    wrong += [
+        {name: value for name, value in report.items() if name != left_out}
+        for report in REPORTS
+        for left_out in report
+    ]
+    said: list[Frame] = [{"type": "task_event", **TASK, "event": report} for report in wrong]
+    ended = run_with(place, FAR, {"trained": said})
+    assert ended.outcome.exit_code == 1, "its own verdict on itself is right as it is"
+    require_readable(ended)
 
 
 @given(
