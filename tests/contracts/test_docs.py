@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent import budgets
 from tfcluster.run.events import Progress
 from tfcluster.run.snapshot import TaskSnapshot
 
@@ -18,6 +19,11 @@ JOBS = ROOT / "workers/tfcluster_workers/jobs"
 INDEX = ROOT / "docs/jobs/README.md"
 TOOLS = {"evaluate", "show_shards"}
 """Modules that can be run and teach nothing by themselves: other jobs' pages tell of them."""
+INNER_BUDGETS = {
+    *("REPORT_TEXT", "REPORT_TRACEBACK", "TOLD_CHECKPOINTS", "MESSAGE_TEXT", "MESSAGE_LIST"),
+    "LISTED_BYTES",
+}
+"""Limits within others, which no user can meet without meeting those."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -110,3 +116,13 @@ def test_the_page_sends_readers_to_the_json_for_examples_per_second() -> None:
     for shown_as_json in (TaskSnapshot, Progress):
         assert "examples_per_second" in {field.name for field in fields(shown_as_json)}
     assert "`examples_per_second`" in page
+
+
+def test_the_page_of_limits_has_every_budget_as_it_is() -> None:
+    rows = [row for row in (ROOT / "docs/limits.md").read_text().splitlines() if row[:2] == "| "]
+    numbers = {number.replace(",", "") for row in rows for number in re.findall(r"\d[\d,]*", row)}
+    for name, value in vars(budgets).items():
+        if name.isupper() and not name.startswith("_") and name not in INNER_BUDGETS:
+            units = (value, value / 1000, value / 1024, value / (1 << 20))
+            shown = {f"{unit:.0f}" for unit in units if unit == int(unit)}
+            assert shown & numbers, f"{name} = {value} is not in docs/limits.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -44,3 +45,69 @@ def test_nothing_generated_is_committed() -> None:
     names = {part for path in tracked() for part in path.relative_to(ROOT).parts}
 
     assert names.isdisjoint({"__pycache__", ".venv", "dist", ".mypy_cache", ".ruff_cache"})
+
+
+READS_ITS_OWN_JSON = {
+    *("agent/bootstrap.py", "agent/main.py", "agent/outside.py"),  # what their starter wrote
+    *("agent/probe.py", "agent/dial.py"),
+    "run/chaos.py",
+    *("spec/templates.py", "spec/published.py"),  # files of the package
+}
+
+
+def test_what_others_wrote_as_json_is_read_in_one_place() -> None:
+    """`json.loads` alone raises RecursionError, which no reader of a damaged file expects."""
+    launcher = ROOT / "launcher" / "tfcluster"
+    found = {
+        str(path.relative_to(launcher))
+        for path in launcher.rglob("*.py")
+        if re.search(r"\bjson\.loads?\(", path.read_text())
+    }
+    assert found - {"agent/foreign_json.py"} == READS_ITS_OWN_JSON
+
+
+MAY_BE_WORDLESS = {
+    *("OSError", "TimeoutError", "CancelledError", "Exception", "BaseException", "EOFError"),
+    *("ConnectionError", "SourceChangedError", "subprocess.TimeoutExpired"),
+}
+STANDS_ALONE = {"agent/probe.py", "agent/dial.py", "agent/bootstrap.py", "agent/error_words.py"}
+"""Programs that a host's Python runs without a package."""
+
+
+def shown_raw(source: str) -> list[int]:
+    """Lines that show a caught exception whose own words may be none."""
+    found = []
+    for handler in ast.walk(ast.parse(source)):
+        if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
+            continue
+        caught = {ast.unparse(node) for node in ast.walk(handler.type) if handler.type}  # type: ignore[arg-type]
+        if not caught & MAY_BE_WORDLESS:
+            continue
+        for node in (inner for line in handler.body for inner in ast.walk(line)):
+            if isinstance(node, ast.FormattedValue) and node.conversion != ord("r"):
+                shown = ast.unparse(node.value)
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and node.args:
+                shown = ast.unparse(node.args[0])
+            else:
+                continue
+            if shown in (handler.name, f"{handler.name}.strerror"):
+                found.append(node.lineno)
+    return found
+
+
+def test_no_message_ends_where_the_reason_should_stand() -> None:
+    """``not everything was copied: `` was all that a user got of a TimeoutError."""
+    launcher = ROOT / "launcher" / "tfcluster"
+    found = [
+        f"{path.relative_to(launcher)}:{number}: use agent.error_words"
+        for path in launcher.rglob("*.py")
+        if str(path.relative_to(launcher)) not in STANDS_ALONE
+        for number in shown_raw(path.read_text())
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("shown", ["f'{error}'", "str(error)", "f'{error.strerror}'"])
+def test_such_a_message_is_found(shown: str) -> None:
+    assert shown_raw(f"try: pass\nexcept (ValueError, OSError) as error: say({shown})") == [2]
+    assert shown_raw(f"try: pass\nexcept ValueError as error: say({shown})") == []

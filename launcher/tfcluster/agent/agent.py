@@ -9,6 +9,7 @@ import signal
 import time
 
 from tfcluster.agent.crew import Crew
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.line import Line
 from tfcluster.agent.outflow import Outflow
 from tfcluster.agent.ports import PortHolder, PortTaken
@@ -170,7 +171,7 @@ class Agent:
         try:
             order(message)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            reason = f"{message['type']}: {type(error).__name__}: {error}"
+            reason = f"{message['type']}: {type(error).__name__}: {words_of(error)}"
             if message["type"] in FILE_ORDERS:  # its tasks can go on
                 self._line.say({"type": "files_lost", "error": reason})
             else:

@@ -9,11 +9,15 @@ import os
 
 from tfcluster.agent.announced import BadTree
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PARTIAL = ".partial"
 """Ends the names of files that are still coming."""
 _CHUNK = 1 << 20
-_TELL_BYTES = 1 << 20
-"""The sender keeps to a window of a few of these."""
+_TELL_BYTES = 256 << 10
+"""Over a slow line these are the only sign that bytes move; the sender's window holds many."""
 
 
 class NotInCache(Exception):
@@ -79,8 +83,11 @@ class Blob:
             os.unlink(self._partial)
 
 
-def copy(source: str, digest: str, target: str, mode: int) -> None:
-    """What lies in a cache is trusted no further than its digest goes.
+def copy(
+    source: str, digest: str, target: str, mode: int, alive: Callable[[], None] = lambda: None
+) -> None:
+    """What lies in a cache is trusted no further than its digest goes; `alive` is called with
+    each piece.
 
     Raises NotInCache, and OSError, also where `target` is there already.
     """
@@ -91,7 +98,7 @@ def copy(source: str, digest: str, target: str, mode: int) -> None:
             raise NotInCache(digest) from error
         raise
     try:
-        if _copied(reader, target, mode) != digest:
+        if _copied(reader, target, mode, alive) != digest:
             raise NotInCache(digest)
         with contextlib.suppress(OSError):
             os.utime(reader)  # it is in use: see agent.cache
@@ -99,13 +106,14 @@ def copy(source: str, digest: str, target: str, mode: int) -> None:
         os.close(reader)
 
 
-def _copied(reader: int, target: str, mode: int) -> str:
+def _copied(reader: int, target: str, mode: int, alive: Callable[[], None]) -> str:
     """The SHA-512 of what was copied."""
     found = hashlib.sha512()
     writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(writer, mode)
         while data := os.read(reader, _CHUNK):
+            alive()
             found.update(data)
             view = memoryview(data)
             while view:
@@ -115,7 +123,9 @@ def _copied(reader: int, target: str, mode: int) -> str:
     return found.hexdigest()
 
 
-def move(source: str, digest: str, target: str, mode: int) -> None:
+def move(
+    source: str, digest: str, target: str, mode: int, alive: Callable[[], None] = lambda: None
+) -> None:
     """`source` goes; to another disk it is copied. Raises as `copy`."""
     try:
         os.rename(source, target)
@@ -124,7 +134,7 @@ def move(source: str, digest: str, target: str, mode: int) -> None:
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        copy(source, digest, target, mode)
+        copy(source, digest, target, mode, alive)
         os.unlink(source)
     else:
         os.chmod(target, mode)

@@ -8,7 +8,7 @@ import socket
 import struct
 import time
 
-from tfcluster.agent import protocol
+from tfcluster.agent import budgets, protocol
 from tfcluster.agent.private import make_private
 from tfcluster.agent.processes import IS_LINUX
 
@@ -57,7 +57,8 @@ class Connection:
         self.socket = peer
         self.welcomed = False
         self.streams_logs = False
-        self._decoder = protocol.Decoder()
+        self.hello_by = time.monotonic() + budgets.HELLO_S
+        self._decoder = protocol.Decoder(most=budgets.HELLO_BYTES)
         self._outgoing = bytearray(protocol.MAGIC)
 
     @property
@@ -77,6 +78,11 @@ class Connection:
         except OSError:
             return None
         return list(self._decoder.feed(data)) if data else None
+
+    def welcome(self) -> None:
+        """Its hello was right."""
+        self.welcomed = True
+        self._decoder.most = protocol.MAX_PAYLOAD
 
     def queue(self, frame: bytes) -> None:
         self._outgoing += frame

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
 import time
 
 from tfcluster.agent import leftovers, stop
+from tfcluster.agent.error_words import words_of
+from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.memory import Witness
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.task import MAX_EVENT, StartError, Task, fork_and_exec
@@ -88,7 +89,7 @@ class Crew:
         try:
             task = Task(spec, attempt, self._how_to_fork(spec, attempt))
         except OSError as error:
-            self.line.say({"type": "start_failed", **named, "error": str(error)})
+            self.line.say({"type": "start_failed", **named, "error": words_of(error)})
             return None
         self._recorder.add_group(task.pid, task.start_time)
         if not self._tasks and attempt > 0:
@@ -164,12 +165,18 @@ class Crew:
             if not raw:
                 self._unwatch(task)
                 return
-            with contextlib.suppress(ValueError, RecursionError):
-                self._pass_on(task, json.loads(raw))
+            if not task.reports.take(raw, time.monotonic(), backlog=self.line.backlog):
+                if task.reports.dropped == 1:  # the sum comes with its end
+                    self._tell_dropped(task)
+                continue
+            with contextlib.suppress(ValueError):
+                self._pass_on(task, parse_object(raw))
 
-    def _pass_on(self, task: Task, event: Any) -> None:
-        if not isinstance(event, dict):
-            return
+    def _tell_dropped(self, task: Task) -> None:
+        named = {"task": task.name, "attempt": task.attempt}
+        self.line.say({"type": "reports_dropped", **named, "count": task.reports.dropped})
+
+    def _pass_on(self, task: Task, event: dict[str, Any]) -> None:
         if event.get("type") == "progress" and self.line.backlog > PROGRESS_BACKLOG:
             return
         named = {"task": task.name, "attempt": task.attempt}
@@ -217,6 +224,8 @@ class Crew:
         stop.clear_group(task)
         self._unwatch(task)
         self._outflow.end(task)
+        if task.reports.dropped > 1:
+            self._tell_dropped(task)
         del self._tasks[task.name]
         self._ended[task.name] = task.marks
         task.close()

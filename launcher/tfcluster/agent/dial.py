@@ -61,7 +61,7 @@ def call(host: str, port: int, until: float) -> str:
         except ConnectionRefusedError:
             return ""
         except OSError as error:
-            why = error.strerror or str(error)
+            why = error.strerror or str(error) or type(error).__name__
         time.sleep(min(_RETRY_S, max(0.0, until - time.monotonic())))
     return why
 

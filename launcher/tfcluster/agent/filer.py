@@ -10,6 +10,7 @@ import select
 import time
 
 from tfcluster.agent import protocol
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.incoming import Incoming
 from tfcluster.agent.outgoing import Outgoing
 from tfcluster.agent.shared import look
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+ALIVE_S = 2.0
+"""Whoever waits gives up after many times that (`far_files.SILENCE_S`)."""
 _READ_BYTES = 256 << 10
 _FAILED: dict[str, dict[str, Any]] = {
     "receive": {"type": "receive_failed"},
@@ -37,8 +40,9 @@ class Filer:
     def __init__(self, agent: socket.socket, cache: str, passing: str) -> None:
         self._agent = agent
         self._decoder = protocol.Decoder()
-        self._incoming = Incoming(cache, self._say, passing=passing)
-        self._outgoing = Outgoing(self._say, self._send_bytes)
+        self._said_at = time.monotonic()
+        self._incoming = Incoming(cache, self._say, passing=passing, alive=self._alive)
+        self._outgoing = Outgoing(self._say, self._send_bytes, self._alive)
 
     def run(self) -> None:
         """Until the agent is gone."""
@@ -70,7 +74,7 @@ class Filer:
         try:
             orders[order["type"]](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            self._fail(order, f"{type(error).__name__}: {error}")
+            self._fail(order, f"{type(error).__name__}: {words_of(error)}")
 
     def _fail(self, order: dict[str, Any], reason: str) -> None:
         answer = _FAILED.get(order.get("type", ""))
@@ -87,6 +91,13 @@ class Filer:
 
     def _say(self, message: dict[str, Any]) -> None:
         self._agent.sendall(protocol.control_frame(message))
+        self._said_at = time.monotonic()
 
     def _send_bytes(self, name: str, offset: int, data: bytes) -> None:
         self._agent.sendall(protocol.data_frame(protocol.FILE, name, offset, data))
+        self._said_at = time.monotonic()
+
+    def _alive(self, number: int) -> None:
+        """Something takes long, but goes on: who waits for it hears that from time to time."""
+        if time.monotonic() > self._said_at + ALIVE_S:
+            self._say({"type": "moving", "id": number})

@@ -15,6 +15,7 @@ from collections import Counter
 from tfcluster.agent import adding
 from tfcluster.agent.announced import BadTree, check
 from tfcluster.agent.blob import Blob, NotInCache, copy, move
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.folders import new_passing, remove, remove_older
 from tfcluster.agent.private import make_folders
 
@@ -33,7 +34,16 @@ _STALE_S = 86_400.0
 class Incoming:
     """Serves `receive` orders, one or several at a time."""
 
-    def __init__(self, cache: str, say: Say, *, passing: str = "") -> None:
+    def __init__(
+        self,
+        cache: str,
+        say: Say,
+        *,
+        passing: str = "",
+        alive: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """`alive`: is called again and again while an order takes long."""
+        self._alive = alive
         self._kept = os.path.join(cache, "files")
         self._passing = passing or new_passing(cache)
         """Of orders whose files are not to be kept, until they are moved into their places."""
@@ -161,7 +171,7 @@ class Incoming:
 
     def _fail(self, number: int, error: Exception) -> None:
         self.cancel(number)
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         self._say({"type": "receive_failed", "id": number, "error": reason})
 
     def _place(self, order: dict[str, Any], others: set[str | None]) -> None:
@@ -175,12 +185,16 @@ class Incoming:
         left = Counter(file.get("sha512") for file in files)
 
         def put(file: dict[str, Any], target: str) -> None:
+            alive()
             if "link" in file:
                 os.symlink(file["link"], target)
                 return
             left[file["sha512"]] -= 1
             is_last = not left[file["sha512"]] and file["sha512"] not in others
-            self._put(file, target, is_last=is_last)
+            self._put(file, target, alive, is_last=is_last)
+
+        def alive() -> None:
+            self._alive(order["id"])
 
         run = os.path.dirname(os.path.dirname(into))
         os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe of several users: as they like it
@@ -189,15 +203,17 @@ class Incoming:
         else:
             _replace(into, files, put)
 
-    def _put(self, file: dict[str, Any], target: str, *, is_last: bool) -> None:
+    def _put(
+        self, file: dict[str, Any], target: str, alive: Callable[[], None], *, is_last: bool
+    ) -> None:
         digest, mode = file["sha512"], int(file["mode"]) & 0o700 | 0o600
         source = self._find(digest)
         if source is None:
             raise NotInCache(digest)
         if is_last and os.path.dirname(source) == self._passing:
-            move(source, digest, target, mode)
+            move(source, digest, target, mode, alive)
         else:
-            copy(source, digest, target, mode)
+            copy(source, digest, target, mode, alive)
         if "mtime_ns" in file:
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
 

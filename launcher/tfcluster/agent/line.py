@@ -11,7 +11,7 @@ import selectors
 import sys
 import time
 
-from tfcluster.agent import fence, protocol
+from tfcluster.agent import budgets, fence, protocol
 from tfcluster.agent.connection import ENOUGH_QUEUED, Connection, is_own_user, listen
 from tfcluster.agent.guard import file_identity
 
@@ -47,6 +47,8 @@ class Line:
         self._obey, self._resume_logs, self._stream_logs = obey, resume_logs, stream_logs
         self._session = protocol.Session()
         self._connection: Connection | None = None
+        self._strangers: list[Connection] = []
+        """Those that have not said hello, the oldest first."""
         self._lease_s: float | None = config["lease_s"]
         self._last_heard = time.monotonic()
         self._was_greeted = False
@@ -92,12 +94,18 @@ class Line:
 
     def deadline(self) -> float | None:
         """When `on_time` must be called next."""
+        due = [own] if (own := self._own_deadline()) is not None else []
+        return min([*due, *(stranger.hello_by for stranger in self._strangers)], default=None)
+
+    def _own_deadline(self) -> float | None:
         if self._lease_s is not None and self._was_greeted:
             return min(self._last_heard + self._lease_s, self._next_ping)
         return self._last_heard + FIRST_HELLO_S if self._connection is None else None
 
     def on_time(self, now: float) -> None:
-        deadline = self.deadline()
+        for stranger in [one for one in self._strangers if one.hello_by <= now]:
+            self._refuse(stranger, f"no hello came within {budgets.HELLO_S:.0f} s")
+        deadline = self._own_deadline()
         if deadline is None or now < deadline:
             return
         has_lease = self._lease_s is not None and self._was_greeted
@@ -116,6 +124,8 @@ class Line:
         with contextlib.suppress(OSError):
             if file_identity(path) == self._made:  # else that of an agent that came after us
                 os.unlink(path)
+        for stranger in self._strangers:
+            stranger.socket.close()
         if self._connection is not None:
             self._connection.hang_up(LAST_WORDS_S)
 
@@ -144,6 +154,9 @@ class Line:
         if not is_own_user(peer):
             connection.refuse("another user's connection")
             return
+        if len(self._strangers) >= budgets.STRANGERS:
+            self._refuse(self._strangers[0], "too many connections wait without a hello")
+        self._strangers.append(connection)
         self._selector.register(
             peer, selectors.EVENT_READ, lambda events: self._on_connection(connection, events)
         )
@@ -197,7 +210,9 @@ class Line:
         if self._connection is not None:
             self._drop(self._connection)
         self._connection = connection
-        connection.welcomed = self._was_greeted = True
+        connection.welcome()
+        self._strangers = [one for one in self._strangers if one is not connection]
+        self._was_greeted = True
         connection.streams_logs = bool(hello.get("stream_logs"))
         connection.queue(protocol.control_frame(self._welcome()))
         self._resume_logs(hello.get("log_offsets", {}))
@@ -247,6 +262,7 @@ class Line:
             self._connection = None
 
     def _drop(self, connection: Connection) -> None:
+        self._strangers = [one for one in self._strangers if one is not connection]
         self._unwatch(connection)
         connection.socket.close()
 

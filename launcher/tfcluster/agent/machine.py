@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import socket
@@ -17,6 +16,8 @@ import sys
 import tempfile
 
 from tfcluster.agent import cores
+from tfcluster.agent.error_words import reason_of, words_of
+from tfcluster.agent.foreign_json import parse_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,9 +97,9 @@ def gpus() -> tuple[list[str], str]:
     try:
         code, lines, errors = ask_driver("name", os.environ.get("PATH"))
     except TimeoutError as error:
-        return [], str(error)
+        return [], words_of(error)
     except OSError as error:
-        return [], f"nvidia-smi cannot be run: {error.strerror}"
+        return [], f"nvidia-smi cannot be run: {reason_of(error)}"
     if code == 0:
         return [line for line in lines if not line.startswith("No devices")], ""
     said = " ".join([*lines, *errors.split()])
@@ -167,7 +168,7 @@ def unwritable(folders: Sequence[str]) -> list[tuple[str, str]]:
             with tempfile.TemporaryFile(dir=_existing(folder)) as file:
                 file.write(_SMALL_FILE)
         except OSError as error:
-            found.append((folder, error.strerror or str(error)))
+            found.append((folder, reason_of(error)))
     return found
 
 
@@ -213,12 +214,11 @@ def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
             errors="replace",
             timeout=IMPORT_S,
         )
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        return parse_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": f"it took more than {IMPORT_S:.0f} s"}
     except OSError as error:
-        return {"error": str(error)}
+        return {"error": words_of(error)}
     except (ValueError, IndexError):
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         end = f"exit code {done.returncode}"

@@ -15,6 +15,7 @@ import os
 import socket
 import struct
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.processes import IS_LINUX
 
 TYPE_CHECKING = False
@@ -108,10 +109,10 @@ def why_refused(error: OSError, read: Callable[[str], str] = read_setting) -> Pr
             )
     if "Seccomp:\t2" in read("self/status"):
         return PrivateNetworkRefused(
-            f"a seccomp filter, such as a container's, forbids namespaces ({error.strerror})",
+            f"a seccomp filter, such as a container's, forbids namespaces ({reason_of(error)})",
             f"docker run --security-opt seccomp=unconfined, or {_HOST_INSTEAD}",
         )
     return PrivateNetworkRefused(
-        f"namespaces are refused ({error.strerror})",
+        f"namespaces are refused ({reason_of(error)})",
         f"ask for user namespaces (user_namespaces(7)), or {_HOST_INSTEAD}",
     )

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 
+from tfcluster.agent import budgets
+from tfcluster.agent.error_words import reason_of
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,21 +24,31 @@ _PAGE_BYTES = 1 << 20
 _ENTRY_BYTES = 64
 """Of an entry without its path, which JSON may blow up sixfold."""
 _BURST_S = 0.05
+_SIGN_S = 1.0
+"""Between two signs of life of a reading whose rate allows nothing more yet."""
 
 
 class Outgoing:
     """Serves `scan` and `read` orders, the readings by turns."""
 
-    def __init__(self, say: Say, send_bytes: SendBytes) -> None:
-        self._say, self._send_bytes = say, send_bytes
+    def __init__(
+        self, say: Say, send_bytes: SendBytes, alive: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """`alive`: is called again and again while an order takes long."""
+        self._say, self._send_bytes, self._alive = say, send_bytes, alive
         self._readings: dict[int, _Reading] = {}
 
     def scan(self, order: dict[str, Any]) -> None:
         """Every file and folder below `folder`, links left out; in as many answers as fit into
-        frames, all but the last with `more`."""
-        number, size = order["id"], 0
+        frames, all but the last with `more`. Where there are more than `most`, or their names are
+        too long together, the last says `left_off`."""
+        number, size, count, names = order["id"], 0, 0, 0
         entries: list[list[Any]] = []
-        for entry in walk(order["folder"], ""):
+        for entry in walk(order["folder"], "", lambda: self._alive(number)):
+            count, names = count + 1, names + len(entry[0])
+            if count > order["most"] or names > budgets.LISTED_BYTES:
+                self._say({"type": "scanned", "id": number, "entries": [], "left_off": True})
+                return
             entries.append(list(entry))
             size += _ENTRY_BYTES + 6 * len(entry[0])
             if size > _PAGE_BYTES:
@@ -50,7 +63,7 @@ class Outgoing:
         try:
             self._readings[order["id"]] = _Reading(order)
         except OSError as error:
-            self._end(order["id"], error=error.strerror or str(error))
+            self._end(order["id"], error=reason_of(error))
 
     def got(self, order: dict[str, Any]) -> None:
         """The other side has written all before `at`."""
@@ -75,19 +88,22 @@ class Outgoing:
     def patience(self, now: float) -> float | None:
         """Seconds until `turn` has something to do; None: it waits for an order."""
         ready = [r.ready_at for r in self._readings.values() if r.has_leave]
-        return max(0.0, min(ready) - now) if ready else None
+        return min(_SIGN_S, max(0.0, min(ready) - now)) if ready else None
 
     def turn(self, now: float) -> None:
         """One slice of the reading that has waited longest, if its rate allows it."""
-        ready = [n for n, r in self._readings.items() if r.has_leave and r.ready_at <= now]
+        has_leave = [n for n, r in self._readings.items() if r.has_leave]
+        ready = [n for n in has_leave if self._readings[n].ready_at <= now]
         if not ready:
+            for number in has_leave:  # its rate is low
+                self._alive(number)
             return
         number = min(ready, key=lambda n: self._readings[n].ready_at)
         reading = self._readings[number]
         try:
             data = reading.next()
         except OSError as error:
-            self._drop(number, error=error.strerror or str(error))
+            self._drop(number, error=reason_of(error))
             return
         if not data:
             self._drop(number, sha512=reading.digest, is_unchanged=reading.is_unchanged())
@@ -96,6 +112,8 @@ class Outgoing:
         if reading.was_asked_for(data):
             reading.ready_at += len(data) / reading.rate if reading.rate else 0.0
             self._send_bytes(str(number), reading.sent_at, data)
+        else:
+            self._alive(number)
 
     def _drop(self, number: int, **facts: Any) -> None:
         self.cancel(number)
@@ -166,23 +184,31 @@ _NOTHING = (FileNotFoundError, NotADirectoryError, PermissionError)
 """It has gone, or nobody may look at it."""
 
 
-def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
+def walk(
+    folder: str, inside: str, alive: Callable[[], None] = lambda: None
+) -> Iterator[tuple[str, int, int]]:
     """(path, size, mtime in ns), names in order; of folders a path that ends in a slash.
 
-    What nobody may look at is left out. Raises OSError where the disk fails: that is not the same
-    as nothing.
+    What nobody may look at is left out. `alive` is called for each name that is found. Raises
+    OSError where the disk fails: that is not the same as nothing.
     """
+    children = []
     try:
-        children = sorted(os.scandir(folder), key=lambda child: child.name)
+        with os.scandir(folder) as found:
+            for child in found:
+                children.append(child)
+                alive()
     except _NOTHING:
         return
+    children.sort(key=lambda child: child.name)
     for child in children:
+        alive()
         try:
             if child.is_dir(follow_symlinks=False):
                 yield f"{inside}{child.name}/", 0, child.stat().st_mtime_ns
-                yield from walk(child.path, f"{inside}{child.name}/")
+                yield from walk(child.path, f"{inside}{child.name}/", alive)
             elif child.is_file(follow_symlinks=False):
-                found = child.stat(follow_symlinks=False)
-                yield f"{inside}{child.name}", found.st_size, found.st_mtime_ns
+                file = child.stat(follow_symlinks=False)
+                yield f"{inside}{child.name}", file.st_size, file.st_mtime_ns
         except _NOTHING:
             continue

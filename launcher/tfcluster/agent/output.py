@@ -11,6 +11,7 @@ import fcntl
 import os
 import time
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.private import make_folders
 from tfcluster.agent.processes import IS_LINUX
 
@@ -62,7 +63,7 @@ class Log:
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             self.size = os.fstat(self._fd).st_size
         except OSError as error:
-            self.lost_because = error.strerror or str(error)
+            self.lost_because = reason_of(error)
             return False
         return True
 
@@ -75,7 +76,7 @@ class Log:
             while written < len(data) and self._open():
                 written += os.write(self._fd, data[written:])
         except OSError as error:
-            self.lost_because = error.strerror or str(error)
+            self.lost_because = reason_of(error)
         self.size += written
         self.lost_bytes += len(data) - written
         self._gap += len(data) - written

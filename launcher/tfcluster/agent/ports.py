@@ -16,6 +16,7 @@ import json
 import os
 import socket
 
+from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.private import make_private
 from tfcluster.agent.processes import IS_LINUX
 
@@ -186,8 +187,8 @@ def _who_locks(path: str) -> dict[str, Any] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            record: dict[str, Any] = json.load(file)
-            return record
+            record = {"pid": None, "run_id": None, **parse_object(file.read())}
+            return record if isinstance(record["pid"], int) else None
     return None
 
 

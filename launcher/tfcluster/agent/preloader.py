@@ -16,8 +16,11 @@ import socket
 import struct
 import time
 
+from tfcluster.agent.error_words import words_of
+from tfcluster.agent.foreign_json import parse_object
 from tfcluster.agent.output import open_pipe
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
+from tfcluster.agent.protocol import MAX_PAYLOAD
 from tfcluster.agent.task import environment, fork_and_exec
 
 TYPE_CHECKING = False
@@ -87,7 +90,7 @@ class Preloader:
         try:
             failure = self._start({**order, "env": {**order["env"], **_ROOM}, "cwd": "/"})
         except OSError as error:
-            self._give_up(str(error))
+            self._give_up(words_of(error))
             return
         self._started = start_time(self.pid)
         self._recorder.add_group(self.pid, self._started)
@@ -208,8 +211,9 @@ def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
     deadline = time.monotonic() + patience_s
     with contextlib.suppress(OSError, ValueError, struct.error):
         size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
-        found = json.loads(_read_exactly(line, size, deadline))
-        return found if isinstance(found, dict) else {}
+        if size > MAX_PAYLOAD:
+            return {}
+        return parse_object(_read_exactly(line, size, deadline))
     return {}
 
 

@@ -82,7 +82,7 @@ class Party:
         try:
             listener = open_listener(port)
         except OSError as error:
-            self.failures.append([port, error.strerror or str(error)])
+            self.failures.append([port, error.strerror or str(error) or type(error).__name__])
             return
         with self._changed:
             self._awaited |= {(caller, port) for caller in callers}
@@ -166,7 +166,7 @@ def call(party: Party, other: dict[str, Any], until: float) -> str:
                 return ""
             why = f"it leads to {answer[2]}" if len(answer) == 3 else "something else answers there"
         except OSError as error:
-            why = error.strerror or str(error)
+            why = error.strerror or str(error) or type(error).__name__
             if isinstance(error, ConnectionRefusedError) and not is_late:
                 is_late, until = True, until + _LATE_S
         time.sleep(_RETRY_S)

@@ -20,6 +20,8 @@ import json
 import struct
 from collections import deque
 
+from tfcluster.agent.foreign_json import parse_object
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported: it would cost the agent a megabyte
     from collections.abc import Iterator
@@ -63,12 +65,9 @@ def data_frame(kind: bytes, name: str, offset: int, data: bytes) -> bytes:
 def read_control(payload: bytes) -> dict[str, Any]:
     """Raises ProtocolError unless `payload` is a JSON object."""
     try:
-        message = json.loads(payload)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"a control frame is not JSON: {error}") from None
-    if not isinstance(message, dict):
-        raise ProtocolError("a control frame is not a JSON object")
-    return message
+        return parse_object(payload)
+    except ValueError as error:
+        raise ProtocolError(f"a control frame holds no JSON object: {error}") from None
 
 
 def read_data(payload: bytes) -> tuple[str, int, bytes]:
@@ -92,8 +91,16 @@ def read_number(payload: bytes) -> int:
 class Decoder:
     """Turns a byte stream, cut anywhere, into (kind, payload)."""
 
-    def __init__(self, *, after_magic: bool = False) -> None:
-        """`after_magic`: the stream begins with noise and `MAGIC` (it comes from an agent)."""
+    def __init__(
+        self,
+        *,
+        after_magic: bool = False,
+        most: int = MAX_PAYLOAD,
+        most_control: int = MAX_PAYLOAD,
+    ) -> None:
+        """`after_magic`: the stream begins with noise and `MAGIC` (it comes from an agent).
+        `most`: bytes of a payload, `most_control`: of one that is a control message."""
+        self.most, self._most_control = most, most_control
         self._buffer = bytearray()
         self._awaits_magic = after_magic
         self.noise = b""
@@ -108,7 +115,8 @@ class Decoder:
         try:
             while len(self._buffer) - start >= _HEADER.size:
                 kind, length = _HEADER.unpack_from(self._buffer, start)
-                if kind not in _KINDS or length > MAX_PAYLOAD:
+                most = min(self.most, self._most_control) if kind == CONTROL else self.most
+                if kind not in _KINDS or length > most:
                     raise ProtocolError(f"not a frame: {bytes(self._buffer[start : start + 40])!r}")
                 end = start + _HEADER.size + length
                 if len(self._buffer) < end:

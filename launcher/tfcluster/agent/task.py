@@ -9,7 +9,10 @@ import socket
 import time
 import warnings  # noqa: F401 (os.execvpe wants it: once here, not in every fork)
 
+from tfcluster.agent import budgets
+from tfcluster.agent.allowance import Allowance
 from tfcluster.agent.descriptors import give_back
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.leftovers import marks
 from tfcluster.agent.output import Log, LossReport, open_pipe
 from tfcluster.agent.processes import IS_LINUX, die_with_parent, signal_group, start_time
@@ -29,6 +32,43 @@ _EVENT_SOCKET = socket.SOCK_SEQPACKET if IS_LINUX else socket.SOCK_DGRAM
 
 class StartError(Exception):
     """The task's program could not be executed; the text says why."""
+
+
+class Reports:
+    """Which reports of one attempt are passed on: a task never waits, so those above its budget
+    are dropped, and counted."""
+
+    def __init__(self, now: float) -> None:
+        self._count = Allowance(budgets.REPORTS_AT_ONCE, budgets.REPORTS_PER_S, now)
+        self._bytes = Allowance(budgets.REPORT_BYTES_AT_ONCE, budgets.REPORT_BYTES_PER_S, now)
+        self._reserve = Allowance(budgets.RESERVE_AT_ONCE, budgets.RESERVE_PER_S, now)
+        self.dropped = 0
+
+    def take(self, raw: bytes, now: float, *, backlog: int) -> bool:
+        """Whether to pass it on. `backlog`: messages that no coordinator has acknowledged."""
+        has_room = backlog <= budgets.BACKLOG
+        if has_room and self._count.wait_s(now) <= 0 and self._bytes.wait_s(now) <= 0:
+            self._count.spend(1, now)
+            self._bytes.spend(len(raw), now)
+            return True
+        if _kind_of(raw) in _NEEDED and self._reserve.wait_s(now) <= 0:
+            self._reserve.spend(1, now)
+            return True
+        self.dropped += 1
+        return False
+
+
+_NEEDED = frozenset(
+    {b"error", b"verdict", b"saved", b"ready", b"waiting_for_peers", b"saves_on_sigterm"}
+    | {b"evaluated", b"search_ended", b"setting_read", b"chaos"}
+)
+"""Kinds of reports on which it depends how the run goes on; all others are for people."""
+
+
+def _kind_of(raw: bytes) -> bytes:
+    """Without reading all of it."""
+    words = raw[:200].partition(b'"type"')[2].split(b'"', 2)
+    return words[1] if len(words) == 3 else b""
 
 
 class Task:
@@ -55,6 +95,7 @@ class Task:
         self.unkillable_at: float | None = None
         """When it is to be told of as one that SIGKILL does not end."""
         self.is_unkillable = False
+        self.reports = Reports(time.monotonic())
         self.usage: tuple[int, int] | None = None
         """Wait status and peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
@@ -202,6 +243,6 @@ def _become(
 
 
 def _describe(error: BaseException, argv: list[str], cwd: str) -> str:
-    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    reason = reason_of(error)
     where = cwd if getattr(error, "filename", None) == cwd else argv[0]
     return f"{where}: {reason}"

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tfcluster
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
 
@@ -107,7 +108,7 @@ def _private_temp_folder() -> Path:
         make_private(str(folder))
     except OSError as error:
         raise SurroundingsError(
-            f"no code is put into {folder}: {error.strerror}",
+            f"no code is put into {folder}: {reason_of(error)}",
             cure="make ~/.cache writable, or set XDG_CACHE_HOME",
         ) from error
     return folder / "bundles"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfcluster.agent import foreign_json
 from tfcluster.errors import SurroundingsError
 
 PATIENCE_S = 60.0
@@ -179,7 +179,7 @@ def is_here(environ: Mapping[str, str]) -> bool:
 def _current_context(environ: Mapping[str, str]) -> str:
     folder = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME", "/"), ".docker")
     try:
-        config = json.loads(Path(folder, "config.json").read_text())
+        config = foreign_json.read_object(Path(folder, "config.json"))
         return str(config.get("currentContext", ""))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError):
         return ""

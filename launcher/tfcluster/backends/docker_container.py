@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfcluster.agent import seat
+from tfcluster.agent import foreign_json, seat
 from tfcluster.backends import relayed
 from tfcluster.backends.docker_client import ask, endpoint
 from tfcluster.backends.docker_leftovers import labels
@@ -75,7 +74,7 @@ class RunningContainer:
             if not found.is_good:
                 gone = f"its container {self.name} has been removed"
                 return gone if "No such" in found.said else f"docker says: {found.said}"
-            state = json.loads(found.out)
+            state = foreign_json.parse_object(found.out)
             if not state.get("Running"):
                 return tell(self.name, state, await self._last_line())
             if state.get("Paused"):
@@ -106,7 +105,8 @@ class RunningContainer:
     async def _is_cut_off(self) -> bool:
         networks = "{{json .NetworkSettings.Networks}}"
         found = await ask("inspect", "--format", networks, self.name, patience_s=_TELL_S)
-        return found.is_good and self.network not in (json.loads(found.out) or {})
+        joined = foreign_json.parse(found.out) if found.is_good else None
+        return found.is_good and not (isinstance(joined, dict) and self.network in joined)
 
     async def _last_line(self) -> str:
         found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_TELL_S)

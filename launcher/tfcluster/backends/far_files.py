@@ -3,6 +3,10 @@
 Answers come by `hear`, which is given every message of the node. A connection that breaks takes
 file bytes with it, so whatever is under way is asked for again once it is back, under a new
 number: answers to the old one are of the past. What nobody waits for any more is called off.
+
+Nothing is waited for without end: a node that answers nothing about any file for `silence_s`, while
+it is connected, is told as one whose files stand still (a dead file server, a stopped process). It
+says that it is alive every two seconds while it works on something that takes long.
 """
 
 from __future__ import annotations
@@ -11,17 +15,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.backends.sent import (
+from tfcluster.agent import budgets
+from tfcluster.backends.answers import (
+    Answers,
+    Asked,
     FarFilesError,
+    FilesStalledError,
     ReconnectedError,
-    SendFile,
-    Sending,
-    Sent,
-    announced,
 )
+from tfcluster.backends.sent import SendFile, Sending, Sent, announced
 
 __all__ = ["KINDS", "FarFileChangedError", "FarFiles", "FarFilesError", "Sent"]
 
@@ -30,56 +34,72 @@ Take = Callable[[bytes], Awaitable[None]]
 
 KINDS = frozenset(
     {"wants", "took", "received", "receive_failed", "scanned", "read_end", "file", "looked"}
-    | {"files_lost"}
+    | {"files_lost", "moving"}
 )
 """Types of the messages that are for `FarFiles.hear`."""
 _TELL_BYTES = 2 << 20
 """After so many the node hears that they are written, and may send as many more."""
+SILENCE_S = 60.0
+"""How long a node that is connected may answer nothing about files."""
+_TRY_AGAIN_S = 5.0
+"""The same once it was silent for so long: the next question finds out soon."""
 
 
 class FarFileChangedError(Exception):
     """The file was rewritten, cut or deleted while it was read."""
 
 
-class Answers(asyncio.Queue[Mapping[str, Any]]):
-    """In their order."""
-
-    @property
-    def next_is_file(self) -> bool:
-        """Whether the next has come, and is a slice of a file."""
-        coming = self._queue  # type: ignore[attr-defined]
-        return bool(coming) and coming[0]["type"] == "file"
-
-
-@dataclass(slots=True)
-class _Asked:
-    """One question to the node, and what it answers."""
-
-    number: int
-    answers: Answers = field(default_factory=lambda: Answers())
-    is_answered: bool = False
-
-
 class FarFiles:
     """Of one node; every method may be used by several tasks at once."""
 
-    def __init__(self, send: Send, send_file: SendFile) -> None:
+    def __init__(
+        self, send: Send, send_file: SendFile, *, node: str = "", silence_s: float = SILENCE_S
+    ) -> None:
+        """`node`: its name, for words."""
         self._send, self._send_file = send, send_file
         self._last = self._hurries = 0
-        self._waiting: dict[int, _Asked] = {}
-        self.is_lost = False
-        """No answer will come any more."""
+        self._waiting: dict[int, Asked] = {}
+        self._node, self._silence_s = node, silence_s
+        self.is_lost, self._lost = False, ""
+        """No answer will come any more, and why."""
+        self.is_connected = True
+        self.heard = 0
+        """How many answers of any kind have come."""
+        self._stalled_at: int | None = None
+        """How many had come when it was last found silent."""
 
     def hear(self, message: Mapping[str, Any]) -> None:
-        """A message of one of `KINDS`."""
+        """A message of one of `KINDS`. Raises ProtocolError where the node sends more than it
+        was asked for: it would fill our memory."""
+        self.heard += 1
         if message["type"] == "files_lost":
             self._tell_all(message)
             return
         number = message.get("id")
         if message["type"] == "file":
             number = int(message["name"]) if message["name"].isdecimal() else None
-        if isinstance(number, int) and number in self._waiting:
-            self._waiting[number].answers.put_nowait(message)
+        asked = self._waiting.get(number) if isinstance(number, int) else None
+        if asked is not None and message["type"] != "moving":
+            asked.put(message)
+
+    @property
+    def patience_s(self) -> float:
+        """How long it may be silent from now on."""
+        is_stalled = self._stalled_at == self.heard
+        return min(_TRY_AGAIN_S, self._silence_s) if is_stalled else self._silence_s
+
+    def stalled(self) -> FilesStalledError:
+        """It has been silent for longer than that."""
+        self._stalled_at = self.heard
+        return FilesStalledError(
+            f"{self._node or 'the node'} has answered nothing about its files for"
+            f" {self._silence_s:.0f} s: its disk or a file server stands still, or its process"
+            " for files was stopped"
+        )
+
+    def disconnected(self) -> None:
+        """No answer can come until it is `reconnected`."""
+        self.is_connected = False
 
     def hurry(self) -> None:
         """No task trains there any more: what is being read comes as fast as it can."""
@@ -88,28 +108,35 @@ class FarFiles:
 
     def reconnected(self) -> None:
         """The connection is a new one."""
+        self.is_connected = True
         self._tell_all({"type": "reconnected"})
 
-    def lost(self) -> None:
+    def lost(self, why: str = "") -> None:
         """There will be no answer any more."""
-        self.is_lost = True
-        self._tell_all({"type": "lost"})
+        self.is_lost, self._lost = True, f"the node was lost{why and f': {why}'}"
+        self._tell_all({"type": "lost", "error": self._lost})
 
     def _tell_all(self, message: Mapping[str, Any]) -> None:
         for asked in self._waiting.values():
             asked.answers.put_nowait(message)
 
-    async def scan(self, folder: str) -> list[tuple[str, int, int]]:
+    async def scan(
+        self, folder: str, *, most: int = budgets.LISTED_AT_MOST
+    ) -> list[tuple[str, int, int]]:
         """(path, size, mtime in ns) of all below `folder`; empty where it is not there.
 
-        Raises FarFilesError."""
+        Raises FarFilesError, also where there are more than `most`."""
         found: list[tuple[str, int, int]] = []
         async with self._asking() as asked:
-            await self._send({"type": "scan", "id": asked.number, "folder": folder})
+            order = {"type": "scan", "id": asked.number, "folder": folder, "most": most}
+            await self._send(order)
             while not asked.is_answered:
                 answer = await _next(asked, "scanned")
                 if answer.get("error"):
                     raise FarFilesError(f"{folder}: {answer['error']}")
+                if answer.get("left_off"):
+                    asked.is_answered = True
+                    raise FarFilesError(budgets.too_many_files(folder, most))
                 found += (
                     (str(path), int(size), int(when)) for path, size, when in answer["entries"]
                 )
@@ -202,11 +229,11 @@ class FarFiles:
                     return sent
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[_Asked]:
+    async def _asking(self) -> AsyncIterator[Asked]:
         if self.is_lost:
-            raise FarFilesError("the node was lost")
+            raise FarFilesError(self._lost)
         self._last += 1
-        asked = self._waiting[self._last] = _Asked(self._last)
+        asked = self._waiting[self._last] = Asked(self._last, Answers(self))
         try:
             yield asked
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -221,7 +248,7 @@ class FarFiles:
 class _Reading:
     """One file on its way home over one connection."""
 
-    def __init__(self, asked: _Asked, at: int, order: Mapping[str, Any], send: Send) -> None:
+    def __init__(self, asked: Asked, at: int, order: Mapping[str, Any], send: Send) -> None:
         self._asked, self._order, self._send = asked, order, send
         self.at = self._told = at
 
@@ -252,8 +279,8 @@ class _Reading:
     def _with_more(self, data: bytes) -> bytes:
         """And what has come meanwhile: a slice costs more than its bytes."""
         slices = [data]
-        while self._asked.answers.next_is_file:
-            slices.append(self._new_of(self._asked.answers.get_nowait()))
+        while (more := self._asked.answers.next_slice()) is not None:
+            slices.append(self._new_of(more))
         return b"".join(slices)
 
     async def _take(self, data: bytes, take: Take) -> None:
@@ -263,12 +290,10 @@ class _Reading:
             await self._send({"type": "got", "id": self._asked.number, "at": self.at})
 
 
-async def _next(asked: _Asked, *kinds: str) -> Mapping[str, Any]:
+async def _next(asked: Asked, *kinds: str) -> Mapping[str, Any]:
     while True:
-        answer = await asked.answers.get()
-        if answer["type"] == "lost":
-            raise FarFilesError("the node was lost")
-        if answer["type"] == "files_lost":
+        answer = await asked.answers.next()
+        if answer["type"] in ("lost", "files_lost"):
             raise FarFilesError(str(answer["error"]))
         if answer["type"] in kinds:
             return answer

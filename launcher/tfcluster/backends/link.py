@@ -22,7 +22,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from tfcluster.agent import protocol
+from tfcluster.agent import budgets, protocol
 from tfcluster.backends import far_files, vetting
 from tfcluster.backends.far_files import FarFiles
 from tfcluster.backends.greeting import Frame, Refused, welcome
@@ -81,7 +81,9 @@ class AgentLink:
         self.welcome: dict[str, Any] = {}
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
-        self.files = FarFiles(self.send, self.send_file)
+        silence_s = min(far_files.SILENCE_S, lease_s or far_files.SILENCE_S)
+        node = str(hello.get("node", ""))
+        self.files = FarFiles(self.send, self.send_file, node=node, silence_s=silence_s)
         """Of a node that shares no file system with us."""
 
     async def open(self) -> None:
@@ -168,7 +170,7 @@ class AgentLink:
                 hello = {"type": "hello", "protocol": protocol.VERSION, "n": 0, **self._hello}
                 hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
                 writer.write(protocol.control_frame(hello))
-                decoder = protocol.Decoder(after_magic=True)
+                decoder = protocol.Decoder(after_magic=True, most_control=budgets.MESSAGE_BYTES)
                 first, rest = await welcome(reader, decoder)
         except BaseException:
             writer.close()
@@ -184,6 +186,7 @@ class AgentLink:
         try:
             while True:
                 await self._read_until_lost(*greeted)
+                self.files.disconnected()
                 await self._hang_up()
                 again = None if self._fault else await self._come_back()
                 if again is None:
@@ -193,7 +196,7 @@ class AgentLink:
                 self._put({"type": "link_back", **self._pids()})
                 self.files.reconnected()
         finally:
-            self.files.lost()
+            self.files.lost(f"it sent {self._fault}" if self._fault else "")
             self._messages.put_nowait(None)
 
     async def _read_until_lost(
@@ -219,6 +222,8 @@ class AgentLink:
         if kind == protocol.CONTROL:
             message = protocol.read_control(payload)
             vetting.check(message)
+            if message["type"] == "welcome":
+                raise protocol.ProtocolError("a second welcome")
             self._take(message)
             return True
         if kind == protocol.ACK:

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from tfcluster.agent import protocol
+from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.descriptors import raise_limit
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.main import READY, REFUSED
 from tfcluster.agent.processes import IS_LINUX, kill_below, signal_group, start_time
 from tfcluster.backends import warm
@@ -69,7 +70,7 @@ class LocalBackend:
         except BaseException as error:
             await process.end(keeps_folders=False)
             if isinstance(error, OSError | TimeoutError | protocol.ProtocolError | Refused):
-                message = f"the agent of {node.name} does not answer: {error}"
+                message = f"the agent of {node.name} does not answer: {words_of(error)}"
                 raise NodeLostError(message) from error
             raise
         process.note_agent(link.welcome)
@@ -120,7 +121,7 @@ class LocalBackend:
 def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
     """Why an agent that answered something else than `READY` did not start."""
     if answer.startswith(REFUSED):
-        refusal = json.loads(answer.removeprefix(REFUSED))
+        refusal = foreign_json.parse_object(answer.removeprefix(REFUSED))
         return SurroundingsError(refusal["message"], cure=refusal["cure"])
     return NodeLostError(f"the agent did not start: {last_words or 'it said nothing'}")
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfcluster.agent import bootstrap, protocol, relay
+from tfcluster.agent import bootstrap, foreign_json, protocol, relay
+from tfcluster.agent.error_words import words_of
 from tfcluster.backends import bundle, handshake, vetting
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.keeper import Keeper
@@ -235,14 +235,14 @@ async def end_run(
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
             async with asyncio.timeout(_END_RUN_S):
-                found = json.loads(await reader.readline())
+                found = foreign_json.parse_object(await reader.readline())
         vetting.check_ended(found)
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        why = str(error) if isinstance(error, Unreached) else await transport.explain(error)
+        why = words_of(error) if isinstance(error, Unreached) else await transport.explain(error)
         raise Unreached(why) from error
     finally:
         await transport.hang_up()
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _bootstrap() -> str:
@@ -280,7 +280,7 @@ async def connect(
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        why = str(error) if isinstance(error, Unreached) else await transport.explain(error)
+        why = words_of(error) if isinstance(error, Unreached) else await transport.explain(error)
         raise NodeLostError(f"{node} cannot be reached: {why}") from error
     except BaseException:  # called off: Ctrl-C
         await transport.hang_up()

@@ -10,23 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfcluster.backends.answers import Answers, FarFilesError, ReconnectedError
+
 SendFile = Callable[[str, int, bytes], Awaitable[None]]
 
 _SLICE = 256 << 10
 """Orders wait no longer than one of these takes to be sent."""
+_ASKED_AGAIN = 10
+"""Times a node may ask for each file: one that its cache has lost meanwhile it asks for again."""
 _WINDOW = 4 << 20
 """Bytes under way at most: more would pile up where a node's disk is slower than the line."""
 _PAGE_BYTES = 1 << 20
 _ENTRY_BYTES = 320
 """Of an entry without its path, which JSON may blow up sixfold."""
-
-
-class FarFilesError(OSError):
-    """The node could not do it; the text says why."""
-
-
-class ReconnectedError(Exception):
-    """What was under way is to be asked for again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +88,7 @@ class Sending:
         self,
         into: str,
         sources: Mapping[str, tuple[Path, int]],
-        answers: asyncio.Queue[Mapping[str, Any]],
+        answers: Answers,
         send_file: SendFile,
     ) -> None:
         self._into, self._sources = into, sources
@@ -100,7 +96,7 @@ class Sending:
         self._pending: deque[str] = deque()
         self._took: dict[str, int] = {}
         self._is_received = False
-        self.sent = 0
+        self._wanted = self.sent = 0
 
     async def run(self) -> None:
         """Until all is there. Raises FarFilesError, ReconnectedError, OSError."""
@@ -108,13 +104,16 @@ class Sending:
             if self._pending:
                 await self._send(self._pending.popleft())
             else:
-                self._hear(await self._answers.get())
+                self._hear(await self._answers.next())
 
     def _hear(self, answer: Mapping[str, Any]) -> None:
         match answer["type"]:
             case "wants":
+                self._wanted += len(answer["digests"])
                 if not self._sources.keys() >= set(answer["digests"]):
                     raise FarFilesError(f"{self._into}: it wants what it was not offered")
+                if self._wanted > _ASKED_AGAIN * len(self._sources):
+                    raise FarFilesError(f"{self._into}: it wants the same files again and again")
                 self._pending.extend(answer["digests"])
             case "took":
                 self._took[answer["digest"]] = answer["at"]
@@ -124,10 +123,8 @@ class Sending:
                 raise FarFilesError(f"{self._into}: {answer['error']}")
             case "reconnected":
                 raise ReconnectedError
-            case "files_lost":
+            case "files_lost" | "lost":
                 raise FarFilesError(str(answer["error"]))
-            case "lost":
-                raise FarFilesError("the node was lost")
 
     async def _send(self, digest: str) -> None:
         """Raises FarFilesError for a file that is shorter than it was when it was announced."""
@@ -137,7 +134,7 @@ class Sending:
         with source.open("rb") as reader:
             while at < size or size == 0:
                 while at >= self._took[digest] + _WINDOW or not self._answers.empty():
-                    self._hear(await self._answers.get())
+                    self._hear(await self._answers.next())
                 data = await asyncio.to_thread(reader.read, min(_SLICE, size - at))
                 if not data and size:
                     raise FarFilesError(f"{source} was cut while it was sent")

@@ -1,7 +1,7 @@
 """The one place where a message of an agent is looked at before anyone relies on what is in it.
 
 A node can be broken, or somebody else's: what it says may end that node, never the coordinator.
-Kinds and fields that are not listed pass unseen, as whoever reads them will pass over them.
+Kinds that are not listed are left out (`is_known`), and fields that are not listed are ignored.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from tfcluster.agent import budgets
 from tfcluster.agent.protocol import ProtocolError
 
 Check = Callable[[object], bool]
@@ -21,7 +22,7 @@ _PROCESSES = ("pid", "started", "guard_pid", "guard_started")
 
 
 def _is_text(value: object) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and len(value) <= budgets.MESSAGE_TEXT
 
 
 def _is_whole(value: object) -> bool:
@@ -47,7 +48,9 @@ def _or_none(check: Check) -> Check:
 
 
 def _all(check: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(check, value))
+    """Of a list."""
+    most = budgets.MESSAGE_LIST
+    return lambda value: isinstance(value, list) and len(value) <= most and all(map(check, value))
 
 
 def _are_ports(value: object) -> bool:
@@ -130,6 +133,7 @@ _SHAPES: Mapping[str, Mapping[str, Check]] = {
     "task_started": {**_OF_TASK, "pid": _is_whole},
     "start_failed": {**_OF_TASK, "error": _is_text},
     "task_event": {**_OF_TASK, "event": _is_object},
+    "reports_dropped": {**_OF_TASK, "count": _is_whole},
     "task_stopped": {**_OF_TASK, "signal": _is_whole},
     "task_continued": _OF_TASK,
     "task_exited": {
@@ -148,10 +152,18 @@ _SHAPES: Mapping[str, Mapping[str, Check]] = {
     "scanned": {"id": _is_whole, "entries": _all(_is_entry)},
     "read_end": {"id": _is_whole},
     "files_lost": {"error": _is_text},
+    "moving": {"id": _is_whole},
     "looked": {"id": _is_whole, "folder": _or_none(_is_text)},
+    "guard_lost": {},
+    "bye": {},
 }
 _OURS = frozenset({"link_cut", "link_back"})
 """What a link tells itself, and no agent."""
+
+
+def is_known(message: Mapping[str, Any]) -> bool:
+    """Whether a message that was checked is of a kind that we know; others say nothing to us."""
+    return message["type"] in _SHAPES or message["type"] in _OURS
 
 
 def check(message: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.agent.connection import is_own_user, process_of
 from tfcluster.agent.main import READY
 from tfcluster.agent.preloader import NUMBER
@@ -85,7 +86,9 @@ def end(runtime_dir: Path) -> list[int]:
 
 def _told(answer: bytes) -> Resting | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        return Resting(**json.loads(answer))
+        told = foreign_json.parse_object(answer)
+        pid, guard, seconds = int(told["pid"]), int(told["guard"]), float(told["seconds"])
+        return Resting(pid, guard, seconds, str(told["about"]))
     return None
 
 

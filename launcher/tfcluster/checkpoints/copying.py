@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.checkpoints.completeness import Entry
 
 CHUNK = 4 * 1024 * 1024
@@ -41,7 +43,7 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise SourceChangedError(f"{expected.path}: {error.strerror}") from error
+        raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
     with open(descriptor, "rb") as reader, target.open("wb") as writer:
         digest = hashlib.sha512()
         while chunk := _read(reader.read, expected, stopped):
@@ -81,6 +83,17 @@ def sha512(path: Path, *, stopped: Stopped = never) -> str:
     return digest.hexdigest()
 
 
+def partial_bytes(root: Path) -> int:
+    """Bytes of all that is being copied into `root` now."""
+    total = 0
+    for folder in root.glob(f"{PARTIAL}*"):
+        for inside, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(OSError):  # it was renamed into its place
+                    total += os.lstat(os.path.join(inside, name)).st_size
+    return total
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames inside `folder` survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -107,7 +120,7 @@ def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> by
     try:
         return read(CHUNK)
     except OSError as error:
-        raise SourceChangedError(f"{expected.path}: {error.strerror}") from error
+        raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
 
 
 def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zipfile
 from pathlib import Path
+
+from tfcluster.agent import foreign_json
 
 _TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 """Ends every ``.index``: TensorFlow writes it as a LevelDB table (tsl/lib/io/format.h)."""
@@ -57,7 +58,7 @@ def _fault_in_hdf5(path: Path) -> str:
 
 def _fault_in_json(path: Path) -> str:
     try:
-        json.loads(path.read_bytes())
+        foreign_json.parse(path.read_bytes())
     except ValueError:
         return "it is no whole JSON"
     return ""

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from posixpath import dirname
 
+from tfcluster.agent import budgets
+from tfcluster.agent.error_words import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
+from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
 from tfcluster.checkpoints.following import Follower, Follows
 from tfcluster.checkpoints.source import Source, source_of
 from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
@@ -59,9 +61,14 @@ class Gatherer:
         self._told: dict[str, Told] = {}
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
+        self._said: set[str] = set()
         self._backups: set[str] = set()
         self._cancelled = threading.Event()
+        self._done_bytes = self._all_bytes = 0
+        self.beats = 0
+        """Grows while a look moves, with each piece of a file."""
         self._looking = threading.Lock()
+        self._telling = threading.Lock()
 
     def look(self) -> list[Gathered]:
         """Gather what is complete and was unchanged since the last look; oldest first. What was
@@ -69,8 +76,8 @@ class Gatherer:
 
         Raises OSError and CancelledError where the directory itself cannot be looked into."""
         with self._looking:
-            told = dict(self._told)
-            now, seen = self._clock(), self._source.scan(stopped=self._cancelled.is_set)
+            told = self._copy_of_told()
+            now, seen = self._clock(), self._source.scan(stopped=self._is_cancelled)
             before, self._before = self._before, self._before or (now, seen)
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
@@ -82,8 +89,9 @@ class Gatherer:
         self._cancelled.clear()
         with self._looking:  # waiting for it may be cancelled, too
             self._failed.clear()
-            told = dict(self._told)
-            seen = self._source.scan(stopped=self._cancelled.is_set)
+            self._said.clear()  # what is said now is what lacks in the end
+            told = self._copy_of_told()
+            seen = self._source.scan(stopped=self._is_cancelled)
             gathered = self._gather(seen, find(seen, None), told)
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
@@ -98,7 +106,18 @@ class Gatherer:
             relative = Path(path)
             if relative.is_absolute() and relative.is_relative_to(self._source.folder):
                 relative = relative.relative_to(self._source.folder)
-            self._told[relative.as_posix()] = Told(step, at_ns)
+            with self._telling:  # a look copies it
+                self._told[relative.as_posix()] = Told(step, at_ns)
+                if len(self._told) > budgets.TOLD_CHECKPOINTS:
+                    del self._told[next(iter(self._told))]
+
+    def _is_cancelled(self) -> bool:
+        self.beats += 1
+        return self._cancelled.is_set()
+
+    def _copy_of_told(self) -> dict[str, Told]:
+        with self._telling:
+            return dict(self._told)
 
     def cancel(self) -> None:
         """Make the look that is under way, and later ones, return soon with nothing half-copied.
@@ -107,8 +126,13 @@ class Gatherer:
         """
         self._cancelled.set()
 
+    def progress(self) -> tuple[int, int]:
+        """How many bytes the look that is under way has copied, and of how many; for any thread."""
+        done, of = self._done_bytes, self._all_bytes
+        return min(of, done + partial_bytes(self.store.root)), of
+
     def take_notes(self) -> list[str]:
-        """What the user should know, each said once."""
+        """What the user should know, each said once, and again by a final look."""
         notes, self._notes = self._notes, []
         return notes
 
@@ -117,12 +141,14 @@ class Gatherer:
     ) -> list[Gathered]:
         """`told`: what was told before the look at what was `seen`, so of nothing newer."""
         self._drop_finished_backups(seen)
-        gathered = self._correct_steps(seen, told)
-        for checkpoint in self._worth_copying(found):
+        gathered, worth = self._correct_steps(seen, told), self._worth_copying(found)
+        self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
+        for checkpoint in worth:
             if self._cancelled.is_set():
                 break
             if one := self._try(checkpoint, told.get(checkpoint.path)):
                 gathered.append(one)
+            self._done_bytes += checkpoint.bytes
         self._remember_backups(seen)
         for follower in self._followers:
             self._bring_up_to_date(follower)
@@ -140,7 +166,22 @@ class Gatherer:
             worth += members[: 1 if members[0].kind is Kind.BACKUP else self.store.keep]
         new = [one for one in worth if one in found and not self.store.has(one)]
         new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
-        return sorted(new, key=lambda one: one.saved_ns, reverse=True)
+        new.sort(key=lambda one: one.saved_ns, reverse=True)
+        return self._with_room(new)
+
+    def _with_room(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Without those of further names once the store is full: a job that gives each save a
+        name of its own would fill the disk."""
+        held = {one.checkpoint.series for one in self.store.held}
+        room = max(0, budgets.CHECKPOINTS - len(self.store.held))
+        further = [one for one in new if one.series not in held]
+        if len(further) > room:
+            self._note(
+                f"{self._source.folder} holds checkpoints of more than {budgets.CHECKPOINTS} names:"
+                " of further names none is gathered"
+            )
+        left_out = {*further[room:]}
+        return [one for one in new if one not in left_out]
 
     def _correct_steps(self, seen: Sequence[Entry], told: Mapping[str, Told]) -> list[Gathered]:
         """A task tells of a checkpoint when it is whole: it may be at home by then."""
@@ -157,9 +198,7 @@ class Gatherer:
     def _try(self, checkpoint: Checkpoint, told: Told | None) -> Gathered | None:
         step = checkpoint.step if told is None else told.step
         try:
-            return self.store.add(
-                checkpoint, self._source, step=step, stopped=self._cancelled.is_set
-            )
+            return self.store.add(checkpoint, self._source, step=step, stopped=self._is_cancelled)
         except NotWholeError:
             self._failed[checkpoint] = float("inf")
         except SourceChangedError:
@@ -168,7 +207,7 @@ class Gatherer:
             pass
         except OSError as error:
             self._failed[checkpoint] = self._clock() + RETRY_S
-            self._note(f"{checkpoint.path} was not gathered: {error.strerror or error}")
+            self._note(f"{checkpoint.path} was not gathered: {reason_of(error)}")
         return None
 
     def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
@@ -186,14 +225,15 @@ class Gatherer:
 
     def _bring_up_to_date(self, follower: Follows) -> None:
         try:
-            follower.follow(self.store.held, stopped=self._cancelled.is_set)
+            follower.follow(self.store.held, stopped=self._is_cancelled)
         except (SourceChangedError, CancelledError):
             pass
         except OSError as error:
-            self._note(f"{follower.directory} does not follow: {error.strerror or error}")
+            self._note(f"{follower.directory} does not follow: {reason_of(error)}")
 
     def _note(self, text: str) -> None:
-        if text not in self._notes:
+        if text not in self._said:
+            self._said.add(text)
             self._notes.append(text)
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tfcluster.agent import budgets
 from tfcluster.agent.outgoing import walk
 from tfcluster.checkpoints.completeness import Entry
 
 
-def scan(directory: Path) -> tuple[Entry, ...]:
+def scan(directory: Path, *, most: int | None = None) -> tuple[Entry, ...]:
     """Every file and folder below `directory`; links are never followed, so never listed.
 
     What vanishes while being looked at is left out; a directory that is not there is empty. The
-    agents of other machines list theirs in the same way.
+    agents of other machines list theirs in the same way. Raises OSError, also where there are more
+    than `most`.
     """
-    return tuple(Entry(*found) for found in walk(str(directory), ""))
+    found = []
+    for number, (path, size, mtime_ns) in enumerate(walk(str(directory), ""), 1):
+        if most is not None and number > most:
+            raise OSError(budgets.too_many_files(str(directory), most))
+        found.append(Entry(path, size, mtime_ns))
+    return tuple(found)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
     SourceChangedError,
@@ -149,7 +150,7 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
         entry = Entry(path, found.st_size, found.st_mtime_ns)
         replace_verified(source, target, entry, stopped=stopped)
     except (SourceChangedError, FileNotFoundError) as error:
-        notes.append(f"checkpoints.outputs: {path} was not copied: {error}")
+        notes.append(f"checkpoints.outputs: {path} was not copied: {words_of(error)}")
         return False
     return True
 

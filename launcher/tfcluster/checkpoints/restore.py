@@ -9,13 +9,15 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from posixpath import basename
 
 from tfcluster.checkpoints import proto
-from tfcluster.checkpoints.completeness import Entry, Kind, Newest
+from tfcluster.checkpoints.completeness import Entry, Kind, Newest, find
 from tfcluster.checkpoints.copying import Stopped, copy_verified, never, sync_folder
+from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.store import Gathered
 
 _INCOMING = ".incoming-"
@@ -113,3 +115,24 @@ def _swap(new: Path, target: Path) -> Path | None:
     new.chmod(0o755)
     new.rename(target)
     return aside
+
+
+def newest_in(shared: str | None, told: Mapping[str, int]) -> Newest:
+    """The newest whole checkpoint in storage that all tasks share.
+
+    What the chief told of a path (`told`, oldest first) counts more than its name, and is all
+    there is where the storage is no mount. Raises OSError.
+    """
+    if shared is None or not Path(shared).is_dir():
+        return newest_told(told)
+    found = find(scan(Path(shared)), None)
+    newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
+    if newest is None:
+        return Newest()
+    return Newest(told.get(str(Path(shared) / newest.path), newest.step), newest.name)
+
+
+def newest_told(told: Mapping[str, int]) -> Newest:
+    """The last one that the chief told of."""
+    path, step = [*told.items()][-1] if told else ("", None)
+    return Newest(step, basename(path) or None)

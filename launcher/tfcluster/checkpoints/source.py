@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Protocol
 
+from tfcluster.agent import budgets
+from tfcluster.agent.error_words import reason_of
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped, copy_verified, never
 from tfcluster.checkpoints.listing import scan
@@ -41,7 +43,7 @@ class HereSource:
     folder: Path
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        return scan(self.folder)
+        return scan(self.folder, most=budgets.LISTED_CHECKPOINTS)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
         return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)
@@ -51,7 +53,7 @@ class HereSource:
             try:
                 found = (self.folder / entry.path).lstat()
             except OSError as error:
-                raise SourceChangedError(f"{entry.path}: {error.strerror}") from error
+                raise SourceChangedError(f"{entry.path}: {reason_of(error)}") from error
             if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from posixpath import basename
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.checkpoints import formats, proto
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import (
@@ -293,12 +294,14 @@ def _write_note(gathered: Gathered) -> None:
 def _read_note(note: Path) -> Gathered | None:
     """None for a folder that is not ours, or that somebody has taken files from."""
     try:
-        data = json.loads(note.read_text(encoding="utf-8"))
+        data = foreign_json.read_object(note)
         files, companions = _entries(data["files"]), _entries(data["companions"])
         folder, kind = note.parent, Kind(data["kind"])
         checkpoint = Checkpoint(kind, data["path"], files, companions)
         digests = tuple(str(f["sha512"]) for f in data["files"])
         size, step = checkpoint.bytes, data["step"]
+        if not (isinstance(checkpoint.path, str) and isinstance(step, int | None)):
+            return None
         gathered = Gathered(folder, step, kind, size, checkpoint, folder, digests)
         whole = all(
             gathered.file(entry).stat().st_size == entry.size for entry in checkpoint.all_files
@@ -309,7 +312,12 @@ def _read_note(note: Path) -> Gathered | None:
 
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    return tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
+    """Raises ValueError, KeyError, TypeError for what are none."""
+    found = tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
+    for one in found:
+        if [type(one.path), type(one.size), type(one.mtime_ns)] != [str, int, int]:
+            raise ValueError(f"{one} is no file")
+    return found
 
 
 def _remove(leftover: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Gathered, open_for_reading
@@ -59,7 +60,7 @@ def _copy(gathered: Gathered, target: Path) -> None:
     try:
         fill(target, [gathered])
     except OSError as error:
-        raise UsageError(f"cannot copy to {target}: {error.strerror}") from error
+        raise UsageError(f"cannot copy to {target}: {reason_of(error)}") from error
 
 
 def _facts(gathered: Gathered) -> dict[str, object]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import click
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.backends import warm as warm_agents
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError, SurroundingsError, UnknownRunError, UsageError
@@ -136,7 +137,8 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
                 ) from error
             if time.monotonic() > until:
                 raise NodeLostError(
-                    f"the coordinator of {state.run} (pid {state.pid}) does not answer: {error}",
+                    f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
+                    f" {words_of(error)}",
                     cure=f"kill it: kill {state.pid}; its agent then ends the tasks",
                 ) from error
         time.sleep(0.05)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.spec import published, templates
@@ -62,7 +63,7 @@ def write(path: Path, template: Template, *, force: bool) -> None:
         cure = "name another FILE, or overwrite it with --force"
         raise UsageError(f"{path} exists already", cure=cure) from None
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = reason_of(error)
         raise UsageError(f"cannot write {error.filename or path}: {reason}") from None
 
 

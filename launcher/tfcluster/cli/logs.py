@@ -73,7 +73,7 @@ def command(
     else:
         merged = MergedLogs(paths, wanted, dress_for(terminal, terminal.stdout, collapse))
         for block in merged.drain():
-            if not terminal.out_bytes(block):
+            if not terminal.out_lines(block):
                 break
 
 
@@ -95,7 +95,7 @@ def _emit_block(block: bytes, terminal: Terminal) -> None:
     for line in block.decode(errors="replace").split("\n")[:-1]:
         task, _, text = line.partition(SEPARATOR)
         records.append(json.dumps({"task": task, "line": text}) + "\n")
-    terminal.out_bytes("".join(records).encode())
+    terminal.out("".join(records))
 
 
 def _labels(paths: RunPaths, wanted: tuple[str, ...]) -> tuple[str, ...]:

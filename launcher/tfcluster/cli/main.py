@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import click
 from tfcluster import __version__
 from tfcluster.agent.descriptors import raise_limit
 from tfcluster.errors import SurroundingsError, TfclusterError
+from tfcluster.ui.terminal import Terminal
 
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
@@ -95,7 +97,9 @@ def main() -> None:
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        Terminal().say(shown.getvalue())
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
@@ -103,15 +107,15 @@ def main() -> None:
         code = _leave_quietly()
     except TfclusterError as error:
         if debug:
-            traceback.print_exc()
-        click.echo(f"tfcluster: {error}", err=True)
+            Terminal().say(traceback.format_exc())
+        Terminal().say(f"tfcluster: {error}")
         code = error.exit_code
     except Exception as fault:
         if isinstance(fault, FileNotFoundError) and not _has_folder():
-            click.echo("tfcluster: the current folder was deleted\n  → cd to another one", err=True)
+            Terminal().say("tfcluster: the current folder was deleted\n  → cd to another one")
             sys.exit(SurroundingsError.exit_code)
-        traceback.print_exc()
-        click.echo("tfcluster: this is a fault in tfcluster, please report it", err=True)
+        Terminal().say(traceback.format_exc())
+        Terminal().say("tfcluster: this is a fault in tfcluster, please report it")
         code = TfclusterError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -50,14 +50,20 @@ def command(
 
 
 def _choose(keep: int, age_s: float) -> list[RunPaths]:
-    """Runs that are over, older than `age_s` seconds, and not among the `keep` newest."""
-    over = [run for run in registry.runs() if run[1].status.is_final]
-    before = time.time() - age_s
-    return [
-        paths
-        for paths, state in over[: max(0, len(over) - keep)]
-        if (state.ended_at or state.started_at) <= before
-    ]
+    """Runs that are over or damaged, older than `age_s` seconds, not among the `keep` newest."""
+    survey, before = registry.survey(), time.time() - age_s
+    over = [(s.started_at, s.ended_at, paths) for paths, s in survey.runs if s.status.is_final]
+    over += [(one.changed_at, None, one.paths) for one in survey.damaged if _is_dead(one.paths)]
+    over.sort(key=lambda run: run[0])
+    chosen = over[: max(0, len(over) - keep)]
+    return [paths for began, ended, paths in chosen if (ended or began) <= before]
+
+
+def _is_dead(damaged: RunPaths) -> bool:
+    """Whether neither a coordinator nor a task of a run without a readable state lives."""
+    from tfcluster.run.lost import find  # psutil: only where it is needed
+
+    return not registry.is_answered(damaged) and not any(find(damaged.run_id))
 
 
 def seconds(text: str) -> float:

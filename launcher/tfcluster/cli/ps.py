@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from socket import gethostname
+from typing import Any
 
 import click
 
@@ -23,11 +24,12 @@ _DOCKER_S = 8.0
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of states.")
 def command(all_runs: bool, as_json: bool) -> None:
     """List live runs, oldest first."""
-    terminal = Terminal()
-    known = [snapshot for _, snapshot in registry.runs()]
+    terminal, survey = Terminal(), registry.survey()
+    known, damaged = [snapshot for _, snapshot in survey.runs], survey.damaged
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
-        terminal.emit_json([run.to_json() for run in shown])
+        rows = [run.to_json() for run in shown]
+        terminal.emit_json(rows + [_damaged_json(one) for one in damaged if all_runs])
     elif shown:
         width = terminal.stdout.width()
         grid = runs_grid(shown, now=time.time(), here=gethostname(), width=width)
@@ -35,6 +37,12 @@ def command(all_runs: bool, as_json: bool) -> None:
     else:
         over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{over}")
+    for one in damaged:
+        name = one.paths.run_id
+        terminal.tell(
+            f"{name} is damaged, {one.paths.state.name} cannot be read: {one.why};"
+            f" `tfcluster rm {name[-4:]}` removes it"
+        )
     for kept in warm.resting(runtime_dir()):
         minutes = kept.seconds / 60
         terminal.tell(
@@ -50,3 +58,7 @@ def command(all_runs: bool, as_json: bool) -> None:
     for left in found.leftovers:
         names = ", ".join(left.names)
         terminal.tell(f"docker still has {names}: `tfcluster down {left.run_id}` removes them")
+
+
+def _damaged_json(error: registry.DamagedRunError) -> dict[str, Any]:
+    return {"run": error.paths.run_id, "status": "damaged", "problem": error.why, "tasks": []}

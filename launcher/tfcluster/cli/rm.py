@@ -21,7 +21,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     terminal = Terminal()
     doomed = {paths.run_id: paths for paths in map(registry.resolve, runs)}
     for paths in doomed.values():
-        if not registry.load(paths).status.is_final:
+        if _is_live(paths):
             raise UsageError(
                 f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
             )
@@ -37,12 +37,30 @@ def remove(paths: RunPaths, terminal: Terminal) -> None:
 
     Raises NodeLostError, and keeps the folder, where something may still live on a host.
     """
-    if registry.is_open(registry.load(paths)):
+    _end_what_is_left(paths, terminal)
+    registry.delete(paths)
+    for sentence in contained.let_go(paths.run_id, patience_s=_DOCKER_S):
+        terminal.tell(sentence)
+
+
+def _is_live(paths: RunPaths) -> bool:
+    try:
+        return not registry.load(paths).status.is_final
+    except registry.DamagedRunError:
+        return registry.is_answered(paths)
+
+
+def _end_what_is_left(paths: RunPaths, terminal: Terminal) -> None:
+    try:
+        is_open = registry.is_open(registry.load(paths))
+    except registry.DamagedRunError:
+        from tfcluster.run.lost import end_processes
+
+        end_processes(paths.run_id)
+        return
+    if is_open:
         from tfcluster.cli.down import end_on_hosts
         from tfcluster.run.lost import clean_up  # psutil: only where it is needed
 
         clean_up(paths)
         end_on_hosts(paths, terminal)
-    registry.delete(paths)
-    for sentence in contained.let_go(paths.run_id, patience_s=_DOCKER_S):
-        terminal.tell(sentence)

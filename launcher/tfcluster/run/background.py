@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from tfcluster.agent import foreign_json
 from tfcluster.run.identity import ProcessIdentity, this_process
 
 Tell = Callable[[Mapping[str, Any]], None]
@@ -34,7 +35,7 @@ class Background:
     def news(self) -> Iterator[dict[str, Any]]:
         """What it tells, until it or its telling ends."""
         for line in self._pipe:
-            yield json.loads(line)
+            yield foreign_json.parse_object(line)
 
     def close(self) -> None:
         self._pipe.close()
@@ -71,7 +72,7 @@ def start(serve: Callable[[Tell], None]) -> Background:
     os.close(writer)
     os.waitpid(first, 0)
     pipe = os.fdopen(reader, "rb")
-    identity = ProcessIdentity(**json.loads(pipe.readline()))
+    identity = ProcessIdentity(**foreign_json.parse_object(pipe.readline()))
     return Background(identity, pipe)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tfcluster.agent import foreign_json
+from tfcluster.agent.error_words import words_of
 from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
 from tfcluster.plan import joined
 from tfcluster.plan.attempt import Attempt, environment, fixed
@@ -78,9 +79,9 @@ def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> B
 
 def _of_run(paths: RunPaths, name: str) -> ByHand:
     try:
-        plan = plan_from_json(json.loads(paths.plan.read_text()))
+        plan = plan_from_json(foreign_json.read_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{paths.plan} cannot be read: {error}") from error
+        raise RunFolderError(f"{paths.plan} cannot be read: {words_of(error)}") from error
     if not plan.by_hand:
         cure = "`tfcluster up --except TASK` leaves one to you"
         raise UsageError(f"{paths.run_id} starts all of its tasks itself", cure=cure)

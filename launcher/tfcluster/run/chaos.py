@@ -104,6 +104,14 @@ def environment(
     return (EnvVar(_SETTINGS, json.dumps(json.loads(settings) | {"chaos": told}), "--chaos"),)
 
 
+def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fault | None:
+    """The fault that task `by` reports as injected; None where it was never told to."""
+    for fault in faults:
+        if (fault.text, str(fault.witness), fault.attempt) == (text, by, attempt):
+            return fault
+    return None
+
+
 def order(faults: Iterable[Fault], text: str) -> tuple[str, dict[str, Any]] | None:
     """The node and the order to send it when a task has reported the fault `text`.
 

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.agent import foreign_json
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
 
@@ -55,7 +57,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
         server = await listen()
     except OSError as error:
         raise SurroundingsError(
-            f"cannot listen on {path}: {error}",
+            f"cannot listen on {path}: {words_of(error)}",
             cure="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
         ) from error
     listening = asyncio.create_task(listen_again())
@@ -92,10 +94,7 @@ def _clear(path: Path) -> None:
 
 def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
     try:
-        request = json.loads(line)
-        if not isinstance(request, dict):
-            raise ValueError("a request is a JSON object")
-        return answer(request)
+        return answer(foreign_json.parse_object(line))
     except ValueError as error:
         return {"ok": False, "error": str(error)}
 
@@ -107,7 +106,4 @@ def ask(path: Path, request: dict[str, Any], *, timeout: float = 10.0) -> dict[s
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as replies:
-            reply = json.loads(replies.readline())
-    if not isinstance(reply, dict):
-        raise ValueError(f"the coordinator answered {reply!r}")
-    return reply
+            return foreign_json.parse_object(replies.readline())

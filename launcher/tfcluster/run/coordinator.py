@@ -16,7 +16,7 @@ from tfcluster.backends.base import Backend
 from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.run import actions as do
-from tfcluster.run import chaos, control, rehearsal
+from tfcluster.run import chaos, control, gathering, rehearsal
 from tfcluster.run import events as ev
 from tfcluster.run.attempts import Attempts
 from tfcluster.run.elsewhere import Elsewhere
@@ -25,6 +25,7 @@ from tfcluster.run.events import Event, Status
 from tfcluster.run.exchange import Exchange, Message
 from tfcluster.run.folders import Folders
 from tfcluster.run.harvest import Harvest
+from tfcluster.run.intake import Intake
 from tfcluster.run.journal import Journal
 from tfcluster.run.loop import Loop, Over
 from tfcluster.run.output import last_line, last_output, last_text
@@ -54,6 +55,7 @@ class Coordinator:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
         self._harvest, self._faults = harvest, wishes.faults
+        self._intake = Intake(journal.state, wishes.faults, self._tell)
         self._exchange = Exchange(backend_of, self.paths, plan.supervision.lease_s, self._tell)
         self._supervisor = Supervisor(
             plan,
@@ -113,6 +115,9 @@ class Coordinator:
             newest = self._harvest.newest
             self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
             self._background = background
+            showing = background.create_task(
+                gathering.show(self._harvest.gathering, self._note_gathering, self._put_event)
+            )
             following: list[asyncio.Task[None]] = []
             error: SurroundingsError | None = None
             try:
@@ -129,10 +134,17 @@ class Coordinator:
                 for task in following:
                     task.cancel()
                 try:
-                    harvested = await self._finish() if self._harvest.needs_agents else None
+                    is_due = self._harvest.needs_agents
+                    harvested = await self._loop.attend(self._finish()) if is_due else None
                 finally:  # no agent stays, nor its tasks, whatever befalls us
                     await self._exchange.close(keeps_folders=self._harvest.lacks_something)
-            return await self._conclude(error, harvested)
+            try:
+                return await self._conclude(error, harvested)
+            finally:
+                showing.cancel()
+
+    def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
+        self._exchange.put(lambda: self.journal.note_gathering(facts))
 
     # -- doing ------------------------------------------------------------------------------
 
@@ -220,6 +232,10 @@ class Coordinator:
 
     def _on_message(self, node: str, message: Message) -> None:
         self._exchange.keep(node, message)
+        if message["type"] == "task_event":
+            if (report := self._intake.take(message)) is None:
+                return
+            message = {**message, "event": report}
         event = to_event(node, message)
         if isinstance(event, ev.TaskExited):
             error = self.journal.task(event.task).error
@@ -260,7 +276,7 @@ class Coordinator:
                     self._harvest.chief_left()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
-        fault = str(report.get("fault")) if report.get("type") == "chaos" else ""
+        fault = report["fault"] if report["type"] == "chaos" else ""
         if (ordered := chaos.order(self._faults, fault)) is not None:
             self._exchange.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
@@ -278,7 +294,9 @@ class Coordinator:
         self, error: SurroundingsError | None, harvested: list[Event] | None
     ) -> Outcome:
         self._carry_out()
-        for event in await self._finish() if harvested is None else harvested:
+        if harvested is None:
+            harvested = await self._loop.attend(self._finish())
+        for event in harvested:
             self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.plan.plan import Plan, TaskPlan
 
 LOOK_EVERY_S: Final = 2.0
@@ -60,7 +61,7 @@ async def _dial(task: TaskPlan, port: int) -> str:
     except TimeoutError:
         return f"{where}: no answer; is the machine up, does a firewall stand before it?"
     except (OSError, UnicodeError) as error:
-        return f"{where}: {getattr(error, 'strerror', None) or error}"
+        return f"{where}: {reason_of(error)}"
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()

@@ -189,6 +189,18 @@ class CheckpointGathered(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering(Event):
+    """The run waits for files to be copied; said from time to time."""
+
+    what: str
+    """``checkpoints``, ``outputs``, ``TensorBoard files``, ``results``."""
+    node: str | None = None
+    """Another machine that they come from."""
+    bytes: int | None = None
+    of: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogLost(Event):
     task: str
     attempt: int

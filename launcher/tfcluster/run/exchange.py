@@ -18,6 +18,7 @@ from tfcluster.backends.far_files import FarFiles, FarFilesError
 from tfcluster.backends.link import SILENCE_S, AgentLink
 from tfcluster.plan.plan import NodePlan
 from tfcluster.run import contained
+from tfcluster.run.border import Border
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.reports import STEPS
 from tfcluster.run.sites import LogsOfOthers, Site, site_of
@@ -49,6 +50,7 @@ class Exchange:
         self._code: dict[str, str] = {}
         """Node → where its copy of the code lies, if it needs one."""
         self._links: dict[str, AgentLink] = {}
+        self._borders: dict[str, Border] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: set[str] = set()
         self._warm: set[str] = set()
@@ -71,6 +73,8 @@ class Exchange:
 
     def send(self, node: str, message: dict[str, Any]) -> None:
         """Sent with the next `flush`."""
+        if (border := self._borders.get(node)) is not None:
+            border.note_order(message)
         self._outbox.append((node, message))
 
     async def connect(
@@ -97,19 +101,21 @@ class Exchange:
             is_fenced=self.fenced_until(node.name) <= asyncio.get_running_loop().time(),
         )
         self._note(node, backend, link)
+        clock = asyncio.get_running_loop().time
+        border = self._borders.setdefault(node.name, Border(tasks, clock, by_hand))
         on_message(node.name, {"type": "welcome", **link.welcome})
 
         async def listen() -> None:
             async for message in link:
                 try:
-                    vetting.check_owner(message, tasks, STEPS, by_hand=by_hand)
+                    border.check(message)
                 except ProtocolError as error:
                     await link.refuse(str(error))
                     break
                 if message["type"] == "log":
                     self._logs.take(node.name, message)
-                    continue
-                self.put(partial(on_message, node.name, message))
+                elif vetting.is_known(message):
+                    self.put(partial(on_message, node.name, message))
             if self._links.get(node.name) is link:
                 self.put(lambda: on_closed(node.name, link.why_gone()))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
 
+from tfcluster.agent import budgets
 from tfcluster.backends.far_files import FarFileChangedError, FarFiles, Sent
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
@@ -45,9 +46,11 @@ class FarSource:
     loop: asyncio.AbstractEventLoop
     rate: Callable[[], float | None]
     """Bytes per second at most; None: as fast as it goes."""
+    most: int = budgets.LISTED_CHECKPOINTS
+    """Files and folders that are listed; with more, nothing is."""
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        found = self._wait(self.files().scan(str(self.folder)), stopped)
+        found = self._wait(self.files().scan(str(self.folder), most=self.most), stopped)
         return tuple(Entry(*one) for one in found if _stays_inside(one[0]))
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:

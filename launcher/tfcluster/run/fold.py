@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tfcluster.agent import budgets
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run import rehearsal, trials
@@ -199,7 +200,11 @@ def _task_exited(state: RunSnapshot, event: ev.TaskExited, now: float, paths: Ru
 
 
 def _warned(state: RunSnapshot, event: ev.Warned, now: float, paths: RunPaths) -> None:
-    state.warnings.append(event.message)
+    if event.message in state.warnings or len(state.warnings) > budgets.WARNINGS:
+        return
+    is_full = len(state.warnings) == budgets.WARNINGS
+    more = f"there are more warnings than these: {paths.events} has all of them"
+    state.warnings.append(more if is_full else event.message)
 
 
 def _diagnosis(state: RunSnapshot, event: ev.Diagnosis, now: float, paths: RunPaths) -> None:
@@ -219,7 +224,7 @@ def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: 
 def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: RunPaths) -> None:
     state.status, state.exit_code, state.ended_at = Status(event.status), event.exit_code, now
     state.reason, state.hint = event.reason, event.hint
-    state.waits_for = None
+    state.waits_for = state.gathering = None
     for node in state.nodes:
         _move_node(state, node, event.type)
     for task in state.tasks:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.private import make_private
 from tfcluster.errors import RunFolderError, SurroundingsError
 from tfcluster.run.events import Event, to_line
@@ -43,7 +44,7 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
         if isinstance(error, FileExistsError) and Path(error.filename) == paths.root:
             raise
         raise RunFolderError(
-            f"cannot make the run folder {paths.root}: {error.strerror}",
+            f"cannot make the run folder {paths.root}: {reason_of(error)}",
             cure="make it writable, or set TFCLUSTER_HOME to a folder that is",
         ) from error
     return paths
@@ -62,7 +63,7 @@ def make_runtime_dir() -> None:
         make_private(str(folder))
     except OSError as error:
         raise SurroundingsError(
-            f"no sockets are put into {folder}: {error.strerror}",
+            f"no sockets are put into {folder}: {reason_of(error)}",
             cure="set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
         ) from error
 
@@ -97,6 +98,11 @@ class EventLog:
         self._clock = clock
         self._seq = 0
         self._waiting = b""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of lines that the disk has not taken yet."""
+        return len(self._waiting)
 
     def append(self, event: Event) -> None:
         self._seq += 1

@@ -7,8 +7,12 @@ import contextlib
 import tempfile
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from tfcluster.agent import budgets
+from tfcluster.agent.error_words import words_of
+from tfcluster.backends.answers import FilesStalledError
 from tfcluster.backends.far_files import FarFiles, FarFilesError, Sent
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
@@ -56,6 +60,18 @@ class Folders:
         """Tasks train again, and come first."""
         self._hurries = False
 
+    def is_far(self, node: str) -> bool:
+        """Whether the node, if it was reached, is another machine."""
+        try:
+            return self._exchange.site(node).is_remote
+        except KeyError:
+            return False
+
+    def workdir(self, task: TaskId) -> PurePosixPath:
+        """Where `task` runs, as its own node names it."""
+        site = self._site(task)
+        return PurePosixPath(site.folder(self._plan.node(site.node).workdir))
+
     def checkpoints(self, task: TaskId) -> Path | Source:
         """Where `task` saves."""
         site = self._site(task)
@@ -75,8 +91,7 @@ class Folders:
         """What the globs name in the chief's far workdir; blocks. Raises OSError,
         CancelledError."""
         chief = self._plan.chief
-        site, node = self._site(chief), self._plan.node(self._plan.task(chief).node)
-        source = self._source(chief, PurePosixPath(site.folder(node.workdir)))
+        source = replace(self._source(chief, self.workdir(chief)), most=budgets.LISTED_AT_MOST)
         entries = {e.path: e for e in source.scan(stopped=stopped) if not e.path.endswith("/")}
         found = outputs.matching(entries, globs)
         copied, notes = list[str](), list(found.notes)
@@ -85,29 +100,43 @@ class Folders:
                 source.copy(entries[path], into / path, stopped=stopped)
                 copied.append(path)
             except SourceChangedError as error:
-                notes.append(f"checkpoints.outputs: {path} was not copied: {error}")
+                notes.append(f"checkpoints.outputs: {path} was not copied: {words_of(error)}")
         return Outputs(tuple(copied), tuple(notes))
 
-    def bring_tensorboard(self, *, stopped: Stopped) -> None:
+    def bring_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
         """What the TensorBoard files of far tasks have more than those here; blocks.
 
-        Raises as `Source.copy`, but OSError.
+        Node → its folder, and why not all of it came; nodes that are lost are told of by
+        themselves. Raises as `Source.copy`, but OSError.
         """
+        failed = dict[str, tuple[PurePosixPath, str]]()
         with self._curves:
             for node in self._plan.nodes:
-                with contextlib.suppress(KeyError, OSError):  # not reached yet, or lost
-                    site = self._exchange.site(node.name)
-                    if site.is_remote:
-                        self._bring_curves(site, stopped)
+                if not self.is_far(node.name) or self._exchange.is_lost(node.name):
+                    continue
+                site = self._exchange.site(node.name)
+                try:
+                    why = self._bring_curves(site, stopped)
+                except OSError as error:
+                    why = words_of(error)
+                if why:
+                    failed[node.name] = PurePosixPath(site.paths.curves), why
+        return failed
 
-    def _bring_curves(self, site: Site, stopped: Stopped) -> None:
-        """One look at the folders of all the node's tasks, however many."""
+    def _bring_curves(self, site: Site, stopped: Stopped) -> str:
+        """One look at the folders of all the node's tasks, however many; why one did not come."""
         source = self._source_on(site.node, PurePosixPath(site.paths.curves), far.CURVES_RATE)
+        why = ""
         own = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
             if PurePosixPath(entry.path).parts[0] in own:
-                with contextlib.suppress(OSError):  # the others' are brought all the same
+                try:
                     self._bring_curve(source, entry, stopped)
+                except FilesStalledError:
+                    raise
+                except OSError as error:  # the others' are brought all the same
+                    why = f"{entry.path}: {words_of(error)}"
+        return why
 
     def _bring_curve(self, source: far.FarSource, entry: Entry, stopped: Stopped) -> None:
         target = self._paths.curves / entry.path

@@ -6,29 +6,32 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from posixpath import basename
 from typing import Any
 
+from tfcluster.agent import budgets
+from tfcluster.agent.error_words import words_of
+from tfcluster.backends.answers import FilesStalledError
 from tfcluster.checkpoints import outputs
-from tfcluster.checkpoints.completeness import Newest, find
+from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
-from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.listing import scan
-from tfcluster.checkpoints.restore import PutBack, newest_of
+from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_told
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.errors import RunFolderError
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
 from tfcluster.run.folders import Folders
+from tfcluster.run.last_copies import LastCopies
 from tfcluster.run.paths import RunPaths
+from tfcluster.run.patient import StalledError, Threads
 
 _LOOK_EVERY_S = 2.0
 _CURVES_EVERY_S = 10.0
+_IS_IT_FULL = "is the disk full?"
 
 
 class Harvest:
@@ -57,7 +60,8 @@ class Harvest:
         self._hurry = asyncio.Event()
         self._chief_is_over = False
         self._is_cut = threading.Event()
-        self._complaint = ""
+        self._complaint = self._awaited = ""
+        self._beats, self._threads = 0, Threads(self._moved)
         self._found, self._notes = deque[Event](), deque[str]()
         self.lacks_something = self._lacks = False
         """Whether something could not be brought home in the end."""
@@ -85,8 +89,11 @@ class Harvest:
         Raises RunFolderError.
         """
         if self._before is None:
-            home = self._paths.root.parents[1]
-            self._before = await asyncio.to_thread(outputs.remember, self._workdir, ours=home)
+            look = partial(outputs.remember, self._workdir, ours=self._paths.root.parents[1])
+            try:
+                self._before = await self._threads.do(look, "the look at the working directory")
+            except OSError as error:
+                raise RunFolderError(words_of(error), cure=f"is {self._workdir} there?") from error
         self._chief_is_over = False
         self._folders.have_time()
         wanted = list(tasks)
@@ -103,10 +110,12 @@ class Harvest:
                 return await self._folders.put_back(self._store.state(), tasks)
             except (SourceChangedError, OSError) as error:
                 # While the others train on, a newer one may have taken the place of the newest.
-                if (tries := tries - 1) == 0:
+                is_stalled = isinstance(error, FilesStalledError)
+                if (tries := tries - 1) == 0 or is_stalled:
+                    look = "look at the disk and the mounts there" if is_stalled else _IS_IT_FULL
                     raise RunFolderError(
-                        f"what was saved cannot be put back: {error}",
-                        cure="is the disk full? go on from it: `tfcluster up --resume RUN`",
+                        f"what was saved cannot be put back: {words_of(error)}",
+                        cure=f"{look}; then go on from it: `tfcluster up --resume RUN`",
                     ) from error
 
     async def bring_home(self, *, others_train: bool = False) -> list[Event]:
@@ -114,36 +123,57 @@ class Harvest:
         the next attempt starts from it."""
         if not self._comes_home:
             shared, told = self._plan.checkpoints.dir, dict(self._told)
-            self._shared = await asyncio.to_thread(_newest_in, shared, told)
+            try:
+                look = partial(newest_in, shared, told)
+                self._shared = await self._threads.do(look, "the look at it")
+            except OSError as error:
+                self._shared = newest_told(told)
+                why = f"checkpoints.dir cannot be read: {words_of(error)}"
+                return [ev.Warned(message=why)]
             return []
         if not self._chief_is_here:
             return []
         if not others_train:
             self._folders.hurry()
-        await asyncio.to_thread(self._look, is_final=True)
+        self._await("checkpoints")
+        await self._look_patiently(is_final=True)
+        self._await("")
         self._is_settled = not others_train
         found, notes = self._take_news()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
-    def _look(self, *, is_final: bool) -> None:
-        """Gather what is new in the chief's directory, and note what there is to say.
+    def _look(self, *, is_final: bool) -> str:
+        """Gather what is new in the chief's directory, and note what there is to say; why that
+        was not possible, or "".
 
         An attempt can end before its tasks were started, and then nothing is new. A disk that
         fails ends no run.
         """
-        gatherer = self._gatherer
+        gatherer, why = self._gatherer, ""
         if gatherer is None or self._is_filling:
-            return
+            return why
         try:
             found = gatherer.final_look() if is_final else gatherer.look()
             self._found.extend(map(self._event, found))
         except CancelledError:
             pass  # `_finish` says so
         except OSError as error:
-            if str(error) != self._complaint:
-                self._complaint = str(error)
-                self._notes.append(f"checkpoints cannot be gathered: {error}")
+            why = words_of(error)
         self._notes.extend(gatherer.take_notes())
+        return why
+
+    async def _look_patiently(self, *, is_final: bool) -> None:
+        look = partial(self._look, is_final=is_final)
+        try:
+            self._complain(await self._threads.do(look, "the gathering of checkpoints"))
+        except StalledError as error:
+            self._complain(words_of(error))
+
+    def _complain(self, why: str) -> None:
+        """Of a look that failed, once until another reason comes."""
+        if why and why != self._complaint:
+            self._notes.append(f"checkpoints cannot be gathered: {why}")
+        self._complaint = why
 
     def _take_news(self) -> tuple[list[Event], list[str]]:
         """Also of a look that nobody waited for any more: the run had ended meanwhile."""
@@ -176,22 +206,25 @@ class Harvest:
                     await asyncio.sleep(LEAST_GAP_S)
             self._hurry.clear()
             if not self._is_settled:
-                await asyncio.to_thread(self._look, is_final=self._chief_is_over)
+                await self._look_patiently(is_final=self._chief_is_over)
             found, notes = self._take_news()
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
 
     async def _follow_curves(self) -> None:
-        bring = partial(self._folders.bring_tensorboard, stopped=self._is_cut.is_set)
+        bring = partial(self._folders.bring_tensorboard, stopped=self._is_stopped)
         while True:
             await asyncio.sleep(_CURVES_EVERY_S)
             with contextlib.suppress(SourceChangedError, CancelledError, OSError):
-                await asyncio.to_thread(bring)
+                await self._threads.do(bring, "the copying of TensorBoard files")
 
     def saved(self, path: str, step: int | None, at_ns: int | None = None) -> None:
         """The chief said that it saved."""
         if step is not None:
+            self._told.pop(path, None)  # the newest last
             self._told[path] = step
+            if len(self._told) > budgets.TOLD_CHECKPOINTS:
+                del self._told[next(iter(self._told))]
         if self._gatherer is not None:
             self._gatherer.saved(path, step, at_ns=at_ns)
         self._hurry.set()
@@ -219,65 +252,75 @@ class Harvest:
         if not self._chief_is_here:
             return []
         self.lacks_something = True  # also where this breaks
-        events = await asyncio.to_thread(self._finish)
+        try:
+            events = await self._threads.do(self._finish, "the last copying")
+        except StalledError as error:
+            self._await("")
+            events, notes = self._take_news()
+            return events + [ev.Warned(message=n, closing=True) for n in (*notes, words_of(error))]
         self.lacks_something = self._lacks
         return events
 
     def _finish(self) -> list[Event]:
+        last = LastCopies(
+            self._plan,
+            self._paths,
+            self._store,
+            self._folders,
+            self._chief or self._plan.chief,
+            self._is_stopped,
+            self._await,
+        )
         if self._gathers:
-            self._look(is_final=True)
+            self._await("checkpoints")
+            if why := self._look(is_final=True):
+                last.miss_checkpoints(why)
+        elif self._comes_home and self._chief is not None:
+            last.leave_checkpoints()
         events, notes = self._take_news()
-        self._lacks = bool(notes)
-        notes += [*self._stays_there(), *self._gather_outputs()]
+        if notes:
+            last.note_lack()
+        copied = last.copy_outputs()
+        if self._gathers:
+            last.copy_curves()
+        last.deliver(copied)
         if self._is_cut.is_set():
-            self._lacks = True
-            notes.append(
-                "gathering was cut short by Ctrl-C; what is left lies in the tasks' folders"
-            )
+            last.tell_cut()
+        self._await("")
+        notes += [*last.notes, *self._unnamed_news(copied)]
+        self._lacks = last.lacks
         return events + [ev.Warned(message=note, closing=True) for note in notes]
 
-    def _stays_there(self) -> list[str]:
-        """Where nothing is gathered, what another machine has is all there is."""
-        if self._gathers or not self._comes_home or self._chief is None:
+    def _unnamed_news(self, copied: Sequence[str]) -> list[str]:
+        """Files that a script left where nobody asked for them, of a run without a checkpoint."""
+        is_wanted = self._plan.checkpoints.gather and self._store.newest is None
+        if self._before is None or not is_wanted:
             return []
-        directory = self._folders.checkpoints(self._chief)
-        if isinstance(directory, Path):
-            return []
-        with contextlib.suppress(CancelledError, OSError):  # as if there were something
-            if not find(directory.scan(stopped=self._is_cut.is_set), None):
-                return []
-        self._lacks = True
-        node = self._plan.node(self._plan.task(self._chief).node)
-        name, command = node.name, "scp -r"
-        if node.container is not None:
-            name, command = f"{self._paths.run_id}-{node.name}", "docker cp"
-        where = f"{name}:{directory.folder}"
-        return [f"checkpoints stay on {node.name}: to fetch them, {command} {where} ."]
+        return list(filter(None, [outputs.news(self._before, gathered=copied)]))
 
-    def _gather_outputs(self) -> list[str]:
-        wanted, notes, copied = self._plan.checkpoints, list[str](), tuple[str, ...]()
-        stopped = self._is_cut.is_set
-        try:
-            if wanted.outputs:
-                found = self._bring_outputs()
-                notes, copied = list(found.notes), found.files
-            if self._gathers:
-                self._folders.bring_tensorboard(stopped=stopped)
-            if wanted.to is not None:
-                folder = self._paths.outputs if copied else None
-                deliver(self._store.newest, folder, Path(wanted.to), stopped=stopped)
-        except (CancelledError, SourceChangedError, OSError) as error:
-            self._lacks = True
-            notes.append(f"not everything was copied: {error}")
-        if self._before is not None and self._store.newest is None and wanted.gather:
-            notes += filter(None, [outputs.news(self._before, gathered=copied)])
-        return notes
+    def _is_stopped(self) -> bool:
+        """Is asked with each piece of a file."""
+        self._beats += 1
+        return self._is_cut.is_set()
 
-    def _bring_outputs(self) -> outputs.Outputs:
-        globs, into, stopped = self._plan.checkpoints.outputs, self._paths.outputs, self._is_cut
-        if self._folders.are_far:
-            return self._folders.bring_outputs(globs, into, stopped=stopped.is_set)
-        return outputs.gather_outputs(self._workdir, globs, into, stopped=stopped.is_set)
+    def _moved(self) -> int:
+        return self._beats + (self._gatherer.beats if self._gatherer is not None else 0)
+
+    def _await(self, what: str) -> None:
+        """The run waits for `what` to be copied; "": for nothing any more."""
+        self._awaited = what
+
+    def gathering(self) -> dict[str, Any] | None:
+        """What the run waits for, for views: what, node, bytes, of; None where for nothing."""
+        if not (what := self._awaited):
+            return None
+        facts: dict[str, Any] = {"what": what}
+        node = self._plan.task(self._chief or self._plan.chief).node
+        if self._folders.is_far(node):
+            facts["node"] = node
+        if what == "checkpoints" and self._gatherer is not None:
+            facts["bytes"], facts["of"] = self._gatherer.progress()
+        return facts
 
     def held(self) -> list[dict[str, Any]]:
         """What is at home, oldest first, as ``state.json`` lists it."""
@@ -288,19 +331,3 @@ class Harvest:
         return ev.CheckpointGathered(
             path=path, step=gathered.step, save=gathered.save, kind=str(gathered.kind)
         )
-
-
-def _newest_in(shared: str | None, told: Mapping[str, int]) -> Newest:
-    """The newest whole checkpoint in storage that all tasks share.
-
-    What the chief told of a path (`told`, oldest first) counts more than its name, and is all
-    there is where the storage is no mount.
-    """
-    if shared is None or not Path(shared).is_dir():
-        path, step = [*told.items()][-1] if told else ("", None)
-        return Newest(step, basename(path) or None)
-    found = find(scan(Path(shared)), None)
-    newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
-    if newest is None:
-        return Newest()
-    return Newest(told.get(str(Path(shared) / newest.path), newest.step), newest.name)

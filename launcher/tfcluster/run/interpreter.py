@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan.plan import Interpreter
 
@@ -184,7 +185,9 @@ def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[s
             errors="replace",
         )
     except OSError as error:
-        raise InterpreterError(f"{path} does not work as Python: {error}", cure=_CURE) from error
+        raise InterpreterError(
+            f"{path} does not work as Python: {words_of(error)}", cure=_CURE
+        ) from error
 
 
 def _answer(asked: subprocess.Popen[str], path: str, why: str) -> Interpreter:
@@ -193,7 +196,7 @@ def _answer(asked: subprocess.Popen[str], path: str, why: str) -> Interpreter:
             out, errors = asked.communicate(timeout=_ANSWER_S)
         except subprocess.TimeoutExpired as error:
             asked.kill()
-            message = f"{path} does not work as Python: {error}"
+            message = f"{path} does not work as Python: {words_of(error)}"
             raise InterpreterError(message, cure=_CURE) from error
     if asked.returncode:
         last = (errors.strip().splitlines() or ["no message"])[-1]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+from tfcluster.agent import budgets
 from tfcluster.run import fold
 from tfcluster.run.events import Event, Progress
 from tfcluster.run.folder import EventLog, release_reserve, write_json
@@ -46,7 +48,9 @@ class Journal:
 
     def record(self, event: Event) -> None:
         event = veiled(event, self._secrets)
-        self._log.append(event)
+        has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
+        if has_room or not isinstance(event, Progress):
+            self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not isinstance(event, Progress))
         self.heard(event)
@@ -58,6 +62,11 @@ class Journal:
         """Have `status` say what the next start waits for; None: nothing any more."""
         self.state.waits_for = what
         self.touch()
+
+    def note_gathering(self, facts: Mapping[str, Any] | None) -> None:
+        """Have `status` say what is being copied; None: nothing any more."""
+        self.state.gathering = None if facts is None else dict(facts)
+        self.touch(urgent=False)
 
     def touch(self, *, urgent: bool = True) -> None:
         """Have the state saved with the next `save`."""

@@ -8,13 +8,13 @@ known by the task that TensorFlow's heartbeats missed (coordination_service.cc).
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.plan.plan import Plan
 from tfcluster.run.calls import Calls
 from tfcluster.run.failure import Failure
@@ -55,7 +55,7 @@ def order_for(node: str, calls: Calls, attempt: int) -> dict[str, Any]:
 def read(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
     """The report of `node`; none where it is of another attempt, or no report."""
     try:
-        data = json.loads(line)
+        data = foreign_json.parse_object(line)
         if data["attempt"] != attempt:
             return ()
         rows = data["cut"]

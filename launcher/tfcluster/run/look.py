@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.preflight import Finding
@@ -71,6 +71,6 @@ def first_seen(seen: Sequence[Seen], node: str) -> Seen | None:
 def read_look(paths: RunPaths) -> Look | None:
     """What a run saw before its start; None where it did not look."""
     try:
-        return Look.from_json(json.loads(paths.preflight.read_text(encoding="utf-8")))
+        return Look.from_json(foreign_json.read_object(paths.preflight))
     except (OSError, ValueError, KeyError, TypeError):
         return None

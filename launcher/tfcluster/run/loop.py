@@ -65,6 +65,20 @@ class Loop:
             task.cancel()
             await asyncio.wait([task])
 
+    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do `work` of a run that is over to its end; what nodes still say is heard meanwhile, and
+        the state is saved. Nothing more is ordered."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._exchange.put(_nothing))
+        try:
+            while not task.done():
+                self._journal.keep_up()
+                await self._exchange.turn(self._journal.wake_s)
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
     def _check(self) -> None:
         if self._supervisor.outcome is not None:
             raise Over

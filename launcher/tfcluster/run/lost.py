@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
-import json
 import os
 import signal
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from tfcluster.agent import foreign_json
 from tfcluster.errors import RunFolderError
 from tfcluster.run import lost_hosts, registry
 from tfcluster.run.folder import write_json
@@ -137,7 +137,7 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
             yield path
     for path in (folder / "ports").glob("*.json"):
         with contextlib.suppress(OSError, ValueError), path.open() as lock:
-            if json.load(lock).get("run_id") == paths.run_id:
+            if foreign_json.parse_object(lock.read()).get("run_id") == paths.run_id:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 yield path

@@ -7,13 +7,13 @@ are taken, and what they save is of no use. Each node's agent is known by what i
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tfcluster import backends
+from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Backend, EndsLostRuns
 from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.plan.plan import NodePlan, Plan
@@ -71,13 +71,13 @@ def end(paths: RunPaths) -> list[NodeEnd]:
 
 
 async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
-    nodes = [plan.node(name) for name in until]
+    nodes = [node for node in plan.nodes if node.name in until]
     ending = (_end(node, state, until[node.name]) for node in nodes)
     return list(await asyncio.gather(*ending))
 
 
 async def _end(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, former = _backend_of(node), state.agents[node.name].get("identity")
+    backend, former = _backend_of(node), state.agents.get(node.name, {}).get("identity")
     assert isinstance(backend, EndsLostRuns)  # else it has no lease in `leases`
     if former is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
@@ -100,7 +100,7 @@ def _trouble(found: Mapping[str, Any]) -> str:
 def _plan(paths: RunPaths) -> Plan | None:
     """None where the run's folder has no plan that can be read: nothing was started then."""
     try:
-        return plan_from_json(json.loads(paths.plan.read_text()))
+        return plan_from_json(foreign_json.read_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.errors import SpecError
 from tfcluster.plan import command
 from tfcluster.plan.cluster import Seat, by_node, seats
@@ -98,6 +99,6 @@ def _fault(path: str, what: str) -> str:
     except (FileNotFoundError, NotADirectoryError):
         return f"there is no {what} at {path}"
     except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
+        return f"{path} cannot be read: {reason_of(error)}"
     is_folder = stat.S_ISDIR(mode)
     return f"{path} is not a folder" if what == "folder" and not is_folder else ""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfcluster.agent import foreign_json
+from tfcluster.agent.error_words import reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.run.identity import ProcessIdentity
 from tfcluster.run.paths import RunPaths, home
@@ -17,6 +19,43 @@ from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.run.status import Status
 
 _SUFFIX_ALPHABET = "23456789abcdefghijkmnpqrstuvwxyz"  # no 0/o, 1/l: it is typed by hand
+
+
+_NEW_S = 60.0
+"""A folder without a state may belong to a run that just begins; an older one is damaged."""
+
+
+_ANSWER_S = 2.0
+
+
+class DamagedRunError(RunFolderError):
+    """A run's ``state.json`` is missing or is no state of a run."""
+
+    def __init__(self, paths: RunPaths, why: str) -> None:
+        super().__init__(
+            f"the run {paths.run_id} is damaged: {paths.state} cannot be read: {why}",
+            cure=f"`tfcluster rm {paths.run_id}` removes its folder;"
+            " what it gathered and logged lies there until then",
+        )
+        self.paths, self.why = paths, why
+
+    @property
+    def changed_at(self) -> float:
+        """When something in its folder last came or went, seconds since 1970; 0: it is gone."""
+        try:
+            return self.paths.root.stat().st_mtime
+        except OSError:
+            return 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All runs of a home."""
+
+    runs: list[tuple[RunPaths, RunSnapshot]] = field(default_factory=list)
+    """Oldest first."""
+    damaged: list[DamagedRunError] = field(default_factory=list)
+    """Those of which nothing can be known; oldest first."""
 
 
 def new_run_id(name: str, now: float) -> str:
@@ -30,7 +69,7 @@ def new_run_id(name: str, now: float) -> str:
 def load(paths: RunPaths) -> RunSnapshot:
     """Read a run's state; it is `lost` when it is not over and its coordinator is gone.
 
-    Raises RunFolderError where the folder holds no readable state.
+    Raises DamagedRunError where the folder holds no readable state.
     """
     snapshot = _read(paths)
     if snapshot.status.is_final or coordinator_of(snapshot).is_alive() is not False:
@@ -44,11 +83,10 @@ def load(paths: RunPaths) -> RunSnapshot:
 
 def _read(paths: RunPaths) -> RunSnapshot:
     try:
-        return RunSnapshot.from_json(json.loads(paths.state.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{paths.root} holds no readable state ({error})", cure="remove it: `tfcluster rm`"
-        ) from error
+        return RunSnapshot.from_json(foreign_json.read_object(paths.state))
+    except (OSError, ValueError) as error:
+        why = reason_of(error)
+        raise DamagedRunError(paths, why) from error
 
 
 def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
@@ -76,17 +114,43 @@ def control_socket(paths: RunPaths, snapshot: RunSnapshot) -> Path:
     return Path(folder) / paths.control_socket.name if folder else paths.control_socket
 
 
+def is_answered(paths: RunPaths) -> bool:
+    """Whether a coordinator answers for the run: its state need not be readable."""
+    from tfcluster.run import control
+
+    with contextlib.suppress(OSError, ValueError):
+        control.ask(paths.control_socket, {"op": "status"}, timeout=_ANSWER_S)
+        return True
+    return False
+
+
 def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
     """All readable runs, oldest first."""
-    folder = (home_dir or home()) / "runs"
-    found = []
-    for state in folder.glob("*/state.json"):
-        paths = RunPaths(state.parent)
+    return survey(home_dir).runs
+
+
+def survey(home_dir: Path | None = None) -> Survey:
+    """Read the states of all runs."""
+    found = Survey()
+    for folder in _folders((home_dir or home()) / "runs"):
+        paths = RunPaths(folder)
         try:
-            found.append((paths, load(paths)))
-        except RunFolderError:
-            continue
-    return sorted(found, key=lambda run: run[1].started_at)
+            found.runs.append((paths, load(paths)))
+        except DamagedRunError as error:
+            # Without a state it may have been removed just now, or have begun just now.
+            if paths.state.exists() or 0 < error.changed_at < time.time() - _NEW_S:
+                found.damaged.append(error)
+    found.runs.sort(key=lambda run: run[1].started_at)
+    found.damaged.sort(key=lambda error: error.changed_at)
+    return found
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if entry.is_dir()]
+    except OSError:
+        return []
 
 
 def delete(paths: RunPaths) -> None:
@@ -107,13 +171,17 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     name the latest that lives is meant, if one does. Raises UnknownRunError
     (exit 2) where that names no run, or more than one.
     """
-    known = runs(home_dir)
+    found = survey(home_dir)
+    known = found.runs
     if run is None:
         return _only_live(known) if live_only else _latest(known)
     for fits in _readings(run):
         if matches := [entry for entry in known if fits(entry[1])]:
             live = [entry for entry in matches if not entry[1].status.is_final]
             return (live if live and live_only else matches)[-1][0]
+    for error in found.damaged:
+        if run == error.paths.run_id or (len(run) == 4 and error.paths.run_id.endswith(f"-{run}")):
+            return error.paths
     names = sorted({entry[1].run for entry in known} | {entry[1].name for entry in known})
     import difflib
 

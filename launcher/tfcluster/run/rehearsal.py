@@ -35,7 +35,7 @@ def apply(records: list[dict[str, Any]], event: Event, now: float) -> None:
 
 def _shows(event: Event, record: dict[str, Any]) -> bool:
     """Whether `event` is the first sign of the fault; what other tasks do is none."""
-    verb, task = record["fault"].split()[0], str(record["task"])
+    verb, task = record["fault"].partition(" ")[0], str(record["task"])
     match event:
         case ev.TaskExited():
             by_itself = event.ended_by == "itself" and event.exit_code != 0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from tfcluster.agent import budgets
 from tfcluster.plan.plan import TaskId
 from tfcluster.run import events as ev
 from tfcluster.run.events import Event
@@ -19,8 +19,6 @@ LINKS = "links"
 """That of the look at the lines between the nodes, after a failure."""
 STEPS = frozenset({PREPARE, PREFLIGHT, LINKS})
 """What is no task of the cluster."""
-
-_Value = TypeVar("_Value", str, int)
 
 
 def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
@@ -64,39 +62,36 @@ def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:
 
 
 def _task_event(message: Mapping[str, Any]) -> Event | None:
-    """A task's own report; what is malformed is the task's affair and passes unseen."""
+    """A task's own report, which `report_checks` has let through."""
     report = message["event"]
     task, attempt = message["task"], message["attempt"]
-    try:
-        match report.get("type"):
-            case "ready":
-                return ev.TaskReady(task=task, attempt=attempt)
-            case "progress":
-                return _progress(task, attempt, report)
-            case "error":
-                return ev.TaskError(
-                    task=task,
-                    attempt=attempt,
-                    exception=str(report["exception"]),
-                    message=str(report["message"]),
-                    file=_only(str, report.get("file")),
-                    line=_only(int, report.get("line")),
-                    traceback=str(report.get("traceback", "")),
-                )
-            case "chaos":
-                return ev.ChaosInjected(
-                    fault=str(report["fault"]),
-                    # The chief says when its step is one at which something befalls another.
-                    task=_only(str, report.get("task")) or task,
-                    attempt=attempt,
-                    step=_only(int, report.get("step")),
-                )
-            case "trial" | "trial_ended":
-                return _trial(task, attempt, report)
-            case "note":
-                return ev.Warned(message=f"{task}: {report['message']}")
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
-        return None
+    match report["type"]:
+        case "ready":
+            return ev.TaskReady(task=task, attempt=attempt)
+        case "progress":
+            return _progress(task, attempt, report)
+        case "error":
+            return ev.TaskError(
+                task=task,
+                attempt=attempt,
+                exception=report["exception"],
+                message=report["message"],
+                file=report.get("file"),
+                line=report.get("line"),
+                traceback=report.get("traceback", ""),
+            )
+        case "chaos":
+            return ev.ChaosInjected(
+                fault=report["fault"],
+                # The chief says when its step is one at which something befalls another.
+                task=report.get("task") or task,
+                attempt=attempt,
+                step=report.get("step"),
+            )
+        case "trial" | "trial_ended":
+            return _trial(task, attempt, report)
+        case "note":
+            return ev.Warned(message=f"{task}: {report['message']}")
     return None
 
 
@@ -110,54 +105,42 @@ class Saved(NamedTuple):
 
 
 def saved(report: Mapping[str, Any]) -> Saved | None:
-    """What a task's ``saved`` report says; None for any other, or a malformed one."""
-    path = _only(str, report.get("path"))
-    if report.get("type") != "saved" or path is None:
+    """What a task's ``saved`` report says; None for any other."""
+    if report["type"] != "saved":
         return None
-    return Saved(path, _only(int, report.get("step")), _only(int, report.get("at_ns")))
-
-
-def _only(kind: type[_Value], value: object) -> _Value | None:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
-
-
-def _rate(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    return Saved(report["path"], report.get("step"), report.get("at_ns"))
 
 
 def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
-    epoch = report.get("epoch")
     return ev.Progress(
         task=task,
         attempt=attempt,
-        step=int(report["step"]),
-        epoch=None if epoch is None else int(epoch),
-        metrics={str(k): float(v) for k, v in report.get("metrics", {}).items()},
-        steps_per_second=_rate(report.get("steps_per_second")),
-        mean_steps_per_second=_rate(report.get("mean_steps_per_second")),
-        examples_per_second=_rate(report.get("examples_per_second")),
+        step=report["step"],
+        epoch=report.get("epoch"),
+        metrics=report.get("metrics", {}),
+        steps_per_second=report.get("steps_per_second"),
+        mean_steps_per_second=report.get("mean_steps_per_second"),
+        examples_per_second=report.get("examples_per_second"),
     )
 
 
 def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
     """The tuner's own word about a trial is news only where it says why it failed."""
-    message = _only(str, report.get("message"))
+    name, message = report["id"], report.get("message")
     if report["type"] == "trial_ended":
-        name = str(report["id"])
         return ev.Trial(task=task, attempt=attempt, id=name, message=message) if message else None
-    values = report.get("values")
-    tuner = _only(str, report.get("tuner"))
+    tuner = report.get("tuner")
     return ev.Trial(
         task=task,
         attempt=attempt,
-        id=str(report["id"]),
-        status=str(report["status"]),
+        id=name,
+        status=report["status"],
         tuner=tuner and _task_of(tuner, told_by=task),
-        score=_rate(report.get("score")),
-        best_step=_only(int, report.get("best_step")),
-        objective=_only(str, report.get("objective")),
-        direction=_only(str, report.get("direction")),
-        values=values if isinstance(values, dict) else None,
+        score=report.get("score"),
+        best_step=report.get("best_step"),
+        objective=report.get("objective"),
+        direction=report.get("direction"),
+        values=report.get("values"),
         message=message,
     )
 
@@ -220,6 +203,16 @@ def _log_lost(node: str, message: Mapping[str, Any]) -> Event:
     )
 
 
+def _dropped(node: str, message: Mapping[str, Any]) -> Event:
+    """Told with the first, and with the task's end."""
+    task, count = message["task"], message["count"]
+    per_s, size = budgets.REPORTS_PER_S, budgets.REPORT_BYTES_PER_S / 1000
+    most = f"{per_s:.0f} times or {size:.0f} kB a second"
+    if count == 1:
+        return ev.Warned(message=f"{task} reports more than {most}: what is above that is dropped")
+    return ev.Warned(message=f"{count:,} reports of {task} were dropped: it sent more than {most}")
+
+
 def _unkillable(node: str, message: Mapping[str, Any]) -> Event:
     """Its end comes when the kernel lets go of it; nothing of ours can hasten that."""
     whose = message["task"] or "something an earlier attempt left running"
@@ -248,5 +241,6 @@ _BUILDERS = {
     "task_stopped": _frozen,
     "task_continued": _thawed,
     "log_lost": _log_lost,
+    "reports_dropped": _dropped,
     "unkillable": _unkillable,
 }

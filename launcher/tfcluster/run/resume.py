@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.checkpoints.completeness import Kind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
 from tfcluster.checkpoints.restore import newest_of
@@ -68,7 +69,7 @@ def seed(resume: Resume, store: Path) -> None:
             partial.rename(store / gathered.folder.name)
     except OSError as error:
         raise RunFolderError(
-            f"cannot take over the checkpoint of {resume.source.run_id}: {error}",
+            f"cannot take over the checkpoint of {resume.source.run_id}: {words_of(error)}",
             cure="is the disk full, or is that run still changing it?",
         ) from error
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.plan.plan import Command, Plan
 from tfcluster.run.calls import Calls
 from tfcluster.run.sites import Site
@@ -110,7 +110,7 @@ def script_of(command: Command) -> str | None:
 def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> Seen:
     """Raises ValueError for what is no report: the node may be broken, or somebody else's."""
     try:
-        data = json.loads(line)
+        data = foreign_json.parse_object(line)
         free, shm, sha256 = data["free_bytes"], data["shm_bytes"], data["script_sha256"]
         limit = data["core_limit"]
         return Seen(
@@ -141,7 +141,7 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
             ports=tuple(ports),
             peers=peers,
         )
-    except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ValueError(f"not a probe's report: {error}") from error
 
 

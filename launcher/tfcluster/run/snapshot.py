@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from tfcluster.run import state_shape
 from tfcluster.run.spelling import spell
 from tfcluster.run.status import Status
 
@@ -84,6 +85,8 @@ class RunSnapshot:
     """Why the run ended so, where that is not, or not only, a task's own failure."""
     hint: str | None = None
     """What to do about `reason`."""
+    gathering: dict[str, Any] | None = None
+    """While the run waits for files to be copied: what, and where it is known node, bytes, of."""
     waits_for: str | None = None
     """What a restart waits for, in words: a pause, a node's lease."""
     restarts: list[dict[str, Any]] = field(default_factory=list)
@@ -118,21 +121,29 @@ class RunSnapshot:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSnapshot:
-        """Read what `to_json` wrote; keys of a newer version are ignored."""
-        known = {*_OF_RUN}
-        values = {key: value for key, value in data.items() if key in known}
-        values["tasks"] = [
-            TaskSnapshot(**{k: v for k, v in task.items() if k in _OF_TASK})
-            for task in data["tasks"]
-        ]
-        for task in values["tasks"]:
-            task.metrics = {name: float(value) for name, value in task.metrics.items()}
-        values["status"] = Status(data["status"])
-        return cls(**values)
+        """Read what `to_json` wrote; keys of a newer version are ignored.
+
+        Raises ValueError for anything else.
+        """
+        state_shape.require(data, fields(cls))
+        values = {key: value for key, value in data.items() if key in _OF_RUN}
+        try:
+            values["tasks"] = [_task_from_json(task) for task in data["tasks"]]
+            values["status"] = Status(data["status"])
+            return cls(**values)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"it lacks a field: {error}") from None
 
 
 _OF_TASK = tuple(f.name for f in fields(TaskSnapshot))
 _OF_RUN = tuple(f.name for f in fields(RunSnapshot) if f.init)
+
+
+def _task_from_json(data: Mapping[str, Any]) -> TaskSnapshot:
+    state_shape.require(data, fields(TaskSnapshot))
+    task = TaskSnapshot(**{name: data[name] for name in _OF_TASK if name in data})
+    task.metrics = {name: float(value) for name, value in task.metrics.items()}
+    return task
 
 
 def _values(snapshot: TaskSnapshot | RunSnapshot, names: tuple[str, ...]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.agent.preloader import IMPORT_S
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
@@ -119,7 +120,7 @@ class Startup:
             )
         except OSError as error:
             raise SurroundingsError(
-                f"the code cannot be copied to {node}: {error}",
+                f"the code cannot be copied to {node}: {words_of(error)}",
                 cure=f"runtime.hosts.{node}.workdir names another folder for it",
             ) from error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.agent import cores, machine
+from tfcluster.agent.error_words import words_of
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import command
 from tfcluster.plan.cluster import by_node, seats
@@ -183,7 +184,9 @@ def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], .
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         cure = "job.env_file is relative to the spec's folder"
-        raise UsageError(f"job.env_file: cannot read {path}: {error}", cure=cure) from error
+        raise UsageError(
+            f"job.env_file: cannot read {path}: {words_of(error)}", cure=cure
+        ) from error
     return parse_env_file(text, name=path)
 
 

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tfcluster.agent.error_words import words_of
 from tfcluster.errors import SurroundingsError
 
 _LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -67,7 +68,7 @@ def _ask(
     except FileNotFoundError:
         raise _silent(folder, "git is not installed here") from None
     except (OSError, subprocess.SubprocessError) as error:
-        raise _silent(folder, str(error)) from error
+        raise _silent(folder, words_of(error)) from error
     if answer.returncode not in ((0, 1) if may_deny else (0,)):
         said = answer.stderr.decode(errors="replace").strip()
         raise _silent(folder, said.partition("\n")[0] or f"exit code {answer.returncode}")

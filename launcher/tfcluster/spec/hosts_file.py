@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import address
 from tfcluster.spec.cluster import MOST_TASKS
@@ -97,7 +98,7 @@ def _text_of(name: str) -> str:
         with Path(name).expanduser().open("rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = reason_of(error)
         raise SpecError([Problem(name, f"cannot be read: {reason}", "check the path")]) from None
     if len(data) > _MOST_BYTES:
         raise SpecError([Problem(name, "larger than 1 MiB", "is this a file of hosts?")])

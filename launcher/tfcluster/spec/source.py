@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec.positions import Lines
 
@@ -92,7 +93,7 @@ def _from_file(path: Path, name: str) -> bytes:
         cure = "check the path; `tfcluster init` writes a first spec"
         raise SpecError([Problem(name, "there is no such file", cure)]) from None
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = reason_of(error)
         cure = "check the path and its permissions"
         raise SpecError([Problem(name, f"cannot be read: {reason}", cure)]) from None
     except ValueError:

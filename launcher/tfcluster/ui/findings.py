@@ -10,7 +10,9 @@ from tfcluster.run.look import Look, first_seen
 from tfcluster.run.preflight import VERSIONS, Finding, shown_gpus
 from tfcluster.run.seen import Seen
 from tfcluster.ui.formats import format_bytes, plural
+from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.render import Facts, Grid, part_lines
+from tfcluster.ui.terminal import Painted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +23,7 @@ _LEAST_COLUMN = 26
 """Columns of the screen below which a node's cells would be ladders of words."""
 
 
-def table(look: Look, *, width: int | None, colours: bool) -> str:
+def table(look: Look, *, width: int | None, colours: bool) -> Painted:
     """Everything that was seen, what is wrong in red with what to do, and a last line that counts.
 
     `width`: columns of a screen; None: no screen, so nothing is wrapped.
@@ -34,7 +36,9 @@ def table(look: Look, *, width: int | None, colours: bool) -> str:
         shown, rest = _plain(look, nodes, width or _UNLIMITED), list(look.findings)
     others = len(look.nodes) - len(nodes)
     more = [f"{plural(others, 'other node')}: nothing to mend", ""] if others else []
-    return "\n".join([shown, "", *more, *map(_told, rest), *([""] if rest else []), _count(look)])
+    told = [harmless_text(_told(finding)) for finding in rest]
+    parts = [shown, "", *more, *told, *([""] if rest else []), _count(look)]
+    return Painted("\n".join(parts))
 
 
 def _worth_showing(look: Look) -> list[str]:
@@ -156,6 +160,7 @@ def _screen(look: Look, nodes: Sequence[str], width: int, *, colours: bool) -> s
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     console = Console(
         file=io.StringIO(),
@@ -169,7 +174,7 @@ def _screen(look: Look, nodes: Sequence[str], width: int, *, colours: bool) -> s
     shown = Table(box=SIMPLE_HEAD, pad_edge=False)
     shown.add_column("")
     for node in nodes:
-        shown.add_column(node, overflow="fold")
+        shown.add_column(Text(harmless_text(node)), overflow="fold")
     for check, cells in _rows(look, nodes):
         _add_row(shown, check, cells)
     console.print(shown)
@@ -183,10 +188,10 @@ def _add_row(shown: Table, check: str, cells: Sequence[tuple[str, list[Finding]]
 
     texts = []
     for value, found in cells:
-        text = Text(value if not found else "")
+        text = Text(harmless_text(value) if not found else "")
         for finding in found:
             tone = "red" if finding.is_fatal else "yellow"
-            text.append(f"{finding.what}\n→ {finding.cure}\n", style=tone)
+            text.append(harmless_text(f"{finding.what}\n→ {finding.cure}\n"), style=tone)
         text.rstrip()
         texts.append(text)
     shown.add_row(Text(check, style="dim"), *texts)

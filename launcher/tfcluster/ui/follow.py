@@ -7,18 +7,17 @@ a terminal that stands still (Ctrl-S) stops the view and nothing else.
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.registry import coordinator_of
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.ui.bell import Bell
-from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.log_files import log_folders, prepare_label
 from tfcluster.ui.merge import Dress, LogFilter, MergedLogs
 from tfcluster.ui.source import LogSource
@@ -137,16 +136,16 @@ class RunView:
         for block in blocks:
             moved = True
             if self._lines_to is self._terminal.stdout:
-                self._terminal.out_bytes(block)
+                self._terminal.out_lines(block)
             else:
-                self._terminal.say_bytes(block)
+                self._terminal.say_lines(block)
         return moved
 
     def _read_events(self) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
         while block := b"".join(self._events.read()):
             if self._json_lines:
-                self._terminal.out_bytes(block)
+                self._terminal.out(block.decode("utf-8", "surrogateescape"))
             events += [event for line in block.splitlines() if (event := _parse(line))]
         if any(event.get("type") in _BRING_LOGS for event in events):
             self._look_for_logs()  # once for all: a thousand start together
@@ -179,7 +178,7 @@ class RunView:
             case {"type": "diagnosis"}:
                 self._cure = ""
             case {"type": "restarting"} if self._cure:
-                self._terminal.tell(harmless_text(f"  → {self._cure}"), "dim")
+                self._terminal.tell(f"  → {self._cure}", "dim")
 
     def _say_queued(self) -> bool:
         said = False
@@ -221,9 +220,9 @@ class StateFile:
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = RunSnapshot.from_json(json.loads(self._paths.state.read_text()))
+                self._snapshot = RunSnapshot.from_json(foreign_json.read_object(self._paths.state))
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             pass
         return self._snapshot
 
@@ -242,7 +241,6 @@ def dress_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> Dre
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        event = json.loads(line)
+        return foreign_json.parse_object(line)
     except ValueError:
         return None
-    return event if isinstance(event, dict) else None

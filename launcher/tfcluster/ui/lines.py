@@ -1,4 +1,9 @@
-"""Pure work on blocks of whole lines, in C speed: no Python per line on the hot path."""
+"""Pure work on blocks of whole lines, in C speed: no Python per line on the hot path.
+
+What comes from tasks, hosts, daemons and specs may hold escape sequences that write the clipboard
+(OSC 52), move the cursor or rename the window. `harmless` and its kin are what stands between them
+and a screen: `MergedLogs` calls it for the tasks' lines, `Terminal` for everything else.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,8 @@ _CONTROLS = (
     "\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f"  # but tab, newline and escape
     "\u202a-\u202e\u2066-\u2069"  # text direction overrides
 )
+_RAW_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What `json.dumps` without `ensure_ascii` leaves as it is, newlines between values apart."""
 _SEQUENCES = {
     True: re.compile(f"\x1b(?!{_COLOUR}){_SEQUENCE}"),
     False: re.compile(f"\x1b{_SEQUENCE}"),
@@ -57,8 +64,18 @@ def harmless(block: bytes, *, colours: bool) -> bytes:
 
 
 def harmless_text(text: str) -> str:
-    """The same for a text that no task may colour: an exception's message, a metric's name."""
+    """The same for a text that nobody else may colour: an exception's message, a metric's name."""
     return _safe(text, colours=False)
+
+
+def harmless_but_colours(text: str) -> str:
+    """The same for a text that we have coloured."""
+    return _CHARACTERS[True].sub(_picture, _SEQUENCES[True].sub("", text))
+
+
+def escaped_json(text: str) -> str:
+    """JSON of the same value, in which control characters and halves of characters are escaped."""
+    return _RAW_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _safe(text: str, *, colours: bool) -> str:

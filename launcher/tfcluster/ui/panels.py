@@ -83,6 +83,8 @@ def status_panel(
     # Of a lost run nobody knows when it ended.
     if snapshot.status is not Status.LOST:
         pairs.append(("ran" if snapshot.status.is_final else "running for", format_duration(ran)))
+    if snapshot.gathering:
+        pairs.append(("gathering", story.gathering(snapshot.gathering)))
     if snapshot.waits_for:
         pairs.append(("waits for", snapshot.waits_for))
     if gone := [f"{node} is {state}" for node, state in snapshot.nodes.items() if state == "lost"]:
@@ -111,7 +113,7 @@ def runs_grid(
     rows = tuple(
         (
             run.run,
-            f"{run.status}{_with_code(run)}{_on(run, here)}",
+            f"{run.status}{_with_code(run)}{', gathering' * bool(run.gathering)}{_on(run, here)}",
             str(len(run.tasks)),
             _thousands(max((t.step for t in run.tasks if t.step is not None), default=None)),
             f"{format_duration(now - run.started_at)} ago",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +35,8 @@ def format_task(plan: Plan, task_id: TaskId) -> list[str]:
     """The exact command and environment of one task; every line can be pasted into a shell."""
     task = plan.task(task_id)
     lines = [
-        f"# {task_id} on {task.node}, {_address(task)}",
-        f"# starts from the environment of {_where(plan, task)}",
+        f"# {shell.comment(f'{task_id} on {task.node}, {_address(task)}')}",
+        f"# starts from the environment of {shell.comment(_where(plan, task))}",
     ]
     if task.command.unset:
         lines.append(f"unset {' '.join(task.command.unset)}")
@@ -78,13 +77,15 @@ def format_exports(
         if not var.secret:
             lines.append(f"export {var.name}={shell.value(var, is_remote=task.node != LOCAL)}")
         elif known.get(var.name) != var.value:
-            lines.append(f"# {var.name} is secret and not shown ({var.source}): export it yourself")
+            why = f"{var.name} is secret and not shown ({var.source}): export it yourself"
+            lines.append(f"# {shell.comment(why)}")
     return [*lines, f"# start it: {shell.start(task)}"]
 
 
 def _assignment(var: EnvVar, *, is_remote: bool) -> str:
     hidden = "# " if var.secret else ""
-    return f"{hidden}export {var.name}={shell.value(var, is_remote=is_remote)}  # {var.source}"
+    value, source = shell.value(var, is_remote=is_remote), shell.comment(var.source)
+    return f"{hidden}export {var.name}={value}  # {source}"
 
 
 def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
@@ -100,7 +101,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     pairs += _pythons(plan)
     pairs += _commands(plan)
     for command in list(plan.prepare.values())[:1]:
-        pairs.append(("prepare", shlex.join(command.argv)))
+        pairs.append(("prepare", shell.join(command.argv)))
     return tuple(pairs)
 
 
@@ -114,7 +115,7 @@ def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
         some = ", ".join(names[:_NAMED]) + (
             f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
         )
-        shown = shlex.join(next(t for t in plan.tasks if str(t.id) == names[0]).command.argv)
+        shown = shell.join(next(t for t in plan.tasks if str(t.id) == names[0]).command.argv)
         yield "command" if argv == usual else f"command of {some}", shown
 
 
@@ -124,7 +125,7 @@ def _command(task: TaskPlan) -> str:
     name = re.sub(r"^python[\d.]*$", "python", program.rpartition("/")[2])
     ours = "/tfcluster_workers/boot.py"
     plain = ["" if word.endswith(ours) else word.removeprefix(task.command.cwd) for word in words]
-    return shlex.join([name, *plain])
+    return shell.join([name, *plain])
 
 
 def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import harmless_text
-from tfcluster.ui.terminal import Terminal
+from tfcluster.ui.terminal import Painted, Terminal
 
 _GAP = 2
 _UNLIMITED = 100_000
@@ -85,7 +85,7 @@ def stdout_grid(grid: Grid, terminal: Terminal) -> str:
 
 def plain_text(panel: Panel, width: int) -> str:
     """The panel without rule or colour, no line wider than `width` except verbatim ones."""
-    lines = [panel.title]
+    lines = [harmless_text(panel.title)]
     for part in panel.parts:
         lines += [f"  {line}".rstrip() for line in part_lines(part, width - 2)]
     return "\n".join(lines)
@@ -94,7 +94,7 @@ def plain_text(panel: Panel, width: int) -> str:
 def part_lines(part: Part, width: int) -> list[str]:
     """One part as lines of at most `width` columns; words longer than that stay whole.
 
-    Whatever a task put into them (messages, names of metrics) is made harmless.
+    Whatever a task, a host or a spec put into them is made harmless.
     """
     return [harmless_text(line) for line in _lines(part, width)]
 
@@ -111,7 +111,7 @@ def _lines(part: Part, width: int) -> list[str]:
             return [line for row in text.split("\n") for line in wrap_words(row, width) or [""]]
 
 
-def screen_text(panel: Panel, width: int, *, colours: bool) -> str:
+def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
     """The panel under a rule, through rich (imported here: most commands never need it).
 
     Nothing stands at the sides, so that paths and commands can be copied.
@@ -128,10 +128,9 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> str:
         highlight=False,
         legacy_windows=False,
     )
-    tone = _TONES[panel.tone]
-    rule = " " + "─" * (width - len(panel.title) - 1)
-    title = Text.assemble((panel.title, f"bold {tone}"), (rule, tone))
-    console.print(title, soft_wrap=True)
+    tone, title = _TONES[panel.tone], harmless_text(panel.title)
+    rule = " " + "─" * (width - len(title) - 1)
+    console.print(Text.assemble((title, f"bold {tone}"), (rule, tone)), soft_wrap=True)
     for part in panel.parts:
         for line in part_lines(part, width - 2):
             text = Text(f"  {line}".rstrip())
@@ -139,7 +138,7 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> str:
                 text.stylize("dim", 0, 2 + _width_of_names(part))
             console.print(text, soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return Painted(console.file.getvalue())
 
 
 def _width_of_names(part: Part) -> int:

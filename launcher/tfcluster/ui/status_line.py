@@ -8,7 +8,7 @@ from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.run.status import Status
 from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
 from tfcluster.ui.lines import harmless_text
-from tfcluster.ui.story import attempt_of_all
+from tfcluster.ui.story import attempt_of_all, gathering
 
 _TASKS_NAMED = 3
 
@@ -29,6 +29,8 @@ def format_status_line(
         parts.append(f"{left} left, Ctrl-C again kills at once")
     if (attempt := attempt_of_all(snapshot)) > 1:
         parts.append(f"attempt {attempt}")
+    if snapshot.gathering:
+        parts.append(f"gathering {gathering(snapshot.gathering)}")
     if snapshot.waits_for:
         parts.append(f"waits for {snapshot.waits_for}")
     parts += [f"{task.task} stopped" for task in snapshot.tasks if task.frozen_by is not None]

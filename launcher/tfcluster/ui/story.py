@@ -9,7 +9,7 @@ from typing import Any
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.run.status import Status
 from tfcluster.ui import pages
-from tfcluster.ui.formats import format_duration, plural
+from tfcluster.ui.formats import format_bytes, format_duration, plural
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
 _RESTARTS_LISTED = 10
@@ -84,6 +84,15 @@ def facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     if snapshot.chaos:
         pairs.append(("rehearsed", "\n".join(map(_chaos, snapshot.chaos))))
     return tuple(pairs)
+
+
+def gathering(facts: Mapping[str, Any]) -> str:
+    """``checkpoints from 10.0.0.1, 1.2 GB of 3.0 GB``."""
+    node = f" from {facts['node']}" if facts.get("node") else ""
+    text = f"{facts.get('what', 'files')}{node}"
+    if facts.get("of"):
+        text += f", {format_bytes(facts.get('bytes') or 0)} of {format_bytes(facts['of'])}"
+    return text
 
 
 def root_cause(snapshot: RunSnapshot) -> Mapping[str, Any] | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from tfcluster.ui import story, trials
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
-from tfcluster.ui.lines import harmless_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +22,9 @@ def format_event(event: Mapping[str, Any]) -> Told | None:
     """A line for people, or None. Events of a newer version, or odd ones, say nothing."""
     tell = _TELLERS.get(str(event.get("type")))
     try:
-        told = tell(event) if tell else None
-    except (KeyError, TypeError, ValueError):
+        return tell(event) if tell else None
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    # An exception's message is the task's own text: it may hold anything.
-    return Told(harmless_text(told.text), told.styles) if told else None
 
 
 def _prepare_started(event: Mapping[str, Any]) -> Told:
@@ -76,6 +73,10 @@ def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
     found = story.gathered(event)
     which = f" of {found}" if event.get("step") is not None else f", {found}" if found else ""
     return Told(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
+
+
+def _gathering(event: Mapping[str, Any]) -> Told:
+    return Told(f"gathering {story.gathering(event)}", ("dim",))
 
 
 def _log_lost(event: Mapping[str, Any]) -> Told:
@@ -145,6 +146,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "trial": _trial,
     "run_stopping": _run_stopping,
     "checkpoint_gathered": _checkpoint_gathered,
+    "gathering": _gathering,
     "log_lost": _log_lost,
     "node_lost": _node_lost,
     "node_unreachable": _node_unreachable,

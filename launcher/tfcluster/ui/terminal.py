@@ -1,5 +1,10 @@
 """The one object that owns all style, so that no other room knows colours, widths or descriptors.
 
+It is also the border to the screen: everything that is said, and all data that a screen gets, is
+made harmless here (`ui.lines`). Only colours of ours pass (`Painted`), and what a pipe or a file
+gets of data stays as it is. The tasks' lines come through `out_lines`: `MergedLogs`, which knows
+the stream that they are for, has made them harmless already.
+
 Data goes to stdout, talk to stderr. Both are written to their descriptors directly: a view's
 thread that stands before a stopped terminal holds no lock of ``sys.stdout``, and nothing is left
 to flush (and to fail) when the interpreter ends.
@@ -16,7 +21,9 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from tfcluster.agent.error_words import reason_of
 from tfcluster.ui.formats import cut_to_columns, wrap_words
+from tfcluster.ui.lines import escaped_json, harmless_but_colours, harmless_text
 
 RESET = "\x1b[0m"
 _SGR = {
@@ -28,6 +35,12 @@ TASK_COLOURS = (
     "cyan", "yellow", "green", "magenta", "blue",
     "bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue",
 )  # fmt: skip
+
+
+class Painted(str):
+    """Text that `ui` has coloured, after it had made everything in it harmless."""
+
+    __slots__ = ()
 
 
 class Stream:
@@ -72,7 +85,7 @@ class Stream:
             else:
                 self._write_text(data)
         except (OSError, ValueError) as problem:
-            self.error = getattr(problem, "strerror", None) or str(problem)
+            self.error = reason_of(problem)
             if isinstance(problem, OSError) and not isinstance(problem, BrokenPipeError):
                 self.problem = f"cannot be written ({self.error})"
             return False
@@ -125,13 +138,13 @@ class Terminal:
         return self.stderr.width() or self.stdout.width() or 100
 
     def out(self, text: str) -> bool:
-        """A line of data; False when stdout is closed."""
-        return self.out_bytes(_encode(text))
+        """A line of data, harmless on a screen; False when stdout is closed."""
+        return self.out_lines(_for_screen(text) if self.stdout.is_tty else _encode(text))
 
-    def out_bytes(self, data: bytes) -> bool:
-        """Data as it is; False when stdout is closed (said once, never raised)."""
+    def out_lines(self, lines: bytes) -> bool:
+        """Data that is made for this stream; False when it is closed (said once, never raised)."""
         self.clear_status()
-        written = self.stdout.write(data)
+        written = self.stdout.write(lines)
         if not written and self.closed_note and not self._closed_was_said:
             self._closed_was_said = True
             self.say(f"stdout {self.stdout.problem}; {self.closed_note}")
@@ -140,25 +153,28 @@ class Terminal:
     def emit_json(self, value: Any) -> bool:
         """One JSON document of data: a line on a pipe, indented on a terminal."""
         indent = 2 if self.stdout.is_tty else None
-        return self.out(json.dumps(value, indent=indent, ensure_ascii=False, default=str))
+        text = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+        return self.out(escaped_json(text))
 
     def say(self, text: str) -> None:
-        """A line (or a panel) of talk."""
-        self.say_bytes(_encode(text))
+        """A line (or a panel) of talk, harmless wherever it goes."""
+        self.say_lines(_for_screen(text) if self.stderr.is_tty else _encode(_harmless(text)))
 
     def tell(self, text: str, *styles: str) -> None:
         """A sentence of talk: a screen breaks it between words, a pipe gets one line."""
+        text = harmless_text(text)
         if self.stderr.is_tty:
             text = "\n".join(wrap_words(text, self.width, indent="    "))
         self.say(self.paint(text, *styles))
 
-    def say_bytes(self, data: bytes) -> None:
+    def say_lines(self, lines: bytes) -> None:
+        """Talk that is made for this stream."""
         self.clear_status()
-        self.stderr.write(data)
+        self.stderr.write(lines)
 
     def show_status(self, text: str) -> None:
         """Put `text` (one line, cut to the screen) at the bottom; later writes go above it."""
-        text = cut_to_columns(text, self.width - 1)
+        text = cut_to_columns(harmless_text(text).replace("\n", " "), self.width - 1)
         if text == self._status or not self.has_status_line:
             return
         self.stderr.write(_encode("\r" + text + "\x1b[K", end=""))
@@ -176,9 +192,18 @@ class Terminal:
         return paint(text, *styles)
 
 
-def paint(text: str, *styles: str) -> str:
-    """`text` between the escape sequences of `styles`."""
-    return f"\x1b[{';'.join(_SGR[style] for style in styles)}m{text}{RESET}"
+def paint(text: str, *styles: str) -> Painted:
+    """`text`, which is harmless, between the escape sequences of `styles`."""
+    return Painted(f"\x1b[{';'.join(_SGR[style] for style in styles)}m{text}{RESET}")
+
+
+def _harmless(text: str) -> str:
+    return harmless_but_colours(text) if isinstance(text, Painted) else harmless_text(text)
+
+
+def _for_screen(text: str) -> bytes:
+    """Without single bytes either: to some screens 0x9b begins a control sequence."""
+    return _encode(_harmless(text)).decode("utf-8", "replace").encode()
 
 
 def _encode(text: str, *, end: str = "\n") -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.lab.machine import Machine
@@ -123,3 +125,60 @@ def test_a_listing_of_several_pages_comes_whole(office: Office) -> None:
     assert run.end() == 0, run.said
     (brought,) = (run.folder / "outputs").iterdir()
     assert brought.name.startswith("3999")
+
+
+SAVES_AND_LEAVES = """
+import os, struct
+checkpoints = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+os.makedirs(checkpoints, exist_ok=True)
+with open(checkpoints + "/ckpt-7.data-00000-of-00001", "wb") as file:
+    for _ in range(int(os.environ["COUNT"])):
+        file.write(os.urandom(1 << 20))
+with open(checkpoints + "/ckpt-7.index", "wb") as file:
+    file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+"""
+
+
+def filer_of(host: Machine) -> int:
+    """The process that handles files for the agent of the host: it is niced above the others."""
+    nice = {
+        pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
+        for pid, words in host.processes().items()
+        if "-I -S -c" in words
+    }
+    return max(nice, key=nice.__getitem__)
+
+
+def test_a_host_whose_files_stand_still_ends_no_wait_in_silence(office: Office) -> None:
+    """A stopped process, as a dead file server makes it: all tasks exit with 0, and `up` waited
+    for ever, while `status` said that they were starting."""
+    (host,) = office.add_hosts(1)
+    office.lab.shape(host, mbit=30)
+    office.folders_stay = True
+    spec = office.spec(SAVES_AND_LEAVES, count=60, supervision={"lease_s": 8})
+    run = office.up(spec)
+    run.wait_for_event("task_exited")
+    state = until(lambda: gathered_so_far(run), "bytes of the checkpoint")
+    assert [task["state"] for task in state["tasks"]] == ["succeeded"]
+    assert (state["gathering"]["node"], state["gathering"]["of"] >> 20) == (host.address, 60)
+    shown = office.start("status")
+    assert shown.end() == 0, shown.said
+    assert f"checkpoints from {host.address}, " in shown.said
+    assert "starting" not in shown.said
+    os.kill(filer_of(host), signal.SIGSTOP)
+    assert run.end() == 0, run.said
+    said = " ".join(run.said.split())
+    why = f"{host.address} has answered nothing about its files for 8 s: its disk or a file server"
+    assert f"ckpt-7 was not gathered: {why}" in said
+    assert "not everything was copied: " not in said
+    fetch = f"what worker:0 has saved stays on {host.address}: scp -r {host.address}:"
+    assert fetch in said
+    folder = said.partition(fetch)[2].split()[0].replace(str(Path("~").expanduser()), "")
+    assert size(Path(f"{host.root}{folder}/ckpt-7.data-00000-of-00001")) == 60 << 20
+    assert not host.processes(), "what was stopped was ended with the agent"
+
+
+def gathered_so_far(run: Run) -> dict[str, Any] | None:
+    """The state of the run, once some of what it waits for has come."""
+    state: dict[str, Any] = json.loads((run.folder / "state.json").read_text())
+    return state if (state.get("gathering") or {}).get("bytes") else None

@@ -224,7 +224,7 @@ def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Of
     assert f"{second.address}: ended agent, worker:1\n" in again.said
     until(lambda: not second.processes(), "the end of the second host's")
     last = office.start("down", run.folder.name)
-    assert (last.end(), last.said) == (0, f"{run.folder.name} is lost\n")
+    assert (last.end(), last.said) == (0, f"{run.folder.name} is lost, and was cleaned up before\n")
 
 
 def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:

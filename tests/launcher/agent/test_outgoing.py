@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -45,17 +46,46 @@ LONG = "\udcff" * 200
 
 
 def test_a_listing_of_any_length_comes_in_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    def many(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
+    def many(folder: str, inside: str, alive: object) -> Iterator[tuple[str, int, int]]:
         yield from ((f"{number}{LONG}", 1, 2) for number in range(20_000))
 
     monkeypatch.setattr(outgoing, "walk", many)
     node = Node()
-    node.outgoing.scan({"id": 1, "folder": "/data"})
+    node.outgoing.scan({"id": 1, "folder": "/data", "most": 20_000})
     frames = [protocol.control_frame(said) for said in node.said]
     assert sum(map(len, frames)) > protocol.MAX_PAYLOAD
     assert [bool(said.get("more")) for said in node.said] == [True] * (len(frames) - 1) + [False]
     names = [entry[0] for said in node.said for entry in said["entries"]]
     assert names == [f"{number}{LONG}" for number in range(20_000)]
+
+
+@pytest.mark.parametrize("most", [0, 1, 9])
+def test_a_listing_ends_where_there_are_more_than_were_asked_for(tmp_path: Path, most: int) -> None:
+    for name in range(10):
+        (tmp_path / str(name)).touch()
+    node = Node()
+    node.outgoing.scan({"id": 1, "folder": str(tmp_path), "most": most})
+    assert node.said == [{"type": "scanned", "id": 1, "entries": [], "left_off": True}]
+    node.outgoing.scan({"id": 2, "folder": str(tmp_path), "most": 10})
+    assert "left_off" not in node.said[-1]
+    assert len(node.said[-1]["entries"]) == 10
+
+
+def test_while_it_lists_or_hashes_it_says_that_it_is_alive(tmp_path: Path) -> None:
+    """Each name, and each piece of what had come before the line broke."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "a").write_bytes(bytes(1 << 20))
+    alive: list[int] = []
+    said: list[Any] = []
+    busy = outgoing.Outgoing(said.append, lambda *slices: None, alive.append)
+    busy.scan({"id": 1, "folder": str(tmp_path), "most": 9})
+    assert alive == [1] * 4
+    found = (tmp_path / "below" / "a").stat()
+    order = {"id": 2, "folder": str(tmp_path), "path": "below/a", "offset": 1 << 20}
+    busy.read({**order, "size": 1 << 20, "mtime_ns": found.st_mtime_ns})
+    while not said[1:]:
+        busy.turn(1.0)
+    assert alive[4:] == [2] * 4
 
 
 def test_an_order_of_any_length_goes_in_frames() -> None:
@@ -135,7 +165,7 @@ def test_what_nobody_may_look_at_is_left_out(
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "c").write_bytes(b"x")
     found = [*os.scandir(tmp_path), Forbidden()]
-    monkeypatch.setattr(os, "scandir", lambda folder: found)
+    monkeypatch.setattr(os, "scandir", lambda folder: contextlib.nullcontext(found))
     assert [path for path, _, _ in outgoing.walk(str(tmp_path), "")] == ["a", "c"]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent.processes import living_children
+from tfcluster.backends.answers import FilesStalledError
 from tfcluster.backends.far_files import FarFileChangedError, FarFiles, FarFilesError, Sent
 from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.backends.local import AgentProcess
@@ -305,6 +306,77 @@ def test_exits_and_logs_do_not_wait_for_a_disk_that_stands_still(node: Node) -> 
         os.kill(stuck, signal.SIGCONT)
         await reading
         assert node.filer == stuck, "a start of tasks ends what others left running, and not this"
+
+    run(node, story)
+
+
+@pytest.mark.parametrize("what", ["scan", "look", "read", "send"])
+def test_who_waits_for_files_that_stand_still_is_told(node: Node, what: str) -> None:
+    """As over a dead file server. It waited for ever, while the line and the tasks were well."""
+
+    async def story(files: FarFiles) -> None:
+        listed = node.file(4 * MB)
+        tree = [Sent("a", node.data / "a")]
+        ask: dict[str, Callable[[], Awaitable[Any]]] = {
+            "scan": lambda: files.scan(str(node.data)),
+            "look": lambda: files.look([str(node.data)], name="a", text="", inode=1),
+            "read": lambda: files.read(str(node.data), "a", Taken(), **listed),
+            "send": lambda: files.send_tree(str(node.data / "into"), tree, keep=False),
+        }
+        await ask[what]()
+        files._silence_s = 1.0
+        os.kill(node.filer, signal.SIGSTOP)
+        for _ in ("it is found out", "and known: the next one is told soon"):
+            with pytest.raises(
+                FilesStalledError, match="gpu1 has answered nothing about its files"
+            ):
+                await ask[what]()
+        os.kill(node.filer, signal.SIGCONT)
+        files._silence_s = 60.0
+        await ask[what]()
+
+    run(node, story)
+
+
+def test_a_line_that_is_cut_is_no_disk_that_stands_still(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease says how long one is waited for."""
+
+    async def story(files: FarFiles) -> None:
+        node.file(4 * MB)
+        files._silence_s = 0.5
+        real = node._dial
+        off = asyncio.Event()
+
+        async def dial() -> Streams:
+            await off.wait()
+            return await real()
+
+        link = files._send.__self__  # type: ignore[attr-defined]
+        link._dial = dial
+        node.cut()
+        await until(lambda: not files.is_connected)
+        scanning = asyncio.create_task(files.scan(str(node.data)))
+        done, _ = await asyncio.wait([scanning], timeout=1.5)
+        assert not done
+        off.set()
+        assert [path for path, _, _ in await scanning] == ["a"]
+
+    run(node, story)
+
+
+def test_work_that_takes_long_is_none_that_stands_still(node: Node) -> None:
+    """At its rate a slice comes only once in hours."""
+
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(16 * MB)
+        files._silence_s = 3.0
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
+        await until(lambda: bool(taken.data))
+        done, _ = await asyncio.wait([reading], timeout=4.0)
+        assert not done
+        reading.cancel()
 
     run(node, story)
 

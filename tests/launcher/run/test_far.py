@@ -96,7 +96,7 @@ class Cut(There):
         await self.scan(folder)
         return ""
 
-    async def scan(self, folder: str) -> None:
+    async def scan(self, folder: str, *, most: int = 0) -> None:
         await asyncio.Event().wait()
 
 

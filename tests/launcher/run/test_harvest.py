@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.launcher.checkpoints.files import write_prefix
 
+from tfcluster.checkpoints import restore
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import PutBack
@@ -74,8 +75,15 @@ class Here:
     def have_time(self) -> None:
         """Nor does it disturb."""
 
-    def bring_tensorboard(self, *, stopped: Stopped) -> None:
+    def bring_tensorboard(self, *, stopped: Stopped) -> dict[str, Any]:
         """It is here."""
+        return {}
+
+    def is_far(self, node: str) -> bool:
+        return False
+
+    def workdir(self, task: TaskId) -> Path:
+        return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
         return PutBack(None, (), ())
@@ -119,7 +127,12 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
     for _ in range(3):
         seen += asyncio.run(harvest.bring_home())
     assert [type(event) for event in seen] == [ev.Warned]
-    assert asyncio.run(harvest.finish()) == []
+    (closing,) = asyncio.run(harvest.finish())
+    assert isinstance(closing, ev.Warned)
+    assert closing.message == (
+        "the last checkpoints of worker:0 were not gathered: [Errno 28] No space left on device"
+    )
+    assert harvest.lacks_something, "also where the same was said before: folders elsewhere stay"
 
 
 @pytest.mark.parametrize(
@@ -165,6 +178,24 @@ def test_an_attempt_starts_from_the_step_that_was_told_last(
 def shared_harvest(paths: RunPaths, storage: str) -> Harvest:
     plan = plan_of()
     return Harvest(replace(plan, checkpoints=replace(plan.checkpoints, dir=storage)), paths)
+
+
+def test_shared_storage_that_cannot_be_read_ends_no_run(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of the file server was an internal error (exit 70) of the restart."""
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(restore, "scan", fails)
+    harvest = shared_harvest(paths, str(tmp_path))
+    harvest.saved(str(tmp_path / "ckpt-3"), 3)
+    (told,) = asyncio.run(harvest.bring_home())
+    assert told.to_json()["message"] == (
+        "checkpoints.dir cannot be read: [Errno 5] Input/output error"
+    )
+    assert harvest.newest == Newest(3, "ckpt-3"), "what the chief has said"
 
 
 def test_of_a_backup_in_shared_storage_counts_the_step_that_the_chief_told(

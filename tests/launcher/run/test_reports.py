@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import socket
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
+from tfcluster.agent import budgets
 from tfcluster.run import events as ev
-from tfcluster.run.events import Event, to_line
-from tfcluster.run.fold import apply, first_state
-from tfcluster.run.gang import Gang
-from tfcluster.run.identity import ProcessIdentity
-from tfcluster.run.paths import RunPaths
+from tfcluster.run.events import Event
+from tfcluster.run.report_checks import cleaned
 from tfcluster.run.reports import PREPARE, saved, to_event
-from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.ui.panels import closing_panel, status_panel
-from tfcluster.ui.render import Panel
-from tfcluster.ui.talk import format_event
-
-from .conftest import plan_of
 
 NAMED: dict[str, Any] = {"task": "worker:0", "attempt": 1}
 
 
 def report(**event: Any) -> Event | None:
-    return to_event("local", {"type": "task_event", **NAMED, "event": event})
+    """What a task's report becomes behind the border."""
+    if (taken := cleaned(event)) is None:
+        return None
+    return to_event("local", {"type": "task_event", **NAMED, "event": taken})
 
 
 TABLE: list[tuple[dict[str, Any], Event | None]] = [
@@ -77,8 +66,9 @@ def test_reports_of_a_task() -> None:
     assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
         ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
     )
-    found = saved({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
-    assert found == ("ckpt-3", 3, 7)
+    found = cleaned({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
+    assert found is not None
+    assert saved(found) == ("ckpt-3", 3, 7)
 
 
 MALFORMED: list[dict[str, Any]] = [
@@ -86,87 +76,59 @@ MALFORMED: list[dict[str, Any]] = [
     {"type": "progress", "step": None},
     {"type": "progress", "step": "many"},
     {"type": "progress", "step": math.inf},
-    {"type": "progress", "step": 1, "metrics": 5},
-    {"type": "progress", "step": 1, "metrics": {"loss": "high"}},
-    {"type": "progress", "step": 1, "metrics": {"loss": 10**400}},
+    {"type": "progress", "step": -1},
+    {"type": "progress", "step": 1 << 63},
     {"type": "error"},
     {"type": "error", "exception": "E"},
     {"type": "note"},
+    {"type": "note", "message": 5},
+    {"type": "saved"},
+    {"type": "saved", "path": 5},
+    {"type": "saved", "path": None, "step": 1},
+    {"type": "chaos", "fault": None},
+    {"type": "of a newer version"},
     {"type": ["progress"]},
     {},
 ]
 
 
 @pytest.mark.parametrize("event", MALFORMED, ids=repr)
-def test_a_malformed_report_passes_unseen(event: dict[str, Any]) -> None:
-    assert report(**event) is None
+def test_a_malformed_report_does_not_count(event: dict[str, Any]) -> None:
+    assert cleaned(event) is None
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("given", "taken"),
     [
-        {"type": "saved"},
-        {"type": "saved", "path": 5},
-        {"type": "saved", "path": None, "step": 1},
-        {"type": "ready", "path": "x"},
+        ({"metrics": 5}, {}),
+        ({"metrics": {"loss": "high", "accuracy": 1}}, {"metrics": {"accuracy": 1.0}}),
+        ({"metrics": {"loss": 10**400}}, {"metrics": {"loss": math.inf}}),
+        ({"epoch": "first", "steps_per_second": -1.0, "examples_per_second": math.nan}, {}),
+        ({"step": 2.0, "epoch": 3}, {"step": 2, "epoch": 3}),
+        ({"of_a_newer_version": 1}, {}),
     ],
     ids=repr,
 )
-def test_a_malformed_saved_is_none(event: dict[str, Any]) -> None:
-    assert saved(event) is None
+def test_of_a_report_with_a_wrong_field_the_rest_counts(
+    given: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    assert cleaned({"type": "progress", "step": 1, **given}) == (
+        {"type": "progress", "step": 1} | taken
+    )
 
 
 def test_a_saved_without_a_usable_step_has_none() -> None:
     for step in ("3", 3.5, True, [3]):
-        assert saved({"type": "saved", "path": "ckpt", "step": step}) == ("ckpt", None, None)
+        found = cleaned({"type": "saved", "path": "ckpt", "step": step})
+        assert found is not None
+        assert saved(found) == ("ckpt", None, None)
 
 
-_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
-_NAMES = (
-    "step", "epoch", "metrics", "steps_per_second", "examples_per_second", "exception", "message",
-    "file", "line", "traceback", "path", "name",
-)  # fmt: skip
-_KINDS = ("ready", "waiting_for_peers", "progress", "error", "saves_on_sigterm", "saved",
-          "setting_read", "note")  # fmt: skip
-_REPORTS = st.fixed_dictionaries(
-    {"type": st.sampled_from(_KINDS) | _VALUES},
-    optional={name: _VALUES | st.dictionaries(st.text(max_size=4), st.floats()) for name in _NAMES},
-)
-PATHS = RunPaths(Path("/runs/demo-20260914-153012-k7f3"))
-
-
-def new_state() -> RunSnapshot:
-    me = ProcessIdentity(socket.gethostname(), "boot", os.getpid(), 1)
-    return first_state(plan_of(), PATHS, me, 1.0)
-
-
-@settings(max_examples=30)
-@given(st.lists(_REPORTS, max_size=5))
-def test_no_report_breaks_state_files_gang_or_what_people_see(
-    reports: list[dict[str, Any]],
-) -> None:
-    state, gang = new_state(), Gang(plan_of())
-    member = gang.get("worker:0")
-    assert member is not None
-    for raw in reports:
-        received = json.loads(json.dumps(raw))
-        saved(received)
-        gang.note_report(member, received, 0.0)
-        message = {"type": "task_event", **NAMED, "event": received}
-        if (event := to_event("local", message)) is None:
-            continue
-        line = to_line(event, seq=1, time=2.0)
-        assert line.endswith(b"\n")
-        assert line.count(b"\n") == 1
-        format_event(json.loads(line))
-        apply(state, event, 2.0, PATHS)
-    assert RunSnapshot.from_json(json.loads(json.dumps(state.to_json()))).tasks[0].task
-    last = ev.TaskExited(**NAMED, exit_code=1)
-    gang.note_exit(member, last, error=state.tasks[0].error, last_lines="")
-    assert gang.failures[0].reason
-    assert isinstance(status_panel(state, PATHS, now=3.0), Panel)
-    assert isinstance(closing_panel(state, PATHS), Panel)
+def test_what_is_too_long_is_cut() -> None:
+    many = {f"{number} " + "n" * 999: 1.0 for number in range(500)}
+    found = cleaned({"type": "progress", "step": 1, "metrics": many})
+    assert found is not None
+    assert len(found["metrics"]) == budgets.REPORT_NAMES
+    assert {len(name) for name in found["metrics"]} == {budgets.REPORT_NAME}
+    note = cleaned({"type": "note", "message": "x" * 50_000})
+    assert note == {"type": "note", "message": "x" * budgets.NOTE_TEXT + " …"}

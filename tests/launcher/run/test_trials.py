@@ -9,6 +9,7 @@ import pytest
 from tfcluster.run.events import Trial, to_line
 from tfcluster.run.fold import apply
 from tfcluster.run.paths import RunPaths
+from tfcluster.run.report_checks import cleaned
 from tfcluster.run.reports import to_event
 from tfcluster.run.snapshot import RunSnapshot
 
@@ -26,7 +27,9 @@ def replay(state: RunSnapshot, paths: RunPaths, *events: Trial) -> RunSnapshot:
 
 
 def said(report: dict[str, Any], *, task: str = "chief:0") -> Any:
-    return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": report})
+    if (taken := cleaned(report)) is None:
+        return None
+    return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": taken})
 
 
 # -- from reports to events

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tfcluster.run.look import Look
 from tfcluster.run.preflight import Finding
 from tfcluster.run.seen import Seen
@@ -49,6 +51,21 @@ def test_without_colours_there_are_none() -> None:
     shown = table(LOOK, width=100, colours=False)
     assert "[31m" not in shown
     assert "→ all must have the same" in shown
+
+
+@pytest.mark.parametrize("width", [None, 30, 100], ids=["a pipe", "narrow", "wide"])
+def test_what_a_host_says_can_neither_colour_nor_move_anything(width: int | None) -> None:
+    said = "\x1b]52;c;eA==\x07\x1b[8m\x1b[2J\x9b1A"
+    seen = replace(A, python=f"3.11{said}")
+    found = replace(ODD, what=f"odd{said}", cure=f"do{said}", node="10.0.0.1")
+    clean = replace(ODD, what="odd�1A", cure="do�1A", node="10.0.0.1")
+    look = Look(("10.0.0.1",), (seen,), (found, replace(found, check="clock", is_fatal=False)))
+    same = Look(
+        ("10.0.0.1",),
+        (replace(A, python="3.11�1A"),),
+        (clean, replace(clean, check="clock", is_fatal=False)),
+    )
+    assert table(look, width=width, colours=True) == table(same, width=width, colours=True)
 
 
 def test_on_a_small_screen_the_nodes_stand_one_under_the_other() -> None:

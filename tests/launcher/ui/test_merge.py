@@ -244,7 +244,7 @@ from tfcluster.ui.terminal import Terminal
 terminal = Terminal()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for block in MergedLogs(RunPaths(pathlib.Path(sys.argv[1]))).drain():
-    terminal.out_bytes(block)
+    terminal.out_lines(block)
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(time.process_time(), used.ru_maxrss - before, file=sys.stderr)
 """

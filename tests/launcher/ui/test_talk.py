@@ -27,7 +27,7 @@ from tfcluster.ui.talk import format_event
                 task="worker:1",
                 attempt=1,
                 exception="ValueError",
-                message="bad\x1b[2J shape\nand more",
+                message="bad shape\nand more",
                 file="train.py",
                 line=12,
             ),

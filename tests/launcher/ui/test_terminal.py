@@ -44,7 +44,7 @@ def test_a_sentence_is_broken_between_words_on_a_screen_alone(open_screen: OpenS
 def test_streams_without_a_descriptor_are_written_too() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     terminal = Terminal(stdout, stderr, environ={})
-    terminal.out_bytes(b"data \xff\n")
+    terminal.out_lines(b"data \xff\n")
     terminal.say("talk")
     assert (stdout.getvalue(), stderr.getvalue()) == ("data �\n", "talk\n")
 
@@ -108,7 +108,7 @@ def test_a_closed_stdout_is_said_once_and_never_raised() -> None:
     assert terminal.out("read")
     os.close(reader)
     assert not terminal.out("unread")
-    assert not terminal.out_bytes(b"unread\n")
+    assert not terminal.out_lines(b"unread\n")
     assert stderr.getvalue() == "stdout is closed; training goes on\n"
     assert terminal.stdout.error == "Broken pipe"
     stdout.close()
@@ -133,7 +133,7 @@ def test_a_non_blocking_pipe_gets_everything() -> None:
 
     slow = threading.Thread(target=read_all)
     slow.start()
-    assert Terminal(stdout, io.StringIO(), environ={}).out_bytes(b"x" * 500_000)
+    assert Terminal(stdout, io.StringIO(), environ={}).out_lines(b"x" * 500_000)
     stdout.close()
     slow.join()
     os.close(reader)

@@ -1,0 +1,47 @@
+"""Reads JSON that somebody else wrote, or that a disk damaged: whatever is wrong is a ValueError.
+
+`json.loads` itself raises RecursionError for a deeply nested text, and a path may lead to a device
+or a pipe that never ends. Everything that tfcluster reads from a run folder, a host, a daemon, a
+task or a cache comes through here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+LARGEST_FILE = 256 << 20
+"""Bytes; the state of ten thousand tasks takes a tenth of it."""
+
+
+def parse(text: str | bytes | bytearray) -> Any:
+    """Return the value of a JSON text; raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_object(text: str | bytes | bytearray) -> dict[str, Any]:
+    """Return the value of a JSON text that is an object; raises ValueError."""
+    value = parse(text)
+    if not isinstance(value, dict):
+        raise ValueError("it is not a JSON object")
+    return value
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the JSON object in a file; raises OSError, and ValueError for anything else."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is not a regular file")
+        if found.st_size > LARGEST_FILE:
+            raise ValueError(f"it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
+        return parse_object(file.read())

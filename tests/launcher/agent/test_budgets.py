@@ -1,0 +1,119 @@
+"""What a task and a stranger at the socket can make a real agent keep is bounded, and told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import selectors
+import socket
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tfcluster.agent import budgets, protocol
+from tfcluster.agent.allowance import Allowance
+from tfcluster.agent.line import Line
+
+from .conftest import Peer, Rig
+
+FLOOD = """
+import json, os, socket, time
+line = socket.socket(fileno=int(os.environ["TFCLUSTER_EVENTS_FD"]))
+note = json.dumps({"type": "note", "message": "x" * 60_000}).encode()
+sent, until = 0, time.monotonic() + 1
+while time.monotonic() < until:
+    try:
+        line.send(note, socket.MSG_DONTWAIT)
+        sent += 1
+    except BlockingIOError:
+        time.sleep(0.001)
+print(sent)
+line.send(json.dumps({"type": "error", "exception": "E", "message": "the end"}).encode())
+"""
+"""Sends notes for a second as fast as anybody takes them, then says why it ends."""
+
+
+def memory_of(pid: int) -> int:
+    """Bytes that the process has in memory at most, so far."""
+    facts = Path(f"/proc/{pid}/status").read_text()
+    return int(facts.partition("VmHWM:")[2].split()[0]) * 1024
+
+
+def test_a_task_that_floods_is_heard_in_part_and_to_the_end(rig: Rig) -> None:
+    """A flood of one second was 150 MB for the coordinator."""
+    rig.start_python(FLOOD)
+    assert rig.exited()["exit_code"] == 0, "it never waits for us"
+    heard = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
+    taken = sum(len(json.dumps(event)) for event in heard)
+    assert taken < budgets.REPORT_BYTES_AT_ONCE + 10 * budgets.REPORT_BYTES_PER_S
+    assert heard[-1] == {"type": "error", "exception": "E", "message": "the end"}
+    counts = [m["count"] for m in rig.peer.messages if m["type"] == "reports_dropped"]
+    sent = int(rig.log().read_text())
+    assert counts == [1, sent - len(heard) + 1]
+
+
+def test_strangers_at_the_socket_cost_little_and_keep_nobody_out(rig: Rig) -> None:
+    before = memory_of(rig.pid)
+    almost = protocol.control_frame({"type": "hello", "x": "x" * (900 << 10)})[:-100]
+    strangers = []
+    with contextlib.ExitStack() as closing:
+        for _ in range(3 * budgets.STRANGERS):
+            peer = Peer(str(rig.config["socket"]))
+            closing.callback(peer.close)
+            strangers.append(peer)
+            with contextlib.suppress(ConnectionError):
+                peer.socket.sendall(almost)
+        assert rig.start("true")["type"] == "task_started", "its own coordinator is served"
+        rig.exited()
+        assert "without a hello" in strangers[0].take("refused")["reason"]
+        assert memory_of(rig.pid) < before + (budgets.STRANGERS + 4) * budgets.HELLO_BYTES
+        huge = Peer(str(rig.config["socket"]))
+        closing.callback(huge.close)
+        with contextlib.suppress(ConnectionError):
+            huge.socket.sendall(protocol.frame(protocol.CONTROL, bytes(2 << 20))[: 1 << 18])
+        assert "not a frame" in huge.take("refused")["reason"]
+
+
+def test_a_stranger_has_some_seconds_for_its_hello(folder: Path) -> None:
+    config: dict[str, Any] = {"run_id": "r", "node": "n", "token": "t", "lease_s": None}
+    ignore: Any = lambda *_: None  # noqa: E731
+    recorder = SimpleNamespace(pid=1, add_file=ignore)
+    with selectors.DefaultSelector() as selector:
+        path = str(folder / "private" / "agent.sock")
+        line = Line(
+            config | {"socket": path},
+            cast("Any", recorder),
+            selector,
+            ignore,
+            ignore,
+            ignore,
+            ignore,
+        )
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(20)
+            stranger.connect(path)
+            line._accept(selectors.EVENT_READ)
+            due = line.deadline()
+            assert due is not None
+            assert due <= time.monotonic() + budgets.HELLO_S
+            line.on_time(due + 1)
+            said = b""
+            while data := stranger.recv(1 << 16):
+                said += data
+            assert b"no hello came within 10 s" in said
+        line.close()
+
+
+@pytest.mark.parametrize(("spent", "wait_s"), [(0, 0.0), (9, 0.0), (10, 0.0), (30, 4.0)])
+def test_an_allowance_fills_up_again(spent: int, wait_s: float) -> None:
+    allowance = Allowance(burst=10, per_s=5, now=100.0)
+    allowance.spend(spent, 100.0)
+    assert allowance.wait_s(100.0) == wait_s
+    assert allowance.wait_s(100.0 + wait_s) == 0.0
+    allowance.spend(10, 1e6)
+    assert allowance.wait_s(1e6) == 0.0, "never more than its burst"
+    allowance.spend(1, 1e6)
+    assert allowance.wait_s(1e6) == 0.2

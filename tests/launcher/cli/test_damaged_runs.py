@@ -1,0 +1,209 @@
+"""A run whose files are damaged is shown as that, can be removed, and stops no command."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.launcher.run.conftest import plan_of
+
+from tfcluster.errors import TfclusterError
+from tfcluster.run import control, folder, registry
+from tfcluster.run.fold import first_state
+from tfcluster.run.identity import this_process
+from tfcluster.run.paths import RunPaths
+from tfcluster.run.status import Status
+
+DEEP = "[" * 100_000
+STATE: dict[str, Any] = {
+    "status": "failed",
+    "exit_code": 1,
+    "ended_at": 1.7e9,
+    "attempt": 2,
+    "agents": {"local": {"pid": 12, "guard_pid": 13}},
+    "nodes": {"local": "gone"},
+    "resumed_from": {"run": "demo-1", "step": 3},
+    "diagnosis": {
+        "root_cause": {"task": "worker:0", "reason": "exit code 1", "hint": "h", "attempt": 2},
+        "collateral": ["worker:1"],
+    },
+    "restarts": [
+        {"attempt": 2, "of": 4, "reason": "worker:0: x", "from_step": 5, "delay_s": 1.0, "time": 1}
+    ],
+    "chaos": [{"fault": "kill worker:1 at step 2", "task": "worker:1", "injected_at": 1.0}],
+    "checkpoints": [{"path": "checkpoints/ckpt-1/ckpt-1", "step": 1, "kind": "k", "bytes": 9}],
+    "trials": [{"id": "0", "status": "COMPLETED", "score": 0.5, "objective": "loss"}],
+    "warnings": ["careful"],
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=4,
+)
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[Path]:
+    """One for all examples of a test, which use run ids of their own."""
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFCLUSTER_HOME", str(root / "home"))
+        patch.setenv("XDG_RUNTIME_DIR", str(root))
+        yield root / "home"
+    shutil.rmtree(root)
+
+
+def make_run(home: Path, text: str | None, run_id: str = "demo-20260914-153012-k7f3") -> RunPaths:
+    """A run's folder, an hour old, with this ``state.json``."""
+    shutil.rmtree(home / "runs" / run_id, ignore_errors=True)
+    paths = folder.make(run_id, home)
+    if text is not None:
+        paths.state.write_text(text)
+    os.utime(paths.root, (time.time() - 3600,) * 2)
+    return paths
+
+
+def a_state(home: Path) -> dict[str, Any]:
+    """Of a run that has had everything that a run can have."""
+    paths = make_run(home, None)
+    state = first_state(plan_of(), paths, this_process(), 1.6e9)
+    state.tasks[0].error = {"exception": "E", "message": "m", "line": 3}
+    state.tasks[0].metrics = {"loss": 0.5}
+    return json.loads(json.dumps(state.to_json())) | copy.deepcopy(STATE)  # type: ignore[no-any-return]
+
+
+def run(command: str, *args: str) -> tuple[int, str]:
+    """Exit code, and everything that the command said."""
+    found = importlib.import_module(f"tfcluster.cli.{command}").command
+    done = CliRunner().invoke(found, args, standalone_mode=False)
+    if isinstance(done.exception, TfclusterError):
+        return done.exception.exit_code, str(done.exception)
+    if done.exception is not None:
+        raise done.exception
+    return 0, done.output
+
+
+def write_nothing(paths: RunPaths) -> None:
+    paths.state.unlink()
+
+
+def write_a_pipe(paths: RunPaths) -> None:
+    paths.state.unlink()
+    os.mkfifo(paths.state)
+
+
+DAMAGES: dict[str, str | Callable[[RunPaths], None]] = {
+    "nested deeply": '{"run":' + DEEP,
+    "empty": "",
+    "cut off": '{"run": "demo", "sta',
+    "another type": "[1, 2]",
+    "another field": '{"run": 5}',
+    "a number of a thousand digits": '{"pid": ' + "9" * 5000 + "}",
+    "missing": write_nothing,
+    "a pipe": write_a_pipe,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_run_is_told_and_can_be_removed(
+    home: Path, damage: str | Callable[[RunPaths], None]
+) -> None:
+    other = "other-20260914-153012-aaaa"
+    healthy = make_run(home, json.dumps(a_state(home) | {"run": other}), other)
+    paths = make_run(home, damage if isinstance(damage, str) else "")
+    if not isinstance(damage, str):
+        damage(paths)
+        os.utime(paths.root, (time.time() - 3600,) * 2)
+
+    code, said = run("ps", "-a")
+    assert code == 0
+    assert f"{paths.run_id} is damaged, state.json cannot be read: " in said
+    assert "`tfcluster rm k7f3` removes it" in said
+    assert other in said
+    rows = json.loads(run("ps", "-a", "--json")[1].splitlines()[0])
+    assert [row["status"] for row in rows] == ["failed", "damaged"]
+    code, said = run("status", "k7f3")
+    assert code == 3
+    assert f"tfcluster rm {paths.run_id}" in said
+    assert run("logs", "k7f3")[0] == 0
+    assert run("rm", "k7f3") == (0, f"deleted {paths.run_id}\n")
+    assert not paths.root.exists()
+    assert healthy.root.exists()
+
+
+def test_prune_takes_damaged_runs_by_their_age(home: Path) -> None:
+    old = make_run(home, DEEP, "old-20260914-153012-bbbb")
+    new = make_run(home, DEEP, "new-20260914-153012-cccc")
+    os.utime(old.root, (time.time() - 40 * 86400,) * 2)
+    assert "old-20260914-153012-bbbb" in run("prune", "--older-than", "30d", "-y")[1]
+    assert not old.root.exists()
+    assert new.root.exists()
+    assert run("prune", "--keep", "0", "-y")[0] == 0
+    assert not new.root.exists()
+
+
+def test_a_folder_that_has_no_state_yet_belongs_to_a_run_that_begins(home: Path) -> None:
+    paths = make_run(home, None)
+    os.utime(paths.root)
+    assert "damaged" not in run("ps", "-a")[1]
+    run("prune", "--keep", "0", "-y")
+    assert paths.root.exists()
+    shutil.rmtree(paths.root)
+
+
+def test_a_damaged_run_that_still_goes_on_is_not_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make_run(home, DEEP)
+
+    def ask(path: Path, request: object, **_: object) -> dict[str, Any]:
+        assert path == paths.control_socket
+        return {"ok": True}
+
+    monkeypatch.setattr(control, "ask", ask)
+    code, said = run("rm", "k7f3")
+    assert (code, f"{paths.run_id} is live" in said) == (2, True)
+    run("prune", "--keep", "0", "-y")
+    assert paths.root.exists()
+
+
+@given(st.data(), JSON)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_a_state_holds_commands_answer(
+    home: Path, data: st.DataObject, value: object
+) -> None:
+    """One value of a whole state is another, or gone."""
+    state = a_state(home)
+    at: Any = state
+    while True:
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        goes_on = isinstance(at[key], dict | list) and at[key] and data.draw(st.booleans())
+        if not goes_on:
+            break
+        at = at[key]
+    if data.draw(st.booleans()):
+        at[key] = value
+    else:
+        del at[key]
+    paths = make_run(home, json.dumps(state))
+    for words in (["ps", "-a"], ["status", paths.run_id], ["checkpoints", paths.run_id]):
+        assert run(*words)[0] in (0, 2, 3)
+    assert run("rm", paths.run_id)[0] in (0, 2)
+
+
+def test_a_state_that_is_whole_is_read(home: Path) -> None:
+    paths = make_run(home, json.dumps(a_state(home)))
+    assert registry.load(paths).status is Status.FAILED
+    assert "loss 0.5" in run("status", paths.run_id)[1]
