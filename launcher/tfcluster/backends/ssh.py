@@ -26,6 +26,7 @@ OPTIONS = (
     "RequestTTY=no",
     "ForwardX11=no",
     "ClearAllForwardings=yes",
+    "ForwardAgent=no",  # not among "all": tasks could log in elsewhere as the user
     "RemoteCommand=none",
     "LogLevel=ERROR",
     # A shared connection that is cut would be dialled over again and again.
