@@ -83,6 +83,10 @@ _CURES = (
         "is it up, and does sshd listen there? runtime.hosts.{name}.ssh names another way in",
     ),
     ("No space left on device|Disk quota exceeded", "make room in ~/.cache there"),
+    (
+        "belongs to another user|other users can write to it|not a folder but a link",
+        "make ~/.cache/tfcluster writable there, where the name of another folder is kept",
+    ),
     ("does its login hang|end the shell", "look at what runs at its login: ssh {to} true"),
     (
         r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"

@@ -63,7 +63,8 @@ def make_runtime_dir() -> None:
     except OSError as error:
         raise SurroundingsError(
             f"no sockets are put into {folder}: {error.strerror}",
-            cure="set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
+            cure="make ~/.cache/tfcluster writable, where the name of another folder is kept, or"
+            " set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
         ) from error
 
 

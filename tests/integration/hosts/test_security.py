@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.lab.machines import Machine
 
-from .office import Office, Run, until
+from .office import Office, Run, numbered, until
 
 pytestmark = pytest.mark.slow
 
@@ -80,6 +81,24 @@ def test_a_plan_shows_no_secret(office: Office) -> None:
         assert not holds(shown.said.encode())
     assert "SERVICE_TOKEN" in shown.said
     assert "<pad>" in shown.said
+
+
+def test_a_folder_of_our_name_that_another_user_made_blocks_nobody(office: Office) -> None:
+    """Neither a run nor the dials that find its agent again."""
+    (host,) = office.add_hosts(1)
+    taken = host.folder / f"tmp/tfcluster-{os.getuid()}"
+    taken.mkdir(0o700)
+    os.chown(taken, 12345, 12345)
+    run = office.up(office.spec(count=60))
+    run.wait_for_line("line 5", "worker:0")
+    taken.rmdir()
+    for pid, words in office.home.processes().items():
+        if f"-- {host.address} " in words:
+            os.kill(pid, signal.SIGKILL)
+    run.wait_for_event("node_reconnected")
+    assert run.end() == 0, run.said
+    assert run.log("worker:0").splitlines() == numbered(60)
+    assert not run.of_type("restarting")
 
 
 LIST = """

@@ -132,6 +132,7 @@ def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> No
         ("Unknown option: -I", "runtime.hosts.10.0.0.1.python"),
         ("OSError: [Errno 28] No space left on device: '/home/anna/python'", "make room"),
         ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
+        ("PermissionError: [Errno 1] it belongs to another user: '/tmp/tfcluster-5'", "~/.cache"),
         ("nothing came from there for 10 s: does its login hang?", "ssh gpu1 true"),
     ],
 )
