@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests.launcher.poisoned import poison
 
 from tfcluster.agent import bootstrap, protocol, seat
 from tfcluster.backends import bundle
@@ -108,6 +109,29 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
     finally:
         if is_alive(pid):
             kill(pid)
+
+
+def test_bytecode_that_lies_beside_the_bundle_is_not_run(folder: Path, made: bundle.Bundle) -> None:
+    """A job on that node may have put it there; the digest of the sources says nothing of it."""
+    first = Transport(folder, made, protocol.Session())
+    unpacked = folder / "cache/bundles" / made.digest / "agent/tfcluster/agent"
+    for name in ("relay", "agent"):
+        poison(unpacked / f"{name}.py", f"open({str(folder / 'evil')!r}, 'w')")
+    second = Transport(folder, made, protocol.Session(), starts=False)
+    pid = second.welcome["pid"]
+    second.write(second.session.number({"type": "shutdown"}))
+    second.take("bye")
+    for one in (first, second):
+        one.close()
+    wait_until(lambda: not is_alive(pid))
+    poison(unpacked / "agent.py", f"open({str(folder / 'evil')!r}, 'w')")
+    third = Transport(folder, made, protocol.Session())
+    assert third.answer == bootstrap.HAVE
+    third.write(third.session.number({"type": "shutdown"}))
+    third.take("bye")
+    third.close()
+    wait_until(lambda: not is_alive(third.welcome["pid"]))
+    assert not (folder / "evil").exists()
 
 
 def sit_down(path: Path) -> subprocess.Popen[bytes]:
