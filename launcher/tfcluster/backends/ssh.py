@@ -90,7 +90,7 @@ _CURES = (
     ("does its login hang|end the shell", "look at what runs at its login: ssh {to} true"),
     (
         r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
-        r"|^Unknown option: -I|^SyntaxError",
+        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
         "runtime.hosts.{name}.python names a Python (3.9 or newer) of that host",
     ),
 )

@@ -36,6 +36,7 @@ _PACKAGES: Final = {
 
 _PROBE: Final = """
 import sys
+sys.version_info[0] > 2 or sys.exit("it is Python " + sys.version.split()[0])
 sys.path[:] = [folder for folder in sys.path if folder]
 import importlib.util, os
 names = []

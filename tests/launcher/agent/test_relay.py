@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests import old_pythons
 from tests.launcher.poisoned import poison
 
 from tfcluster.agent import bootstrap, protocol, seat
@@ -138,6 +139,16 @@ def sit_down(path: Path) -> subprocess.Popen[bytes]:
     """As the first process of a container does."""
     source = Path(seat.__file__).read_text()
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", source, str(path)])
+
+
+@pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
+def test_a_container_whose_python_is_too_old_says_so(tmp_path: Path, python: str) -> None:
+    python = python or old_pythons.pretending(tmp_path / "python3")
+    source = Path(seat.__file__).read_text()
+    argv = [python, "-I", "-S", "-c", source, "a-seat"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"Python 3.9 or newer is needed, and {python} is 3.")
 
 
 def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
