@@ -88,6 +88,21 @@ def test_a_python_that_is_none(line: CommandLine, python: str) -> None:
     assert "index out of range" not in said
 
 
+LONG = "a" * 300
+"""No file can have such a name (NAME_MAX is 255)."""
+
+
+@pytest.mark.parametrize("python", [LONG, "~no-such-user/bin/python"])
+def test_a_python_whose_name_cannot_be_a_file(line: CommandLine, python: str) -> None:
+    assert "there is no Python at " in refused(line, "run", "--python", python, "hello.py")
+
+
+def test_a_module_whose_name_cannot_be_a_file(line: CommandLine) -> None:
+    done = line.run("run", "--name", "long", "-m", LONG)
+    assert done.code == 1, done.err
+    assert f"No module named {LONG}" in done.out.decode()
+
+
 def test_a_script_whose_name_begins_with_a_dash(line: CommandLine) -> None:
     line.script("-dash.py", HELLO)
 

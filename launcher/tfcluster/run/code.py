@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import posixpath
@@ -133,7 +134,7 @@ def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str
             cure="write it relative to job.workdir, or set job.workdir to a folder that holds both",
         )
     is_empty = True
-    for path in workdir.glob(pattern):
+    for path in _glob(workdir, pattern):
         is_empty = False
         if os.path.isdir(path):
             below = _below(path, workdir, _GIT, unreadable)
@@ -145,6 +146,11 @@ def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str
             f"job.include: nothing in {workdir} matches {pattern}",
             cure="correct it, or take it out of the spec; * does not cross folders, ** does",
         )
+
+
+def _glob(workdir: Path, pattern: str) -> Iterator[Path]:
+    with contextlib.suppress(OSError, ValueError):  # a name that no file can have
+        yield from workdir.glob(pattern)
 
 
 def _as_copied(workdir: Path, name: str) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -277,7 +278,7 @@ def _newest_step_in(shared: str | None, told: Mapping[str, int]) -> int | None:
     What the chief told of a path (`told`, oldest first) counts more than its name, and is all
     there is where the storage is no mount.
     """
-    if shared is None or not Path(shared).is_dir():
+    if shared is None or not os.path.isdir(shared):
         return [*told.values()][-1] if told else None
     found = find(scan(Path(shared)), None)
     newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)

@@ -105,10 +105,10 @@ def read(
 def _asked_for(python: str, why: str, base: Path, environ: Mapping[str, str]) -> str:
     if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
         return found
-    path = Path(python).expanduser()
+    path = Path(os.path.expanduser(python))  # `Path` raises for unknown users
     for candidate in (path, path / "bin" / "python"):
         absolute = base / candidate
-        if absolute.is_file() and os.access(absolute, os.X_OK):
+        if os.path.isfile(absolute) and os.access(absolute, os.X_OK):
             return os.path.abspath(absolute)
     cure = "name a Python, or the folder of a virtual environment: --python PATH"
     where = os.path.abspath(base / path) if "/" in python else python
@@ -168,7 +168,7 @@ def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[s
         return subprocess.Popen(
             [path, "-c", _PROBE],
             env=dict(environ),
-            cwd=cwd if cwd.is_dir() else "/",
+            cwd=cwd if os.path.isdir(cwd) else "/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

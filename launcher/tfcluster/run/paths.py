@@ -45,7 +45,7 @@ def _is_short(folder: Path) -> bool:
 
 def _runtime_dirs(own: str, environ: Mapping[str, str]) -> Iterator[Path]:
     base = environ.get("XDG_RUNTIME_DIR")
-    if base and Path(base).is_dir() and os.access(base, os.W_OK):
+    if base and os.path.isdir(base) and os.access(base, os.W_OK):
         yield Path(base) / "tfcluster"
     if _TEMP_VARIABLES & environ.keys() or not os.access("/tmp", os.W_OK):
         import tempfile  # only here: it takes as long as all else that `ps` does

@@ -188,7 +188,7 @@ def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], .
 def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
     """What the job's own files say; None for a module that is below none of `folders`."""
     start = _first_file(spec, folders)
-    if start is None or not start.is_file():
+    if start is None or not os.path.isfile(start):
         return None
     found = Code()
     seen, waiting = {start}, [start]
@@ -221,5 +221,5 @@ def _siblings(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:
     for folder in folders:
         base = folder.joinpath(*parts)
         for path in (base.with_suffix(".py"), base / "__main__.py", base / "__init__.py"):
-            if parts and path.is_file():
+            if parts and os.path.isfile(path):
                 yield path

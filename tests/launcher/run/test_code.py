@@ -151,6 +151,11 @@ def test_a_glob_that_finds_nothing_is_an_error(workdir: Path) -> None:
         sent(workdir, "data/*.cvs")
 
 
+def test_a_glob_too_long_for_a_name_finds_nothing(workdir: Path) -> None:
+    with pytest.raises(SurroundingsError, match=r"nothing in .* matches aaa"):
+        sent(workdir, "a" * 300)
+
+
 def test_too_much_is_refused_with_the_heaviest_folders(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
