@@ -248,6 +248,19 @@ def test_a_spec_from_standard_input(line: CommandLine) -> None:
     assert "worker:1 │ hello worker:1" in done.out.decode()
 
 
+def test_a_home_that_is_deleted_in_the_middle(line: CommandLine) -> None:
+    """Training goes on, and nobody is sent to look for space."""
+    line.script("delete.py", f"import shutil; shutil.rmtree({str(line.home)!r})")
+
+    done = line.run("run", "-n", "1", "delete.py")
+
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    last = done.err.splitlines()[-1]
+    assert last.startswith(f"warning: {line.home}/runs/delete-")
+    assert last.endswith(" does not tell how the run ended: the folder was deleted")
+
+
 # -- a disk that is full ------------------------------------------------------------------------
 
 FLOOD = """
