@@ -166,20 +166,28 @@ _NOTHING = (FileNotFoundError, NotADirectoryError, PermissionError)
 """It has gone, or nobody may look at it."""
 
 
-def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
-    """(path, size, mtime in ns), names in order; of folders a path that ends in a slash.
+UNREADABLE = -1
+"""Stands for the size of a folder that cannot be looked into: it is no empty one."""
 
-    What nobody may look at is left out. Raises OSError where the disk fails: that is not the same
-    as nothing.
+
+def walk(folder: str, inside: str) -> Iterator[tuple[str, int, int]]:
+    """(path, size, mtime in ns), names in order; of folders a path that ends in a slash, and 0 or
+    `UNREADABLE` for a size.
+
+    Raises OSError where the disk fails or `folder` itself cannot be read: that is not the same as
+    nothing.
     """
     try:
         children = sorted(os.scandir(folder), key=lambda child: child.name)
-    except _NOTHING:
+    except _NOTHING as error:
+        if not inside and isinstance(error, PermissionError):
+            raise
         return
     for child in children:
         try:
             if child.is_dir(follow_symlinks=False):
-                yield f"{inside}{child.name}/", 0, child.stat().st_mtime_ns
+                size = 0 if os.access(child.path, os.R_OK | os.X_OK) else UNREADABLE
+                yield f"{inside}{child.name}/", size, child.stat().st_mtime_ns
                 yield from walk(child.path, f"{inside}{child.name}/")
             elif child.is_file(follow_symlinks=False):
                 found = child.stat(follow_symlinks=False)

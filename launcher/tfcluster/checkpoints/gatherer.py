@@ -60,6 +60,7 @@ class Gatherer:
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
         self._backups: set[str] = set()
+        self._unreadable: set[str] = set()
         self._cancelled = threading.Event()
         self._looking = threading.Lock()
 
@@ -82,6 +83,7 @@ class Gatherer:
         self._cancelled.clear()
         with self._looking:  # waiting for it may be cancelled, too
             self._failed.clear()
+            self._unreadable.clear()  # noted again: it lacks for good now
             told = dict(self._told)
             seen = self._source.scan(stopped=self._cancelled.is_set)
             gathered = self._gather(seen, find(seen, None), told)
@@ -116,6 +118,7 @@ class Gatherer:
         self, seen: Sequence[Entry], found: Sequence[Checkpoint], told: Mapping[str, Told]
     ) -> list[Gathered]:
         """`told`: what was told before the look at what was `seen`, so of nothing newer."""
+        self._note_unreadable(seen)
         self._drop_finished_backups(seen)
         gathered = self._correct_steps(seen, told)
         for checkpoint in self._worth_copying(found):
@@ -170,6 +173,12 @@ class Gatherer:
             self._failed[checkpoint] = self._clock() + RETRY_S
             self._note(f"{checkpoint.path} was not gathered: {error.strerror or error}")
         return None
+
+    def _note_unreadable(self, seen: Sequence[Entry]) -> None:
+        for path in {entry.path for entry in seen if entry.is_unreadable} - self._unreadable:
+            self._unreadable.add(path)
+            folder = self._source.folder / path
+            self._note(f"{folder} cannot be read: no checkpoint in it is gathered")
 
     def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
         """A finished `fit` deletes its backup: putting it back would make the next one skip."""

@@ -77,8 +77,8 @@ class Folders:
         chief = self._plan.chief
         site, node = self._site(chief), self._plan.node(self._plan.task(chief).node)
         source = self._source(chief, PurePosixPath(site.folder(node.workdir)))
-        entries = {e.path: e for e in source.scan(stopped=stopped) if not e.path.endswith("/")}
-        found = outputs.matching(entries, globs)
+        entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
+        found = outputs.matching(entries.values(), globs)
         copied, notes = list[str](), list(found.notes)
         for path in found.files:
             try:
