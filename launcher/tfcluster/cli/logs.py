@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 
@@ -78,23 +79,49 @@ def command(
 
 def _emit(merged: MergedLogs, terminal: Terminal, *, is_over: Callable[[], bool]) -> None:
     """Each line as ``{"task": …, "line": …}``; returns when the run is over or nobody reads."""
+    records = _Records()
     while not is_over():
         before = terminal.stdout.error
         for block in merged.advance():
-            _emit_block(block, terminal)
+            _emit_block(records.of(block), terminal)
         if terminal.stdout.error != before:
             return
         time.sleep(_PAUSE_S)
     for block in merged.drain():
-        _emit_block(block, terminal)
+        _emit_block(records.of(block), terminal)
 
 
-def _emit_block(block: bytes, terminal: Terminal) -> None:
-    records = []
-    for line in block.decode(errors="replace").split("\n")[:-1]:
-        task, _, text = line.partition(SEPARATOR)
-        records.append(json.dumps({"task": task, "line": text}) + "\n")
+def _emit_block(records: Iterable[str], terminal: Terminal) -> None:
     terminal.out_bytes("".join(records).encode())
+
+
+class _Records:
+    """JSON objects of the blocks of `MergedLogs`, where a line longer than a block comes in
+    several: only the last of those ends with a newline."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_within_line = False
+
+    def of(self, block: bytes) -> Iterator[str]:
+        text = self._decoder.decode(block, final=block.endswith(b"\n"))
+        *whole, rest = text.split("\n")
+        for line in whole:
+            yield self._begin(line) + '"}\n'
+            self._is_within_line = False
+        if not block.endswith(b"\n"):
+            yield self._begin(rest)
+            self._is_within_line = True
+
+    def _begin(self, text: str) -> str:
+        if self._is_within_line:
+            return _quoted(text)
+        task, _, line = text.partition(SEPARATOR)
+        return f'{{"task": "{_quoted(task)}", "line": "{_quoted(line)}'
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text)[1:-1]
 
 
 def _labels(paths: RunPaths, wanted: tuple[str, ...]) -> tuple[str, ...]:
