@@ -398,7 +398,7 @@ print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
 
 def test_on_a_really_full_disk_the_small_one_is_kept_whole(chief: Path, tmp_path: Path) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
-    write_prefix(chief, "ckpt-2", saved=2, content=bytes(2_000_000))
+    write_prefix(chief, "ckpt-2", saved=2, content=b"w" * 2_000_000)
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size=512k none {disk}"
