@@ -37,6 +37,8 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory holds containers only (--backend docker)"
+    if spec.runtime.user is not None and not plan.images:
+        yield "runtime.user is for containers only (--backend docker)"
     yield from preloading.why_not(spec, plan, around)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
