@@ -8,14 +8,32 @@ from .commandline import CommandLine
 from .live import FAMILY, Family, Live
 
 
-def test_a_folder_of_sockets_that_others_can_write_to_is_refused(shell: CommandLine) -> None:
+def test_a_folder_of_sockets_that_somebody_has_taken_has_a_substitute(shell: CommandLine) -> None:
+    """Which every later command finds, also once the name is free again."""
+    taken = shell.root / "run" / "tfcluster"
+    taken.mkdir()
+    taken.chmod(0o777)
+    shell.env["HOME"] = str(shell.root)
+    shell.script("job.py", "import time; time.sleep(60)")
+    begun = shell.run("run", "-d", "--name", "held", "job.py")
+    assert begun.code == 0, begun.err
+    taken.rmdir()
+    assert shell.run("down", "held").code == 0
+    assert shell.run("wait", "held").code == 143
+    (substitute,) = (shell.root / "run").iterdir()
+    assert substitute.name.startswith("tfcluster-")
+
+
+def test_a_folder_of_sockets_without_a_substitute_is_refused(shell: CommandLine) -> None:
     folder = shell.root / "run" / "tfcluster"
     folder.mkdir()
     folder.chmod(0o777)
+    shell.env["HOME"] = str(shell.script("no-home", ""))
     shell.script("job.py", "")
     refused = shell.run("run", "job.py")
     assert refused.code == 3, refused.err
     assert f"{folder}: other users can write to it" in refused.err
+    assert "make ~/.cache/tfcluster writable" in refused.err
     assert not shell.runs()
 
 

@@ -91,6 +91,21 @@ def test_a_python_that_is_none(line: CommandLine, python: str, code: int) -> Non
     assert "index out of range" not in said
 
 
+LONG = "a" * 300
+"""No file can have such a name (NAME_MAX is 255)."""
+
+
+@pytest.mark.parametrize("python", [LONG, "~no-such-user/bin/python"])
+def test_a_python_whose_name_cannot_be_a_file(line: CommandLine, python: str) -> None:
+    assert "there is no Python at " in refused(line, "run", "--python", python, "hello.py")
+
+
+def test_a_module_whose_name_cannot_be_a_file(line: CommandLine) -> None:
+    done = line.run("run", "--name", "long", "-m", LONG)
+    assert done.code == 1, done.err
+    assert f"No module named {LONG}" in done.out.decode()
+
+
 def test_a_script_whose_name_begins_with_a_dash(line: CommandLine) -> None:
     line.script("-dash.py", HELLO)
 
@@ -234,6 +249,19 @@ def test_a_spec_from_standard_input(line: CommandLine) -> None:
 
     assert done.code == 0, done.err
     assert "worker:1 │ hello worker:1" in done.out.decode()
+
+
+def test_a_home_that_is_deleted_in_the_middle(line: CommandLine) -> None:
+    """Training goes on, and nobody is sent to look for space."""
+    line.script("delete.py", f"import shutil; shutil.rmtree({str(line.home)!r})")
+
+    done = line.run("run", "-n", "1", "delete.py")
+
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    last = done.err.splitlines()[-1]
+    assert last.startswith(f"warning: {line.home}/runs/delete-")
+    assert last.endswith(" does not tell how the run ended: the folder was deleted")
 
 
 # -- a disk that is full ------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import hashlib
 import os
 
 from tfcluster.agent.announced import BadTree
+from tfcluster.agent.holes import write_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,9 +54,7 @@ class Blob:
             self.discard()
             raise BadTree(f"more than the {self._size} bytes that were announced")
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._fd, view) :]
+            write_at(self._fd, data, self.at)
         except OSError:
             self.discard()
             raise
@@ -112,12 +111,12 @@ def _copied(reader: int, target: str, mode: int, alive: Callable[[], None]) -> s
     writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(writer, mode)
+        at = 0
         while data := os.read(reader, _CHUNK):
             alive()
             found.update(data)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(writer, view) :]
+            write_at(writer, data, at)
+            at += len(data)
     finally:
         os.close(writer)
     return found.hexdigest()

@@ -18,6 +18,7 @@ import sys
 HAVE = b"\x00tfcluster-bundle have\n"
 NEED = b"\x00tfcluster-bundle need\n"
 GOT = b"\x00tfcluster-bundle got\n"
+_BYTECODE = "__pycache__"
 
 
 def main() -> None:
@@ -28,9 +29,10 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
-    if not _is_whole(folder):
+    if not is_whole(folder):
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
+    drop_bytecode(folder)
     os.write(1, HAVE)
     os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))
@@ -76,7 +78,7 @@ def _unpack(content: bytes, folder: str) -> None:
     except OSError:  # a disk that is full is not to be filled by every try
         shutil.rmtree(fresh, ignore_errors=True)
         raise
-    while not _is_whole(folder):
+    while not is_whole(folder):
         if os.path.isdir(folder):  # damaged: moved away, tasks that run keep the files they have
             with contextlib.suppress(FileNotFoundError):
                 os.rename(
@@ -93,8 +95,9 @@ def _unpack(content: bytes, folder: str) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _is_whole(folder: str) -> bool:
-    """Whether the folder holds what its name says: the digest of `backends.bundle`.
+def is_whole(folder: str) -> bool:
+    """Whether the folder holds what its name says and nothing else, save for bytecode: the digest
+    of `backends.bundle`.
 
     A folder that a cleaner or a full disk has left incomplete looks like any other.
     """
@@ -112,12 +115,35 @@ def _is_whole(folder: str) -> bool:
 
 
 def _names(folder: str) -> list[str]:
-    return [
-        os.path.relpath(os.path.join(above, name), folder)
-        for above, folders, names in os.walk(folder)
-        for name in names
-        if os.path.basename(above) != "__pycache__"
-    ]
+    """Of files; and of links to folders, which cannot be read as files: Python would import from
+    there what nobody has checked."""
+    found = []
+    for above, folders, names in os.walk(folder):
+        names += [name for name in folders if os.path.islink(os.path.join(above, name))]
+        folders[:] = [name for name in folders if name != _BYTECODE]
+        found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
+    return found
+
+
+def drop_bytecode(folder: str) -> None:
+    """Take away what Python compiled here for earlier runs: it would run without a look at the
+    sources beside it, and no digest covers it. This run compiles it once more."""
+    for above, folders, _ in list(os.walk(folder)):
+        if _BYTECODE in folders:
+            old = os.path.join(os.path.dirname(folder), f".old-{os.urandom(6).hex()}")
+            with contextlib.suppress(OSError):  # somebody else was faster
+                os.rename(os.path.join(above, _BYTECODE), old)  # whole at once: others import
+                _remove_files(old)
+
+
+def _remove_files(folder: str) -> None:
+    """And `folder`. What is no file stays for `agent.cache` to prune."""
+    if os.path.islink(folder):
+        os.unlink(folder)
+        return
+    for entry in list(os.scandir(folder)):
+        os.unlink(entry.path)
+    os.rmdir(folder)
 
 
 if __name__ == "__main__":

@@ -184,13 +184,18 @@ _NOTHING = (FileNotFoundError, NotADirectoryError, PermissionError)
 """It has gone, or nobody may look at it."""
 
 
+UNREADABLE = -1
+"""Stands for the size of a folder that cannot be looked into: it is no empty one."""
+
+
 def walk(
     folder: str, inside: str, alive: Callable[[], None] = lambda: None
 ) -> Iterator[tuple[str, int, int]]:
-    """(path, size, mtime in ns), names in order; of folders a path that ends in a slash.
+    """(path, size, mtime in ns), names in order; of folders a path that ends in a slash, and 0 or
+    `UNREADABLE` for a size.
 
-    What nobody may look at is left out. `alive` is called for each name that is found. Raises
-    OSError where the disk fails: that is not the same as nothing.
+    `alive` is called for each name that is found. Raises OSError where the disk fails or `folder`
+    itself cannot be read: that is not the same as nothing.
     """
     children = []
     try:
@@ -198,14 +203,17 @@ def walk(
             for child in found:
                 children.append(child)
                 alive()
-    except _NOTHING:
+    except _NOTHING as error:
+        if not inside and isinstance(error, PermissionError):
+            raise
         return
     children.sort(key=lambda child: child.name)
     for child in children:
         alive()
         try:
             if child.is_dir(follow_symlinks=False):
-                yield f"{inside}{child.name}/", 0, child.stat().st_mtime_ns
+                size = 0 if os.access(child.path, os.R_OK | os.X_OK) else UNREADABLE
+                yield f"{inside}{child.name}/", size, child.stat().st_mtime_ns
                 yield from walk(child.path, f"{inside}{child.name}/", alive)
             elif child.is_file(follow_symlinks=False):
                 file = child.stat(follow_symlinks=False)

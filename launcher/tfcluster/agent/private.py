@@ -6,6 +6,10 @@ import errno
 import os
 import stat
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
 
 def make_folders(folder: str) -> None:
     """Make `folder` and what is missing above it, all of it for this user alone (0700)."""
@@ -24,10 +28,79 @@ def make_private(folder: str) -> None:
     makes it first could put a socket of his own in our place and read what we tell the agent.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    found = os.lstat(folder)
+    fault = _what_is_wrong(os.lstat(folder))
+    if fault == _A_LINK:
+        raise NotADirectoryError(errno.ENOTDIR, fault, folder)
+    if fault:
+        raise PermissionError(errno.EPERM, fault, folder)
+
+
+_A_LINK = "not a folder but a link"
+
+
+def _what_is_wrong(found: os.stat_result) -> str:
     if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, "not a folder but a link", folder)
+        return _A_LINK
     if found.st_uid != os.getuid():
-        raise PermissionError(errno.EPERM, "it belongs to another user", folder)
-    if found.st_mode & 0o022:
-        raise PermissionError(errno.EPERM, "other users can write to it", folder)
+        return "it belongs to another user"
+    return "other users can write to it" if found.st_mode & 0o022 else ""
+
+
+def place_of(base: str) -> str:
+    """Return `base`, or `base` with a suffix where somebody else has taken that name.
+
+    Whoever asks on this machine gets the same answer: the suffix is kept in the user's own cache,
+    by machine, since homes may be shared. It is chosen again only where its folder is taken, too.
+    Nothing is made; where no suffix can be kept, `make_private` of what is returned tells why.
+    """
+    record = _record_of(base)
+    place = _with_suffix(base, _read(record))
+    if not _is_taken(place):
+        return place
+    try:
+        make_folders(os.path.dirname(record))
+        fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return place
+    with open(fd, "r+") as file:
+        return _choose(base, file)
+
+
+def _choose(base: str, record: TextIO) -> str:
+    import fcntl
+
+    fcntl.flock(record, fcntl.LOCK_EX)
+    place = _with_suffix(base, record.read())  # another process may have been faster
+    while _is_taken(place):
+        suffix = os.urandom(4).hex()
+        place = _with_suffix(base, suffix)
+        record.seek(0)
+        record.write(suffix)
+        record.flush()
+    return place
+
+
+def _record_of(base: str) -> str:
+    cache = os.path.expanduser(os.path.join("~", ".cache", "tfcluster"))
+    name = f"sockets-{os.uname().nodename}-{base.strip('/').replace('/', '-')}"
+    return os.path.join(cache, name)
+
+
+def _with_suffix(base: str, suffix: str) -> str:
+    is_one = len(suffix) == 8 and set(suffix) <= set("0123456789abcdef")
+    return f"{base}-{suffix}" if is_one else base
+
+
+def _is_taken(folder: str) -> bool:
+    try:
+        return _what_is_wrong(os.lstat(folder)) != ""
+    except OSError:
+        return False
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""

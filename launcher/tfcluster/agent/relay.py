@@ -18,7 +18,7 @@ import time
 
 from tfcluster.agent import fence
 from tfcluster.agent.connection import process_of
-from tfcluster.agent.private import make_private
+from tfcluster.agent.private import make_private, place_of
 from tfcluster.agent.processes import close_from, name_this
 
 TYPE_CHECKING = False
@@ -69,7 +69,7 @@ def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
     Not below XDG_RUNTIME_DIR, which goes with the user's last session, nor TMPDIR, which may be
     each session's own: an agent outlives the connection it was started over.
     """
-    runtime = f"/tmp/tfcluster-{os.getuid()}"
+    runtime = place_of(f"/tmp/tfcluster-{os.getuid()}")
     names = [name for name in ("socket", "ports_dir", "seat") if name in config]
     return {**config, **{name: os.path.join(runtime, config[name]) for name in names}}
 

@@ -4,19 +4,23 @@ Standing alone on purpose: its source is sent before any other file of ours is t
 connects to the socket called NAME, and sends the folder of the agent's code in a line, then what
 `agent.main` reads from stdin; what that writes to stdout is the answer. As the container's own
 process, below its init, the agent ends the container with itself.
-"""
 
-from __future__ import annotations
+Written so that older Pythons read it, too: it is what tells of them.
+"""
 
 import os
 import socket
 import sys
 
 PATIENCE_S = 120.0
+OLDEST_PYTHON = (3, 9)
+TOO_OLD = "Python 3.9 or newer is needed"
 
 
 def main(name: str) -> None:
     """Returns with the agent's end; exits with 1 where nobody came."""
+    if sys.version_info < OLDEST_PYTHON:
+        sys.exit(f"{TOO_OLD}, and {sys.executable} is {sys.version.split()[0]}")
     folder = f"/tmp/tfcluster-{os.getuid()}"
     os.makedirs(folder, mode=0o700, exist_ok=True)
     path = os.path.join(folder, name)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tfcluster
+from tfcluster.agent import bootstrap
 from tfcluster.agent.error_words import reason_of
 from tfcluster.agent.private import make_private
 from tfcluster.errors import SurroundingsError
@@ -116,7 +117,8 @@ def _private_temp_folder() -> Path:
 
 def _unpack(bundle: Bundle, cache: Path) -> Path:
     folder = cache / bundle.digest
-    if _is_whole(bundle, folder):
+    if bootstrap.is_whole(str(folder)):
+        bootstrap.drop_bytecode(str(folder))
         return folder
     cache.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f".{bundle.digest}-", dir=cache))
@@ -126,14 +128,14 @@ def _unpack(bundle: Bundle, cache: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         fresh.chmod(0o755)
-        _put_in_place(bundle, fresh, folder)
+        _put_in_place(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
     return folder
 
 
-def _put_in_place(bundle: Bundle, fresh: Path, folder: Path) -> None:
-    while not _is_whole(bundle, folder):
+def _put_in_place(fresh: Path, folder: Path) -> None:
+    while not bootstrap.is_whole(str(folder)):
         # A damaged folder (a cleaner was at work) moves away; running tasks keep their files.
         damaged = Path(tempfile.mkdtemp(prefix=".damaged-", dir=folder.parent))
         with contextlib.suppress(FileNotFoundError):
@@ -141,12 +143,3 @@ def _put_in_place(bundle: Bundle, fresh: Path, folder: Path) -> None:
         shutil.rmtree(damaged, ignore_errors=True)
         with contextlib.suppress(OSError):  # somebody else was faster: look again
             fresh.rename(folder)
-
-
-def _is_whole(bundle: Bundle, folder: Path) -> bool:
-    try:
-        return all(
-            (folder / name).stat().st_size == len(content) for name, content in bundle.files.items()
-        )
-    except OSError:
-        return False

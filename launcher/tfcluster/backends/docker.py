@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 from pathlib import Path
 
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
 from tfcluster.backends.docker_client import Answer, DockerError, ask, is_here, was_cut_off
-from tfcluster.backends.docker_container import RunningContainer, run_argv
+from tfcluster.backends.docker_container import HOME, NOBODY, RunningContainer, as_user, run_argv
 from tfcluster.backends.docker_images import find_image
 from tfcluster.backends.docker_leftovers import labels
 from tfcluster.backends.docker_sweeper import Sweeper
@@ -27,6 +28,8 @@ _START_S = 120.0
 _CALLED_OFF_S = 5.0
 """So long a start that nobody wants any more is waited for; the sweeper removes what comes."""
 _NO_NETWORK = "not found"
+_NO_PIDS_LIMIT = re.compile(r"WARNING: [^.]*\bpids limit\b[^.]*\.[^.]*discarded\.", re.IGNORECASE)
+"""Said by daemons without that controller, of a limit that nobody has asked for."""
 
 
 class DockerBackend:
@@ -40,7 +43,7 @@ class DockerBackend:
         self._containers: dict[str, RunningContainer] = {}
         self._starting: set[asyncio.Task[Answer]] = set()
         self._network: asyncio.Task[str] | None = None
-        self._images: dict[str, asyncio.Task[None]] = {}
+        self._images: dict[str, asyncio.Task[str]] = {}
         self._sweeper: Sweeper | None = None
         self._caller: asyncio.Task[tuple[str, ...]] | None = None
         self._warnings: list[str] = []
@@ -107,10 +110,8 @@ class DockerBackend:
 
     async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
         assert node.container is not None
-        network, user, _ = await asyncio.gather(
-            self._network_of(node, run_id),
-            self._user_of(node.container),
-            self._find_image(node.container.image, tell),
+        network, user = await asyncio.gather(
+            self._network_of(node, run_id), self._user_of(node.container, tell)
         )
         if (before := self._containers.get(node.name)) is not None:
             await before.end()  # a name is given once
@@ -122,8 +123,8 @@ class DockerBackend:
             if network in answer.said and _NO_NETWORK in answer.said:
                 self._network = None  # pruned while no container was on it; the next one is new
             raise DockerError(f"the container of {node.name} does not start", answer.said)
-        if "WARNING" in answer.said:
-            self._warnings.append(f"docker, of {node.name}: {answer.said}")
+        if "WARNING" in (said := _NO_PIDS_LIMIT.sub("", answer.said)):
+            self._warnings.append(f"docker, of {node.name}: {said}")
         return container
 
     async def _run(self, argv: list[str]) -> Answer:
@@ -160,8 +161,16 @@ class DockerBackend:
             raise
         return run_id
 
-    async def _user_of(self, container: Container) -> tuple[str, ...]:
-        """Who the tasks are where they touch folders of the daemon's machine."""
+    async def _user_of(self, container: Container, tell: Tell) -> tuple[str, ...]:
+        """Options for who the tasks are: whom the spec names, the caller where they touch folders
+        of the daemon's machine, the image's user, else nobody: never root without a word."""
+        image_user = await self._find_image(container.image, tell)
+        caller = await self._find_caller(container)
+        if container.user is not None:
+            return as_user(container.user)
+        return caller or (() if image_user else as_user(NOBODY))
+
+    async def _find_caller(self, container: Container) -> tuple[str, ...]:
         if container.data_dir is None and container.shared_dir is None:
             return ()
         if self._caller is None:
@@ -171,10 +180,10 @@ class DockerBackend:
             _make_folder(container.shared_dir)
         return user
 
-    async def _find_image(self, image: str, tell: Tell) -> None:
+    async def _find_image(self, image: str, tell: Tell) -> str:
         if image not in self._images:
             self._images[image] = asyncio.create_task(find_image(image, tell))
-        await asyncio.shield(self._images[image])
+        return await asyncio.shield(self._images[image])
 
 
 async def _find_caller() -> tuple[str, ...]:
@@ -183,11 +192,10 @@ async def _find_caller() -> tuple[str, ...]:
     if not await asyncio.to_thread(is_here, os.environ):
         return ()
     found = await ask("info", "--format", "{{json .SecurityOptions}}")
-    home = ("--env", "HOME=/tmp")  # that of the image may be another user's
     if "name=rootless" in found.out:
-        return ("--user", "0:0", *home)
+        return ("--user", "0:0", *HOME)
     groups = [word for group in os.getgroups() for word in ("--group-add", str(group))]
-    return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *home)
+    return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *HOME)
 
 
 def _make_folder(path: str) -> None:

@@ -26,6 +26,11 @@ _CURES = (
         " `tfcluster build` makes one without",
     ),
     (
+        "exec: .*permission denied",
+        "may its user run that? Tasks are nobody where the image names no user: --set"
+        " runtime.user=root (or another) makes them somebody else",
+    ),
+    (
         "permission denied",
         "this user may not speak to the docker daemon: join its group (`sudo usermod -aG docker"
         " $USER`, log in again), or use a rootless daemon",

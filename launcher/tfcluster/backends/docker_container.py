@@ -22,6 +22,12 @@ _REMOVE_S = 30.0
 _TELL_S = 10.0
 _SHM = "1g"
 """At most: docker's own 64 MB are too few for NCCL (its documentation, "Shared memory")."""
+_PROCESSES = "16384"
+"""And threads, of which TensorFlow starts several for each core. A job that starts processes
+without end does not take all that the machine has."""
+HOME = ("--env", "HOME=/tmp")
+"""That of the image may be another user's."""
+NOBODY = "65534:65534"
 _LOG_LINES = "20"
 _ENDED = re.compile(
     r"^Error(?: response from daemon)?: .*(?:is not running|No such container|is restarting)",
@@ -136,6 +142,13 @@ def _paused(name: str) -> str:
     return f"its container {name} is paused; `docker unpause {name}` lets it go on"
 
 
+def as_user(user: str) -> tuple[str, ...]:
+    """Options that make tasks `user`; docker knows the home of a name, and of root."""
+    number = user.partition(":")[0]
+    is_stranger = number.isdecimal() and int(number) != 0
+    return ("--user", user, *(HOME if is_stranger else ()))
+
+
 def run_argv(
     node: NodePlan, container: RunningContainer, run_id: str, user: tuple[str, ...]
 ) -> list[str]:
@@ -146,6 +159,7 @@ def run_argv(
         *("run", "--detach", "--init", "--pull", "never"),
         *("--name", container.name, "--hostname", node.name),
         *("--network", container.network, "--network-alias", node.name),
+        *("--security-opt", "no-new-privileges", "--pids-limit", _PROCESSES),
         *labels(run_id),
         *("--label", f"tfcluster.node={node.name}"),
         *_limits(node.container),

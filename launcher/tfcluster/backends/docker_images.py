@@ -11,12 +11,13 @@ _PULL_S = 3600.0
 _OURS = DEFAULT_IMAGE.partition(":")[0]
 
 
-async def find_image(image: str, tell: Tell) -> None:
-    """Pull what the daemon does not have, unless only `tfcluster build` makes it; raises
-    SurroundingsError."""
-    found = await ask("image", "inspect", "--format", "{{.Id}}", image)
+async def find_image(image: str, tell: Tell) -> str:
+    """Return the user that the image names, which may be none; pull what the daemon does not have,
+    unless only `tfcluster build` makes it. Raises SurroundingsError."""
+    inspect = ("image", "inspect", "--format", "{{.Config.User}}", image)
+    found = await ask(*inspect)
     if found.is_good:
-        return
+        return found.out
     if "No such image" not in found.said:
         raise DockerError("docker does not answer", found.said)
     name, _, tag = image.partition(":")
@@ -29,3 +30,4 @@ async def find_image(image: str, tell: Tell) -> None:
     answer = await ask("pull", "--quiet", image, patience_s=_PULL_S)
     if not answer.is_good:
         raise DockerError(f"docker has no image {image}, and cannot pull it", answer.said)
+    return (await ask(*inspect)).out

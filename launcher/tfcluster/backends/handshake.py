@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tfcluster.agent import bootstrap, protocol, relay
+from tfcluster.agent import bootstrap, protocol, relay, seat
 
 SILENCE_S = 10.0
 """So long may nothing come: ssh itself gives up after eight seconds, with its own words."""
 EACH_S = 0.25
 """And so much longer for each other host that is dialled now: the clients share our processors."""
 _TRACEBACK = "Traceback (most recent call last):"
+_OF_PYTHON = (_TRACEBACK, seat.TOO_OLD, "Unknown option: -I")
+"""Words that only a Python says; the last one Python 2."""
 _NOT_TOLD = re.compile(
     r"\s|Traceback \(most recent call last\):$|The above exception was the direct cause"
     r"|During handling of the above exception|$"
@@ -103,7 +105,7 @@ def explain(error: BaseException, code: int | None, said: str, *, logs_in: bool 
     """Why there is no agent. `code`: the transport's exit code, None while it runs; `said`: what
     it, or what ran behind it, wrote to stderr; `logs_in`: a login shell stood between."""
     words = plain(said)
-    if words and (code in _EXPLAIN_THEMSELVES or _TRACEBACK in said):
+    if words and (code in _EXPLAIN_THEMSELVES or any(one in said for one in _OF_PYTHON)):
         return words
     if isinstance(error, TimeoutError):
         why = f"nothing came from there for {SILENCE_S:.0f} s"

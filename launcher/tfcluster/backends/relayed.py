@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfcluster.agent import bootstrap, foreign_json, protocol, relay
+from tfcluster.agent import bootstrap, foreign_json, protocol, relay, seat
 from tfcluster.agent.error_words import words_of
 from tfcluster.backends import bundle, handshake, vetting
 from tfcluster.backends.greeting import Refused
@@ -26,9 +26,14 @@ from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError
 from tfcluster.plan import remote
 
-STARTER = "import sys;exec(eval(sys.stdin.buffer.raw.readline()))"
-"""Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. No character in
-it means anything to a shell within single quotes."""
+STARTER = (
+    f"import sys;sys.version_info<{seat.OLDEST_PYTHON} and sys.exit("
+    f'"{seat.TOO_OLD}, and %s is %s"%(sys.executable,sys.version.split()[0]));'
+    "exec(eval(sys.stdin.buffer.raw.readline()))"
+)
+"""Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. An older Python
+could not read our files: it says so itself. No character in it means anything to a shell within
+single quotes."""
 _LONGEST_LINE = 2000
 _WORDS = 40
 """Lines of a transport's stderr that are kept."""

@@ -28,6 +28,7 @@ OPTIONS = (
     "RequestTTY=no",
     "ForwardX11=no",
     "ClearAllForwardings=yes",
+    "ForwardAgent=no",  # not among "all": tasks could log in elsewhere as the user
     "RemoteCommand=none",
     "LogLevel=ERROR",
     # A shared connection that is cut would be dialled over again and again.
@@ -106,10 +107,14 @@ _CURES = (
         "is it up, and does sshd listen there? runtime.hosts.{name}.ssh names another way in",
     ),
     ("No space left on device|Disk quota exceeded", "make room in ~/.cache there"),
+    (
+        "belongs to another user|other users can write to it|not a folder but a link",
+        "make ~/.cache/tfcluster writable there, where the name of another folder is kept",
+    ),
     ("does its login hang|end the shell", "look at what runs at its login: ssh {to} true"),
     (
         r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
-        r"|^Unknown option: -I|^SyntaxError",
+        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
         "runtime.hosts.{name}.python names a Python (3.9 or newer) of that host",
     ),
 )

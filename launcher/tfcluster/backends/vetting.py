@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from tfcluster.agent import budgets
+from tfcluster.agent.outgoing import UNREADABLE
 from tfcluster.agent.protocol import ProtocolError
 
 Check = Callable[[object], bool]
@@ -99,7 +100,10 @@ def _is_entry(value: object) -> bool:
     """(path, size, time in ns)."""
     if not isinstance(value, list) or len(value) != 3:
         return False
-    return _is_path(value[0]) and _is_whole(value[1]) and _is_time(value[2])
+    path, size, time_ns = value
+    if not _is_path(path) or not _is_time(time_ns):
+        return False
+    return _is_whole(size) or (size == UNREADABLE and path.endswith("/"))
 
 
 _ALWAYS: Mapping[str, Check] = {"type": _is_text}

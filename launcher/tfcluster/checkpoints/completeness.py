@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from posixpath import basename, dirname
 
+from tfcluster.agent.outgoing import UNREADABLE
+
 
 class Kind(StrEnum):
     """What a checkpoint is, which decides how it is loaded."""
@@ -35,12 +37,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, or one folder (its path then ends in ``/`` and its size is 0)."""
+    """One file, or one folder (its path then ends in ``/``)."""
 
     path: str
     """Relative to the listed directory, with ``/``."""
     size: int
+    """Of a folder 0, or `UNREADABLE`."""
     mtime_ns: int
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether it is a folder that cannot be looked into."""
+        return self.size == UNREADABLE
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tfcluster.agent.error_words import reason_of
+from tfcluster.agent.holes import write_at
 from tfcluster.checkpoints.completeness import Entry
 
 CHUNK = 4 * 1024 * 1024
@@ -45,13 +46,12 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
     except OSError as error:
         raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
     with open(descriptor, "rb") as reader, target.open("wb") as writer:
-        digest = hashlib.sha512()
+        digest, copied = hashlib.sha512(), 0
         while chunk := _read(reader.read, expected, stopped):
             digest.update(chunk)
-            writer.write(chunk)
-        writer.flush()
+            write_at(writer.fileno(), chunk, copied)
+            copied += len(chunk)
         os.fsync(writer.fileno())
-        copied = writer.tell()
         if copied != expected.size or not _is_still(source, descriptor, expected):
             raise SourceChangedError(f"{expected.path}: changed while it was copied")
     os.utime(target, ns=(expected.mtime_ns, expected.mtime_ns))

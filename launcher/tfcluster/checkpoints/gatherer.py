@@ -140,6 +140,7 @@ class Gatherer:
         self, seen: Sequence[Entry], found: Sequence[Checkpoint], told: Mapping[str, Told]
     ) -> list[Gathered]:
         """`told`: what was told before the look at what was `seen`, so of nothing newer."""
+        self._note_unreadable(seen)
         self._drop_finished_backups(seen)
         gathered, worth = self._correct_steps(seen, told), self._worth_copying(found)
         self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
@@ -209,6 +210,13 @@ class Gatherer:
             self._failed[checkpoint] = self._clock() + RETRY_S
             self._note(f"{checkpoint.path} was not gathered: {reason_of(error)}")
         return None
+
+    def _note_unreadable(self, seen: Sequence[Entry]) -> None:
+        for entry in seen:
+            if not entry.is_unreadable:
+                continue
+            folder = self._source.folder / entry.path
+            self._note(f"{folder} cannot be read: no checkpoint in it is gathered")
 
     def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
         """A finished `fit` deletes its backup: putting it back would make the next one skip."""

@@ -12,8 +12,10 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
 from tfcluster.agent.error_words import words_of
@@ -79,31 +81,58 @@ def gather_outputs(
     it leads to something inside the working directory.
     """
     root = workdir.resolve()
-    files, notes = set[str](), list[str]()
+    files, unreadable, notes = set[str](), set[str](), list[str]()
+
+    def failed(error: OSError) -> None:
+        unreadable.add(Path(error.filename).relative_to(root).as_posix())
+
     for pattern in globs:
         matches = list(_matches(root, pattern))
         if not matches:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         for match in matches:
             if match.resolve().is_relative_to(root):
-                files.update(_files_of(root, match))
+                files.update(_files_of(root, match, failed))
             else:
                 notes.append(f"checkpoints.outputs: {match.relative_to(root)} leads elsewhere")
+        if "**" in pattern and matches:  # a glob passes over what it cannot read
+            deque(os.walk(root / _before_wildcards(pattern), onerror=failed), maxlen=0)
+    notes += map(_not_read, sorted(unreadable))
     copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
     return Outputs(tuple(copied), tuple(notes))
 
 
-def matching(paths: Iterable[str], globs: Sequence[str]) -> Outputs:
+def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
     """Of the files of a folder that only another machine can see, those that the globs name;
     a glob that names a folder means all that is in it."""
-    files, notes, known = set[str](), list[str](), list(paths)
+    files, notes, known, unreadable = set[str](), list[str](), list[str](), list[str]()
+    for entry in entries:
+        if not entry.path.endswith("/"):
+            known.append(entry.path)
+        elif entry.is_unreadable:
+            unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:
         means = re.compile(_as_regex(pattern))
         found = [path for path in known if means.match(path)]
         if not found:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         files.update(found)
+        for path in unreadable:  # of what is in such a folder nothing is known
+            is_below = f"{path}/".startswith(_before_wildcards(pattern))
+            if means.match(path) or ("**" in pattern and is_below):
+                notes.append(_not_read(path))
+    notes = list(dict.fromkeys(notes))
     return Outputs(tuple(sorted(files)), tuple(notes))
+
+
+def _before_wildcards(pattern: str) -> str:
+    """The folder, with a slash, in which everything lies that the pattern can match."""
+    fixed = takewhile(lambda part: not set("*?[") & set(part), pattern.split("/")[:-1])
+    return "".join(f"{part}/" for part in fixed)
+
+
+def _not_read(folder: str) -> str:
+    return f"checkpoints.outputs: {folder} cannot be read: nothing in it was copied"
 
 
 def _as_regex(pattern: str) -> str:
@@ -130,12 +159,13 @@ def _matches(root: Path, pattern: str) -> Iterable[Path]:
         return ()
 
 
-def _files_of(root: Path, match: Path) -> Iterable[str]:
-    """The matched file, or every file in the matched folder, relative to `root`."""
+def _files_of(root: Path, match: Path, failed: Callable[[OSError], None]) -> Iterable[str]:
+    """The matched file, or every file in the matched folder, relative to `root`; `failed` is
+    called for each folder that cannot be read."""
     if match.is_file():
         yield match.relative_to(root).as_posix()
         return
-    for folder, _, names in os.walk(match):
+    for folder, _, names in os.walk(match, onerror=failed):
         for name in names:
             path = Path(folder, name)
             if path.is_file() and path.resolve().is_relative_to(root):

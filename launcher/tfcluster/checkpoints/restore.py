@@ -6,6 +6,7 @@ task finds in its directory before an attempt is therefore exactly this state, o
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections import defaultdict
@@ -123,7 +124,7 @@ def newest_in(shared: str | None, told: Mapping[str, int]) -> Newest:
     What the chief told of a path (`told`, oldest first) counts more than its name, and is all
     there is where the storage is no mount. Raises OSError.
     """
-    if shared is None or not Path(shared).is_dir():
+    if shared is None or not os.path.isdir(shared):
         return newest_told(told)
     found = find(scan(Path(shared)), None)
     newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)

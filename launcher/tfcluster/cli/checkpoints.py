@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
@@ -55,7 +56,7 @@ def _newest(held: tuple[Gathered, ...], run_id: str) -> Gathered:
 
 
 def _copy(gathered: Gathered, target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    if os.path.exists(target) and not (os.path.isdir(target) and not os.listdir(target)):
         raise UsageError(f"{target} is not an empty folder", cure="name a new or an empty one")
     try:
         fill(target, [gathered])

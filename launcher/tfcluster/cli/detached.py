@@ -69,7 +69,7 @@ class _Watch:
         self._terminal = Terminal()
         self._view: RunView | None = None
         self._paths: RunPaths | None = None
-        self.is_started = self._is_recorded = False
+        self.is_started, self._unrecorded = False, ""
         self._outcome: Outcome | None = None
 
     def until_started(self) -> None:
@@ -99,7 +99,7 @@ class _Watch:
         state = registry.load(self._paths)
         if not self.is_started:
             self._terminal.tell(f"{self._paths.run_id} ended before all of its tasks were started")
-        return conclude(state, self._paths, outcome, self._terminal, is_recorded=self._is_recorded)
+        return conclude(state, self._paths, outcome, self._terminal, unrecorded=self._unrecorded)
 
     def hand_over(self) -> int:
         """It is started, and goes on without this command."""
@@ -145,7 +145,7 @@ class _Watch:
             case {"ended": dict(ended)}:
                 met = _error(ended["error"]) if ended["error"] else None
                 self._outcome = Outcome(Status(ended["status"]), ended["exit_code"], met)
-                self._is_recorded = ended["is_recorded"]
+                self._unrecorded = ended["unrecorded"]
             case {"fault": str(trace)}:
                 raise TfclusterError(
                     f"a fault in tfcluster:\n{trace.rstrip()}", cure="please report it"
@@ -183,7 +183,7 @@ def _host(planned: Planned, options: Options, tell: Tell) -> None:
         )
         if outcome.error is not None:
             Terminal().say(f"tfcluster: {outcome.error}")
-        tell({"ended": _outcome_facts(outcome) | {"is_recorded": session.is_recorded}})
+        tell({"ended": _outcome_facts(outcome) | {"unrecorded": session.unrecorded}})
 
 
 class _Start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
             width = max(len(name) for name, _ in found)
             terminal.out("\n".join(f"{name:{width}}  {about}" for name, about in found))
         return
-    path = Path(file).expanduser()
+    path = Path(os.path.expanduser(file))
     if path.suffix not in (".json", ".jsonc"):
         cure = f"write {path.stem}.json"
         raise UsageError(f"FILE: {file!r} ends neither in .json nor in .jsonc", cure=cure)

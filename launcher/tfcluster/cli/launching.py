@@ -115,7 +115,7 @@ def _launch_here(planned: Planned, options: Options) -> int:
         )
     finish(view)
     state, paths = session.journal.state, session.paths
-    return conclude(state, paths, outcome, terminal, is_recorded=session.is_recorded)
+    return conclude(state, paths, outcome, terminal, unrecorded=session.unrecorded)
 
 
 def start_text(
@@ -149,15 +149,18 @@ def conclude(
     outcome: Outcome,
     terminal: Terminal,
     *,
-    is_recorded: bool = True,
+    unrecorded: str = "",
 ) -> int:
-    """Show how the run ended; returns its exit code, or raises the error that it ended with."""
+    """Show how the run ended; returns its exit code, or raises the error that it ended with.
+
+    `unrecorded`: why its folder does not tell all of it.
+    """
     from tfcluster.cli.ends import show_end
 
     if state.attempt or outcome.error is None:
         show_end(state, paths, terminal, says_reason=False)
-    if not is_recorded:
-        terminal.say(f"warning: the disk is full, {paths.root} does not tell how the run ended")
+    if unrecorded:
+        terminal.say(f"warning: {paths.root} does not tell how the run ended: {unrecorded}")
     if isinstance(outcome.error, TfclusterError):
         raise _shown(outcome.error, paths, terminal)
     return outcome.exit_code

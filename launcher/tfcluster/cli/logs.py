@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 
@@ -15,6 +16,7 @@ from tfcluster.plan.plan import TaskId
 from tfcluster.run import registry
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui.follow import RunView, StateFile, dress_for
+from tfcluster.ui.lines import escaped_json
 from tfcluster.ui.log_files import newest_attempts, rank
 from tfcluster.ui.merge import LogFilter, MergedLogs
 from tfcluster.ui.source import end_of_lines
@@ -79,23 +81,49 @@ def command(
 
 def _emit(merged: MergedLogs, terminal: Terminal, *, is_over: Callable[[], bool]) -> None:
     """Each line as ``{"task": …, "line": …}``; returns when the run is over or nobody reads."""
+    records = _Records()
     while not is_over():
         before = terminal.stdout.error
         for block in merged.advance():
-            _emit_block(block, terminal)
+            _emit_block(records.of(block), terminal)
         if terminal.stdout.error != before:
             return
         time.sleep(_PAUSE_S)
     for block in merged.drain():
-        _emit_block(block, terminal)
+        _emit_block(records.of(block), terminal)
 
 
-def _emit_block(block: bytes, terminal: Terminal) -> None:
-    records = []
-    for line in block.decode(errors="replace").split("\n")[:-1]:
-        task, _, text = line.partition(SEPARATOR)
-        records.append(json.dumps({"task": task, "line": text}) + "\n")
-    terminal.out("".join(records))
+def _emit_block(records: Iterable[str], terminal: Terminal) -> None:
+    terminal.out_lines("".join(records).encode())
+
+
+class _Records:
+    """JSON objects of the blocks of `MergedLogs`, where a line longer than a block comes in
+    several: only the last of those ends with a newline."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._is_within_line = False
+
+    def of(self, block: bytes) -> Iterator[str]:
+        text = self._decoder.decode(block, final=block.endswith(b"\n"))
+        *whole, rest = text.split("\n")
+        for line in whole:
+            yield self._begin(line) + '"}\n'
+            self._is_within_line = False
+        if not block.endswith(b"\n"):
+            yield self._begin(rest)
+            self._is_within_line = True
+
+    def _begin(self, text: str) -> str:
+        if self._is_within_line:
+            return _quoted(text)
+        task, _, line = text.partition(SEPARATOR)
+        return f'{{"task": "{_quoted(task)}", "line": "{_quoted(line)}'
+
+
+def _quoted(text: str) -> str:
+    return escaped_json(json.dumps(text))[1:-1]
 
 
 def _labels(paths: RunPaths, wanted: tuple[str, ...]) -> tuple[str, ...]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from tfcluster.agent.seat import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import command, search
 from tfcluster.plan.cluster import by_machine, is_here, own_gpus, seats
@@ -19,6 +21,7 @@ from tfcluster.plan.keras import (
 from tfcluster.plan.placement import is_loopback
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.resources import gpu_wishes, shared_gpus
+from tfcluster.plan.settings import has_hooks
 from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[Surrou
     """Every obstacle, the most basic first."""
     for node in plan.nodes:
         yield from _without_tensorflow(spec, node, around)
+        yield from _too_old(spec, node)
         yield from _without_estimator(spec, node, around)
         yield from _without_keras_2(spec, node)
         yield from _unknown_keras_3(as_inherited(spec, node.name, around), node, around)
@@ -88,6 +92,20 @@ def _without_tensorflow(
         message = f"the job needs TensorFlow, and {python.path} ({python.why}) has none"
         cure = f"{python.path} -m pip install tensorflow, or choose another with --python PATH"
         yield InterpreterError(message, cure=cure)
+
+
+def _too_old(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
+    """What runs in the tasks is written for Python 3.9; a command brings its own."""
+    python = node.interpreter
+    if python is None or python.version is None or not has_hooks(spec):
+        return
+    if tuple(map(int, re.findall(r"\d+", python.version)[:2])) < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        yield InterpreterError(
+            f"Python {oldest} or newer is needed, and {python.path} ({python.why}) is"
+            f" {python.version}",
+            cure="choose another with --python PATH, or do without the hooks: --set job.hooks=off",
+        )
 
 
 def _without_estimator(

@@ -29,6 +29,7 @@ def container(spec: ClusterSpec, around: Surroundings, seat: Seat, share: Share)
         gpus="all" if takes_all else share.gpus or None,
         data_dir=_mounted(data and data[0], around),
         shared_dir=_mounted(spec.checkpoints.dir, around),
+        user=spec.runtime.user,
     )
 
 

@@ -41,6 +41,8 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
         yield "resources.memory holds containers only (--backend docker)"
     if plan.resources.gpus == "all" and around.gpus == () and _uses_this_machine(plan, around):
         yield 'gpus is "all", and this machine has none: its tasks train on the CPU'
+    if spec.runtime.user is not None and not plan.images:
+        yield "runtime.user is for containers only (--backend docker)"
     yield from preloading.why_not(spec, plan, around)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (

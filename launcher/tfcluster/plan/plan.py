@@ -100,6 +100,8 @@ class Container:
     """Mounted read-only, under the same path."""
     shared_dir: str | None = None
     """Storage of all tasks, mounted under the same path."""
+    user: str | None = None
+    """Who the task is, as docker's ``--user`` has it; None: whom the image names, else nobody."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,8 @@ class Attempts:
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))
-        await self.loop.meanwhile(self.startup.send_code(self.plan.nodes))
+        for warning in await self.loop.meanwhile(self.startup.send_code(self.plan.nodes)):
+            self.record(Warned(message=warning))
         await self.startup.prepare(self.plan.nodes)
         await self._await_imports(self.plan.nodes)
         await self._start(1, tuple(task.id for task in self.plan.tasks))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import posixpath
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.backends.far_files import Sent
 from tfcluster.errors import SurroundingsError
 from tfcluster.run import tracked
+from tfcluster.run.credentials import is_credential
 
 MOST_BYTES = 200 * 1000 * 1000
 MOST_FILES = 50_000
@@ -20,47 +24,118 @@ MARK = ".tfcluster-mark-"
 """Begins the names of files that only tell whether a host sees this folder itself."""
 _NEVER = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache"})
 """Folders that are no code, where there is no git to say so."""
+_GIT = frozenset({".git"})
+_MOST_NAMED = 5
 _IN_ONE = 0.9
 """A folder is named by the one below it that holds so much of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The files to send, and the paths that stay here without having been ignored."""
+
+    files: tuple[Sent, ...]
+    credentials: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def warnings(self) -> Iterator[str]:
+        """Sentences about what stays here."""
+        if self.credentials:
+            named = _first_of(self.credentials)
+            yield (
+                f"not sent to other machines because they look like credentials: {named}; a job"
+                " that needs one there names it in job.include"
+            )
+        if self.unreadable:
+            named = _first_of(self.unreadable)
+            yield (
+                f"not sent to other machines because they cannot be read here: {named}; make them"
+                " readable, or have git ignore them"
+            )
+
+
+def _first_of(paths: Sequence[str]) -> str:
+    more = len(paths) - _MOST_NAMED
+    return ", ".join(paths[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
 def snapshot(
     workdir: Path, include: Sequence[str] = (), *, withheld: Sequence[str] = ()
-) -> list[Sent]:
-    """The files of `workdir` to send; `include`: globs that git may ignore; `withheld`: paths
-    that are not sent unless `include` names them.
+) -> Snapshot:
+    """Return what of `workdir` to send.
+
+    `include`: globs of what is sent even where git ignores it or it looks like a credential;
+    `withheld`: paths that are not sent unless `include` names them. What git tracks is sent
+    whatever its name: to commit it was the user's decision.
 
     Raises SurroundingsError above 200 MB or 50,000 files, for a glob that finds nothing, and
-    where git does not answer or the folder cannot be read.
+    where git does not answer or `workdir` itself cannot be read.
     """
-    names = tracked.names(workdir)
+    listed = tracked.names(workdir) or _all(workdir)
     secret = {Path(path).resolve() for path in withheld}
-    listed = _all(workdir) if names is None else names
-    found = {name for name in listed if not (secret and (workdir / name).resolve() in secret)}
-    for pattern in include:
-        found.update(_matching(workdir, pattern))
-    found = {one for name in found for one in _as_copied(workdir, name)}
-    files = [sent for name in sorted(found) if (sent := _sent(workdir, name)) is not None]
+    credentials = {name for name in listed.untracked if _is_credential(workdir, name)}
+    code = (listed.tracked | listed.untracked) - credentials
+    found = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
+    unreadable = set(listed.unreadable)
+    included = {name for glob in include for name in _matching(workdir, glob, unreadable)}
+    found = {one for name in found | included for one in _as_copied(workdir, name)}
+    files = list[Sent]()
+    for name in sorted(found):
+        try:
+            if (sent := _sent(workdir, name)) is not None:
+                files.append(sent)
+        except PermissionError:
+            unreadable.add(name)
     _check_size(workdir, files)
-    return files
+    kept = {name for name in credentials - included if (workdir / name).resolve() not in secret}
+    return Snapshot(tuple(files), tuple(sorted(kept)), tuple(sorted(unreadable)))
 
 
-def _all(workdir: Path) -> Iterator[str]:
-    for folder, folders, names in os.walk(workdir):
+def _is_credential(workdir: Path, name: str) -> bool:
+    """By its own name, or by that of the file a link leads to."""
+    path = workdir / name
+    return is_credential(name) or (
+        os.path.islink(path) and is_credential(path.resolve().as_posix().lstrip("/"))
+    )
+
+
+def _all(workdir: Path) -> tracked.Listed:
+    """Where there is no git to say what is code. Raises SurroundingsError."""
+    unreadable = set[str]()
+    found = frozenset(_below(workdir, workdir, _NEVER, unreadable))
+    if "." in unreadable:
+        raise SurroundingsError(
+            f"the working directory {workdir} cannot be read",
+            cure="make it readable, or set job.workdir to another folder",
+        )
+    return tracked.Listed(frozenset(), found, frozenset(unreadable))
+
+
+def _below(top: Path, workdir: Path, never: frozenset[str], unreadable: set[str]) -> Iterator[str]:
+    """Yield files and links below `top`, outside folders called one of `never`; the folders that
+    cannot be read go into `unreadable`."""
+
+    def note(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError):
+            unreadable.add(os.path.relpath(error.filename, workdir))
+
+    for folder, folders, names in os.walk(top, onerror=note):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = sorted(set(folders) - _NEVER)
+        folders[:] = sorted(set(folders) - never)
         for name in [*names, *links]:
             yield os.path.relpath(os.path.join(folder, name), workdir)
 
 
-def _matching(workdir: Path, pattern: str) -> Iterator[str]:
+def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str]:
     """What a glob finds, of folders all that is in them. Raises SurroundingsError for nothing."""
     if (fault := include_fault(workdir, pattern)) is not None:
         raise SurroundingsError(f"job.include: {fault[0]}", cure=fault[1])
     for path in workdir.glob(pattern):
-        inside = path.rglob("*") if path.is_dir() else [path]
-        below = (one.relative_to(workdir) for one in inside if one.is_symlink() or one.is_file())
-        yield from (str(one) for one in below if ".git" not in one.parts)
+        if os.path.isdir(path):
+            below = _below(path, workdir, _GIT, unreadable)
+        else:
+            below = iter([str(path.relative_to(workdir))])
+        yield from (name for name in below if ".git" not in name.split("/"))
 
 
 def include_fault(workdir: Path, pattern: str) -> tuple[str, str] | None:
@@ -71,8 +146,9 @@ def include_fault(workdir: Path, pattern: str) -> tuple[str, str] | None:
             "write it relative to job.workdir, or set job.workdir to a folder that holds both",
         )
     try:
-        if next(iter(workdir.glob(pattern)), None) is not None:
-            return None
+        with contextlib.suppress(OSError):  # a name that no file can have
+            if next(iter(workdir.glob(pattern)), None) is not None:
+                return None
     except ValueError as error:
         return f"{pattern} is not a glob: {error}", 'write for example "data/**/*.csv"'
     return (
@@ -86,7 +162,7 @@ def _as_copied(workdir: Path, name: str) -> Iterator[str]:
     parts = name.split("/")
     for length in range(1, len(parts)):
         folder = workdir.joinpath(*parts[:length])
-        if folder.is_symlink() and (target := _link_inside(workdir, folder)) is not None:
+        if os.path.islink(folder) and (target := _link_inside(workdir, folder)) is not None:
             yield "/".join(parts[:length])
             above = "/".join(parts[: length - 1])
             led = posixpath.normpath(posixpath.join(above, target, *parts[length:]))
@@ -96,18 +172,25 @@ def _as_copied(workdir: Path, name: str) -> Iterator[str]:
 
 
 def _sent(workdir: Path, name: str) -> Sent | None:
-    """None for what is neither a file nor a link to one: a socket, a link to a folder elsewhere."""
+    """None for what is neither a file nor a link to one: a socket, a link to a folder elsewhere.
+
+    Raises PermissionError for a file that cannot be read.
+    """
     path = workdir / name
     if path.name.startswith(MARK):
         return None
     try:
-        if path.is_symlink() and (target := _link_inside(workdir, path)) is not None:
+        if os.path.islink(path) and (target := _link_inside(workdir, path)) is not None:
             return Sent(name, path, link=target)
         found = path.stat()
+    except PermissionError:
+        raise
     except OSError:
         return None  # deleted, but not yet for git
     if not stat.S_ISREG(found.st_mode):
         return None
+    if not os.access(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return Sent(name, path, stat.S_IMODE(found.st_mode) & 0o755)
 
 

@@ -31,11 +31,11 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 @contextlib.asynccontextmanager
 async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
-    """Answer requests on `path`, in a folder of this user's alone, until the block ends.
+    """Answer this user's requests on `path`, in a folder of theirs alone, until the block ends.
 
     Raises SurroundingsError.
     """
-    import asyncio  # who only asks needs none
+    import asyncio  # a client needs none
 
     server: asyncio.Server
 
@@ -75,6 +75,11 @@ async def _converse(
 ) -> None:
     from asyncio import CancelledError
 
+    from tfcluster.agent.connection import is_own_user
+
+    if not is_own_user(writer.get_extra_info("socket")):
+        writer.close()  # the folder keeps others out; this holds where its mode was changed
+        return
     # Cancelled: the run is over, and a client that stays is hung up on.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():

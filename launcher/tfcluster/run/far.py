@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Self, TypeVar
 
 from tfcluster.agent import budgets
+from tfcluster.agent.holes import write_at
 from tfcluster.backends.far_files import FarFileChangedError, FarFiles, Sent
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
@@ -183,12 +184,12 @@ class _Landing:
         return self._hash.hexdigest()
 
     def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            written = os.pwrite(self._fd, view, self._at)
-            self._hash.update(os.pread(self._fd, written, self._at))
-            self._at += written
-            view = view[written:]
+        write_at(self._fd, data, self._at)
+        left = len(data)
+        while left and (read := os.pread(self._fd, left, self._at)):
+            self._hash.update(read)
+            self._at += len(read)
+            left -= len(read)
 
 
 def trees(folder: Path, state: Sequence[Gathered]) -> list[Sent]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -64,7 +65,8 @@ def make_runtime_dir() -> None:
     except OSError as error:
         raise SurroundingsError(
             f"no sockets are put into {folder}: {reason_of(error)}",
-            cure="set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
+            cure="make ~/.cache/tfcluster writable, where the name of another folder is kept, or"
+            " set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
         ) from error
 
 
@@ -74,8 +76,14 @@ def _link(link: Path, target: Path) -> None:
     fresh.replace(link)
 
 
-def write_json(path: Path, data: Mapping[str, Any], indent: int | None = 1) -> bool:
-    """Replace a JSON file whole; False (and the old one kept) where the disk refuses it.
+def write_json(
+    path: Path,
+    data: Mapping[str, Any],
+    indent: int | None = 1,
+    refused: Callable[[OSError], None] = lambda error: None,
+) -> bool:
+    """Replace a JSON file whole; False (and the old one kept) where the disk refuses it, which
+    `refused` is called with.
 
     Without `indent` it is one line, made in a tenth of the time.
     """
@@ -83,11 +91,33 @@ def write_json(path: Path, data: Mapping[str, Any], indent: int | None = 1) -> b
     try:
         fresh.write_text(json.dumps(data, indent=indent, default=dict) + "\n")
         fresh.replace(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             fresh.unlink()
+        refused(error)
         return False
     return True
+
+
+def require_json(path: Path, data: Mapping[str, Any]) -> None:
+    """The same; raises RunFolderError with the reason."""
+
+    def refused(error: OSError) -> None:
+        raise RunFolderError(
+            f"cannot write {path}: {why_refused(error)}",
+            cure="make room, or set TFCLUSTER_HOME to a folder on another disk",
+        ) from error
+
+    write_json(path, data, refused=refused)
+
+
+def why_refused(error: OSError) -> str:
+    """Why something could not be written into a run's folder."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full"
+    if error.errno == errno.ENOENT:
+        return "the folder was deleted"
+    return reason_of(error)
 
 
 class EventLog:
@@ -98,6 +128,8 @@ class EventLog:
         self._clock = clock
         self._seq = 0
         self._waiting = b""
+        self.refusal: OSError | None = None
+        """Why lines wait."""
 
     @property
     def waiting_bytes(self) -> int:
@@ -114,7 +146,8 @@ class EventLog:
         while self._waiting:
             try:
                 written = self._file.write(self._waiting)
-            except OSError:
+            except OSError as error:
+                self.refusal = error
                 return False
             self._waiting = self._waiting[written:]
         return True

@@ -92,8 +92,8 @@ class Folders:
         CancelledError."""
         chief = self._plan.chief
         source = replace(self._source(chief, self.workdir(chief)), most=budgets.LISTED_AT_MOST)
-        entries = {e.path: e for e in source.scan(stopped=stopped) if not e.path.endswith("/")}
-        found = outputs.matching(entries, globs)
+        entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
+        found = outputs.matching(entries.values(), globs)
         copied, notes = list[str](), list(found.notes)
         for path in found.files:
             try:

@@ -37,6 +37,7 @@ _PACKAGES: Final = {
 
 _PROBE: Final = """
 import sys
+sys.version_info[0] > 2 or sys.exit("it is Python " + sys.version.split()[0])
 sys.path[:] = [folder for folder in sys.path if folder]
 import importlib.util, os
 names = []
@@ -109,10 +110,10 @@ def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
     `base`, or a name on PATH. None where it does not exist."""
     if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
         return found
-    path = Path(python).expanduser()
+    path = Path(os.path.expanduser(python))  # `Path` raises for unknown users
     for candidate in (path, path / "bin" / "python"):
         absolute = base / candidate
-        if absolute.is_file() and os.access(absolute, os.X_OK):
+        if os.path.isfile(absolute) and os.access(absolute, os.X_OK):
             return os.path.abspath(absolute)
     return None
 
@@ -177,7 +178,7 @@ def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[s
         return subprocess.Popen(
             [path, "-c", _PROBE],
             env=dict(environ),
-            cwd=cwd if cwd.is_dir() else "/",
+            cwd=cwd if os.path.isdir(cwd) else "/",
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

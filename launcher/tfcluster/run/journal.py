@@ -9,7 +9,7 @@ from typing import Any
 from tfcluster.agent import budgets
 from tfcluster.run import fold
 from tfcluster.run.events import Event, Progress
-from tfcluster.run.folder import EventLog, release_reserve, write_json
+from tfcluster.run.folder import EventLog, release_reserve, why_refused, write_json
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.run.veiled import veiled
@@ -43,6 +43,8 @@ class Journal:
         self.heard: Callable[[Event], None] = lambda event: None
         """Called after each event; may call `save`."""
         self._is_dirty, self._is_urgent = True, True
+        self._refusal: OSError | None = None
+        """Why the state was not saved last."""
         self._saved_at = self._may_save_at = 0.0
         self.save()
 
@@ -78,8 +80,9 @@ class Journal:
         now = self._clock()
         if self._is_dirty and (self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S):
             began = self._timer()
-            if write_json(self.paths.state, self.state.to_json(), None):
+            if write_json(self.paths.state, self.state.to_json(), None, self._note_refusal):
                 self._is_dirty, self._is_urgent, self._saved_at = False, False, now
+                self._refusal = None
                 self._may_save_at = self._timer() + _PAUSE * (self._timer() - began)
             else:
                 self._may_save_at = began + _PROGRESS_INTERVAL_S
@@ -98,12 +101,19 @@ class Journal:
         pause_s = self._may_save_at - self._timer()
         return max(0.0, pause_s) if self._is_urgent else _PROGRESS_INTERVAL_S
 
-    def close(self) -> bool:
-        """Save what is left, on a full disk too; False where it did not take everything."""
-        self._is_urgent = True
+    def close(self) -> str:
+        """Save what is left, on a full disk too; why it was not taken, empty where all was."""
+        self._is_urgent = self._is_dirty
         if not (saved := self.save()):
             release_reserve(self.paths)
             saved = self.save()
         release_reserve(self.paths)
         self._log.close()
-        return saved
+        if saved:
+            return ""
+        refusal = self._refusal or self._log.refusal
+        assert refusal is not None
+        return why_refused(refusal)
+
+    def _note_refusal(self, error: OSError) -> None:
+        self._refusal = error

@@ -20,9 +20,8 @@ from pathlib import Path
 import psutil
 
 from tfcluster.agent import foreign_json
-from tfcluster.errors import RunFolderError
 from tfcluster.run import lost_hosts, registry
-from tfcluster.run.folder import write_json
+from tfcluster.run.folder import require_json
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
 from tfcluster.run.status import Status
@@ -156,5 +155,4 @@ def _close(paths: RunPaths, state: RunSnapshot) -> None:
             task.state, task.ended_at = "lost", state.ended_at
     for node in state.nodes:
         state.nodes[node] = "gone"
-    if not write_json(paths.state, state.to_json()):
-        raise RunFolderError(f"cannot write {paths.state}", cure="is the disk full?")
+    require_json(paths.state, state.to_json())

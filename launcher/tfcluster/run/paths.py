@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tfcluster.agent.private import place_of
+
 if TYPE_CHECKING:
     from tfcluster.plan.plan import TaskId
 
@@ -31,14 +33,19 @@ _TEMP_VARIABLES = {"TMPDIR", "TEMP", "TMP"}
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
     own = f"tfcluster-{os.getuid()}"
-    last = Path("/tmp") / own
-    found = _runtime_dirs(own, environ)
-    return next((p for p in found if len(os.fsencode(p)) <= _LONGEST_RUNTIME_DIR), last)
+    for found in _runtime_dirs(own, environ):
+        if _is_short(found) and _is_short(place := Path(place_of(str(found)))):
+            return place
+    return Path(place_of(f"/tmp/{own}"))
+
+
+def _is_short(folder: Path) -> bool:
+    return len(os.fsencode(folder)) <= _LONGEST_RUNTIME_DIR
 
 
 def _runtime_dirs(own: str, environ: Mapping[str, str]) -> Iterator[Path]:
     base = environ.get("XDG_RUNTIME_DIR")
-    if base and Path(base).is_dir() and os.access(base, os.W_OK):
+    if base and os.path.isdir(base) and os.access(base, os.W_OK):
         yield Path(base) / "tfcluster"
     if _TEMP_VARIABLES & environ.keys() or not os.access("/tmp", os.W_OK):
         import tempfile  # only here: it takes as long as all else that `ps` does

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster import backends
 from tfcluster.backends.base import Backend
-from tfcluster.errors import RunFolderError, SurroundingsError, TfclusterError
+from tfcluster.errors import SurroundingsError, TfclusterError
 from tfcluster.plan import secrecy
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_to_json
@@ -63,15 +63,14 @@ class Session:
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = folder.make_new(partial(new_run_id, plan.name, now), home_dir)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
-            if not folder.write_json(path, data):
-                raise RunFolderError(f"cannot write {path}", cure="is the disk full?")
+            folder.require_json(path, data)
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
         state.background = in_background
         self._secrets = secrecy.values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
-        self.is_recorded = True
-        """Whether the disk took everything that was to be written down."""
+        self.unrecorded = ""
+        """Why not everything could be written down; empty where it could."""
 
     def run(
         self,
@@ -93,7 +92,7 @@ class Session:
         except Exception as fault:
             return self._note_fault(fault)
         finally:
-            self.is_recorded = self.journal.close()
+            self.unrecorded = self.journal.close()
 
     async def _run(self, announce: Announce, wishes: Wishes) -> Outcome:
         coordinator = Coordinator(

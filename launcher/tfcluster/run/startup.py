@@ -94,22 +94,26 @@ class Startup:
         """Over a shared file system a node may see the workdir: it works in it."""
         await shared.find(self.plan, self.exchange, nodes)
 
-    async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> None:
-        """A copy of the workdir to each node that does not see it; raises SurroundingsError.
+    async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> Sequence[str]:
+        """Send a copy of the workdir to each node that does not see it; return warnings about
+        what is left out. Raises SurroundingsError.
 
         `again`: to a node that was lost; where the copy is still there it stays as it is, with
         what tasks have written into it.
         """
         far = [node for node in nodes if not self.exchange.site(node.name).sees_our_code]
         if not far:
-            return
-        files = await asyncio.to_thread(
+            return ()
+        snapshot = await asyncio.to_thread(
             code.snapshot,
             Path(self.plan.workdir),
             self.plan.include,
             withheld=self.plan.withheld,
         )
-        await asyncio.gather(*(self._send_code(n.name, files, unless_there=again) for n in far))
+        await asyncio.gather(
+            *(self._send_code(n.name, snapshot.files, unless_there=again) for n in far)
+        )
+        return tuple(snapshot.warnings())
 
     async def _send_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
         site = self.exchange.site(node)

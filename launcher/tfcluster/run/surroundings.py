@@ -193,7 +193,7 @@ def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], .
 def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
     """What the job's own files say; None for a module that is below none of `folders`."""
     starts = [_first_file(program, folders) for program in command.programs(spec.job)]
-    waiting = list(dict.fromkeys(one for one in starts if one is not None and one.is_file()))
+    waiting = list(dict.fromkeys(one for one in starts if one is not None and os.path.isfile(one)))
     if not waiting:
         return None
     found, seen = Code(), {*waiting}
@@ -229,5 +229,5 @@ def _siblings(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:
     for folder in folders:
         base = folder.joinpath(*parts)
         for path in (base.with_suffix(".py"), base / "__main__.py", base / "__init__.py"):
-            if parts and path.is_file():
+            if parts and os.path.isfile(path):
                 yield path

@@ -1,24 +1,43 @@
-"""What git knows of a folder: the names it tracks, and those it does not ignore."""
+"""What git lists below a folder: the names it tracks, and those it does not ignore."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_words import words_of
 from tfcluster.errors import SurroundingsError
 
-_LIST = ("ls-files", "-z", "--cached", "--others", "--exclude-standard")
+_LIST = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
+_UNTRACKED = b"?"
+"""How `git ls-files -t` marks what is not in the index."""
+_UNREADABLE = b"unreadable"
+"""How we mark a folder that git could not open."""
+_NOT_OPENED = re.compile(
+    rb"^warning: could not open directory '(.*?)/': ", re.MULTILINE | re.DOTALL
+)
 _OF_A_HOOK = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
 """What git sets for the commands that it starts itself: it would answer of another repository."""
 _PATIENCE_S = 60.0
 
 
-def names(workdir: Path) -> list[str] | None:
-    """Below `workdir`, with slashes; of submodules and other repositories in it theirs, too.
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Paths below a folder, with slashes."""
+
+    tracked: frozenset[str]
+    untracked: frozenset[str]
+    unreadable: frozenset[str]
+    """Folders that git could not open."""
+
+
+def names(workdir: Path) -> Listed | None:
+    """Return what git lists below `workdir`, submodules and nested repositories included.
 
     None where git has no say: in no repository, and in a folder that its repository ignores.
     Raises SurroundingsError where there is a repository, and git does not answer: all that is
@@ -26,17 +45,27 @@ def names(workdir: Path) -> list[str] | None:
     """
     if not _in_repository(workdir) or _is_ignored(workdir):
         return None
-    return list(_names(workdir))
+    marks = dict(_marked(workdir))
+    unreadable = frozenset(name for name, mark in marks.items() if mark == _UNREADABLE)
+    untracked = frozenset(name for name, mark in marks.items() if mark == _UNTRACKED)
+    return Listed(frozenset(marks) - unreadable - untracked, untracked, unreadable)
 
 
-def _names(folder: Path) -> Iterator[str]:
-    listed = _ask(folder, _LIST).stdout.split(b"\0")
-    for name in (os.fsdecode(one) for one in listed if one):
+def _marked(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Each path and git's mark for it."""
+    answer = _ask(folder, _LIST)
+    for entry in filter(None, answer.stdout.split(b"\0")):
+        mark, _, encoded = entry.partition(b" ")
+        name = os.fsdecode(encoded)
         path = folder / name
-        if path.is_symlink() or not path.is_dir():
-            yield name
-        elif (path / ".git").exists():  # else: a submodule that was not checked out
-            yield from (f"{name.rstrip('/')}/{one}" for one in _names(path))
+        if os.path.islink(path) or not os.path.isdir(path):
+            yield name, mark
+        elif os.path.exists(path / ".git"):  # else: a submodule that was not checked out
+            yield from ((f"{name.rstrip('/')}/{one}", its) for one, its in _marked(path))
+    if not_opened := _NOT_OPENED.findall(answer.stderr):
+        prefix = _ask(folder, ("rev-parse", "--show-prefix")).stdout.removesuffix(b"\n")
+        for name in not_opened:  # named from the top of the repository
+            yield os.fsdecode(name.removeprefix(prefix)), _UNREADABLE
 
 
 def _in_repository(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -173,7 +174,7 @@ def _secrets(wish: Wish, environ: Mapping[str, str]) -> Iterator[tuple[str, Path
     for secret, path in given.items():
         values = [environ[name] for name in usual[secret] if environ.get(name)]
         places = [path] if path is not None else [Path(value) for value in values]
-        yield from ((secret, place.absolute()) for place in places[:1] if place.is_file())
+        yield from ((secret, place.absolute()) for place in places[:1] if os.path.isfile(place))
 
 
 def _copy_launcher(context: Path) -> None:

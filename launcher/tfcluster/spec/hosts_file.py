@@ -95,7 +95,7 @@ def _words(line: str) -> list[str]:
 
 def _text_of(name: str) -> str:
     try:
-        with Path(name).expanduser().open("rb") as file:
+        with open(os.path.expanduser(name), "rb") as file:
             data = file.read(_MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = reason_of(error)

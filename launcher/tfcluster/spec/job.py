@@ -134,7 +134,8 @@ class Job(Step):
     )
     include: Listed[Text] = documented(
         (),
-        "Globs of files that git ignores and a remote copy of the workdir needs.",
+        "Globs of files that a remote copy of the workdir needs although git ignores them or they"
+        " look like credentials.",
         ["data/*.csv"],
         shown_default=[],
     )

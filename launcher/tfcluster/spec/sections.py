@@ -14,6 +14,7 @@ from tfcluster.spec.job import Text
 from tfcluster.spec.variables import Env
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
+_USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 _MEMORY = re.compile(r"[1-9]\d{0,15}[bkmg]?", re.ASCII | re.IGNORECASE)
 """As docker reads it (docs.docker.com, resource constraints)."""
 
@@ -81,6 +82,12 @@ class Host(Section):
     )
 
 
+def _is_user(value: str) -> str:
+    if not _USER.fullmatch(value):
+        raise wrong(f"{shorten(value)} is no user", 'write for example "root" or "1000:1000"')
+    return value
+
+
 class Runtime(Section):
     """Backend, Python, network, and settings by host."""
 
@@ -99,6 +106,12 @@ class Runtime(Section):
         None,
         "Python of the tasks; null: the active environment, `.venv` at the workdir, python3.",
         "/opt/tf/bin/python",
+    )
+    user: Annotated[Text, AfterValidator(_is_user)] | None = documented(
+        None,
+        "User of the containers, a name or UID[:GID]; null: the image's, else `nobody`. With docker"
+        " only.",
+        "root",
     )
     network: Literal["host", "private"] = documented(
         "host",

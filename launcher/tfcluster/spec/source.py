@@ -57,7 +57,7 @@ def read_source(source: str | Path | None) -> Source:
     if str(source) == "-":
         return Source(_decode(_from_stdin(), "<stdin>"), "<stdin>", None, Path.cwd())
     name = _printable(str(source))
-    path = Path(source).expanduser()
+    path = Path(os.path.expanduser(source))
     text = _decode(_from_file(path, name), name)
     return Source(text, name, path.absolute(), path.absolute().parent)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 from collections import deque
@@ -154,48 +153,84 @@ class LogSource:
 
 def end_of_lines(path: Path) -> int:
     """Where the last whole line of a file ends; 0 where there is none."""
+    return tail_offset(path, 0, only_whole=True)
+
+
+def tail_offset(
+    path: Path,
+    lines: int,
+    pattern: re.Pattern[bytes] | None = None,
+    *,
+    only_whole: bool = False,
+) -> int:
+    """Where the last `lines` lines (those with `pattern`, if given) of a file begin.
+
+    `only_whole`: what follows the last newline is no line. The file is read in blocks, from its
+    end: a line may be larger than the memory.
+    """
     try:
-        return path.read_bytes().rfind(b"\n") + 1
+        size = path.stat().st_size
+        if pattern is not None:
+            return _last_matches(path, pattern, lines) if lines > 0 else size
+        with path.open("rb") as file:
+            has_end = size > 0 and os.pread(file.fileno(), 1, size - 1) == b"\n"
+            if lines <= 0 and not only_whole:
+                return size
+            return _after_newline(file.fileno(), size, lines + (only_whole or has_end))
     except OSError:
         return 0
 
 
-def tail_offset(path: Path, lines: int, pattern: re.Pattern[bytes] | None = None) -> int:
-    """Where the last `lines` lines (those with `pattern`, if given) of a file begin."""
-    size = path.stat().st_size if path.exists() else 0
-    if not size or lines <= 0:
-        return size
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if pattern is not None:
-            return _last_matches(content, pattern, lines)
-        start = len(content)
-        if content[start - 1] == 0x0A:
-            start -= 1
-        for _ in range(lines):
-            start = content.rfind(b"\n", 0, start)
-            if start < 0:
-                return 0
-        return start + 1
+def _after_newline(fd: int, end: int, number: int) -> int:
+    """Where the line after the newline `number`, counted from `end` backwards, begins; 0 where
+    there are fewer."""
+    while end > 0:
+        start = max(0, end - CHUNK)
+        block = os.pread(fd, end - start, start)
+        found = block.count(b"\n")
+        if found < number:
+            number, end = number - found, start
+            continue
+        at = len(block)
+        for _ in range(number):
+            at = block.rfind(b"\n", 0, at)
+        return start + at + 1
+    return 0
 
 
-def _last_matches(content: mmap.mmap, pattern: re.Pattern[bytes], lines: int) -> int:
+def _last_matches(path: Path, pattern: re.Pattern[bytes], lines: int) -> int:
+    """As `ui.merge` selects them: by the latest state of a line, and of a line longer than a chunk
+    by its first one."""
     starts: deque[int] = deque(maxlen=lines)
-    for match in pattern.finditer(content):
-        start = content.rfind(b"\n", 0, match.start()) + 1
-        if not starts or starts[-1] != start:
-            starts.append(start)
-    return starts[0] if starts else len(content)
+    source = LogSource(path)
+    source.has_ended = True
+    size, before = source.size(), -1
+    try:
+        while before < source.position < size:  # a disk that fails gives nothing
+            before, at = source.position, source.offset
+            pieces = source.read()
+            block = next(pieces, b"")
+            deque(pieces, maxlen=0)
+            if pattern.search(block) is None:
+                continue
+            for line in block.removesuffix(b"\n").split(b"\n"):
+                if pattern.search(latest_state(line)):
+                    starts.append(at)
+                at += len(line) + 1
+        return starts[0] if starts else size
+    finally:
+        source.close()
 
 
 def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
     """The last lines of a log, harmless, for a panel; at most `within` bytes of it are read."""
     try:
         with path.open("rb") as file:
-            file.seek(max(tail_offset(path, count), path.stat().st_size - within))
-            block = file.read(within)
+            file.seek(max(0, path.stat().st_size - within))
+            found = file.read(within).removesuffix(b"\n")
     except OSError:
         return ()
-    if not block:
+    if not found:
         return ()
-    block = latest_states(block if block.endswith(b"\n") else block + b"\n")
+    block = latest_states(b"\n".join(found.split(b"\n")[-count:]) + b"\n")
     return tuple(harmless(block, colours=False).decode().removesuffix("\n").split("\n"))

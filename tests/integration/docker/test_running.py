@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.lab.docker_images import BASE
 
 from .harbor import COUNT, Harbor, ended, of_type
 
@@ -73,6 +74,27 @@ def test_resources_are_limits_of_the_container(harbor: Harbor) -> None:
     assert limits[0]["NanoCpus"] == 1_000_000_000
     assert limits[0]["Memory"] == limits[0]["MemorySwap"] == 300 << 20
     assert limits[0]["CpusetCpus"].isdecimal()
+    assert limits[0]["PidsLimit"] == 16_384
+    assert limits[0]["SecurityOpt"] == ["no-new-privileges"]
+
+
+WHO = """
+import os
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
+open("in the workdir", "w").close()
+open(os.path.expanduser("~/in the home"), "w").close()
+print(os.getuid(), os.environ["HOME"], status["NoNewPrivs"], flush=True)
+"""
+
+
+def test_nobody_is_root_without_a_word(harbor: Harbor) -> None:
+    """Of an image that names no user, as most official ones."""
+    spec = harbor.spec(WHO, runtime={"image": BASE})
+    run = ended(harbor.up(spec))
+    assert run.log("worker:0") == run.log("worker:1") == "65534 /tmp 1\n"
+    root = harbor.up(spec, "--set", "runtime.user=root", "--name", "root")
+    root.name = "root"
+    assert ended(root).log("worker:0") == "0 /root 1\n"
 
 
 DATA = """

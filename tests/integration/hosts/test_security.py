@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.lab.machines import Machine
 
-from .office import Office, Run
+from .office import Office, Run, numbered, until
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +81,66 @@ def test_a_plan_shows_no_secret(office: Office) -> None:
         assert not holds(shown.said.encode())
     assert "SERVICE_TOKEN" in shown.said
     assert "<pad>" in shown.said
+
+
+def test_a_folder_of_our_name_that_another_user_made_blocks_nobody(office: Office) -> None:
+    """Neither a run nor the dials that find its agent again."""
+    (host,) = office.add_hosts(1)
+    taken = host.folder / f"tmp/tfcluster-{os.getuid()}"
+    taken.mkdir(0o700)
+    os.chown(taken, 12345, 12345)
+    run = office.up(office.spec(count=60))
+    run.wait_for_line("line 5", "worker:0")
+    taken.rmdir()
+    for pid, words in office.home.processes().items():
+        if f"-- {host.address} " in words:
+            os.kill(pid, signal.SIGKILL)
+    run.wait_for_event("node_reconnected")
+    assert run.end() == 0, run.said
+    assert run.log("worker:0").splitlines() == numbered(60)
+    assert not run.of_type("restarting")
+
+
+LIST = """
+import os
+names = [os.path.relpath(os.path.join(f, n)) for f, _, ns in os.walk(".") for n in ns]
+print("agent", os.environ.get("SSH_AUTH_SOCK"), "files", *sorted(names))
+"""
+PRIVATE_KEY = "t0ken-0f-4nna"
+
+
+def test_credentials_of_the_user_stay_at_home(office: Office) -> None:
+    """Files beside the code, and the keys of an agent that the user forwards everywhere."""
+    (host,) = office.add_hosts(1)
+    for name in (".env", ".ssh/id_ed25519", "certs/server.pem", ".kube/config", ".aws/credentials"):
+        office.write(name, PRIVATE_KEY)
+    spec = office.spec(LIST, job={"script": "train.py", "hooks": "off", "include": [".kube"]})
+    with forwarded_agent(office) as variables:
+        run = office.up(spec, env=variables)
+        assert run.end() == 0, run.said
+    assert run.log("worker:0") == "agent None files .kube/config spec.json train.py\n"
+    kept = (host.root / ".cache/tfcluster/files").iterdir()
+    assert [path.read_text() for path in kept].count(PRIVATE_KEY) == 1, "what was asked for"
+    (warning,) = [
+        one["message"] for one in run.of_type("warned") if "credentials" in one["message"]
+    ]
+    assert ".aws/credentials, .env, .ssh/id_ed25519, certs/server.pem; a job" in warning
+
+
+@contextlib.contextmanager
+def forwarded_agent(office: Office) -> Iterator[dict[str, str]]:
+    """An ssh agent at the desk, in a configuration that forwards it to every host."""
+    config = office.home.root / ".ssh/config"
+    config.write_text("Host *\n  ForwardAgent yes\n")
+    socket = f"{Path('~').expanduser()}/{office.desk.name}.agent"
+    agent = office.home.start(["ssh-agent", "-D", "-a", socket], stdout=subprocess.DEVNULL)
+    try:
+        until((office.home.root / f"{office.desk.name}.agent").exists, "the ssh agent")
+        yield {"SSH_AUTH_SOCK": socket}
+    finally:
+        config.unlink()
+        agent.terminate()
+        agent.wait()
 
 
 def holds(data: bytes) -> bool:

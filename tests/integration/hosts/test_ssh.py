@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from tests.old_pythons import REAL, pretending
 
 from tfcluster.agent import cores
 
@@ -252,6 +253,16 @@ def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(office: Offi
     assert "Permission denied" in run.said
     assert f"{second.address} cannot be reached" in run.said
     assert "Host key verification failed" in run.said
+
+
+def test_a_host_with_an_old_python_is_told_apart_from_one_that_is_down(office: Office) -> None:
+    (host,) = office.add_hosts(1)
+    pretending(host.root / "python3.7")
+    for python in (f"{Path('~').expanduser()}/python3.7", *REAL[-1:]):
+        run = office.up(office.spec(runtime={"hosts": {"*": {"python": python}}}))
+        assert run.end() == 3
+        assert f"Python 3.9 or newer is needed, and {python} is 3." in run.said
+        assert f"runtime.hosts.{host.address}.python names a Python (3.9 or newer)" in run.said
 
 
 def test_what_a_login_prints_is_skipped(office: Office) -> None:

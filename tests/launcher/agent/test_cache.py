@@ -59,19 +59,19 @@ def test_a_bundle_is_whole_when_it_is_what_its_name_says(
     made: bundle.Bundle, tmp_path: Path
 ) -> None:
     folder = unpack(made, tmp_path)
-    assert bootstrap._is_whole(str(folder))
+    assert bootstrap.is_whole(str(folder))
     (folder / "agent/tfcluster/__pycache__").mkdir()
     (folder / "agent/tfcluster/__pycache__/a.pyc").write_bytes(b"of Python's own")
-    assert bootstrap._is_whole(str(folder))
+    assert bootstrap.is_whole(str(folder))
     (folder / "workers/b.py").write_bytes(b"xx")
-    assert not bootstrap._is_whole(str(folder))
-    assert not bootstrap._is_whole(str(tmp_path / "never-there"))
+    assert not bootstrap.is_whole(str(folder))
+    assert not bootstrap.is_whole(str(tmp_path / "never-there"))
 
 
 def test_the_real_bundle_has_the_digest_that_a_node_finds(tmp_path: Path) -> None:
     real = bundle.build()
-    assert bootstrap._is_whole(str(bundle.unpack(real, tmp_path / "local")))
-    assert bootstrap._is_whole(str(unpack(real, tmp_path / "far")))
+    assert bootstrap.is_whole(str(bundle.unpack(real, tmp_path / "local")))
+    assert bootstrap.is_whole(str(unpack(real, tmp_path / "far")))
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "more"])
@@ -85,7 +85,7 @@ def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, harm:
         case "more":
             (folder / "agent/tfcluster/b.py").write_bytes(b"print('not ours')")
     assert unpack(made, tmp_path) == folder
-    assert bootstrap._is_whole(str(folder))
+    assert bootstrap.is_whole(str(folder))
 
 
 def test_a_bundle_that_did_not_arrive_whole_is_an_error(

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from tests import old_pythons
+from tests.launcher.poisoned import poison
 
 from tfcluster.agent import bootstrap, protocol, relay, seat
 from tfcluster.backends import bundle
@@ -133,10 +135,44 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
             kill(pid)
 
 
+def test_bytecode_that_lies_beside_the_bundle_is_not_run(folder: Path, made: bundle.Bundle) -> None:
+    """A job on that node may have put it there; the digest of the sources says nothing of it."""
+    first = Transport(folder, made, protocol.Session()).greet()
+    unpacked = folder / "cache/bundles" / made.digest / "agent/tfcluster/agent"
+    for name in ("relay", "agent"):
+        poison(unpacked / f"{name}.py", f"open({str(folder / 'evil')!r}, 'w')")
+    former = first.welcome["identity"]
+    second = Transport(folder, made, protocol.Session(), starts=False, former=former).greet()
+    pid = second.welcome["pid"]
+    second.write(second.session.number({"type": "shutdown"}))
+    second.take("bye")
+    for one in (first, second):
+        one.close()
+    wait_until(lambda: not is_alive(pid))
+    poison(unpacked / "agent.py", f"open({str(folder / 'evil')!r}, 'w')")
+    third = Transport(folder, made, protocol.Session()).greet()
+    assert third.answer == bootstrap.HAVE
+    third.write(third.session.number({"type": "shutdown"}))
+    third.take("bye")
+    third.close()
+    wait_until(lambda: not is_alive(third.welcome["pid"]))
+    assert not (folder / "evil").exists()
+
+
 def sit_down(path: Path) -> subprocess.Popen[bytes]:
     """As the first process of a container does."""
     source = Path(seat.__file__).read_text()
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", source, str(path)])
+
+
+@pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
+def test_a_container_whose_python_is_too_old_says_so(tmp_path: Path, python: str) -> None:
+    python = python or old_pythons.pretending(tmp_path / "python3")
+    source = Path(seat.__file__).read_text()
+    argv = [python, "-I", "-S", "-c", source, "a-seat"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"Python 3.9 or newer is needed, and {python} is 3.")
 
 
 def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(

@@ -11,6 +11,7 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
+from tests.launcher.poisoned import poison
 
 from tfcluster.backends import bundle
 
@@ -51,6 +52,28 @@ def test_a_damaged_folder_is_made_whole(made: bundle.Bundle, tmp_path: Path) -> 
     bundle.unpack(made, tmp_path)
     assert (folder / "agent/tfcluster/agent/protocol.py").exists()
     assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_python_would_run_is_what_the_digest_says(made: bundle.Bundle, tmp_path: Path) -> None:
+    """Not other bytes of the same number, nor a package that comes before a module, nor bytecode
+    that was never compiled from the sources."""
+    folder = bundle.unpack(made, tmp_path / "bundles") / "workers" / "tfcluster_workers"
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    (evil / "__init__.py").write_text("print('evil')")
+    (folder / "context").symlink_to(evil)
+    source = (folder / "server.py").read_text()
+    (folder / "server.py").write_text(source.replace("import", "impart", 1))
+    bundle.unpack(made, tmp_path / "bundles")
+    assert not (folder / "context").exists()
+    assert (folder / "server.py").read_text() == source
+    poison(folder / "errors.py", "print('evil')")
+    argv = [sys.executable, "-c", "import errors"]
+    printed = subprocess.run(argv, cwd=folder, capture_output=True, check=True).stdout
+    assert printed == b"evil\n", "without a look at it Python runs it"
+    bundle.unpack(made, tmp_path / "bundles")
+    assert subprocess.run(argv, cwd=folder, capture_output=True, check=True).stdout == b""
+    assert [path.name for path in (tmp_path / "bundles").iterdir()] == [made.digest]
 
 
 def test_many_may_unpack_at_once(made: bundle.Bundle, tmp_path: Path) -> None:

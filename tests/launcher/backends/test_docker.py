@@ -12,7 +12,7 @@ import pytest
 
 from tfcluster.backends import docker_container, docker_leftovers
 from tfcluster.backends.docker_client import DockerError, is_here, plain
-from tfcluster.backends.docker_container import RunningContainer, run_argv
+from tfcluster.backends.docker_container import RunningContainer, as_user, run_argv
 from tfcluster.plan.plan import Container, Interpreter, NodePlan
 
 BARE = NodePlan(
@@ -52,6 +52,27 @@ def test_limits_are_dockers() -> None:
     assert after(argv, "--memory") == after(argv, "--memory-swap") == ["2g"]
     assert after(argv, "--gpus") == ['"device=1,2"']
     assert after(told(Container("i", gpus="all")), "--gpus") == ["all"]
+
+
+def test_no_container_gains_privileges_or_takes_all_processes() -> None:
+    argv = told(Container("image:1"))
+    assert after(argv, "--security-opt") == ["no-new-privileges"]
+    assert after(argv, "--pids-limit") == ["16384"]
+
+
+@pytest.mark.parametrize(
+    ("user", "options"),
+    [
+        ("root", ("--user", "root")),
+        ("0:0", ("--user", "0:0")),
+        ("anna", ("--user", "anna")),
+        ("65534:65534", ("--user", "65534:65534", "--env", "HOME=/tmp")),
+    ],
+)
+def test_of_a_number_that_is_not_root_docker_knows_no_home(
+    user: str, options: tuple[str, ...]
+) -> None:
+    assert as_user(user) == options
 
 
 def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_no_option() -> None:

@@ -11,6 +11,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from tests import old_pythons
 
 from tfcluster.backends import handshake, relayed, ssh
 from tfcluster.backends.relayed import STARTER
@@ -83,6 +84,14 @@ def test_a_login_that_ends_is_named_with_what_it_said() -> None:
     assert "sorry" in said
 
 
+@pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
+def test_a_python_that_is_too_old_says_so(tmp_path: Path, python: str) -> None:
+    python = python or old_pythons.pretending(tmp_path / "python3")
+    said = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
+    words = f"Python 3.9 or newer is needed, and {python} is 3."
+    assert said.startswith(f"far cannot be reached: Welcome\n{words}")
+
+
 def test_a_node_without_room_says_so_in_one_line(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("a file where a folder should be")
     said = refusal(START)
@@ -129,9 +138,11 @@ def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> No
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is it up"),
         ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),
         ("sh: line 1: /no/python: No such file or directory", "runtime.hosts.10.0.0.1.python"),
+        ("Python 3.9 or newer is needed, and /p is 3.7.16", "runtime.hosts.10.0.0.1.python"),
         ("Unknown option: -I", "runtime.hosts.10.0.0.1.python"),
         ("OSError: [Errno 28] No space left on device: '/home/anna/python'", "make room"),
         ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
+        ("PermissionError: [Errno 1] it belongs to another user: '/tmp/tfcluster-5'", "~/.cache"),
         ("nothing came from there for 10 s: does its login hang?", "ssh gpu1 true"),
     ],
 )

@@ -36,7 +36,7 @@ GOOD: list[dict[str, Any]] = [
     {"type": "wants", "id": 1, "digests": ["ab"]},
     {"type": "received", "id": 1},
     {"type": "receive_failed", "id": 1, "error": "no"},
-    {"type": "scanned", "id": 1, "entries": [["a", 1, 2]]},
+    {"type": "scanned", "id": 1, "entries": [["a", 1, 2], ["unreadable/", -1, 2]]},
     {"type": "read_end", "id": 1, "is_unchanged": True, "sha512": "ab"},
     {"type": "guard_lost"},
     {"type": "agent_ending", "signal": 15},

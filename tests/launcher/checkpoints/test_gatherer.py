@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.privileges import without_override
 
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Kind
@@ -124,6 +125,38 @@ def test_a_checkpoint_has_the_step_that_the_task_reported(chief: Path, gatherer:
     gatherer.saved("model.keras", 1300)
 
     assert {gathered.step for gathered in gatherer.final_look()} == {1200, 1300}
+
+
+LOOK = """
+import itertools, sys
+from pathlib import Path
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.store import Store
+clock = itertools.count(0, 2).__next__
+gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
+for look in (gatherer.look, gatherer.look, gatherer.look, gatherer.final_look):
+    try:
+        print([one.checkpoint.name for one in look()], gatherer.take_notes())
+    except OSError as error:
+        print(error.strerror)
+"""
+
+
+def test_a_folder_that_cannot_be_read_is_named_once_and_at_the_end(
+    chief: Path, tmp_path: Path
+) -> None:
+    write_prefix(chief, "ckpt-1")
+    write_prefix(chief / "locked", "ckpt-2")
+    argv = without_override([sys.executable, "-c", LOOK, str(chief), str(tmp_path / "store")])
+    (chief / "locked").chmod(0)
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    (chief / "locked").chmod(0o700)
+    note = f"['{chief}/locked cannot be read: no checkpoint in it is gathered']"
+    assert said == f"[] []\n['ckpt-1'] {note}\n[] []\n[] {note}\n"
+    chief.chmod(0)
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    chief.chmod(0o700)
+    assert said == "Permission denied\n" * 4
 
 
 SECOND = 10**9
@@ -365,7 +398,7 @@ print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
 
 def test_on_a_really_full_disk_the_small_one_is_kept_whole(chief: Path, tmp_path: Path) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
-    write_prefix(chief, "ckpt-2", saved=2, content=bytes(2_000_000))
+    write_prefix(chief, "ckpt-2", saved=2, content=b"w" * 2_000_000)
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = f"mount -t tmpfs -o size=512k none {disk}"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.privileges import without_override
 
 from tfcluster.checkpoints.outputs import gather_outputs, news, remember
 
@@ -49,6 +52,43 @@ def test_a_glob_that_matches_nothing_inside_is_told(
     assert result.files == ()
     assert result.notes == (f"checkpoints.outputs: nothing matches {pattern}",)
     assert not (tmp_path / "outputs").exists()
+
+
+GATHER = """
+import sys
+from pathlib import Path
+from tfcluster.agent.outgoing import walk
+from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.outputs import gather_outputs, matching
+work, globs = Path(sys.argv[1]), sys.argv[2:]
+for found in (
+    gather_outputs(work, globs, work.parent / "outputs"),
+    matching([Entry(*one) for one in walk(str(work), "")], globs),
+):
+    print(found.files, found.notes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("glob", "files"),
+    [("out", ("out/a.txt",)), ("**/*.txt", ("out/a.txt",)), ("out/**", ("out/a.txt",))],
+)
+def test_a_folder_that_cannot_be_read_is_named(
+    workdir: Path, glob: str, files: tuple[str, ...]
+) -> None:
+    """Here and on another machine; nothing is said of one that nobody asked for."""
+    (workdir / "other").mkdir()
+    for name in ("other", "out/deep"):
+        (workdir / name).chmod(0)
+    argv = without_override([sys.executable, "-c", GATHER, str(workdir), glob])
+    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    for name in ("other", "out/deep"):
+        (workdir / name).chmod(0o700)
+    asked = ["other", "out/deep"] if glob.startswith("**") else ["out/deep"]
+    notes = [
+        f"checkpoints.outputs: {name} cannot be read: nothing in it was copied" for name in asked
+    ]
+    assert said == f"{files} {tuple(notes)}\n" * 2
 
 
 def test_links_out_of_the_working_directory_are_not_followed(workdir: Path, tmp_path: Path) -> None:

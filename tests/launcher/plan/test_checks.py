@@ -29,6 +29,26 @@ def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: Surroundings) -> No
 
 
 @pytest.mark.parametrize(
+    ("version", "job", "is_refused"),
+    [
+        ("3.8.18", {}, True),
+        ("3.9.0rc1", {}, False),
+        ("3.8.18", {"hooks": "off"}, False),
+        ("3.8.18", {"script": None, "command": ["./train"]}, False),
+    ],
+)
+def test_an_old_python_cannot_run_what_we_put_into_tasks(
+    spec_of: SpecOf, machine: Surroundings, version: str, job: dict[str, Any], *, is_refused: bool
+) -> None:
+    old = replace(BARE, version=version)
+    found = obstacles(
+        spec_of({"job": job}), replace(machine, imports=None, interpreters={"local": old})
+    )
+    told = f"Python 3.9 or newer is needed, and {old.path} ({old.why}) is 3.8.18"
+    assert [error.message for error in found] == ([told] if is_refused else [])
+
+
+@pytest.mark.parametrize(
     ("job", "imports", "needed"),
     [
         ({}, {"os", "tensorflow.keras"}, True),

@@ -55,6 +55,14 @@ def test_resources_become_limits(plan_of: Planner) -> None:
     assert (first.cores, second.cores) == ((0, 1), (2, 3))
 
 
+def test_the_user_of_a_container_is_the_specs(plan_of: Planner) -> None:
+    runtime = {"runtime": {"backend": "docker", "user": "1000:1000"}}
+    assert {one.user for one in containers(plan_of(runtime))} == {"1000:1000"}
+    assert {one.user for one in containers(plan_of(DOCKER))} == {None}
+    (note,) = plan_of({"runtime": {"user": "root"}}).notes
+    assert note == "runtime.user is for containers only (--backend docker)"
+
+
 def test_cores_and_threads_are_shared_out_where_the_daemon_is_here(plan_of: Planner) -> None:
     here = plan_of(DOCKER, docker_is_here=True)
     assert variable(here, "worker:0", "OMP_NUM_THREADS") == "2"

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from tests.privileges import without_override
 
 from tfcluster.errors import SurroundingsError
 from tfcluster.run import code
@@ -35,7 +37,7 @@ def git(folder: Path, *words: str) -> None:
 
 
 def sent(folder: Path, *include: str) -> list[str]:
-    return [file.path for file in code.snapshot(folder, include)]
+    return [file.path for file in code.snapshot(folder, include).files]
 
 
 def test_git_says_what_is_code(workdir: Path) -> None:
@@ -116,7 +118,9 @@ def test_an_included_folder_may_be_a_link(workdir: Path, tmp_path: Path) -> None
     (workdir / "near").symlink_to("real")
     assert sent(workdir, "data") == ["data/a.csv", "data/deep/b.csv", "train.py"]
     assert sent(workdir, "near/*.csv") == ["near", "real/c.csv", "train.py"]
-    assert {file.path: file.link for file in code.snapshot(workdir, ["near"])}["near"] == "real"
+    assert {file.path: file.link for file in code.snapshot(workdir, ["near"]).files}[
+        "near"
+    ] == "real"
 
 
 def test_a_link_stays_one_where_it_leads_to_something_that_is_sent(
@@ -130,7 +134,7 @@ def test_a_link_stays_one_where_it_leads_to_something_that_is_sent(
     (workdir / "far").symlink_to(tmp_path / "elsewhere.txt")
     (workdir / "folder").symlink_to(tmp_path / "folder")
     (workdir / "inner").symlink_to("a")
-    links = {file.path: file.link for file in code.snapshot(workdir)}
+    links = {file.path: file.link for file in code.snapshot(workdir).files}
     expected = {"a/near": "b.txt", "a/up": "../a/b.txt", "a/late": None, "far": None, "inner": "a"}
     assert links == {"a/b.txt": None, **expected}
 
@@ -145,6 +149,11 @@ def test_a_glob_that_finds_nothing_is_an_error(workdir: Path) -> None:
     write(workdir, "data/a.csv")
     with pytest.raises(SurroundingsError, match=r"nothing in .* matches data/\*\.cvs"):
         sent(workdir, "data/*.cvs")
+
+
+def test_a_glob_too_long_for_a_name_finds_nothing(workdir: Path) -> None:
+    with pytest.raises(SurroundingsError, match=r"nothing in .* matches aaa"):
+        sent(workdir, "a" * 300)
 
 
 def test_too_much_is_refused_with_the_heaviest_folders(
@@ -184,14 +193,82 @@ def test_programs_stay_programs_and_nobody_else_may_write(workdir: Path) -> None
     write(workdir, "run.sh", "train.py")
     (workdir / "run.sh").chmod(0o777)
     (workdir / "train.py").chmod(0o600)
-    assert [oct(file.mode) for file in code.snapshot(workdir)] == ["0o755", "0o600"]
+    assert [oct(file.mode) for file in code.snapshot(workdir).files] == ["0o755", "0o600"]
 
 
 def test_files_with_secrets_stay_here_unless_they_are_asked_for(workdir: Path) -> None:
     write(workdir, "train.py", ".env", "spec.json")
     withheld = [str(workdir / ".env"), str(workdir / "sub/../spec.json")]
     (workdir / "sub").mkdir()
-    kept = [file.path for file in code.snapshot(workdir, withheld=withheld)]
+    kept = [file.path for file in code.snapshot(workdir, withheld=withheld).files]
     assert kept == ["train.py"]
-    asked = [file.path for file in code.snapshot(workdir, [".env"], withheld=withheld)]
+    asked = [file.path for file in code.snapshot(workdir, [".env"], withheld=withheld).files]
     assert asked == [".env", "train.py"]
+
+
+CREDENTIALS = [".env", ".netrc", ".ssh/id_ed25519", ".aws/credentials", ".kube/config", "tls.pem",
+               ".docker/config.json", "deploy/KUBECONFIG", "keys/id_rsa.old", ".npmrc"]  # fmt: skip
+HARMLESS = [".env.example", "deploy_key.pub", "environment.yml", "monkey.py", "train.py"]
+
+
+def test_without_git_credentials_stay_here_unless_they_are_included(workdir: Path) -> None:
+    write(workdir, *CREDENTIALS, *HARMLESS)
+    kept = code.snapshot(workdir)
+    assert [file.path for file in kept.files] == HARMLESS
+    assert kept.credentials == tuple(sorted(CREDENTIALS))
+    (warning,) = kept.warnings()
+    assert "look like credentials: .aws/credentials, .docker/config.json, .env" in warning
+    assert "and 5 more; a job that needs one there names it in job.include" in warning
+    asked = code.snapshot(workdir, [".env", ".ssh"])
+    assert {".env", ".ssh/id_ed25519"} <= {file.path for file in asked.files}
+    assert not {".env", ".ssh/id_ed25519"} & set(asked.credentials)
+
+
+def test_a_link_to_a_credential_is_one(workdir: Path, tmp_path: Path) -> None:
+    write(tmp_path, "home/.aws/credentials", "home/notes")
+    write(workdir, "train.py")
+    (workdir / "cloud").symlink_to(tmp_path / "home/.aws/credentials")
+    (workdir / "notes").symlink_to(tmp_path / "home/notes")
+    assert sent(workdir) == ["notes", "train.py"]
+
+
+def test_of_credentials_git_sends_what_it_tracks(workdir: Path) -> None:
+    """To commit one was the user's own decision."""
+    git(workdir, "init", "-q")
+    write(workdir, "train.py", "tests/server.pem", ".env", "new.key")
+    git(workdir, "add", "train.py", "tests/server.pem")
+    assert sent(workdir) == ["tests/server.pem", "train.py"]
+    assert code.snapshot(workdir).credentials == (".env", "new.key")
+
+
+SHOW = """
+import sys
+from pathlib import Path
+from tfcluster.run import code
+found = code.snapshot(Path(sys.argv[1]))
+print([file.path for file in found.files])
+print(*found.warnings())
+"""
+
+
+@pytest.mark.parametrize("has_git", [False, True])
+def test_what_cannot_be_read_is_named(workdir: Path, *, has_git: bool) -> None:
+    write(workdir, "train.py", "jobs/a.py", "jobs/locked/b.py", "jobs/secret.py", "tracked/c.py")
+    if has_git:
+        git(workdir, "init", "-q")
+        git(workdir, "add", "train.py", "tracked")
+    for name in ("jobs/locked", "jobs/secret.py", "tracked"):
+        (workdir / name).chmod(0)
+    argv = without_override([sys.executable, "-c", SHOW, str(workdir / "jobs")])
+    inner = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    argv = without_override([sys.executable, "-c", SHOW, str(workdir)])
+    outer = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    for name in ("jobs/locked", "jobs/secret.py", "tracked"):
+        (workdir / name).chmod(0o700)
+    assert inner.startswith(
+        "['a.py']\nnot sent to other machines because they cannot be read here:"
+    )
+    assert "cannot be read here: locked, secret.py; make them readable" in inner
+    tracked = "tracked, tracked/c.py" if has_git else "tracked"
+    assert outer.startswith("['jobs/a.py', 'train.py']\n")
+    assert f"cannot be read here: jobs/locked, jobs/secret.py, {tracked};" in outer

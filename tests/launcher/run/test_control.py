@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +58,32 @@ def test_only_this_user_can_reach_it(paths: RunPaths) -> None:
     path = paths.control_socket
     mode = with_server(path, lambda: path.parent.stat().st_mode)
     assert mode & 0o077 == 0
+
+
+SAY = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.settimeout(5)
+    connection.connect(sys.argv[1])
+    connection.sendall(b'{"op": "status"}\\n')
+    os.write(1, connection.recv(1000))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_hung_up_on(paths: RunPaths) -> None:
+    """Also where the modes of folder and socket let them in."""
+    path = paths.control_socket
+
+    def ask_as_another() -> bytes:
+        path.parent.parent.chmod(0o755)
+        path.parent.chmod(0o755)
+        path.chmod(0o777)
+        argv = [sys.executable, "-I", "-S", "-c", SAY, str(path)]
+        return subprocess.run(argv, capture_output=True, check=False).stdout
+
+    assert with_server(path, ask_as_another) == b""
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"op": "dance"}', b"\xff\xfe"])

@@ -73,7 +73,7 @@ def test_events_that_found_no_room_follow_whole_and_in_order(
     disk.room = 1 << 20
     assert kept.save() is True
     kept.record(ev.Warned(message="five"))
-    assert kept.close() is True
+    assert kept.close() == ""
     assert seqs(paths) == [1, 2, 3, 4, 5]
     assert json.loads(paths.state.read_text())["warnings"] == [
         "one",
@@ -90,7 +90,7 @@ def test_a_disk_that_stays_full_is_told_and_the_old_state_stays_readable(
     kept = Journal(state, paths)
     disk.room = 0
     kept.record(ev.RunFinished(status="succeeded", exit_code=0))
-    assert kept.close() is False
+    assert kept.close() == "the disk is full"
     assert json.loads(paths.state.read_text())["status"] == "starting"
 
 

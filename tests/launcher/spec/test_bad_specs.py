@@ -61,6 +61,11 @@ MARKED = {
         "'2 GB' is no amount of memory",
         '"512m" or "8g"',
     ),
+    "no user": (
+        f'{{{HERE}, {JOB}, "runtime": {{"user": §"--privileged"}}}}',
+        "'--privileged' is no user",
+        '"root" or "1000:1000"',
+    ),
     "another machine for docker": (
         f'{{"cluster": {{"worker": [§"10.0.0.1:1"]}}, {JOB}, "runtime": {{"backend": "docker"}}}}',
         "10.0.0.1:1 is another machine's address",

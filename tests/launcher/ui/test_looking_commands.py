@@ -193,6 +193,15 @@ def test_logs_of_a_task_that_restarted_alone(
     assert done.stderr.strip().endswith(said) if said else done.stderr == ""
 
 
+def test_a_long_line_is_one_record_too(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+    paths = make_run("old-20260914-153012-k7f3")
+    lines = ['short "one"', "é" * 400_001, "", "last"]
+    (paths.attempt_logs(1) / "worker-0.log").write_text("\n".join(lines))
+    done = tfcluster("logs", "--json", "--task", "worker:0")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert records == [{"task": "worker:0", "line": line} for line in lines]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

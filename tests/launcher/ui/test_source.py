@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from tfcluster.ui import source as source_module
 from tfcluster.ui.lines import latest_states
-from tfcluster.ui.source import CHUNK, LogSource, last_lines, tail_offset
+from tfcluster.ui.source import CHUNK, LogSource, end_of_lines, last_lines, tail_offset
 
 
 def read(source: LogSource) -> bytes:
@@ -153,6 +156,44 @@ def test_tail_counts_only_lines_that_match(tmp_path: Path) -> None:
     append(log, b"loss 1\nloss 2 loss\nx\nloss 3\ny\n")
     assert tail_offset(log, 2, re.compile(rb"loss")) == len(b"loss 1\n")
     assert tail_offset(log, 2, re.compile(rb"nowhere")) == log.stat().st_size
+
+
+@pytest.mark.parametrize("count", [1, 3, 1000, 70_000])
+def test_the_last_lines_of_a_log_of_many_blocks_are_counted_from_its_end(
+    tmp_path: Path, count: int
+) -> None:
+    log = tmp_path / "worker-0.log"
+    whole = b"".join(b"line %06d\n" % number for number in range(100_000))
+    append(log, whole)
+    assert tail_offset(log, count) == len(whole) - count * len(b"line 000000\n")
+    append(log, b"no end")
+    assert tail_offset(log, count) == len(whole) - (count - 1) * len(b"line 000000\n")
+    assert end_of_lines(log) == len(whole)
+
+
+HUGE = 300_000_000
+TAIL = """
+import re, resource, sys
+from pathlib import Path
+from tfcluster.ui.source import LogSource, last_lines, tail_offset
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+log = Path(sys.argv[1])
+print(tail_offset(log, 1), tail_offset(log, 2, re.compile(b"x")), len(last_lines(log)))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_a_line_larger_than_the_memory_is_not_read_into_it(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    with log.open("wb") as file:  # a hole, which takes no room
+        file.write(b"first\nx")
+        file.truncate(HUGE)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n")
+    argv = [sys.executable, "-c", TAIL, str(log)]
+    said, grown_kb = subprocess.run(argv, capture_output=True, check=True).stdout.splitlines()
+    assert said == b"6 6 1"
+    assert int(grown_kb) < 30_000
 
 
 def test_skipping_says_how_many_lines_and_goes_on_with_a_whole_one(tmp_path: Path) -> None:

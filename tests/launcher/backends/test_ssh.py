@@ -1,0 +1,24 @@
+"""What the system's ssh makes of our options and the user's own configuration."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from tfcluster.backends import ssh
+from tfcluster.plan.plan import NodePlan
+
+
+def test_what_a_user_forwards_elsewhere_is_not_forwarded_to_tasks(tmp_path: Path) -> None:
+    """Options of the command line come before a configuration (ssh_config(5)); its own jump
+    hosts stay in force."""
+    config = tmp_path / "config"
+    config.write_text(
+        "Host *\n  ForwardAgent yes\n  ForwardX11 yes\n  RemoteForward 9000 localhost:9000\n"
+        "  ControlMaster auto\n  ControlPath ~/.ssh/%C\n  ProxyJump gate\n"
+    )
+    program, *options = ssh.argv(NodePlan("gpu1", "ssh", None, "/"))
+    argv = [program, "-G", "-F", str(config), *options]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"forwardagent no", "forwardx11 no", "clearallforwardings yes"} <= set(shown)
+    assert {"controlmaster false", "proxyjump gate", "batchmode yes"} <= set(shown)
