@@ -29,14 +29,12 @@ setup: $(NEWEST) $(TF215) ## .venv with the newest TensorFlow, .venv-tf215 with 
 $(NEWEST): constraints/newest.txt pyproject.toml tools/make_venv.py
 	@python3 tools/make_venv.py .venv --python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
 		--what "the newest TensorFlow and the development tools" \
-		--constraints constraints/newest.txt --editable '.[tensorflow,dev]'
+		--constraints constraints/newest.txt --editable .
 	@touch $@
 
 # Without a Python that TensorFlow 2.15 knows, everything but Estimator still works: said, no error.
 $(TF215): constraints/tf215.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-tf215 \
-		tensorflow tensorflow-datasets importlib-resources tensorflow-metadata tensorboard \
-		"keras-tuner[bayesian]" setuptools psutil \
 		--python "$(PYTHON_TF215)" --oldest 3.9 --newest 3.11 --variable PYTHON_TF215 \
 		--what "TensorFlow 2.15" --constraints constraints/tf215.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) test -z "$$CI" ;; *) exit $$code ;; esac
@@ -44,7 +42,7 @@ $(TF215): constraints/tf215.txt tools/make_venv.py
 # The oldest TensorFlow whose `tf.keras` is Keras 3, and above it and above the newest one an
 # environment for each Keras release that the shim is tested with. Only tests need them.
 $(TF216): constraints/tf216.txt tools/make_venv.py
-	@python3 tools/make_venv.py .venv-tf216 tensorflow-cpu keras \
+	@python3 tools/make_venv.py .venv-tf216 \
 		--python "$(PYTHON_TF216)" --oldest 3.9 --newest 3.12 --variable PYTHON_TF216 \
 		--what "TensorFlow 2.16" --constraints constraints/tf216.txt
 	@touch $@
@@ -99,7 +97,7 @@ bench-quick: $(NEWEST) ## a smoke of the benchmarks that need nothing but this m
 bench-peers: $(PEERS) ## .venv-peers with torchrun, accelerate and honcho
 
 $(PEERS): constraints/peers.txt tools/make_venv.py
-	@python3 tools/make_venv.py .venv-peers torch numpy accelerate honcho \
+	@python3 tools/make_venv.py .venv-peers \
 		--python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
 		--what "the launchers that tfcluster is measured beside" --constraints constraints/peers.txt
 	@touch $@

@@ -17,22 +17,24 @@ ROOT = Path(__file__).resolve().parent.parent
 def main():
     """Make what is missing; environments that are whole stay as they are."""
     options = _options()
-    for base, requirement in read(ROOT / options.releases):
+    for base, requirement, *hashes in read(ROOT / options.releases):
         release = requirement.partition("==")[2]
-        make(ROOT / base, ROOT / options.folder / release, requirement)
+        make(ROOT / base, ROOT / options.folder / release, requirement, hashes)
     return 0
 
 
 def read(path):
-    """(environment below, requirement) of each line that is no comment."""
+    """(environment below, requirement, hashes …) of each line that is no comment."""
     lines = path.read_text().splitlines()
     return [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#")]
 
 
-def make(base, folder, requirement):
-    """An environment with `requirement` alone, then the packages of `base`."""
+def make(base, folder, requirement, hashes):
+    """An environment with `requirement` alone, in a file of these hashes, then the packages of
+    `base`."""
     python = base / "bin" / "python"
-    wanted = f"{requirement} over {os.path.realpath(str(python))}\n"
+    pinned = " ".join([requirement, *hashes])
+    wanted = f"{pinned} over {os.path.realpath(str(python))}\n"
     mark = folder / ".made"
     if mark.exists() and mark.read_text() == wanted:
         return
@@ -41,7 +43,10 @@ def make(base, folder, requirement):
     (packages,) = folder.glob("lib/python3.*/site-packages")
     (below,) = base.glob("lib/python3.*/site-packages")
     quiet = ("--quiet", "--disable-pip-version-check", "--no-input", "--no-warn-conflicts")
-    _run(python, "-m", "pip", "install", *quiet, "--no-deps", "--target", packages, requirement)
+    pin = folder / "pin.txt"
+    pin.write_text(f"{pinned}\n")
+    only = ("--no-deps", "--require-hashes", "--target", packages, "--requirement", pin)
+    _run(python, "-m", "pip", "install", *quiet, *only)
     # Read after the environment's own packages, so its Keras is found first.
     (packages / "below.pth").write_text(f"{below}\n")
     mark.write_text(wanted)

@@ -5,6 +5,7 @@ Runs under any Python 3 and uses nothing but the standard library, because nothi
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,10 @@ EXIT_NO_PYTHON = 3
 
 
 def main():
-    """Install the requirements into the folder; exit 3 when no fitting Python is there."""
+    """Install all that the constraints pin into the folder; exit 3 when no fitting Python is there.
+
+    Nothing is installed whose hash is not in the constraints.
+    """
     options = _options()
     python = find_python(options.python, options.oldest, options.newest)
     if python is None:
@@ -33,15 +37,25 @@ def main():
     if not _is_of(folder, version):
         shutil.rmtree(folder, ignore_errors=True)
         _run([python, "-m", "venv", str(folder)], options.folder)
-    # Build tools first and pinned too: without isolation nothing unpinned is ever fetched.
-    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-    pip += ["--disable-pip-version-check", "--no-input", "-c", str(ROOT / options.constraints)]
+    pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--no-deps"]
+    pip += ["--disable-pip-version-check", "--no-input", "--no-build-isolation"]
+    pins = ROOT / options.constraints
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as tools:
+        tools.write(build_tools(pins.read_text()))
+        tools.flush()
+        for wanted in (tools.name, str(pins)):
+            _run([*pip, "--require-hashes", "--requirement", wanted], options.folder)
     if options.editable:
-        _run([*pip, "hatchling", "editables", "setuptools", "wheel"], options.folder)
-        pip += ["--no-build-isolation", "--editable", options.editable]
-    _run([*pip, *options.requirements], options.folder)
+        _run([*pip, "--editable", options.editable], options.folder)
     say(f"{options.folder}: ready after {time.monotonic() - started:.0f} s")
     return 0
+
+
+def build_tools(pins):
+    """The lines, with their hashes, of what source packages are built with: to be installed before
+    them, since without isolation nothing else is ever fetched."""
+    releases = re.split(r"\n(?=\S)", pins)
+    return "".join(f"{one}\n" for one in releases if re.match(r"(setuptools|wheel)==", one))
 
 
 def find_python(chosen, oldest, newest):
@@ -123,8 +137,7 @@ def say(text):
 def _options():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
-    parser.add_argument("requirements", nargs="*")
-    parser.add_argument("--editable", help="this project, with its extras")
+    parser.add_argument("--editable", help="this project")
     parser.add_argument("--constraints", required=True)
     parser.add_argument("--oldest", required=True)
     parser.add_argument("--newest", required=True)

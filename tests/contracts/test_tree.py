@@ -111,3 +111,12 @@ def test_no_message_ends_where_the_reason_should_stand() -> None:
 def test_such_a_message_is_found(shown: str) -> None:
     assert shown_raw(f"try: pass\nexcept (ValueError, OSError) as error: say({shown})") == [2]
     assert shown_raw(f"try: pass\nexcept ValueError as error: say({shown})") == []
+
+
+@pytest.mark.parametrize("pins", sorted((ROOT / "constraints").glob("*.txt")), ids=lambda p: p.name)
+def test_every_release_that_setup_installs_has_hashes(pins: Path) -> None:
+    """Else pip would refuse none of what an index sends in its place."""
+    releases = re.split(r"\n(?=\S)", pins.read_text().strip())
+    listed = [one for one in releases if not one.startswith("#")]
+    assert listed
+    assert [one for one in listed if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", one)] == []

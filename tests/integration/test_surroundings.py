@@ -97,7 +97,7 @@ LONG = "a" * 300
 
 @pytest.mark.parametrize("python", [LONG, "~no-such-user/bin/python"])
 def test_a_python_whose_name_cannot_be_a_file(line: CommandLine, python: str) -> None:
-    assert "there is no Python at " in refused(line, "run", "--python", python, "hello.py")
+    assert "there is no " in refused(line, "run", "--python", python, "hello.py", code=2)
 
 
 def test_a_module_whose_name_cannot_be_a_file(line: CommandLine) -> None:

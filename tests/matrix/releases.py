@@ -13,7 +13,7 @@ def releases() -> list[str]:
     """Oldest first."""
     lines = _LIST.read_text().splitlines()
     listed = [line.split() for line in lines if line and not line.startswith("#")]
-    return [requirement.partition("==")[2] for _, requirement in listed]
+    return [requirement.partition("==")[2] for _, requirement, *_hashes in listed]
 
 
 def python_of(release: str) -> Path:

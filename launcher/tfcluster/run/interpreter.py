@@ -122,7 +122,7 @@ def not_there(python: str, base: Path) -> str:
     """The sentence about one that `find` does not find."""
     if "/" not in python:
         return f"there is no {python} on PATH, and no such file in {base}"
-    return f"there is no Python at {os.path.abspath(base / Path(python).expanduser())}"
+    return f"there is no Python at {os.path.abspath(base / os.path.expanduser(python))}"
 
 
 def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:

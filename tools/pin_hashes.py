@@ -1,0 +1,52 @@
+"""Write the hashes of every file of each pinned release into a constraints file: after a change.
+
+`python3 tools/pin_hashes.py constraints/newest.txt`; asks the package index through uv, once for
+each Python that some lines are for alone. Standard library only.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+PYTHONS = ("3.12", "3.11", "3.10", "3.9")
+
+
+def main():
+    """Replace the files that are named, keeping comments and markers."""
+    for name in sys.argv[1:]:
+        path = Path(name)
+        lines = [line.rstrip(" \\") for line in path.read_text().splitlines()]
+        pins = [line for line in lines if not line.lstrip().startswith("--hash")]
+        known = hashes([line for line in pins if line and not line.startswith("#")])
+        path.write_text("".join(with_hashes(line, known) for line in pins))
+
+
+def with_hashes(line, known):
+    """The line, with its hashes on lines of their own below it."""
+    return " \\\n    ".join([line, *known.get(release_of(line), [])]) + "\n"
+
+
+def release_of(line):
+    """``name==version`` of a line."""
+    return line.partition(";")[0].strip()
+
+
+def hashes(pins):
+    """Release → ``--hash=sha256:…`` of each of its files."""
+    found = {}
+    for python in PYTHONS:
+        left = [line for line in pins if release_of(line) not in found]
+        command = ["uv", "pip", "compile", "--quiet", "--universal", "--no-deps", "--no-header"]
+        command += ["--generate-hashes", "--no-annotate", "--python-version", python, "-"]
+        done = subprocess.run(command, input="\n".join(left), capture_output=True, text=True)
+        for one in re.split(r"\n(?=\S)", done.stdout.replace("\\\n", "")):
+            release, *words = re.split(r"\s*;.*?(?=--hash)|\s+", one.strip())
+            found[release] = sorted(word for word in words if word.startswith("--hash="))
+    if missing := [line for line in pins if not found.get(release_of(line))]:
+        raise SystemExit(f"no hashes of {', '.join(missing)}: {done.stderr.strip()}")
+    return found
+
+
+if __name__ == "__main__":
+    main()
