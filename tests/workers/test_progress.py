@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from tfcluster_workers import (
@@ -177,6 +178,24 @@ def test_messages_stay_below_64_kib() -> None:
     )
     assert len(message) <= event_channel.MAX_MESSAGE
     assert json.loads(message)["type"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (numpy.int64(10), 10),
+        (numpy.float32(0.5), 0.5),
+        (numpy.array(7), 7),
+        (numpy.bool_(True), True),
+        (numpy.arange(2), "[0 1]"),
+        (numpy.longdouble(2), "2.0"),
+        (Path("logs"), "logs"),
+    ],
+    ids=repr,
+)
+def test_a_number_of_numpys_is_sent_as_a_number(value: object, sent: object) -> None:
+    """The step of a resumed `fit` of Keras 2 is one."""
+    assert json.loads(event_channel.encode({"step": value})) == {"step": sent}
 
 
 def test_alone_a_task_is_its_own_chief() -> None:
