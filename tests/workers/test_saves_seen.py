@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers import event_channel, reporting, save_watch
+from tfcluster_workers import event_channel, reporting, save_watch, tensorflow_watch
 
 
 @pytest.fixture
@@ -83,3 +83,44 @@ def test_a_save_whose_step_cannot_be_told_is_reported_without(
     saver._graph_view.children = None
     saver.save(str(tmp_path / "ckpt-1"))
     assert [(event["type"], event["step"]) for event in sent] == [("saved", None)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reported", "steps"),
+    [
+        ({"step": counter(20)}, 25, [20]),
+        ({}, 25, [25]),
+        ({}, None, [None, 7]),
+        (None, 25, [25]),
+        (None, None, [7]),
+    ],
+    ids=["of the checkpoint", "reported", "of no one", "unseen", "unseen, of no one"],
+)
+def test_a_preemption_save_is_reported_once_with_the_best_step(
+    sent: list[Mapping[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: dict[str, Any] | None,
+    reported: int | None,
+    steps: list[int | None],
+) -> None:
+    """The number of `run` calls (7) is the step only where nobody knows better."""
+    monkeypatch.chdir(tmp_path)
+
+    class PreemptionCheckpointHandler:
+        _is_chief, total_run_calls = True, 7
+        _write_checkpoint_manager = types.SimpleNamespace(latest_checkpoint="ckpt-1")
+
+        def _save_checkpoint(self) -> None:
+            if parts is not None:  # else by means that the hooks do not see
+                saver_class()(**parts).save("ckpt-1")
+
+    tensorflow_watch.watch_preemption(
+        module(PreemptionCheckpointHandler=PreemptionCheckpointHandler)
+    )
+    if reported is not None:
+        reporting.meter.offer(reporting.Reading(reported))
+    PreemptionCheckpointHandler()._save_checkpoint()
+    saves = [event for event in sent if event["type"] == "saved"]
+    assert [event["step"] for event in saves] == steps
+    assert {event["path"] for event in saves} == {str(tmp_path / "ckpt-1")}

@@ -70,6 +70,11 @@ def saw_saved(path: str, step: int | None) -> None:
     _send_saved(path, step)
 
 
+def seen_step(path: str) -> int | None:
+    """The step of the last save that the hooks saw, where it wrote this checkpoint."""
+    return _seen[1] if _seen is not None and _seen[0] == path else None
+
+
 def _send_saved(path: str, step: int | None) -> None:
     event = {"type": "saved", "path": path, "step": step, "at_ns": time.time_ns()}
     event_channel.current().send(event)
