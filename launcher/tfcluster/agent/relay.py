@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 18
 _LOCK_S = 20.0
 _SEAT_S = 10.0
+LOCK = ".lock"
+"""Ends the name of the file, beside an agent's socket, that one relay at a time holds."""
 
 
 NAME = "tfcluster-agent"
@@ -84,7 +86,7 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
     starts, path = config.get("starts", True), config["socket"]
     if starts and config.get("former") is not None:
         _end_former(config)
-    lock = _lock(os.path.dirname(path))
+    lock = _lock(path)
     try:
         try:
             found = _connect(path)
@@ -100,28 +102,35 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
             _start_agent(config)
         return _connect(path)
     finally:
-        os.close(lock)
+        _unlock(path, lock)
 
 
-def _lock(folder: str) -> int:
-    """A descriptor that keeps other relays out: two of them must not start two agents.
+def _lock(path: str) -> int:
+    """A descriptor that keeps out other relays to the agent of this socket: two of them must not
+    start two agents.
 
     Whoever clears the temporary folder removes the lock as well, and the next relay makes another
     one; so the lock is taken again until it is the one that others find. An agent that starts
     beside another one within the milliseconds that remain has no task: only one of the two knows
     the token of the coordinator's newest connection, and nobody greets the other.
     """
-    deadline = time.monotonic() + _LOCK_S
+    name, deadline = path + LOCK, time.monotonic() + _LOCK_S
     while time.monotonic() < deadline:
-        make_private(folder)
-        lock = os.open(folder, os.O_RDONLY)
+        make_private(os.path.dirname(name))
+        lock = os.open(name, os.O_RDONLY | os.O_CREAT, 0o600)
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.stat(folder).st_ino == os.fstat(lock).st_ino:
+            if os.stat(name).st_ino == os.fstat(lock).st_ino:
                 return lock
         time.sleep(0.02)
         os.close(lock)
-    raise RelayError(f"another relay holds {folder} for {_LOCK_S:.0f} s")
+    raise RelayError(f"another relay holds {name} for {_LOCK_S:.0f} s")
+
+
+def _unlock(path: str, lock: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path + LOCK)
+    os.close(lock)
 
 
 def _join_later(config: dict[str, Any]) -> NoReturn:

@@ -306,21 +306,24 @@ def test_relays_exclude_each_other_although_the_folder_was_removed(
     """The first holds the lock of a folder that is no more, the second that of the next one."""
     run = folder / "run"
     run.mkdir(mode=0o700)
-    first = lock(run)
+    path = run / f"agent.sock{relay.LOCK}"
+    first = lock(path)
     third = Transport(folder, made, protocol.Session())
-    wait_until(lambda: str(run) in open_files(third.process.pid))
+    wait_until(lambda: str(path) in open_files(third.process.pid))
+    path.unlink()
     run.rmdir()
     run.mkdir(mode=0o700)
-    second = lock(run)
+    second = lock(path)
     os.close(first)
-    wait_until(lambda: str(run) in open_files(third.process.pid))
+    wait_until(lambda: str(path) in open_files(third.process.pid))
     assert not (run / "agent.sock").exists()
     os.close(second)
     end(third.greet())
+    assert not path.exists()
 
 
 def lock(path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o600)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 
