@@ -136,7 +136,6 @@ def test_what_the_script_defines_can_be_pickled(tmp_path: Path, boot: Boot) -> N
     [
         ("raise SystemExit", 0, ""),
         ("import sys; sys.exit(42)", 42, ""),
-        ("import sys; sys.exit('why')", 1, "why\n"),
         ("import os; os._exit(7)", 7, ""),
         ("pass", 0, ""),
     ],
@@ -146,6 +145,17 @@ def test_exit_codes_are_the_scripts(
 ) -> None:
     ended = boot("script", str(write(tmp_path, "main.py", ending)), python=python)
     assert (ended.code, ended.err, ended.events) == (code, said, [])
+
+
+def test_the_text_that_a_script_exits_with_is_why_it_failed(
+    tmp_path: Path, python: str, boot: Boot
+) -> None:
+    script = write(tmp_path, "main.py", "import sys\nsys.exit('no data in ./mnist')\n")
+    ended = boot("script", str(script), python=python)
+    assert (ended.code, ended.err) == (1, "no data in ./mnist\n")
+    (error,) = ended.of("error")
+    assert (error["exception"], error["message"]) == ("SystemExit", "no data in ./mnist")
+    assert (error["file"], error["line"]) == (str(script), 2)
 
 
 def test_atexit_and_finally_run(tmp_path: Path, boot: Boot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import types
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -243,6 +244,60 @@ def test_a_server_made_from_a_changed_tf_config_is_refused_with_the_line_of_the_
     with pytest.raises(ClusterChangedError, match=r"^main.py:12 sets .* ps:0 of") as error:
         cluster_check.use_server("grpc://localhost:2222")
     assert error.value.place == ("/job/main.py", 12)
+
+
+HOSTS = {"worker": ["gpu1:2222", "gpu2:2222"], "ps": ["gpu1:2223"]}
+IPS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"], "ps": ["10.0.0.1:2223"]}
+LOCAL = {"worker": ["gpu1:2222", "[::]:2222"], "ps": ["localhost:2223"]}
+OTHER_PORT = {"worker": ["10.0.0.1:2222", "10.0.0.2:2224"], "ps": ["10.0.0.1:2223"]}
+FEWER = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
+
+
+def joins(cluster: dict[str, Any], index: int, way: str) -> None:
+    if way == "server":
+        cluster_check.note_server("grpc://localhost:2222", cluster, "worker", index)
+        cluster_check.use_server("grpc://localhost:2222")
+    elif way == "strategy":
+        cluster_check.check_strategy(Resolver(cluster, task_id=index))
+    else:
+        cluster_check.check_parameter_servers(Resolver(cluster, task_id=index))
+
+
+@pytest.mark.parametrize("way", ["server", "strategy", "parameter servers"])
+@pytest.mark.parametrize("other", [IPS, LOCAL], ids=["by IP", "by local names"])
+def test_hosts_by_other_names_are_noted(task: Task, way: str, other: dict[str, Any]) -> None:
+    task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
+    joins(other, 1, way)
+    (note,) = task.notes
+    assert re.search(r": it joins as worker:1 of .*; tfcluster started it as worker:1 of", note)
+
+
+@pytest.mark.parametrize("way", ["server", "strategy", "parameter servers"])
+@pytest.mark.parametrize(
+    ("other", "index"), [(IPS, 0), (OTHER_PORT, 1)], ids=["another task", "another port"]
+)
+def test_hosts_by_other_names_are_refused_where_more_differs(
+    task: Task, way: str, other: dict[str, Any], index: int
+) -> None:
+    task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
+    with pytest.raises(ClusterChangedError, match=rf"would be worker:{index} of"):
+        joins(other, index, way)
+
+
+def test_a_server_of_fewer_tasks_is_refused(task: Task) -> None:
+    task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
+    with pytest.raises(ClusterChangedError, match="would be worker:1 of"):
+        joins(FEWER, 1, "server")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "localhost", "127.0.0.1", "gpu2", "gpu2.lan"])
+def test_all_names_of_this_machine_are_one(
+    task: Task, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfcluster_workers.cluster_check.socket.gethostname", lambda: "gpu2.lan")
+    task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
+    joins({**HOSTS, "worker": ["gpu1:2222", f"{host}:2222"]}, 1, "server")
+    assert task.notes == []
 
 
 def test_a_cluster_whose_servers_are_all_in_one_process_is_whole(task: Task) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
 import sys
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 from tfcluster_workers import (
@@ -107,6 +109,48 @@ def test_the_last_step_is_known_whether_it_was_sent_or_held_back() -> None:
     assert (known, len(rig.sent)) == ([None, 1, 2], 1)
 
 
+SIGNALLED = """
+import faulthandler, os, signal
+from tfcluster_workers import event_channel, reporting, saved_step
+
+faulthandler.dump_traceback_later(20, exit=True)
+sent = []
+
+class Channel:
+    is_open = True
+
+    def offer(self, event):
+        sent.append(event["step"])
+        return True
+
+def save(*_):
+    print("saves at step", saved_step.of_model(None, "x"), flush=True)
+    reporting.finished()
+
+signals = [signal.SIGTERM]
+
+def metrics():
+    if signals:
+        os.kill(os.getpid(), signals.pop())
+    return {"loss": 1.0}
+
+event_channel.install(Channel())
+signal.signal(signal.SIGTERM, save)
+reporting.step_done(reporting.Reading(7, metrics=metrics))
+print("sent", sent)
+"""
+
+
+def test_a_signal_handler_may_save_while_the_metrics_of_a_step_are_read(tmp_path: Path) -> None:
+    """In a process of its own: where it waits for ever, only its end stops it."""
+    script = tmp_path / "main.py"
+    script.write_text(SIGNALLED)
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (0, "saves at step 7\nsent [7]\n"), ended.stderr
+
+
 def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     sent = list[Mapping[str, Any]]()
     channel = types.SimpleNamespace(send=sent.append, is_open=True)
@@ -177,6 +221,24 @@ def test_messages_stay_below_64_kib() -> None:
     )
     assert len(message) <= event_channel.MAX_MESSAGE
     assert json.loads(message)["type"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("value", "sent"),
+    [
+        (numpy.int64(10), 10),
+        (numpy.float32(0.5), 0.5),
+        (numpy.array(7), 7),
+        (numpy.bool_(True), True),
+        (numpy.arange(2), "[0 1]"),
+        (numpy.longdouble(2), "2.0"),
+        (Path("logs"), "logs"),
+    ],
+    ids=repr,
+)
+def test_a_number_of_numpys_is_sent_as_a_number(value: object, sent: object) -> None:
+    """The step of a resumed `fit` of Keras 2 is one."""
+    assert json.loads(event_channel.encode({"step": value})) == {"step": sent}
 
 
 def test_alone_a_task_is_its_own_chief() -> None:

@@ -46,7 +46,9 @@ def main() -> None:
             run_folder(target)
         else:
             run_script(target)
-    except (SystemExit, KeyboardInterrupt):
+    except (SystemExit, KeyboardInterrupt) as end:
+        if not isinstance(getattr(end, "code", None), (int, type(None))):
+            report(end)  # `sys.exit("no data")` tells why it failed
         hide_our_frames()
         raise
     except BaseException as error:

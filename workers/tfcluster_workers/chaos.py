@@ -44,7 +44,7 @@ class Fault:
 _steps: list[Fault] = []
 """Still to come, the next one first."""
 _others: list[Fault] = []
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may save while this thread holds it
 _step: int | None = None
 _saves = 0
 

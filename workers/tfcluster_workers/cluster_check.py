@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -59,6 +60,16 @@ class Membership:
         wanted = jobs or tuple(self.jobs)
         return frozenset(alike(one) for job in wanted for one in self.jobs.get(job, ()))
 
+    def differs_in_hosts_only(self, other: Membership) -> bool:
+        """Whether it is the same task of as many, at the same ports: a host has several names."""
+        is_same_task = (self.job, self.index) == (other.job, other.index)
+        return is_same_task and self._ports() == other._ports()
+
+    def _ports(self) -> dict[str, list[str]]:
+        """Of all tasks but the evaluator, which is in no training cluster of TensorFlow's."""
+        jobs = {name: tasks for name, tasks in self.jobs.items() if name != "evaluator"}
+        return {name: [one.rpartition(":")[2] for one in tasks] for name, tasks in jobs.items()}
+
     def __str__(self) -> str:
         """As TF_CONFIG has it, a long list cut short."""
         jobs = {
@@ -69,10 +80,12 @@ class Membership:
 
 
 def alike(address: str) -> str:
-    """`address` with one name for this machine's loopback."""
+    """`address` with one name for this machine, and for what listens on all its interfaces."""
     host, colon, port = address.rpartition(":")
-    is_loopback = host in ("localhost", "[::1]", "::1") or host.startswith("127.")
-    return f"127.0.0.1{colon}{port}" if is_loopback else address
+    here = socket.gethostname()
+    names = ("localhost", "0.0.0.0", "[::]", "::", "[::1]", "::1", here, here.partition(".")[0])
+    is_here = host in names or host.startswith("127.")
+    return f"127.0.0.1{colon}{port}" if is_here else address
 
 
 _has_joined = False
@@ -114,7 +127,7 @@ def check_strategy(resolver: Any) -> None:
         if not meets_its_peers:
             change.refuse(found, given)
         elif is_renamed or theirs != mine:
-            reporting.note(f"{change.words}: it joins as {found}; tfcluster started it as {given}")
+            change.note(found, given)
     _has_joined = True
 
 
@@ -199,11 +212,18 @@ class Change:
         return ClusterChangedError(f"{self.words}: {consequence}", place=self.place)
 
     def refuse(self, found: Membership, given: Membership) -> None:
-        """Raise, but where this run has one task only: somebody may start the others elsewhere."""
+        """Raise, except where the peers may be there all the same: under other names of their
+        hosts or, where this run has one task only, started by somebody elsewhere."""
+        if found.differs_in_hosts_only(given):
+            self.note(found, given)
+            return
         words = f"this task would be {found}\ntfcluster started it as {given}"
         if len(given.addresses()) > 1:
             raise self.error(words)
         reporting.note(f"{self.words}: {words}")
+
+    def note(self, found: Membership, given: Membership) -> None:
+        reporting.note(f"{self.words}: it joins as {found}; tfcluster started it as {given}")
 
 
 def _change(resolver: Any) -> Change:

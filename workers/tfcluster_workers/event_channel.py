@@ -67,13 +67,22 @@ class EventChannel:
 
 def encode(event: Mapping[str, Any]) -> bytes:
     """`event` as one message of at most 64 KiB; a long traceback loses its middle."""
-    message = json.dumps(event, default=str).encode()
+    message = json.dumps(event, default=_plain).encode()
     if len(message) <= MAX_MESSAGE:
         return message
     shorter: dict[str, Any] = {
         key: _shorten(value) if isinstance(value, str) else value for key, value in event.items()
     }
-    return json.dumps(shorter, default=str).encode()
+    return json.dumps(shorter, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy's or TensorFlow's (a step that a callback was handed) as the number."""
+    try:
+        found = value.item() if hasattr(value, "item") else value.numpy()
+    except Exception:  # it is none, or an array of several
+        return str(value)
+    return str(value) if type(found) is type(value) else found
 
 
 def _shorten(text: str, limit: int = 5000) -> str:

@@ -70,6 +70,11 @@ def saw_saved(path: str, step: int | None) -> None:
     _send_saved(path, step)
 
 
+def seen_step(path: str) -> int | None:
+    """The step of the last save that the hooks saw, where it wrote this checkpoint."""
+    return _seen[1] if _seen is not None and _seen[0] == path else None
+
+
 def _send_saved(path: str, step: int | None) -> None:
     event = {"type": "saved", "path": path, "step": step, "at_ns": time.time_ns()}
     event_channel.current().send(event)
@@ -257,7 +262,10 @@ class ProgressMeter:
     ) -> None:
         self._send = send
         self._clock = clock
-        self._lock = threading.Lock()
+        # Reading metrics may run a signal handler, and that may report as well.
+        self._lock = threading.RLock()
+        self.last_step: int | None = None
+        """The newest step that was offered, sent or not; reading it never waits."""
         self._sent_at: float | None = None
         self._sent_step = 0
         self._speed: float | None = None
@@ -268,20 +276,13 @@ class ProgressMeter:
 
     def offer(self, reading: Reading) -> None:
         """Send `reading`, or hold it back until the next one is due."""
+        self.last_step = reading.step
         with self._lock:
             now = self._clock()
             self._held, self._held_at = reading, now
             if self._sent_at is not None and now - self._sent_at < INTERVAL_S:
                 return
             self._send_held()
-
-    @property
-    def last_step(self) -> int | None:
-        """The newest step that was offered, sent or not."""
-        with self._lock:
-            if self._held is not None:
-                return self._held.step
-            return None if self._sent_at is None else self._sent_step
 
     def flush(self) -> None:
         """Send what is held back."""
@@ -306,7 +307,8 @@ class ProgressMeter:
             event["mean_steps_per_second"] = round(mean, 4)
             if reading.batch_size:
                 event["examples_per_second"] = round(self._speed * reading.batch_size, 2)
-        if self._send(event):
+        # A signal handler may have sent it, or brought a newer one, while the metrics were read.
+        if self._held is reading and self._send(event):
             self._held = None
 
     def _measure(self, reading: Reading) -> None:

@@ -67,7 +67,7 @@ def _report(saver: Any, path: Any, step_of: StepOf) -> None:
         here = context.current()
         if not (isinstance(path, str) and path and here.is_chief) or context.is_evaluator():
             return
-        step, whole = step_of(saver, path), path if "://" in path else os.path.abspath(path)
+        step, whole = _step(step_of, saver, path), whole_path(path)
         # Not `context`'s: a Path would spoil a URL.
         if _is_within(whole, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
             reporting.saw_saved(whole, step)
@@ -75,6 +75,19 @@ def _report(saver: Any, path: Any, step_of: StepOf) -> None:
             reporting.saved_elsewhere(step)
     except Exception as error:  # nothing of ours may break a save
         reporting.note(f"a save went unreported: {error!r}")
+
+
+def whole_path(path: str) -> str:
+    """As it is reported."""
+    return path if "://" in path else os.path.abspath(path)
+
+
+def _step(step_of: StepOf, saver: Any, path: str) -> int | None:
+    """A save is reported also where its step cannot be told."""
+    try:
+        return step_of(saver, path)
+    except Exception:  # of an object of the script's own
+        return None
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -24,7 +24,7 @@ def of_saver(saver: Any, path: str) -> int | None:
     An object's own step comes first: a coordinator's reports lag behind what its ps have counted.
     """
     view = saver._graph_view
-    return _first(_step_among(view.children(view.root)), _reported())
+    return _or_reported(_step_among(view.children(view.root)))
 
 
 def of_graph_saver(saver: Any, path: str) -> int | None:
@@ -35,7 +35,7 @@ def of_graph_saver(saver: Any, path: str) -> int | None:
 
 def of_model(model: Any, path: str) -> int | None:
     """Of a Keras model: the steps of its optimizer, else the last step that was reported."""
-    return _first(iterations_of(getattr(model, "optimizer", None)), _reported())
+    return _or_reported(iterations_of(_optimizer_of(model)))
 
 
 def _step_among(parts: Mapping[str, Any]) -> int | None:
@@ -43,9 +43,17 @@ def _step_among(parts: Mapping[str, Any]) -> int | None:
     named = _first(*(value_of(parts.get(name)) for name in _NAMES))
     if named is not None:
         return named
-    owners = [part for each in parts.values() for part in (each, getattr(each, "optimizer", None))]
+    owners = [part for each in parts.values() for part in (each, _optimizer_of(each))]
     counts = [count for owner in owners if (count := iterations_of(owner)) is not None]
     return max(counts, default=None)
+
+
+def _optimizer_of(owner: Any) -> Any:
+    """None where there is none, or where a script's own model fails to say."""
+    try:
+        return getattr(owner, "optimizer", None)
+    except Exception:
+        return None
 
 
 def iterations_of(optimizer: Any) -> int | None:
@@ -69,8 +77,8 @@ def value_of(variable: Any) -> int | None:
         return None
 
 
-def _reported() -> int | None:
-    return reporting.meter.last_step
+def _or_reported(step: int | None) -> int | None:
+    return reporting.meter.last_step if step is None else step
 
 
 def _first(*steps: int | None) -> int | None:

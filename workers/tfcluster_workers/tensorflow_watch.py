@@ -6,7 +6,7 @@ import functools
 from types import ModuleType
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, cluster_check, context, reporting
+from tfcluster_workers import chaos, cluster_check, context, reporting, save_watch
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
@@ -107,11 +107,13 @@ def _watch_preemption_save(handler: Any) -> None:
         saved = save(self, *args, **kwargs)
         if self._is_chief:  # the others' folder is removed at once
             # A `save_fn` of the script's own may know of no manager.
-            path = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
-            # One run may do several steps: what the script says of itself comes first.
-            told = reporting.meter.last_step
-            step = int(self.total_run_calls) if told is None else told
-            reporting.saved(str(path or "checkpoint"), step=step)
+            latest = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
+            path = save_watch.whole_path(str(latest)) if latest else "checkpoint"
+            # What the hooks saw is not reported again. One run may do several steps: what the
+            # script says of itself comes before the number of runs.
+            known = reporting.seen_step(path), reporting.meter.last_step
+            told = next((step for step in known if step is not None), None)
+            reporting.saved(path, step=int(self.total_run_calls) if told is None else told)
         return saved
 
     handler._save_checkpoint = save_and_report

@@ -62,7 +62,7 @@ def place_of(base: str) -> str:
         fd = os.open(record, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError:
         return place
-    with open(fd, "r+") as file:
+    with open(fd, "r+", errors="replace") as file:
         return _choose(base, file)
 
 
@@ -75,6 +75,7 @@ def _choose(base: str, record: TextIO) -> str:
         suffix = os.urandom(4).hex()
         place = _with_suffix(base, suffix)
         record.seek(0)
+        record.truncate()
         record.write(suffix)
         record.flush()
     return place

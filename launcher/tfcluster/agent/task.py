@@ -60,7 +60,7 @@ class Reports:
 
 _NEEDED = frozenset(
     {b"error", b"verdict", b"saved", b"ready", b"waiting_for_peers", b"saves_on_sigterm"}
-    | {b"evaluated", b"search_ended", b"setting_read", b"chaos"}
+    | {b"evaluated", b"search_ended", b"setting_read", b"chaos", b"serving", b"saved_elsewhere"}
 )
 """Kinds of reports on which it depends how the run goes on; all others are for people."""
 

@@ -60,7 +60,11 @@ class DockerBackend:
         is_fenced: bool = False,
     ) -> AgentLink:
         """Start the node's container, and reach the agent in it; raises SurroundingsError with
-        docker's words."""
+        docker's words.
+
+        Nothing else is needed for fencing: docker has one container of a name, and the one before
+        must be gone for the new one to be made.
+        """
         container = await self._start(node, run_id, tell)
         if self._starting:  # a relay would take from the others the processors to start with
             await asyncio.wait([*self._starting])

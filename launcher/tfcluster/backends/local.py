@@ -30,6 +30,8 @@ from tfcluster.plan.plan import NodePlan
 
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
 _START_TIMEOUT_S = 20.0
+_PATIENCE_S = 60.0
+"""An agent here that stands still so long is lost, however long the lease of others is."""
 _AGENT_END_S, _GUARD_END_S = 1.0, 10.0
 """The agent's is over when its link is closed; its guard may still be ending what it left."""
 _SOCKET_PATH_LIMIT = 103
@@ -64,7 +66,9 @@ class LocalBackend:
         async def dial() -> Streams:
             return await asyncio.open_unix_connection(str(path))
 
-        link = AgentLink(dial, {**identity, "stream_logs": False}, process, patience_s=lease_s)
+        link = AgentLink(
+            dial, {**identity, "stream_logs": False}, process, patience_s=min(lease_s, _PATIENCE_S)
+        )
         try:
             await link.open()
         except BaseException as error:

@@ -34,6 +34,15 @@ def never() -> bool:
     return False
 
 
+def go_on(stopped: Stopped) -> None:
+    """Called at every step of work on files: a sign of life, and the place where it ends early.
+
+    Raises CancelledError.
+    """
+    if stopped():
+        raise CancelledError
+
+
 def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopped = never) -> str:
     """Copy `source`, which looked like `expected`, and return the SHA-512 both sides have.
 
@@ -77,8 +86,7 @@ def sha512(path: Path, *, stopped: Stopped = never) -> str:
     digest = hashlib.sha512()
     with path.open("rb") as reader:
         while chunk := reader.read(CHUNK):
-            if stopped():
-                raise CancelledError
+            go_on(stopped)
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -115,8 +123,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:
-    if stopped():
-        raise CancelledError
+    go_on(stopped)
     try:
         return read(CHUNK)
     except OSError as error:

@@ -25,6 +25,8 @@ from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
 
 LEAST_GAP_S = 0.5
 """Two looks closer than this prove nothing about a file that is being written."""
+_OF_A_MOUNT = "lost+found/"
+"""Of the file system's own, and root's: no task writes there."""
 RETRY_S = 30.0
 """How long a checkpoint that could not be stored (disk full) is left alone."""
 
@@ -213,7 +215,7 @@ class Gatherer:
 
     def _note_unreadable(self, seen: Sequence[Entry]) -> None:
         for entry in seen:
-            if not entry.is_unreadable:
+            if not entry.is_unreadable or entry.path == _OF_A_MOUNT:
                 continue
             folder = self._source.folder / entry.path
             self._note(f"{folder} cannot be read: no checkpoint in it is gathered")

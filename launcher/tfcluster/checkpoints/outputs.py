@@ -7,12 +7,12 @@ there and was not named is said with the cure.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import json
 import os
 import re
 import shlex
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -23,6 +23,7 @@ from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
     SourceChangedError,
     Stopped,
+    go_on,
     never,
     replace_verified,
 )
@@ -87,16 +88,17 @@ def gather_outputs(
         unreadable.add(Path(error.filename).relative_to(root).as_posix())
 
     for pattern in globs:
-        matches = list(_matches(root, pattern))
+        matches = _matches(root, pattern, stopped)
         if not matches:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         for match in matches:
             if match.resolve().is_relative_to(root):
-                files.update(_files_of(root, match, failed))
+                files.update(_files_of(root, match, failed, stopped))
             else:
                 notes.append(f"checkpoints.outputs: {match.relative_to(root)} leads elsewhere")
         if "**" in pattern and matches:  # a glob passes over what it cannot read
-            deque(os.walk(root / _before_wildcards(pattern), onerror=failed), maxlen=0)
+            for _ in os.walk(root / _before_wildcards(pattern), onerror=failed):
+                go_on(stopped)
     notes += map(_not_read, sorted(unreadable))
     copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
     return Outputs(tuple(copied), tuple(notes))
@@ -148,18 +150,22 @@ def _as_regex(pattern: str) -> str:
     return whole.removesuffix("/") + r"(?:/.*)?\Z" if whole.endswith("/") else whole + r".*\Z"
 
 
-def _matches(root: Path, pattern: str) -> Iterable[Path]:
+def _matches(root: Path, pattern: str, stopped: Stopped) -> list[Path]:
     """What the pattern matches; an absolute one or one with ``..`` matches nothing."""
     parts = PurePosixPath(pattern)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
-        return ()
-    try:
-        return sorted(root.glob(pattern))
-    except (OSError, ValueError):
-        return ()
+        return []
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        for match in root.glob(pattern):
+            go_on(stopped)
+            found.append(match)
+    return sorted(found)
 
 
-def _files_of(root: Path, match: Path, failed: Callable[[OSError], None]) -> Iterable[str]:
+def _files_of(
+    root: Path, match: Path, failed: Callable[[OSError], None], stopped: Stopped
+) -> Iterable[str]:
     """The matched file, or every file in the matched folder, relative to `root`; `failed` is
     called for each folder that cannot be read."""
     if match.is_file():
@@ -167,6 +173,7 @@ def _files_of(root: Path, match: Path, failed: Callable[[OSError], None]) -> Ite
         return
     for folder, _, names in os.walk(match, onerror=failed):
         for name in names:
+            go_on(stopped)
             path = Path(folder, name)
             if path.is_file() and path.resolve().is_relative_to(root):
                 yield path.relative_to(root).as_posix()

@@ -43,7 +43,7 @@ class HereSource:
     folder: Path
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        return scan(self.folder, most=budgets.LISTED_CHECKPOINTS)
+        return scan(self.folder, most=budgets.LISTED_CHECKPOINTS, stopped=stopped)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
         return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)

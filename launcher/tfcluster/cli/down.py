@@ -94,8 +94,7 @@ def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
         found = contained.look_for(run, patience_s=_DOCKER_S) if run else contained.Found()
         if not (found.leftovers or found.silent):
             raise
-        for error in _clear_docker(found, terminal):
-            raise error from None
+        NodeLostError.raise_all(list(_clear_docker(found, terminal)))
         return []
 
 

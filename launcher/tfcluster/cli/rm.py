@@ -5,7 +5,8 @@ from __future__ import annotations
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.errors import UsageError
+from tfcluster.cli.down import collected, end_on_hosts
+from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
 from tfcluster.run import contained, registry
 from tfcluster.run.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
@@ -25,11 +26,15 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
             raise UsageError(
                 f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
             )
+    deleted, errors = list[str](), list[SurroundingsError]()
     for paths in doomed.values():
-        remove(paths, terminal)
-        terminal.say(f"deleted {paths.run_id}")
+        with collected(errors):
+            remove(paths, terminal)
+            terminal.say(f"deleted {paths.run_id}")
+            deleted.append(paths.run_id)
     if as_json:
-        terminal.emit_json(list(doomed))
+        terminal.emit_json(deleted)
+    NodeLostError.raise_all(errors)
 
 
 def remove(paths: RunPaths, terminal: Terminal) -> None:
@@ -59,7 +64,6 @@ def _end_what_is_left(paths: RunPaths, terminal: Terminal) -> None:
         end_processes(paths.run_id)
         return
     if is_open:
-        from tfcluster.cli.down import end_on_hosts
         from tfcluster.run.lost import clean_up  # psutil: only where it is needed
 
         clean_up(paths)

@@ -74,8 +74,7 @@ def needs_estimator(spec: ClusterSpec, around: Surroundings) -> bool:
     if any(one.module == "tfcluster_workers.jobs.estimator_mnist" for one in programs):
         return True
     own = around.code if around.imports is not None else None
-    uses = own is not None and bool(own.estimator.sure())
-    return uses or "tensorflow_estimator" in _imported(around)
+    return own is not None and bool(own.estimator.sure())
 
 
 def _imported(around: Surroundings) -> set[str]:

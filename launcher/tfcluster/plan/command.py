@@ -37,6 +37,8 @@ class Program:
     module: str | None = None
     command: Sequence[str] | None = None
     args: Sequence[str] = ()
+    is_own: bool = False
+    """It is of ``job.per_task``, not the job's: arguments of the command line are not for it."""
 
     @property
     def has_hooks(self) -> bool:
@@ -46,12 +48,12 @@ class Program:
 
 def of_task(job: Job, task: TaskId) -> Program:
     """The job's program, changed by ``job.per_task`` for ``worker`` and then ``worker:1``."""
-    found = _program(job, job.args)
+    found = _program(job)
     for key in (task.job, str(task)):
         if (own := job.per_task.get(key)) is None:
             continue
         if own.has_program:
-            found = _program(own, own.args or ())
+            found = _own_program(own)
         elif own.args is not None:
             found = replace(found, args=own.args)
     return found
@@ -60,11 +62,15 @@ def of_task(job: Job, task: TaskId) -> Program:
 def programs(job: Job) -> tuple[Program, ...]:
     """The job's program, and those of single tasks."""
     own = (step for step in job.per_task.values() if step.has_program)
-    return (_program(job, job.args), *(_program(step, step.args or ()) for step in own))
+    return (_program(job), *map(_own_program, own))
 
 
-def _program(step: Job | OwnStep, args: Sequence[str]) -> Program:
-    return Program(step.script, step.module, step.command, args)
+def _program(job: Job) -> Program:
+    return Program(job.script, job.module, job.command, job.args)
+
+
+def _own_program(step: OwnStep) -> Program:
+    return Program(step.script, step.module, step.command, step.args or (), is_own=True)
 
 
 def absolute(path: str, folder: str, environ: Mapping[str, str]) -> str:

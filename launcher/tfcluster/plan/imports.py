@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,21 @@ PARTS: Final = frozenset({"keras", "estimator"})
 UNKNOWN: Final = "?"
 """Among `Code.sets`: a variable whose name is not written there."""
 _TUNERS: Final = frozenset({"keras_tuner", "kerastuner"})
+_REGEX: Final = ("re", "regex")
+_COMPILERS: Final = frozenset(f"{module}.compile" for module in _REGEX)
+_SEARCH_OPTIONS: Final = frozenset(
+    [
+        "x",
+        "y",
+        "epochs",
+        "batch_size",
+        "steps_per_epoch",
+        "callbacks",
+        "validation_data",
+        "validation_split",
+    ]
+)
+"""Of ``Model.fit``, which a tuner's ``search`` hands on."""
 _SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
 
 
@@ -32,7 +47,7 @@ class Code:
     has_tuner: bool = False
     """KerasTuner is imported, anywhere."""
     calls_search: bool = False
-    """A method ``search`` of something is called that is no regular expression."""
+    """A method ``search`` is called as a tuner's is, and not of a regular expression."""
     estimator: EstimatorUse = field(default_factory=EstimatorUse)
 
     @property
@@ -53,7 +68,7 @@ class Code:
             frozenset(_named(nodes)) & PARTS,
             frozenset(name for node in nodes for name in _set_by(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
-            any(map(_is_search, nodes)),
+            any(_searches(nodes)),
             estimator.read(tree, file=file, is_start=is_start),
         )
 
@@ -86,11 +101,42 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield "." * node.level + (node.module or "")
 
 
-def _is_search(node: ast.AST) -> bool:
-    called = node.func if isinstance(node, ast.Call) else None
-    if not isinstance(called, ast.Attribute) or called.attr != "search":
-        return False
-    return getattr(called.value, "id", "") not in ("re", "regex")
+def _searches(nodes: Sequence[ast.AST]) -> Iterator[bool]:
+    """For each call of a method ``search``, whether it may be a tuner's by its arguments."""
+    patterns = frozenset(_patterns(nodes))
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="search", value=receiver)):
+                is_pattern = _dotted(receiver) in patterns or _compiles(receiver)
+                given = (keyword.arg in _SEARCH_OPTIONS for keyword in node.keywords)
+                yield not is_pattern and (len(node.args) > 1 or any(given))
+
+
+def _patterns(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Names of regular expressions, and of the modules that make them."""
+    yield from _REGEX
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=targets, value=value) if _compiles(value):
+                yield from map(_dotted, targets)
+            case (
+                ast.AnnAssign(target=target, value=value)
+                | ast.NamedExpr(target=target, value=value)
+            ) if _compiles(value):
+                yield _dotted(target)
+
+
+def _compiles(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and _dotted(node.func) in _COMPILERS
+
+
+def _dotted(node: ast.expr) -> str:
+    """``self.pattern``; "" for anything that is no name."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
 
 
 def _is_main_guard(node: ast.stmt) -> bool:

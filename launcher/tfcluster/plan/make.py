@@ -162,7 +162,7 @@ class _Making:
             workdir=self._workdir(seat.node),
             bundle=self.around.bundle(seat.node),
             boot=has_hooks(self.spec) and program.has_hooks,
-            more=self.args,
+            more=() if program.is_own else self.args,
         )
         variables = self.variables.of_task(seat, share)
         return Command(argv, variables, self._workdir(seat.node), UNSET)

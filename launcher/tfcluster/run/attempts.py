@@ -154,8 +154,8 @@ class Attempts:
             except PortInUseError:
                 raise
             except SurroundingsError as error:
-                is_over = not await self._await_lease(node.name)
-                if is_over or node.name in waited:
+                is_reached = node.name not in self._lost  # then nothing of before stands in the way
+                if is_reached or node.name in waited or not await self._await_lease(node.name):
                     self._give_up(node.name, error)
                 waited.add(node.name)
 

@@ -80,7 +80,7 @@ def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> B
 def _of_run(paths: RunPaths, name: str) -> ByHand:
     try:
         plan = plan_from_json(foreign_json.read_object(paths.plan))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{paths.plan} cannot be read: {words_of(error)}") from error
     if not plan.by_hand:
         cure = "`tfcluster up --except TASK` leaves one to you"
@@ -123,8 +123,10 @@ def _with_own_secrets(plan: Plan, task: TaskId, known: Mapping[str, str]) -> Pla
 
 def _bundle(plan: Plan, task: TaskId) -> str:
     """From the path of boot, below which it lies; empty for a task without."""
-    words = plan.task(task).command.argv[1:2]
-    return str(Path(words[0]).parents[2]) if plan.hooks and words else ""
+    planned = plan.task(task)
+    if not plan.hooks or planned.has_own_command:
+        return ""
+    return str(Path(planned.command.argv[1]).parents[2])
 
 
 def _with_all(plan: Plan, task: TaskId, later: Iterable[EnvVar], bundle: str) -> ByHand:

@@ -25,7 +25,7 @@ from tfcluster.run.sites import LogsOfOthers, Site, site_of
 
 Message = Mapping[str, Any]
 
-_KILL_S = 3.0
+KILL_S = 3.0
 """An agent whose lease has ended needs at most so long to kill what it started."""
 _GOODBYE_S = 15.0
 """An agent that has not said goodbye so long after `shutdown` is closed on."""
@@ -181,7 +181,7 @@ class Exchange:
             return 0.0
         link = self._links.get(node)
         heard_at = self._heard_at[node] if link is None else link.heard_at
-        return heard_at + SILENCE_S + self._lease_s + _KILL_S
+        return heard_at + SILENCE_S + self._lease_s + KILL_S
 
     async def drop(self, node: str) -> None:
         """Cut the connection to an agent that does not answer; a local one is ended, and has
@@ -246,7 +246,11 @@ class Exchange:
             self._inbox.get_nowait()()
 
     async def _dismiss(self, node: str, keeps_folders: bool) -> None:
-        link, site = self._links[node], self._sites[node]
+        async with self._dropping[node]:
+            link = self._links.get(node)
+        if link is None:  # it was being dropped
+            return
+        site = self._sites[node]
         order: dict[str, Any] = {"type": "shutdown", "stays": node in self._warm}
         if site.is_remote and not keeps_folders:
             order["remove"] = sorted({str(site.paths.root), dirname(self._code[node])})

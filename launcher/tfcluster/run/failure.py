@@ -167,7 +167,8 @@ class Failure:
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
             return f"killed by {signal_name(self.killed_by)}{code}"
-        return f"exit code {self.exit_code}"
+        said = self._refused_arguments
+        return f"exit code {self.exit_code}" + (f": {last_words.brief(said)}" if said else "")
 
     @property
     def hint(self) -> str | None:
@@ -190,6 +191,12 @@ class Failure:
         return self.last_lines
 
     @property
+    def _refused_arguments(self) -> str | None:
+        if self.exception is not None or self.killed_by is not None:
+            return None
+        return last_words.refused_arguments(self.last_lines, self.exit_code)
+
+    @property
     def _known(self) -> hints.Known | None:
         """The known message it ended with."""
         if self.observed is not None:
@@ -199,6 +206,8 @@ class Failure:
         if (raised := self.exception) is not None:
             said = f"{raised.exception}: {raised.message}"
             return hints.find(said, traceback=self._traceback)
+        if self._refused_arguments is not None:
+            return hints.of_circumstance("refused_arguments")
         return hints.find(last_words.tail(self.last_lines), log=self.last_lines)
 
     @property

@@ -20,6 +20,7 @@ from tfcluster.checkpoints.copying import (
     SourceChangedError,
     Stopped,
     copy_verified,
+    go_on,
     never,
 )
 from tfcluster.checkpoints.listing import scan
@@ -98,8 +99,7 @@ class FarSource:
         async with _Landing(target, start) as landing:
 
             async def take(data: bytes) -> None:
-                if stopped():
-                    raise CancelledError
+                go_on(stopped)
                 await landing.add(data)
 
             announced = await self.files().read(

@@ -67,6 +67,12 @@ CIRCUMSTANCES: Mapping[str, Known] = {
         " their stacks are in the logs",
     ),
     "start_failed": Known("start-failed", "`tfcluster plan --task` shows its command"),
+    "refused_arguments": Known(
+        "refused-arguments",
+        "the script refuses its arguments: `tfcluster plan --task` shows all of them, and which"
+        " of job.args and job.per_task they come from",
+        kind=PERMANENT,
+    ),
     "collateral": Known(
         "no-cause",
         "every task blames another and none failed by itself: the network between them was cut",

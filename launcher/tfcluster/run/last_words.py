@@ -51,6 +51,11 @@ _CALL = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
 """What a layer was called with, at the end of what Keras says (src/utils/traceback_utils.py)."""
 _GRPC = re.compile(r"\nAdditional GRPC error information from remote target .*\n:?\{.*\}")
 """The message once more, as JSON (tensorflow/core/distributed_runtime/rpc/grpc_util.h)."""
+_REFUSALS: Mapping[int, re.Pattern[str]] = {
+    1: re.compile(r"^FATAL Flags parsing error:\n\s*(\S.*)", re.MULTILINE),
+    2: re.compile(r"^(?:\S[^:\n]{0,80}: error|Error): (.+)", re.MULTILINE),
+}
+"""Exit code → what absl, or argparse and click, say of arguments that they refuse."""
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _TAIL = 25
 """Lines at the end of a log that may tell why its task ended."""
@@ -156,6 +161,13 @@ def tells_of_a_lost_peer(log: str) -> bool:
         for line in last.splitlines()
     )
     return broke or bool(_PEER_IS_LOST.search(last))
+
+
+def refused_arguments(log: str, exit_code: int | None) -> str | None:
+    """What the script said of its arguments where it ended because of them; else None."""
+    pattern = _REFUSALS.get(exit_code or 0)
+    found = pattern.findall(tail(log)) if pattern is not None else []
+    return found[-1] if found else None
 
 
 def brief(text: str, *, place: str = "", lines: int = 8) -> str:

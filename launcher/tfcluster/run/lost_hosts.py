@@ -15,16 +15,14 @@ from typing import Any
 from tfcluster import backends
 from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Backend, EndsLostRuns
-from tfcluster.errors import NodeLostError, RunFolderError
+from tfcluster.errors import NodeLostError
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.plan.serialize import plan_from_json
 from tfcluster.run import registry
-from tfcluster.run.folder import write_json
+from tfcluster.run.exchange import KILL_S
+from tfcluster.run.folder import require_json
 from tfcluster.run.paths import RunPaths, runtime_dir
 from tfcluster.run.snapshot import RunSnapshot
-
-_KILL_S = 3.0
-"""An agent whose lease has ended needs at most so long to kill what it started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
     plan = _plan(paths)
     if plan is None:
         return {}
-    until = now + plan.supervision.lease_s + _KILL_S
+    until = now + plan.supervision.lease_s + KILL_S
     return {node.name: until for node in outliving(plan) if node.name in state.agents}
 
 
@@ -65,8 +63,7 @@ def end(paths: RunPaths) -> list[NodeEnd]:
         return []
     ends = asyncio.run(_end_all(plan, state, open_until))
     state.leases = {one.node: one.until for one in ends if one.trouble}
-    if not write_json(paths.state, state.to_json()):
-        raise RunFolderError(f"cannot write {paths.state}", cure="is the disk full?")
+    require_json(paths.state, state.to_json())
     return ends
 
 

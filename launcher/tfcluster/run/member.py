@@ -124,7 +124,7 @@ class Member:
         self.answer_by = None
 
     def note_report(self, report: Mapping[str, Any], now: float) -> None:
-        """What the task says of itself; anything malformed passes unseen."""
+        """What the task says of itself, as `report_checks` has let it through."""
         match report:
             case {"type": "waiting_for_peers"}:
                 self.waits_since = now if self.waits_since is None else self.waits_since
@@ -152,14 +152,7 @@ class Member:
                 self.trials_ended += 1
             case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
                 self.trials_ended += 1
-            case {
-                "type": "error",
-                "exception": str(),
-                "message": str(),
-                "file": str() | None,
-                "line": int() | None,
-                "traceback": str(),
-            } if not self.is_stopping:
+            case {"type": "error"} if not self.is_stopping:
                 self.raised = report
             case {"type": "search_ended"}:
                 self.has_searched = True

@@ -209,8 +209,9 @@ def _dropped(node: str, message: Mapping[str, Any]) -> Event:
     per_s, size = budgets.REPORTS_PER_S, budgets.REPORT_BYTES_PER_S / 1000
     most = f"{per_s:.0f} times or {size:.0f} kB a second"
     if count == 1:
-        return ev.Warned(message=f"{task} reports more than {most}: what is above that is dropped")
-    return ev.Warned(message=f"{count:,} reports of {task} were dropped: it sent more than {most}")
+        why = f"{task} reports more than {most}, or more than could be passed on"
+        return ev.Warned(message=f"{why}: what is above that is dropped")
+    return ev.Warned(message=f"{count:,} reports of {task} were dropped")
 
 
 def _unkillable(node: str, message: Mapping[str, Any]) -> Event:

@@ -87,6 +87,12 @@ def _is_record(value: object) -> bool:
     return all(found) and (nested is None or _is_record(nested))
 
 
+def _is_metric(value: object) -> bool:
+    """Of any size: a loss on its way to infinity; see `run.spelling` for those without a number."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number or _is_text(value)
+
+
 def _is_agent(value: object) -> bool:
     """Process ids, and an identity that the agent's own host alone reads (`agent.fence`)."""
     if not isinstance(value, dict):
@@ -105,20 +111,20 @@ _CHECKS: Mapping[str, Check] = {
     "float | None": _or_none(_is_number),
     "list[str]": _list_of(_is_text),
     "dict[str, str]": _object_of(_is_text),
-    "dict[str, float]": _object_of(lambda value: _is_text(value) or _is_number(value)),
+    "dict[str, float]": _object_of(_is_metric),
     "dict[str, dict[str, Any]]": _object_of(_is_agent),
     "dict[str, Any] | None": _or_none(_is_record),
     "list[dict[str, Any]]": _list_of(_is_record),
     "Status": _is_text,
     "list[TaskSnapshot]": _list_of(_is_object),
 }
-"""Annotation → what JSON may hold there. A metric that is no number is text (`run.spelling`)."""
+"""Annotation → what JSON may hold there."""
 
 
 def require(values: Mapping[str, object], fields: Iterable[Field[object]]) -> None:
     """Raise ValueError for the first of `fields` whose value in `values` does not fit it."""
     for field in fields:
-        if field.name not in values:
+        if field.name not in values or not field.init:
             continue
         value = values[field.name]
         if not _CHECKS[str(field.type)](value) or not _is_complete(field.name, value):

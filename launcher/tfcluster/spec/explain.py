@@ -94,7 +94,9 @@ def _cure(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
     given = _value_at(value, path)
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
         return f"write it in quotes: {json.dumps(json.dumps(given))}"
-    if kind in ("tuple_type",) and isinstance(given, str):
+    if kind == "tuple_type" and isinstance(given, str):
+        if not given.strip():
+            return f"leave it out, or write a list: {json.dumps(_example(path))}"
         return f"write it in brackets: {json.dumps(_as_list(given, path))}"
     if kind in _LIMITS:
         _, word, limit = _LIMITS[kind]

@@ -12,15 +12,17 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     Strict,
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic_core import CoreSchema, PydanticCustomError
 
 Path = tuple[str | int, ...]
 """Where in a spec something stands: ``("cluster", "worker", 0)``."""
 
+K = TypeVar("K")
 T = TypeVar("T")
 Listed = Annotated[tuple[T, ...], Strict(False)]
 """A JSON list; strict about its items, not about being a list in Python."""
@@ -35,6 +37,20 @@ def drop_x_keys(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return {key: kept for key, kept in value.items() if not str(key).startswith("x-")}
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnKeysAllowed:
+    """The schema's word for `drop_x_keys`."""
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(core), "patternProperties": {"^x-": {}}}
+
+
+Keyed = Annotated[dict[K, T], BeforeValidator(drop_x_keys), _OwnKeysAllowed()]
+"""An object whose keys the user chooses; those with ``x-`` are ignored here, too."""
 
 
 class Section(BaseModel):

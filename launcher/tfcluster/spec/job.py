@@ -9,7 +9,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tfcluster.spec.fields import Finding, Listed, RulesBroken, Section, documented, shorten, wrong
+from tfcluster.spec.fields import (
+    Finding,
+    Keyed,
+    Listed,
+    RulesBroken,
+    Section,
+    documented,
+    shorten,
+    wrong,
+)
 from tfcluster.spec.variables import Env, Name
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -84,7 +93,7 @@ TaskKey = Annotated[str, AfterValidator(_is_task_key)]
 
 
 class OwnStep(Section):
-    """What some tasks run instead; a program of their own does not get `job.args`."""
+    """What some tasks run instead; their own program gets no `job.args` and no ARGS after `--`."""
 
     script: Text | None = documented(None, "Their own script, relative to `job.workdir`.", "ps.py")
     module: Module | None = documented(None, "Their own Python module.", "tfcluster_workers.server")
@@ -92,7 +101,10 @@ class OwnStep(Section):
         None, "Their own program, as a list.", ["bash", "serve.sh"], min_length=1
     )
     args: Listed[str] | None = documented(
-        None, "Arguments instead of `job.args`; null: those of the job.", ["serve", "--port", "0"]
+        None,
+        "Arguments instead of `job.args`; null: those of the job. ARGS after `--` on the command "
+        "line follow them unless the entry has a program of its own.",
+        ["serve", "--port", "0"],
     )
 
     @property
@@ -153,7 +165,7 @@ class Job(Step):
         "Run once per node before the tasks, without TF_CONFIG, with its own log.",
         {"script": "prepare.py"},
     )
-    per_task: dict[TaskKey, OwnStep] = documented(
+    per_task: Keyed[TaskKey, OwnStep] = documented(
         {},
         "What single jobs or tasks run instead: other arguments, or a program of their own. An "
         "entry for `worker:1` wins over one for `worker`.",

@@ -8,7 +8,16 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from tfcluster.spec.cluster import Gpus
-from tfcluster.spec.fields import Deadline, Listed, Seconds, Section, documented, shorten, wrong
+from tfcluster.spec.fields import (
+    Deadline,
+    Keyed,
+    Listed,
+    Seconds,
+    Section,
+    documented,
+    shorten,
+    wrong,
+)
 from tfcluster.spec.images import DEFAULT_IMAGE
 from tfcluster.spec.job import Text
 from tfcluster.spec.variables import Env
@@ -127,7 +136,7 @@ class Runtime(Section):
     warm_s: Deadline = documented(
         600.0, "How long what is imported waits for the next run after `up --warm`.", "30m"
     )
-    hosts: dict[Text, Host] = documented(
+    hosts: Keyed[Text, Host] = documented(
         {},
         'Settings by host part of an address, or "*" for all.',
         {"*": {"python": "/opt/tf/bin/python"}, "10.0.0.1": {"ssh": "anna@gpu1"}},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec.address import Address
 from tfcluster.spec.cluster import JOBS
-from tfcluster.spec.fields import Path, shorten
+from tfcluster.spec.fields import Path, drop_x_keys, shorten
 from tfcluster.spec.host_choice import HostChoice
 from tfcluster.spec.overrides import Override
 from tfcluster.spec.spread import without_settings_of
@@ -105,7 +105,7 @@ def _with_own_steps(
     if not isinstance(job, Mapping) or not isinstance(own, Mapping):
         return value
     steps = {}
-    for key, step in own.items():
+    for key, step in drop_x_keys(own).items():
         name, colon, index = key.partition(":")
         if not colon and any(job_name == name for job_name, _ in moved):
             steps[key] = step

@@ -96,6 +96,16 @@ def test_without_a_home_the_reason_is_the_folder(base: Path, home: Path) -> None
         private.make_private(place)
 
 
+def test_a_damaged_record_is_written_anew(base: Path, home: Path) -> None:
+    a_file(base)
+    private.place_of(str(base))
+    (record,) = (home / ".cache/tfcluster").iterdir()
+    record.write_bytes(b"\xff longer than a suffix")
+    place = private.place_of(str(base))
+    assert place != str(base)
+    assert private.place_of(str(base)) == place
+
+
 def test_coordinator_and_relay_agree(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paths, "place_of", lambda path: f"{path}-0a0a0a0a")
     monkeypatch.setattr(relay, "place_of", lambda path: f"{path}-0a0a0a0a")

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from tests.privileges import without_override
 
+from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.outputs import gather_outputs, news, remember
+from tfcluster.checkpoints.source import HereSource
 
 
 @pytest.fixture
@@ -189,3 +191,20 @@ def test_an_output_that_cannot_be_read_whole_is_told(
 
     assert result.files == ()
     assert result.notes == ("checkpoints.outputs: model.keras was not copied: gone",)
+
+
+def test_the_search_for_outputs_shows_that_it_moves_and_can_be_ended(tmp_path: Path) -> None:
+    """Else a large working directory on a slow file server looks like one that stands still."""
+    for number in range(5):
+        (tmp_path / "work" / f"{number}").mkdir(parents=True)
+        (tmp_path / "work" / f"{number}" / "curve.png").write_text("")
+    asked = list[None]()
+
+    def stopped() -> bool:
+        asked.append(None)
+        return len(asked) > 5
+
+    with pytest.raises(CancelledError):
+        gather_outputs(tmp_path / "work", ["**/*.png"], tmp_path / "out", stopped=stopped)
+    with pytest.raises(CancelledError):
+        HereSource(tmp_path / "work").scan(stopped=lambda: True)

@@ -89,7 +89,9 @@ def values(argv: list[str], option: str) -> list[str]:
 
 def pinned(name: str) -> str:
     lines = (ROOT / "constraints" / name).read_text().splitlines()
-    return next(line.partition("==")[2] for line in lines if line.startswith("tensorflow=="))
+    return next(
+        line.split()[0].partition("==")[2] for line in lines if line.startswith("tensorflow==")
+    )
 
 
 def test_without_options_it_is_the_newest_tested_tensorflow_for_cpus(

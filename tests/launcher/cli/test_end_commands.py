@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tfcluster.errors import TfclusterError
+from tfcluster.cli import rm
+from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.run import folder, registry
 from tfcluster.run.events import Status
 from tfcluster.run.identity import this_process
@@ -189,6 +190,21 @@ def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> No
     assert f"{live.run_id} is live" in said
     assert over.root.exists()
     assert live.root.exists()
+
+
+def test_rm_of_several_deletes_those_that_it_can(
+    make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreached(paths: RunPaths, terminal: object) -> None:
+        raise NodeLostError("far: what runs there may live until 12:00:00", cure="later")
+
+    monkeypatch.setattr(rm, "end_on_hosts", unreached)
+    over = make_run("over", "failed")
+    code, out, said = run("rm", "--json", lost.run_id, over.run_id)
+    assert (code, json.loads(out)) == (3, [over.run_id])
+    assert "far: what runs there may live until" in said
+    assert lost.root.exists()
+    assert not over.root.exists()
 
 
 def test_rm_deletes_each_run_once(make_run: MakeRun, lost: RunPaths) -> None:

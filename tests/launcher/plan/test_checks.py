@@ -88,23 +88,12 @@ def test_a_python_nobody_has_looked_at_is_not_judged(
 
 
 @pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
-@pytest.mark.parametrize(
-    ("job", "imports"),
-    [
-        ({"script": None, "module": "tfcluster_workers.jobs.estimator_mnist"}, set()),
-        ({}, {"tensorflow", "tensorflow_estimator.python"}),
-    ],
-)
 def test_an_estimator_is_not_started_on_a_tensorflow_that_has_none(
-    spec_of: SpecOf,
-    machine: Surroundings,
-    job: dict[str, Any],
-    imports: set[str],
-    version: str,
-    stopped: bool,
+    spec_of: SpecOf, machine: Surroundings, version: str, stopped: bool
 ) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": version})
-    around = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
+    around = replace(machine, interpreters={"local": python})
+    job = {"script": None, "module": "tfcluster_workers.jobs.estimator_mnist"}
     found = obstacles(spec_of({"job": job}), around)
     assert ["TensorFlow 2.15" in str(obstacle) for obstacle in found] == [True] * stopped
 

@@ -46,19 +46,23 @@ SURE = {
         "import tensorflow as tf\nclass A:\n    def __init__(self):\n"
         "        tf.estimator.Estimator(1)\nA()"
     ),
-    "in a method that is called": (
-        "import tensorflow as tf\nclass A:\n    def fit(self):\n        tf.estimator.Estimator(1)\n"
-        "def main():\n    A().fit()\nmain()"
+    "in a function that is called": (
+        "import tensorflow as tf\ndef fit():\n    tf.estimator.Estimator(1)\n"
+        "def main():\n    fit()\nmain()"
     ),
     "by an app that finds main": (
         "import tensorflow as tf\ndef main(_):\n    tf.estimator.Estimator(1)\n"
         "if __name__ == '__main__':\n    tf.compat.v1.app.run()"
     ),
-    "despite an unrelated try": (
-        "import tensorflow as tf\ntry:\n    tf.estimator.Estimator(1)\n"
-        "except KeyboardInterrupt:\n    pass"
+    "by an app that is given main": (
+        "from absl import app\nimport tensorflow as tf\ndef run(_):\n"
+        "    tf.estimator.Estimator(1)\nif __name__ == '__main__':\n    app.run(run)"
+    ),
+    "with no handler": (
+        "import tensorflow as tf\ntry:\n    tf.estimator.Estimator(1)\nfinally:\n    end()"
     ),
 }
+OLD = "import tensorflow as tf\ndef old():\n    tf.estimator.Estimator(1)\n"
 PERHAPS = {
     "a version check": (
         "import tensorflow as tf\nif tf.__version__ < '2.16':\n    tf.estimator.Estimator(1)"
@@ -79,6 +83,53 @@ PERHAPS = {
         "import tensorflow as tf\ndef main():\n    if is_new(tf.version):\n        return fit()\n"
         "    tf.estimator.Estimator(1)\nmain()"
     ),
+    "in a method": (
+        "import tensorflow as tf\nclass A:\n    def fit(self):\n        tf.estimator.Estimator(1)\n"
+        "def main():\n    A().fit()\nmain()"
+    ),
+    "in a try": (
+        "import tensorflow as tf\ntry:\n    tf.estimator.Estimator(1)\n"
+        "except KeyboardInterrupt:\n    pass"
+    ),
+    "after an option that leaves": (
+        f"{OLD}def main(_):\n    if FLAGS.use_keras:\n        run_keras()\n        return\n"
+        "    old()\ntf.compat.v1.app.run()"
+    ),
+    "after a condition that is turned round": (
+        f"{OLD}def main():\n    if not use_old:\n        return keras()\n    old()\nmain()"
+    ),
+    "after an exit": f"{OLD}if use_keras:\n    keras()\n    sys.exit(0)\nold()",
+    "after a function that exits": (
+        f"{OLD}def keras():\n    fit()\n    sys.exit()\nif use_keras:\n    keras()\nold()"
+    ),
+    "after a try that leaves": (
+        f"{OLD}def main():\n    try:\n        return keras()\n    except ValueError:\n"
+        "        pass\n    old()\nmain()"
+    ),
+    "after a match that leaves": (
+        f"{OLD}def main():\n    match kind:\n        case 'keras':\n            return\n"
+        "    old()\nmain()"
+    ),
+    "after a with that leaves": (
+        f"{OLD}def main():\n    with scope():\n        if new:\n            return\n"
+        "    old()\nmain()"
+    ),
+    "in the rest of a loop": f"{OLD}for kind in kinds:\n    if new:\n        continue\n    old()",
+    "in a loop that may have no round": f"{OLD}for kind in kinds:\n    old()",
+    "an error that is suppressed": f"{OLD}with contextlib.suppress(AttributeError):\n    old()",
+    "a method of the same name": (
+        "import tensorflow as tf\nclass Old:\n    def run(self):\n"
+        "        tf.estimator.Estimator(1)\nclass Trainer:\n    def run(self):\n        fit()\n"
+        "Trainer().run()"
+    ),
+    "a dispatch table": f"{OLD}TABLE = {{'old': old, 'new': new}}\nTABLE[args.kind]()",
+    "a function that is handed on": f"{OLD}start(old)",
+    "a name with two meanings": f"{OLD}if new:\n    old = keras\nold()",
+    "a parameter of that name": f"{OLD}def start(old):\n    old()\nstart(keras)",
+    "a decorator": "import tensorflow as tf\n@on_old\ndef f():\n    tf.estimator.A()\nf()",
+    "a generator": "import tensorflow as tf\ndef f():\n    yield tf.estimator.A()\nf()",
+    "not the script itself": f"{OLD}if __name__ != '__main__':\n    old()",
+    "an import in a function nobody calls": "def old():\n    import tensorflow_estimator",
 }
 NEVER = {
     "scikit-learn's": "from sklearn import base\nbase.estimator.fit()\nself.estimator = 1",
@@ -113,8 +164,35 @@ def test_a_function_of_another_file_counts_once_the_script_calls_it() -> None:
     module = Code.read(model, file="model.py", is_start=False)
     script = Code.read("import model\nprint(1)", file="train.py")
     assert (script | module).estimator.sure() == ()
-    script = Code.read("import model\nmodel.build()", file="train.py")
+    script = Code.read("from model import build\nbuild()", file="train.py")
     assert (script | module).estimator.sure() == ("model.py:3",)
+
+
+def test_a_function_of_another_file_with_a_name_of_the_script_is_another() -> None:
+    utils = "import tensorflow as tf\ndef helper(): pass\ndef main():\n    tf.estimator.A()\nX = 1"
+    script = "from utils import helper\ndef main():\n    helper()\nmain()"
+    module = Code.read(utils, file="utils.py", is_start=False)
+    found = (Code.read(script, file="train.py") | module).estimator
+    assert found.sure() == ()
+    assert found.places == ("utils.py:4",)
+
+
+@pytest.mark.parametrize(
+    ("script", "sure"),
+    [
+        ("import old", True),
+        ("from lib.old import x", True),
+        ("try:\n    import old\nexcept ImportError: pass", False),
+        ("def use():\n    import old", False),
+    ],
+)
+def test_the_top_of_another_file_counts_where_it_is_surely_imported(
+    script: str, sure: bool
+) -> None:
+    top = "import tensorflow as tf\nx = tf.estimator.Estimator(1)"
+    module = Code.read(top, file="lib/old.py", is_start=False)
+    found = (Code.read(script, file="train.py") | module).estimator
+    assert found.sure() == (("lib/old.py:2",) if sure else ())
 
 
 @pytest.mark.parametrize("summands", [700, 100_000])

@@ -68,10 +68,19 @@ def test_variables_that_are_set(source: str, names: set[str]) -> None:
     ("source", "searches"),
     [
         ("import keras_tuner as kt\nkt.RandomSearch(build).search(x, y)", True),
-        ("from kerastuner.tuners import Hyperband\ntuner = Hyperband(b)\ntuner.search(x)", True),
-        ("try:\n    import keras_tuner\nexcept ImportError: pass\ndef f(t): t.search(x)", True),
+        ("from kerastuner.tuners import Hyperband\ntuner = Hyperband(b)\ntuner.search(x, y)", True),
+        (
+            "try:\n    import keras_tuner\nexcept ImportError: pass\nt.search(x, epochs=2)",
+            True,
+        ),
         ("import keras_tuner as kt\nvalues = kt.HyperParameters()", False),
         ("import keras_tuner, re\nre.search('x', text)", False),
+        ("import keras_tuner\nP = re.compile('x')\nP.search('a', 1)", False),
+        ("import keras_tuner\nself.p: re.Pattern = re.compile('x')\nself.p.search('a', 1)", False),
+        ("import keras_tuner\nif p := re.compile('x'): p.search('a', 1)", False),
+        ("import keras_tuner, regex\nregex.compile('x').search('a', 0, 9)", False),
+        ("import keras_tuner\nindex.search('a')", False),
+        ("import keras_tuner\nindex.search('a', limit=5)", False),
         ("index.search(query)", False),
     ],
 )
@@ -80,5 +89,5 @@ def test_a_search_is_more_than_an_import(source: str, searches: bool) -> None:
 
 
 def test_a_search_may_be_spread_over_files() -> None:
-    model, main = Code.read("import keras_tuner"), Code.read("make_tuner().search(x)")
+    model, main = Code.read("import keras_tuner"), Code.read("make_tuner().search(x=x)")
     assert (model | main).searches

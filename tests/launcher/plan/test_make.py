@@ -95,8 +95,8 @@ def test_a_job_or_a_task_may_have_a_program_or_arguments_of_its_own(
         "chief:0": (*script, "train", "--lr", "1"),
         "worker:0": (*script, "work", "--lr", "1"),
         "worker:1": (*script, "work", "--verbose", "--lr", "1"),
-        "ps:0": ("/venv/bin/python", BOOT, "module", "tfcluster_workers.server", "--lr", "1"),
-        "evaluator:0": ("bash", "eval.sh", "-x", "--lr", "1"),
+        "ps:0": ("/venv/bin/python", BOOT, "module", "tfcluster_workers.server"),
+        "evaluator:0": ("bash", "eval.sh", "-x"),
     }
     assert [str(task.id) for task in plan.tasks if task.has_own_command] == ["evaluator:0"]
     assert "PYTHONPATH" in env(plan, "evaluator:0"), "what boot does for the others"

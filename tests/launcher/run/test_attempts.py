@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -282,3 +282,35 @@ def test_a_node_is_tried_once_more_when_its_lease_is_over(tmp_path: Path, comes_
     assert len(tries) == 2
     assert tries[1] >= lease["ends"]
     assert scene.attempts._gone == (set() if comes_back else {"local"})
+
+
+def test_a_node_that_was_reached_and_did_not_get_ready_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counted as renewed: its tasks started without what `job.prepare` makes."""
+    scene = after_a_loss(tmp_path)
+    scene.lines.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
+
+    async def fails(*_: object, **__: object) -> None:
+        raise NodeLostError("it said nothing")
+
+    monkeypatch.setattr(Startup, "hold_ports", fails)
+    scene.play(lambda: scene.attempts._reconnect())
+    assert scene.attempts._gone == {"local"}
+    assert scene.attempts._lost == {"local"}
+
+
+def test_a_link_that_is_being_dropped_needs_no_goodbye(tmp_path: Path) -> None:
+    """The end of a run and the loss of a node may come together."""
+    lines = Lines(RunPaths(tmp_path))
+
+    async def close(**_: object) -> None:
+        await asyncio.sleep(0.01)
+
+    lines._links["far"] = cast("Any", SimpleNamespace(heard_at=0.0, has_ended=True, close=close))
+
+    async def both() -> None:
+        await asyncio.gather(lines.drop("far"), lines._dismiss("far", keeps_folders=False))
+
+    asyncio.run(both())
+    assert lines._links == {}

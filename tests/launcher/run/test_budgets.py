@@ -13,9 +13,11 @@ import pytest
 
 from tfcluster.agent import budgets
 from tfcluster.agent.protocol import LOG, data_frame
+from tfcluster.agent.task import _NEEDED, Reports
 from tfcluster.checkpoints.listing import scan
 from tfcluster.errors import NodeLostError
 from tfcluster.run import events as ev
+from tfcluster.run import report_checks
 from tfcluster.run.journal import Journal
 from tfcluster.run.paths import RunPaths
 from tfcluster.run.snapshot import RunSnapshot
@@ -181,3 +183,16 @@ def test_while_the_disk_is_full_progress_does_not_pile_up(
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "task_ready"
+
+
+def test_every_report_that_decides_how_a_run_goes_on_has_a_reserve() -> None:
+    for_people = {"progress", "alive", "note", "trial", "trial_ended"}
+    assert {kind.decode() for kind in _NEEDED} | for_people == set(report_checks._SHAPES)
+
+
+def test_a_reserve_does_not_wait_for_the_rest() -> None:
+    reports = Reports(0.0)
+    for _ in range(2000):
+        reports.take(b'{"type": "progress"}', 0.0, backlog=0)
+    assert reports.dropped > 0
+    assert reports.take(b'{"type": "serving"}', 0.0, backlog=0)

@@ -34,6 +34,12 @@ def error(exception: str, message: str, **more: Any) -> dict[str, Any]:
     return {"exception": exception, "message": message, "file": "/job/main.py", "line": 12} | more
 
 
+USAGE = "usage: train.py [-h] [--epochs EPOCHS]\ntrain.py: error: "
+CLICK = "Usage: train.py [OPTIONS]\nTry 'train.py --help' for help.\n\nError: "
+ABSL = "FATAL Flags parsing error:\n  "
+UNKNOWN_FLAG = "Unknown command line flag 'epoch'. Did you mean: epochs ?"
+
+
 def ended(
     exit_code: int | None = 1, number: int | None = None, log: str = "", **facts: Any
 ) -> Failure:
@@ -184,3 +190,29 @@ def test_every_end_has_a_kind_and_a_reason(
     assert failure.reason.count("\n") < 8
     assert (failure.hint is None) == (failure.docs is None)
     assert failure.is_collateral == (failure.kind is Kind.COLLATERAL)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "reason"),
+    [
+        (2, f"{USAGE}unrecognized arguments: --epoch 3\n", "unrecognized arguments: --epoch 3"),
+        (2, f"{CLICK}No such option: --epoch\n", "No such option: --epoch"),
+        (1, f"{ABSL}{UNKNOWN_FLAG}\nPass --helpshort to see help on flags.\n", UNKNOWN_FLAG),
+    ],
+    ids=["argparse", "click", "absl"],
+)
+def test_refused_arguments_are_told_in_the_scripts_words(code: int, log: str, reason: str) -> None:
+    """Of such a task it was said "exit code 2", and it was started again."""
+    failure = ended(code, log=log)
+    assert failure.reason == f"exit code {code}: {reason}"
+    assert failure.kind is Kind.PERMANENT
+    assert failure.docs == "docs/failures.md#refused-arguments"
+
+
+@pytest.mark.parametrize(
+    ("code", "log"),
+    [(3, USAGE + "no"), (2, "worker: error rate 0.3\n"), (1, USAGE + "no"), (2, "")],
+)
+def test_an_exit_code_alone_tells_of_no_arguments(code: int, log: str) -> None:
+    failure = ended(code, log=log)
+    assert (failure.reason, failure.kind) == (f"exit code {code}", Kind.EXIT_CODE)

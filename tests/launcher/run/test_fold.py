@@ -133,7 +133,7 @@ def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPa
     cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
     lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
     replay(state, paths, [*STARTED, error, lost, lost, ev.Warned(message="mind"), cause])
-    assert RunSnapshot.from_json(state.to_json() | {"of a newer version": 1}) == state
+    assert RunSnapshot.from_json(state.to_json() | {"of a newer version": 1, "_places": 1}) == state
     assert state.task("worker:0").log_lost_bytes == 14
     assert state.warnings == ["mind"]
     assert (state.task("worker:0").error or {})["line"] == 3
@@ -143,15 +143,15 @@ def test_a_loss_that_is_no_number_is_written_as_json_has_it(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     """Python would write NaN, at which every other reader of JSON stops."""
-    metrics = {"loss": math.nan, "norm": -math.inf, "rate": 0.5}
+    metrics = {"loss": math.nan, "norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
     step = ev.Progress(task="worker:0", attempt=1, step=3, metrics=metrics)
     replay(state, paths, [*STARTED, step])
-    written = {"loss": "NaN", "norm": "-Infinity", "rate": 0.5}
+    written = metrics | {"loss": "NaN", "norm": "-Infinity"}
     assert json.loads(to_line(step, seq=1, time=0.0))["metrics"] == written
     assert state.to_json()["tasks"][0]["metrics"] == written
     read = RunSnapshot.from_json(state.to_json()).task("worker:0").metrics
     assert math.isnan(read.pop("loss"))
-    assert read == {"norm": -math.inf, "rate": 0.5}
+    assert read == {"norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
 
 
 def test_every_kind_of_event_has_a_name_of_its_own() -> None:

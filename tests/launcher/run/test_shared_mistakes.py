@@ -52,3 +52,11 @@ def test_who_raised_and_does_not_end_is_to_blame_for_its_exception() -> None:
     told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).home()
     assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "exception")
     assert "ValueError: bad" in told.cause()["reason"]
+
+
+def test_an_exception_without_a_line_of_the_users_is_one_too() -> None:
+    said = {"exception": "RuntimeError", "message": "no line"}
+    told = story().says("worker:1", "error", **said)
+    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=said).home()
+    assert told.cause()["reason"] == "RuntimeError: no line"

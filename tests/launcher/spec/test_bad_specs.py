@@ -154,6 +154,16 @@ MARKED = {
         "a list is expected here",
         """["it's"]""",
     ),
+    "arguments that are an empty text": (
+        f'{{{HERE}, "job": {{"script": "t.py", "args": §""}}}}',
+        "a list is expected here, not ''",
+        'leave it out, or write a list: ["--epochs", "30"]',
+    ),
+    "a command of spaces": (
+        f'{{{HERE}, "job": {{"command": §" "}}}}',
+        "a list is expected here",
+        'leave it out, or write a list: ["bash", "train.sh"]',
+    ),
     "arguments of no job": (
         f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"workers": {{}}}}}}}}',
         "'workers' names no job and no task",

@@ -235,6 +235,18 @@ def test_programs_of_tasks_move_with_their_tasks(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("choice", [HostChoice(), HostChoice(exclude=("10.0.0.2",))])
+def test_keys_of_the_users_own_name_no_task_and_no_host(tmp_path: Path, choice: HostChoice) -> None:
+    value = {
+        "cluster": {"worker": ["10.0.0.1:0", "10.0.0.2:0"]},
+        "job": {"script": "t.py", "per_task": {"x-why": "b", "x-a:b": 1, "worker": {"args": []}}},
+        "runtime": {"hosts": {"x-owner": "Anna", "10.0.0.1": {"ssh": "anna@gpu1"}}},
+    }
+    spec = loaded(value, tmp_path, choice).spec
+    assert set(spec.job.per_task) == {"worker"}
+    assert set(spec.runtime.hosts) == {"10.0.0.1"}
+
+
 def test_what_names_nothing_is_told_with_what_there_is(tmp_path: Path) -> None:
     exclude = ("10.0.0.9", "10.0.0.1:worker:1", "10.0.0.1:7")
     first, second, third = refused(PLACED, tmp_path, HostChoice(exclude=exclude))

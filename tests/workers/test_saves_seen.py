@@ -1,0 +1,126 @@
+"""What the hooks report of a save, on stand-ins for TensorFlow's classes."""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster_workers import event_channel, reporting, save_watch, tensorflow_watch
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
+    """The events of a chief that saves below `tmp_path`, and has reported no step."""
+    events = list[Mapping[str, Any]]()
+    channel = types.SimpleNamespace(send=events.append, is_open=True)
+    monkeypatch.setattr(event_channel, "channel", channel)
+    monkeypatch.setattr(reporting, "meter", reporting.ProgressMeter(lambda event: True))
+    monkeypatch.setattr(reporting, "_seen", None)
+    monkeypatch.setenv("TFCLUSTER_CHECKPOINT_DIR", str(tmp_path))
+    monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "worker", "index": 0}}))
+    return events
+
+
+def module(**classes: type) -> types.ModuleType:
+    made = types.ModuleType("stand_in")
+    vars(made).update(classes)
+    return made
+
+
+class BrokenModel:
+    """Of a script: it has no optimizer before it has been compiled, and says so loudly."""
+
+    @property
+    def optimizer(self) -> Any:
+        raise RuntimeError("not compiled yet")
+
+
+def saver_class() -> type:
+    class TrackableSaver:
+        def __init__(self, **parts: Any) -> None:
+            self._graph_view = types.SimpleNamespace(root=None, children=lambda root: parts)
+
+        def save(self, file_prefix: str) -> str:
+            return file_prefix
+
+    save_watch.watch_checkpoints(module(TrackableSaver=TrackableSaver))
+    return TrackableSaver
+
+
+def counter(number: int) -> Any:
+    return types.SimpleNamespace(numpy=lambda: number)
+
+
+def test_a_save_of_a_model_that_fails_to_name_its_optimizer_is_reported(
+    sent: list[Mapping[str, Any]], tmp_path: Path
+) -> None:
+    class Model(BrokenModel):
+        def save(self, filepath: str) -> None:
+            """As Keras has it."""
+
+        save_weights = save
+
+    save_watch.watch_models(module(Model=Model))
+    reporting.meter.offer(reporting.Reading(30))
+    Model().save(str(tmp_path / "model.keras"))
+    optimizer = types.SimpleNamespace(_iterations=counter(31))
+    saver_class()(model=BrokenModel(), optimizer=optimizer).save(str(tmp_path / "ckpt-1"))
+    assert [(Path(event["path"]).name, event["step"]) for event in sent] == [
+        ("model.keras", 30),
+        ("ckpt-1", 31),
+    ]
+
+
+def test_a_save_whose_step_cannot_be_told_is_reported_without(
+    sent: list[Mapping[str, Any]], tmp_path: Path
+) -> None:
+    saver = saver_class()()
+    saver._graph_view.children = None
+    saver.save(str(tmp_path / "ckpt-1"))
+    assert [(event["type"], event["step"]) for event in sent] == [("saved", None)]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reported", "steps"),
+    [
+        ({"step": counter(20)}, 25, [20]),
+        ({}, 25, [25]),
+        ({}, None, [None, 7]),
+        (None, 25, [25]),
+        (None, None, [7]),
+    ],
+    ids=["of the checkpoint", "reported", "of no one", "unseen", "unseen, of no one"],
+)
+def test_a_preemption_save_is_reported_once_with_the_best_step(
+    sent: list[Mapping[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    parts: dict[str, Any] | None,
+    reported: int | None,
+    steps: list[int | None],
+) -> None:
+    """The number of `run` calls (7) is the step only where nobody knows better."""
+    monkeypatch.chdir(tmp_path)
+
+    class PreemptionCheckpointHandler:
+        _is_chief, total_run_calls = True, 7
+        _write_checkpoint_manager = types.SimpleNamespace(latest_checkpoint="ckpt-1")
+
+        def _save_checkpoint(self) -> None:
+            if parts is not None:  # else by means that the hooks do not see
+                saver_class()(**parts).save("ckpt-1")
+
+    tensorflow_watch.watch_preemption(
+        module(PreemptionCheckpointHandler=PreemptionCheckpointHandler)
+    )
+    if reported is not None:
+        reporting.meter.offer(reporting.Reading(reported))
+    PreemptionCheckpointHandler()._save_checkpoint()
+    saves = [event for event in sent if event["type"] == "saved"]
+    assert [event["step"] for event in saves] == steps
+    assert {event["path"] for event in saves} == {str(tmp_path / "ckpt-1")}
