@@ -236,6 +236,16 @@ def test_a_server_of_another_cluster_is_refused_when_it_is_used(task: Task) -> N
         cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
 
 
+def test_a_server_made_from_a_changed_tf_config_is_refused_with_the_line_of_the_change(
+    task: Task,
+) -> None:
+    task.sets(config(OTHERS, 0, "ps"))
+    cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
+    with pytest.raises(ClusterChangedError, match=r"^main.py:12 sets .* ps:0 of") as error:
+        cluster_check.use_server("grpc://localhost:2222")
+    assert error.value.place == ("/job/main.py", 12)
+
+
 HOSTS = {"worker": ["gpu1:2222", "gpu2:2222"], "ps": ["gpu1:2223"]}
 IPS = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"], "ps": ["10.0.0.1:2223"]}
 LOCAL = {"worker": ["gpu1:2222", "[::]:2222"], "ps": ["localhost:2223"]}
@@ -406,8 +416,8 @@ def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
         f"{name} ('{main}', 14) main.py",
         f"{name} None {by_hand} TF_CONFIG",
         f"{name} None {by_hand} TF_CONFIG",
-        f"{name} None the script makes a server",
-        f"{name} None the script makes a server",
+        f"{name} ('{main}', 14) main.py",
+        f"{name} ('{main}', 14) main.py",
         "local 3",
         "mirrored 1",
     ], ended.err

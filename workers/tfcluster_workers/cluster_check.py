@@ -185,7 +185,15 @@ def use_server(target: str) -> None:
     given, theirs = _given(), found.addresses()
     is_ours = found.address == given.address and theirs <= given.addresses()
     if not (is_ours or len(theirs) < 2 or theirs <= _served()):
-        Change("the script makes a server").refuse(found, given)
+        _change_that_names(found).refuse(found, given)
+
+
+def _change_that_names(found: Membership) -> Change:
+    """What makes a server of `found`: a changed TF_CONFIG that says so, else the script's call."""
+    is_changed = os.environ.get(tf_config_changes.NAME) != tf_config_changes.given
+    if is_changed and _named_by(None) == found:
+        return _change(None)
+    return Change("the script makes a server")
 
 
 def _served() -> set[str]:

@@ -201,6 +201,15 @@ class Gathering(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Finishing(Event):
+    """The chief has succeeded and others still run; said some seconds after the chief's end."""
+
+    tasks: list[str]
+    left_s: float
+    """Then they are ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogLost(Event):
     task: str
     attempt: int

@@ -15,6 +15,19 @@ from tfcluster.run.keras_messages import KERAS_2_SCRIPT, OLD_KERAS
 PERMANENT: Final = "permanent"
 PORT_TAKEN: Final = "port_taken"
 
+TF1_SCRIPT: Final = (
+    r"module 'tensorflow' has no attribute '(?:app|flags|logging|contrib|gfile|layers"
+    r"|placeholder\w*|Session|InteractiveSession|ConfigProto|GPUOptions|get_variable|variable_scope"
+    r"|global_variables_initializer|get_default_graph|reset_default_graph|GraphKeys|set_random_seed"
+    r"|enable_eager_execution|disable_eager_execution|disable_v2_behavior|parse_single_example"
+    r"|decode_raw|to_float|to_int32|to_int64|log|div|FixedLenFeature|TFRecordReader|python_io)'"
+    r"|module '[\w.]*(?:tensorflow[\w.]*|_api\.v2)\.train' has no attribute '(?:\w+Optimizer|Saver"
+    r"|Server|MonitoredTrainingSession|MonitoredSession|Supervisor|replica_device_setter|\w+Hook"
+    r"|get_or_create_global_step|get_global_step|string_input_producer|(?:shuffle_)?batch)'"
+    r"|No module named 'tensorflow\.(?:contrib|examples)\b"
+)
+"""What TensorFlow 1 had at these places: TensorFlow 2 has it in ``compat.v1``, or nowhere."""
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -118,7 +131,8 @@ MESSAGES: tuple[Known, ...] = (
     Known(
         "estimator-eager",  # 46556, 45918
         "Estimator with a strategy needs `tf.compat.v1.disable_eager_execution()` first",
-        r"cannot pickle '_thread\.R?[Ll]ock' object",
+        r"cannot pickle '_thread\.R?[Ll]ock' object"
+        r"|MultiWorkerMirroredStrategy cannot be deep copied in eager mode",
         kind=PERMANENT,
     ),
     Known(
@@ -146,6 +160,13 @@ MESSAGES: tuple[Known, ...] = (
         r"Descriptors cannot (?:not )?be created directly|undefined symbol"
         r"|version `?GLIBC\w*_[\d.]+'? not found|numpy\.core\.multiarray failed to import"
         r"|numpy\.dtype size changed",
+        kind=PERMANENT,
+    ),
+    Known(
+        "tf1-script",
+        "the script is written for TensorFlow 1, and no TensorFlow 2 has this name: write"
+        " `import tensorflow.compat.v1 as tf` where compat.v1 has it; the page lists the others",
+        TF1_SCRIPT,
         kind=PERMANENT,
     ),
     Known(
@@ -258,6 +279,12 @@ MESSAGES: tuple[Known, ...] = (
         " below $TFCLUSTER_CHECKPOINT_DIR",
         r"unable to lock file, errno = 11",
         kind=PERMANENT,
+    ),
+    Known(
+        "shared-file",
+        "two tasks may have saved into this folder at once: give each its own, below"
+        " $TFCLUSTER_CHECKPOINT_DIR",
+        r"_temp/part-\d+-of-\d+\S*; No such file or directory",
     ),
     Known(
         "damaged-data",

@@ -34,6 +34,8 @@ START_ANSWER_S: Final = 60.0
 
 EVALUATOR_S: Final = 10.0
 """Most evaluators leave by themselves once they have seen the last checkpoint; not every one."""
+FINISHING_S: Final = 5.0
+"""What still runs so long after the chief's success is named; most tasks end with it."""
 
 
 class Supervisor:
@@ -240,7 +242,9 @@ class Supervisor:
     def _follow(self, verdict: Next, now: float) -> None:
         if verdict is not self._verdict:  # what was waited for so far is no matter any more
             self._verdict = verdict
-            self._timers.clear("cause", "late")
+            self._timers.clear("cause", "late", "finishing")
+            if verdict is Next.FINISH and self.policy.finish_grace_s > FINISHING_S:
+                self._timers.set("finishing", now + FINISHING_S)
         match verdict:
             case Next.FAIL if findings.leaves_preempted(self.gang.core()):
                 self._timers.set_once("cause", now + self.policy.grace_s)
@@ -296,6 +300,10 @@ class Supervisor:
                 self._watch.end_late(self._last_step(), now)
             case "satisfied" if member is not None and member in self._satisfied():
                 self._course.stop([member], "it has evaluated the last checkpoint", now)
+            case "finishing":
+                if waits := [str(one.id) for one in self.gang.running() if not one.is_stopping]:
+                    left_s = self.policy.finish_grace_s - FINISHING_S
+                    self.orders.record(ev.Finishing(tasks=waits, left_s=left_s))
             case "again" if member is not None:
                 self._lone.due(member)
             case "frozen" if self._verdict is Next.FINISH:

@@ -79,6 +79,14 @@ def _gathering(event: Mapping[str, Any]) -> Told:
     return Told(f"gathering {story.gathering(event)}", ("dim",))
 
 
+def _finishing(event: Mapping[str, Any]) -> Told:
+    names, left = ", ".join(event["tasks"]), format_duration(event["left_s"])
+    return Told(
+        f"the chief has finished; {names} may run for {left} more (supervision.finish_grace_s)",
+        ("dim",),
+    )
+
+
 def _log_lost(event: Mapping[str, Any]) -> Told:
     size = format_bytes(event["bytes"])
     return Told(f"{size} of {event['task']}'s log are lost: {event['reason']}", ("yellow",))
@@ -147,6 +155,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
     "run_stopping": _run_stopping,
     "checkpoint_gathered": _checkpoint_gathered,
     "gathering": _gathering,
+    "finishing": _finishing,
     "log_lost": _log_lost,
     "node_lost": _node_lost,
     "node_unreachable": _node_unreachable,

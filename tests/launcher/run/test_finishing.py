@@ -70,6 +70,15 @@ def test_a_worker_that_is_ended_before_it_had_finished_fails_the_run() -> None:
     assert "supervision.finish_grace_s" in cause["hint"]
 
 
+def test_those_that_still_run_after_the_chief_are_named_once() -> None:
+    told = parameter_server(finish_grace_s=60).says("ps:0", "serving")
+    told.says("worker:0", "progress", step=7).exits("chief:0").after(4)
+    assert [event for event in told.events if isinstance(event, ev.Finishing)] == []
+    told.after(1).says("worker:0", "progress", step=8).after(20)
+    (said,) = [event for event in told.events if isinstance(event, ev.Finishing)]
+    assert (said.tasks, said.left_s) == (["worker:0", "worker:1", "ps:0"], 55)
+
+
 def test_the_workers_of_a_coordinator_that_starts_one_again_are_not_waited_for() -> None:
     told = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):

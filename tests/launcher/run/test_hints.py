@@ -132,6 +132,31 @@ MESSAGES = [
         "cannot pickle '_thread.lock' object",
     ),
     (
+        "estimator-eager",
+        Kind.PERMANENT,
+        "ValueError",
+        "MultiWorkerMirroredStrategy cannot be deep copied in eager mode. If you're using",
+    ),
+    (
+        "tf1-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tensorflow' has no attribute 'logging'",
+    ),
+    (
+        "tf1-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tensorflow._api.v2.train' has no attribute 'GradientDescentOptimizer'",
+    ),
+    ("tf1-script", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'tensorflow.examples'"),
+    (
+        "tf1-script",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'tensorflow.contrib.distribute'",
+    ),
+    (
         "file-shard",
         Kind.PERMANENT,
         f"{RUNTIME}.InvalidArgumentError",
@@ -261,6 +286,13 @@ MESSAGES = [
         "BlockingIOError",
         "[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error"
         " message = 'Resource temporarily unavailable')",
+    ),
+    (
+        "shared-file",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.NotFoundError",
+        "/job/model/variables/variables_temp/part-00000-of-00001.data-00000-of-00001; No such file"
+        " or directory [Op:MergeV2Checkpoints]",
     ),
     (
         "damaged-data",

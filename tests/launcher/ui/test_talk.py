@@ -100,6 +100,11 @@ from tfcluster.ui.talk import format_event
         ),
         (ev.TaskThawed(task="worker:1", attempt=1), "worker:1 runs again"),
         (
+            ev.Finishing(tasks=["worker:1", "evaluator:0"], left_s=55),
+            "the chief has finished; worker:1, evaluator:0 may run for 55 s more"
+            " (supervision.finish_grace_s)",
+        ),
+        (
             ev.NodeReconnected(node="local", pid=1, guard_pid=2),
             "node local is back",
         ),
