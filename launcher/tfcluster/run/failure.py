@@ -167,7 +167,7 @@ class Failure:
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
             return f"killed by {signal_name(self.killed_by)}{code}"
-        said = self._refused_arguments
+        said = self.refused_arguments
         return f"exit code {self.exit_code}" + (f": {last_words.brief(said)}" if said else "")
 
     @property
@@ -191,7 +191,8 @@ class Failure:
         return self.last_lines
 
     @property
-    def _refused_arguments(self) -> str | None:
+    def refused_arguments(self) -> str | None:
+        """What the script said of its arguments where it ended because of them."""
         if self.exception is not None or self.killed_by is not None:
             return None
         return last_words.refused_arguments(self.last_lines, self.exit_code)
@@ -206,7 +207,7 @@ class Failure:
         if (raised := self.exception) is not None:
             said = f"{raised.exception}: {raised.message}"
             return hints.find(said, traceback=self._traceback)
-        if self._refused_arguments is not None:
+        if self.refused_arguments is not None:
             return hints.of_circumstance("refused_arguments")
         return hints.find(last_words.tail(self.last_lines), log=self.last_lines)
 

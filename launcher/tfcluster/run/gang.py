@@ -196,20 +196,27 @@ class Gang:
         """`event`, or with `ended_by` itself: the exit of a task that was on its way out because of
         an exception of its own when its agent was told to end it."""
         member = self.get(event.task, event.attempt)
-        if member is None or error is None or event.ended_by != "tfcluster" or not event.exit_code:
+        if member is None or event.ended_by != "tfcluster" or not event.exit_code:
             return event
-        return replace(event, ended_by="itself") if self._fails_by_itself(member, error) else event
+        is_own = self._fails_by_itself(member, error, event.exit_code)
+        return replace(event, ended_by="itself") if is_own else event
 
-    def _fails_by_itself(self, member: Member, error: Mapping[str, Any]) -> bool:
-        """Whether `error`, of a task that was asked to end, is no consequence of that.
+    def _fails_by_itself(
+        self, member: Member, error: Mapping[str, Any] | None, exit_code: int | None = None
+    ) -> bool:
+        """Whether the end of a task that was asked to end is no consequence of that.
 
-        It is none where it came before, or where it is the root cause's own exception.
+        It is none where its `error` came before, where that is the root cause's own exception, and
+        where both refuse the arguments that they share.
         """
         if member.raised is not None:
             return True
         cause = root_cause(self.failures or self.lone_failures)
-        own = Failure(str(member.id), None, None, error=error)
-        return cause is not None and not cause.is_collateral and own.signature == cause.signature
+        if cause is None or cause.is_collateral:
+            return False
+        if error is None:
+            return cause.refused_arguments is not None and cause.exit_code == exit_code
+        return Failure(str(member.id), None, None, error=error).signature == cause.signature
 
     def blame(self, member: Member, kind: Kind, words: str) -> None:
         """What tfcluster itself has seen makes a living task the cause; it is to be ended.

@@ -60,3 +60,11 @@ def test_an_exception_without_a_line_of_the_users_is_one_too() -> None:
     told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
     told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=said).home()
     assert told.cause()["reason"] == "RuntimeError: no line"
+
+
+@pytest.mark.parametrize(("code", "by"), [(2, "itself"), (1, "tfcluster")])
+def test_who_refuses_the_same_arguments_has_ended_by_itself(code: int, by: str) -> None:
+    usage = "usage: main.py [-h]\nmain.py: error: unrecognized arguments: --epoch\n"
+    told = story().exits("worker:0", 2, last=usage)
+    event = ev.TaskExited(task="worker:1", attempt=1, exit_code=code, ended_by="tfcluster")
+    assert told.supervisor.gang.attributed(event, None).ended_by == by
