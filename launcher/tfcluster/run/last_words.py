@@ -124,8 +124,11 @@ def tail(log: str) -> str:
 def blames_a_peer(raised: Raised, traceback: str = "") -> bool:
     """Whether an exception is TensorFlow's way to say that another task is gone.
 
-    Also when the user's code answers such a one with its own, which `traceback` then shows.
+    Also when the user's code answers such a one with its own, which `traceback` then shows, or
+    exits with what it said.
     """
+    if raised.exception == "SystemExit" and tells_of_a_lost_peer(raised.message):
+        return True
     return any(
         _RUNTIME_ERROR.fullmatch(one.exception) is not None
         and all(_tells_of_a_broken_peer(part) for part in _root_errors(one.message))

@@ -216,3 +216,16 @@ def test_refused_arguments_are_told_in_the_scripts_words(code: int, log: str, re
 def test_an_exit_code_alone_tells_of_no_arguments(code: int, log: str) -> None:
     failure = ended(code, log=log)
     assert (failure.reason, failure.kind) == (f"exit code {code}", Kind.EXIT_CODE)
+
+
+@pytest.mark.parametrize(
+    ("text", "blames"),
+    [
+        (f"training failed: {ABORTED}", True),
+        ("Connection reset by peer", False),
+        ("no data in ./mnist", False),
+    ],
+)
+def test_who_exits_with_what_tensorflow_said_of_a_peer_follows_it(text: str, blames: bool) -> None:
+    failure = ended(error=error("SystemExit", text))
+    assert failure.is_collateral is blames
