@@ -15,10 +15,15 @@ import json
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 HAVE = b"\x00tfcluster-bundle have\n"
 NEED = b"\x00tfcluster-bundle need\n"
 GOT = b"\x00tfcluster-bundle got\n"
 _BYTECODE = "__pycache__"
+_TRIES = 3
 
 
 def main() -> None:
@@ -66,33 +71,49 @@ def _read_exactly(size: int) -> bytes:
 
 def _unpack(content: bytes, folder: str) -> None:
     import io
+    import zipfile
+
+    install(folder, zipfile.ZipFile(io.BytesIO(content)).extractall)
+
+
+def install(folder: str, write: Callable[[str], object]) -> None:
+    """Make `folder` whole, of what `write` puts into the folder that it is given; safe beside
+    others that do the same. Raises OSError.
+
+    A damaged one (a cleaner was at work) makes way for the new one.
+    """
+    import fcntl
     import shutil
     import tempfile
-    import zipfile
 
     cache = os.path.dirname(folder)
     os.makedirs(cache, exist_ok=True)
-    fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
+    lock = os.open(cache, os.O_RDONLY)
+    fresh = ""
     try:
-        zipfile.ZipFile(io.BytesIO(content)).extractall(fresh)
-    except OSError:  # a disk that is full is not to be filled by every try
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    while not is_whole(folder):
-        if os.path.isdir(folder):  # damaged: moved away, tasks that run keep the files they have
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(
-                    folder, os.path.join(tempfile.mkdtemp(prefix=".damaged-", dir=cache), "x")
-                )
-        try:
-            os.rename(fresh, folder)
-        except FileNotFoundError:
-            raise OSError(f"the bundle did not arrive whole in {folder}") from None
-        except OSError as error:
-            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
-                raise
-            # Somebody else was faster: look again.
-    shutil.rmtree(fresh, ignore_errors=True)
+        for _ in range(_TRIES):
+            with contextlib.suppress(OSError):  # NFS locks no folder: others may come between
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if is_whole(folder):
+                return
+            fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
+            write(fresh)
+            if os.path.lexists(folder):
+                aside = tempfile.mkdtemp(prefix=".damaged-", dir=cache)
+                with contextlib.suppress(FileNotFoundError):
+                    os.rename(folder, os.path.join(aside, "x"))
+                shutil.rmtree(aside, ignore_errors=True)
+            try:
+                os.rename(fresh, folder)
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                shutil.rmtree(fresh, ignore_errors=True)
+        if not is_whole(folder):
+            raise OSError(f"the bundle did not arrive whole in {folder}")
+    finally:
+        os.close(lock)
+        shutil.rmtree(fresh, ignore_errors=True)  # a full disk is not to be filled by every try
 
 
 def is_whole(folder: str) -> bool:

@@ -6,17 +6,16 @@ partial `tfcluster` in it never hides an installed one from a task.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.util
 import io
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tfcluster
@@ -120,26 +119,13 @@ def _unpack(bundle: Bundle, cache: Path) -> Path:
     if bootstrap.is_whole(str(folder)):
         bootstrap.drop_bytecode(str(folder))
         return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{bundle.digest}-", dir=cache))
-    try:
-        for name, content in bundle.files.items():
-            path = fresh / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-        fresh.chmod(0o755)
-        _put_in_place(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+    bootstrap.install(str(folder), partial(_write, bundle))
     return folder
 
 
-def _put_in_place(fresh: Path, folder: Path) -> None:
-    while not bootstrap.is_whole(str(folder)):
-        # A damaged folder (a cleaner was at work) moves away; running tasks keep their files.
-        damaged = Path(tempfile.mkdtemp(prefix=".damaged-", dir=folder.parent))
-        with contextlib.suppress(FileNotFoundError):
-            folder.rename(damaged)
-        shutil.rmtree(damaged, ignore_errors=True)
-        with contextlib.suppress(OSError):  # somebody else was faster: look again
-            fresh.rename(folder)
+def _write(bundle: Bundle, folder: str) -> None:
+    for name, content in bundle.files.items():
+        path = Path(folder, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    Path(folder).chmod(0o755)

@@ -82,6 +82,22 @@ def test_many_may_unpack_at_once(made: bundle.Bundle, tmp_path: Path) -> None:
     assert folders == set(tmp_path.iterdir()) == {tmp_path / made.digest}
 
 
+def test_who_waits_takes_what_another_has_unpacked(
+    made: bundle.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moved that one away, and where both did so nobody had one to put in its place."""
+    written, write = list[str](), bundle._write
+
+    def noted(made: bundle.Bundle, folder: str) -> None:
+        written.append(folder)
+        write(made, folder)
+
+    monkeypatch.setattr(bundle, "_write", noted)
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: bundle.unpack(made, tmp_path), range(64)))
+    assert len(written) == 1
+
+
 def test_without_a_writable_cache_a_private_temporary_folder_serves(
     made: bundle.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
