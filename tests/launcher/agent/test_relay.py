@@ -236,7 +236,8 @@ class Scene:
 
     def end(self) -> None:
         for pid in self.living:
-            os.kill(pid, signal.SIGCONT)
+            with contextlib.suppress(ProcessLookupError):  # they end meanwhile, one after the other
+                os.kill(pid, signal.SIGCONT)
             kill(pid)
 
 
