@@ -158,6 +158,17 @@ def test_the_text_that_a_script_exits_with_is_why_it_failed(
     assert (error["file"], error["line"]) == (str(script), 2)
 
 
+def test_a_failure_that_was_reported_is_not_reported_again_as_an_exit(
+    tmp_path: Path, boot: Boot
+) -> None:
+    code = "from tfcluster_workers.errors import JobError\n"
+    code += "from tfcluster_workers.jobs import endings\n"
+    code += "with endings.told('job'):\n    raise JobError('no such data')\n"
+    ended = boot("script", str(write(tmp_path, "main.py", code)))
+    assert (ended.code, ended.err) == (1, "job: no such data\n")
+    assert [error["exception"] for error in ended.of("error")] == ["JobError"]
+
+
 def test_atexit_and_finally_run(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,

@@ -21,7 +21,12 @@ _KERAS_FILTER = os.path.join("src", "utils", "traceback_utils.py")
 
 
 def report(error: BaseException) -> None:
-    """Send `error` with its place and its traceback, our own frames left out."""
+    """Send `error` with its place and its traceback, our own frames left out.
+
+    Whoever has reported a failure may exit with a text: that is not reported again.
+    """
+    if isinstance(error, SystemExit) and reporting.has_reported_error():
+        return
     users = without_our_frames(error)
     file, line = place(error)
     kind = type(error)

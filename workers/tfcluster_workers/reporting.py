@@ -169,6 +169,7 @@ def error(
     *, exception: str, message: str, file: str | None, line: int | None, traceback: str
 ) -> None:
     """An uncaught exception; `file` and `line` are the last frame of the user's own code."""
+    _said.add("error")
     event_channel.current().send(
         {
             "type": "error",
@@ -179,6 +180,11 @@ def error(
             "traceback": traceback,
         }
     )
+
+
+def has_reported_error() -> bool:
+    """Whether this task has said why it fails."""
+    return "error" in _said
 
 
 def progress(

@@ -21,5 +21,4 @@ def told(job: str) -> Iterator[None]:
     except JobError as error:
         kind, message = type(error).__name__, str(error)
         reporting.error(exception=kind, message=message, file=None, line=None, traceback="")
-        sys.stderr.write(f"{job}: {message}\n")
-        sys.exit(1)  # with a text it would be reported once more
+        sys.exit(f"{job}: {message}")
