@@ -25,11 +25,8 @@ from tfcluster.run.supervisor import Supervisor
 class Attempts:
     """The tasks' starts. Every method raises Over when the run has its outcome."""
 
-    plan: Plan
     supervisor: Supervisor
     startup: Startup
-    exchange: Exchange
-    harvest: Harvest
     journal: Journal
     loop: Loop
     connect: Callable[[NodePlan], Coroutine[Any, Any, None]]
@@ -40,6 +37,18 @@ class Attempts:
     _lost: set[str] = field(default_factory=set)
     _gone: set[str] = field(default_factory=set)
     """Lost nodes that did not come back."""
+
+    @property
+    def plan(self) -> Plan:
+        return self.startup.plan
+
+    @property
+    def exchange(self) -> Exchange:
+        return self.startup.exchange
+
+    @property
+    def harvest(self) -> Harvest:
+        return self.startup.harvest
 
     async def first(self) -> None:
         """Agents, ports, prepare, attempt 1: raises SurroundingsError."""

@@ -72,15 +72,7 @@ class Coordinator:
         self._announced = announce
         harvest.use(Folders(plan, self.paths, exchange))
         self._attempts = Attempts(
-            plan,
-            self._supervisor,
-            startup,
-            exchange,
-            harvest,
-            journal,
-            self._loop,
-            self._connect,
-            self._record,
+            self._supervisor, startup, journal, self._loop, self._connect, self._record
         )
         self._survey = Survey(plan, self.paths, exchange)
         self._looking: asyncio.Task[None] | None = None

@@ -104,22 +104,30 @@ class Exchange:
         clock = asyncio.get_running_loop().time
         border = self._borders.setdefault(node.name, Border(tasks, clock, by_hand))
         on_message(node.name, {"type": "welcome", **link.welcome})
+        hear = partial(on_message, node.name)
+        background.create_task(self._listen(node.name, link, border, hear, on_closed))
 
-        async def listen() -> None:
-            async for message in link:
-                try:
-                    border.check(message)
-                except ProtocolError as error:
-                    await link.refuse(str(error))
-                    break
-                if message["type"] == "log":
-                    self._logs.take(node.name, message)
-                elif vetting.is_known(message):
-                    self.put(partial(on_message, node.name, message))
-            if self._links.get(node.name) is link:
-                self.put(lambda: on_closed(node.name, link.why_gone()))
-
-        background.create_task(listen())
+    async def _listen(
+        self,
+        node: str,
+        link: AgentLink,
+        border: Border,
+        hear: Callable[[Message], None],
+        on_closed: Callable[[str, str], None],
+    ) -> None:
+        """Until the link ends: `hear` gets what passes the border, but for logs."""
+        async for message in link:
+            try:
+                border.check(message)
+            except ProtocolError as error:
+                await link.refuse(str(error))
+                break
+            if message["type"] == "log":
+                self._logs.take(node, message)
+            elif vetting.is_known(message):
+                self.put(partial(hear, message))
+        if self._links.get(node) is link:
+            self.put(lambda: on_closed(node, link.why_gone()))
 
     def _the_backend_of(self, node: NodePlan) -> Backend:
         """One of each kind serves the run."""

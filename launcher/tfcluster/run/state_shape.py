@@ -6,6 +6,7 @@ are bounded, so that no view meets an infinite time or a process id that no syst
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field
 
@@ -88,9 +89,10 @@ def _is_record(value: object) -> bool:
 
 
 def _is_metric(value: object) -> bool:
-    """Of any size: a loss on its way to infinity; see `run.spelling` for those without a number."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number or _is_text(value)
+    """Any float: a loss on its way to infinity; see `run.spelling` for those that are no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _is_text(value)
+    return abs(value) <= sys.float_info.max
 
 
 def _is_agent(value: object) -> bool:

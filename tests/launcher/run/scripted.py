@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import protocol
-from tfcluster.backends.base import Capabilities, Tell, tell_nobody
+from tfcluster.backends.base import Capabilities
 from tfcluster.backends.greeting import Refused
 from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.checkpoints.restore import PutBack
@@ -253,14 +253,7 @@ class _Backend:
         return Capabilities(shares_filesystem=is_here, has_lease=not is_here, holds_ports=True)
 
     async def connect(
-        self,
-        node: NodePlan,
-        *,
-        run_id: str,
-        token: str,
-        tell: Tell = tell_nobody,
-        lease_s: float = 60.0,
-        is_fenced: bool = False,
+        self, node: NodePlan, *, run_id: str, token: str, lease_s: float, **_: object
     ) -> AgentLink:
         hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": True}
         lease = None if node.name == HERE else lease_s

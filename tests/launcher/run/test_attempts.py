@@ -95,17 +95,7 @@ class Scene:
         )
         home: Any = self.home
         startup = Startup(told.plan, paths, home, self.lines, turns.until, announce=void)
-        self.attempts = Attempts(
-            told.plan,
-            self.supervisor,
-            startup,
-            self.lines,
-            home,
-            journal,
-            turns,
-            self._connect,
-            void,
-        )
+        self.attempts = Attempts(self.supervisor, startup, journal, turns, self._connect, void)
 
     async def _connect(self, node: NodePlan) -> None:
         self.on_connect()

@@ -154,6 +154,14 @@ def test_a_loss_that_is_no_number_is_written_as_json_has_it(
     assert read == {"norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
 
 
+def test_a_metric_that_no_float_can_hold_is_damage(state: RunSnapshot) -> None:
+    """No view could show it."""
+    damaged = state.to_json()
+    damaged["tasks"][0]["metrics"] = {"loss": 10**400}
+    with pytest.raises(ValueError, match="metrics"):
+        RunSnapshot.from_json(damaged)
+
+
 def test_every_kind_of_event_has_a_name_of_its_own() -> None:
     kinds = Event.__subclasses__()
     names = {kind.type for kind in kinds}
