@@ -20,6 +20,7 @@ from tfcluster.run.surroundings import gather, nothing
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
+    from tfcluster.spec.job import Job
     from tfcluster.spec.load import LoadedSpec
     from tfcluster.spec.model import ClusterSpec
 
@@ -44,8 +45,7 @@ class Planned:
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if self.args:
             job = kept["job"]
-            own = [step for step in (job.get("per_task") or {}).values() if _takes_args(step)]
-            for step in (job, *own):
+            for step in (job, *(job["per_task"][key] for key in _taking_args(self.spec.job))):
                 step["args"] = [*(step.get("args") or ()), *self.args]
         interpreter = self.plan.nodes[0].interpreter
         if self.python is not None and interpreter is not None:
@@ -70,9 +70,12 @@ class Planned:
         return self.plan
 
 
-def _takes_args(own: Mapping[str, Any]) -> bool:
-    """Whether an entry of ``job.per_task`` does not leave the arguments to the job."""
-    return any(own.get(key) is not None for key in ("args", "script", "module", "command"))
+def _taking_args(job: Job) -> list[str]:
+    """Entries of ``job.per_task`` that have arguments of their own for the job's program: those
+    of the command line come behind them."""
+    programs = {key for key, own in job.per_task.items() if own.has_program}
+    with_args = (key for key, own in job.per_task.items() if own.args is not None)
+    return [key for key in with_args if not programs & {key, key.partition(":")[0]}]
 
 
 def plan_file(

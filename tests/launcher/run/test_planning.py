@@ -52,13 +52,18 @@ def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
 def test_what_the_command_line_added_is_kept_for_every_task(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    own = {"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}}
-    job = {"command": ["true"], "args": ["x"], "per_task": own}
-    found = replace(planned(tmp_path, environ, job), args=("--more",))
-    kept = found.spec_to_keep()["job"]
-    assert kept["args"] == ["x", "--more"]
-    assert {key: step.get("args") for key, step in kept["per_task"].items()} == {
-        "worker:0": ["a", "--more"],
-        "worker:1": ["--more"],
-        "worker": None,
+    """A run that is resumed has the very commands that it had."""
+    own: dict[str, dict[str, list[str]]] = {
+        **{"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}},
+        **{"evaluator": {"command": ["serve"]}, "evaluator:0": {"args": ["b"]}},
     }
+    path = tmp_path / "tfcluster.json"
+    spec: dict[str, Any] = {"cluster": {"worker": 3, "evaluator": 1}}
+    spec["job"] = {"command": ["true"], "args": ["x"], "per_task": own}
+    path.write_text(json.dumps(spec))
+    found = plan_spec(load_file(path), python=sys.executable, environ=environ, args=["--more"])
+    path.write_text(json.dumps(found.spec_to_keep()))
+    again = plan_spec(load_file(path), environ=environ)
+    commands = [task.command.argv for task in found.plan.tasks]
+    assert commands == [task.command.argv for task in again.plan.tasks]
+    assert [words[1:] for words in commands] == [("a", "--more"), (), ("x", "--more"), ("b",)]
