@@ -1,8 +1,8 @@
 """What is told of a KerasTuner search: its trials, its end, and that it found nothing.
 
 The package is a stand-in with the shape of KerasTuner 1.4.8 (engine/base_tuner.py and oracle.py,
-distribute/oracle_client.py and oracle_chief.py), for the real one imports TensorFlow; that it
-still has this shape is shown by tests/integration/jobs/test_tuner.py.
+distribute/oracle_client.py and oracle_chief.py, and utils.py), for the real one imports TensorFlow;
+that it still has this shape is shown by tests/integration/jobs/test_tuner.py.
 """
 
 from __future__ import annotations
@@ -97,7 +97,21 @@ def start_server(oracle):
                 time.sleep(20)
             break
 """
+UTILS = """
+import json
+
+def save_json(path, obj):
+    text = json.dumps(obj)
+    with open(path, "w") as file:
+        before_it_is_written(path)
+        file.write(text)
+    return text
+
+def before_it_is_written(path):
+    pass
+"""
 FILES = {
+    "src/utils.py": UTILS,
     "src/engine/base_tuner.py": ENGINE,
     "engine/base_tuner.py": "from keras_tuner.src.engine.base_tuner import *\n",
     "src/engine/oracle.py": ORACLE,
@@ -260,3 +274,18 @@ def test_a_chief_whose_oracle_gave_up_ends_instead_of_serving_for_ever(
     error = ended.events[-1]
     assert (error["type"], error["exception"]) == ("error", "RuntimeError")
     assert "consecutive failures" in error["message"]
+
+
+def test_a_chief_killed_while_it_writes_leaves_the_state_that_was_there(
+    script: Path, tmp_path: Path, boot: Boot
+) -> None:
+    script.write_text(
+        "import json, os, signal\n"
+        "from keras_tuner.src import utils\n"
+        "print(utils.save_json('oracle.json', {'trials': 1}), flush=True)\n"
+        "utils.before_it_is_written = lambda path: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "utils.save_json('oracle.json', {'trials': 2})"
+    )
+    ended = boot("script", str(script))
+    assert (ended.code, ended.out) == (-9, '{"trials": 1}\n'), ended.err
+    assert (tmp_path / "oracle.json").read_text() == '{"trials": 1}'

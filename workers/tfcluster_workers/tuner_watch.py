@@ -1,5 +1,7 @@
 """Sees what becomes of a KerasTuner search: its trials, its end, and that it found nothing.
 
+Its state files are written whole, so that a killed search can go on.
+
 The oracle keeps the books: in the chief's process where there is one, else in the only tuner's.
 Measured with KerasTuner 1.4.7 and 1.4.8; a release with other names goes unwatched.
 """
@@ -7,6 +9,7 @@ Measured with KerasTuner 1.4.7 and 1.4.8; a release with other names goes unwatc
 from __future__ import annotations
 
 import functools
+import os
 import time
 from types import ModuleType, SimpleNamespace
 from typing import Any, Callable
@@ -108,6 +111,28 @@ def watch_chief(module: ModuleType) -> None:
 
     module.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined]
     module.start_server = serve  # type: ignore[attr-defined]
+
+
+def watch_state(module: ModuleType) -> None:
+    """Write the state of a search (oracle, tuners, trials) beside its place, then move it there.
+
+    KerasTuner empties the file first and then writes (utils.py, `save_json`): the next attempt of
+    a chief that was killed in between would end at "Expecting value: line 1 column 1".
+    """
+    save_json = module.save_json
+    if hasattr(save_json, "__wrapped__"):
+        return
+
+    @functools.wraps(save_json)
+    def save_whole(path: Any, obj: Any) -> Any:
+        if "://" in str(path):
+            return save_json(path, obj)  # an object store's: there whole or not at all
+        partial = f"{path}.{os.getpid()}.partial"
+        text = save_json(partial, obj)
+        os.replace(partial, path)
+        return text
+
+    module.save_json = save_whole  # type: ignore[attr-defined]
 
 
 def _after(owner: Any, name: str, tell: Callable[..., None]) -> None:

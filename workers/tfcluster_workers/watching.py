@@ -124,6 +124,12 @@ def _oracle_chief(module: ModuleType) -> None:
     tuner_watch.watch_chief(module)
 
 
+def _search_state(module: ModuleType) -> None:
+    from tfcluster_workers import tuner_watch
+
+    tuner_watch.watch_state(module)
+
+
 def _checkpoints(module: ModuleType) -> None:
     from tfcluster_workers import save_watch
 
@@ -162,6 +168,7 @@ _WATCHERS: dict[str, Callable[[ModuleType], None]] = {
     "keras.src.backend.tensorflow.trainer": _fit,
     "keras_tuner.src.engine.base_tuner": _search,
     "keras_tuner.engine.base_tuner": _search,
+    "keras_tuner.src.utils": _search_state,
     "keras_tuner.src.engine.oracle": _oracle,
     "keras_tuner.src.distribute.oracle_client": _oracle_client,
     "keras_tuner.src.distribute.oracle_chief": _oracle_chief,

@@ -38,16 +38,17 @@ CHIEF_DIES = """
 import glob, json, threading
 
 def done(path):
-    try:
-        return json.load(open(path))["status"] == "COMPLETED"
-    except ValueError:  # it is being written
-        return False
+    return json.load(open(path))["status"] == "COMPLETED"
 
 def strike():
     folder = os.path.join(os.environ["TFCLUSTER_TUNER_DIR"], "square")
     books, trials = os.path.join(folder, "oracle.json"), os.path.join(folder, "trial_*/trial.json")
-    # Not while the oracle writes: it does so in place, and has nothing else to begin again from.
-    while sum(map(done, glob.glob(trials))) < 2 or time.time() - os.path.getmtime(books) < 0.2:
+    # Not while a trial ends: it is written as ended before it is struck from those under way, and
+    # KerasTuner would rightly do it once more.
+    while (
+        sum(map(done, written := glob.glob(trials))) < 2
+        or time.time() - max(map(os.path.getmtime, [books, *written])) < 0.2
+    ):
         time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
 
