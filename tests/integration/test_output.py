@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 import subprocess
 import sys
 import time
@@ -111,7 +110,10 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
 
 @pytest.mark.slow
 def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLine) -> None:
-    """A guard against falling off a cliff; `make bench` measures the figure itself."""
+    """A guard against falling off a cliff; `make bench` measures the figure itself.
+
+    Other tests run beside this one: the least of some rounds is what it costs without them.
+    """
     shell.forks = False
     shell.script("writer.py", WRITER)
 
@@ -128,11 +130,7 @@ def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLi
         return time.perf_counter() - began
 
     rounds = [(tfcluster(LINES) - tfcluster(0), cat(LINES) - cat(0)) for _ in range(3)]
-    ratio = statistics.median(ours for ours, _ in rounds) / statistics.median(
-        theirs for _, theirs in rounds
-    )
-
-    assert ratio < 10, rounds
+    assert min(ours for ours, _ in rounds) < 10 * min(theirs for _, theirs in rounds), rounds
 
 
 def test_a_progress_bar_reaches_a_pipe_as_its_last_state(shell: CommandLine) -> None:
