@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent import budgets
-from tfcluster.run.events import Progress
-from tfcluster.run.snapshot import TaskSnapshot
+from tfcluster.rundir.events import Progress
+from tfcluster.rundir.snapshot import TaskSnapshot
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*_specs/*.md")])

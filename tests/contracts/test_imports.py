@@ -74,7 +74,7 @@ SLOW = ("rich", "pydantic", "psutil", "asyncio", "importlib.metadata", *HEAVY)
 def test_a_command_without_a_spec_imports_nothing_that_is_slow(words: str, tmp_path: Path) -> None:
     loaded = loaded_after(words, tmp_path)
 
-    assert loaded.isdisjoint({*SLOW, "tfcluster.plan.plan", "tfcluster.run.events"})
+    assert loaded.isdisjoint({*SLOW, "tfcluster.plan.plan", "tfcluster.rundir.events"})
 
 
 def test_what_plans_needs_neither_a_loop_nor_a_screen(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_what_plans_needs_neither_a_loop_nor_a_screen(tmp_path: Path) -> None:
     for words in (f"plan {spec}", f"validate {spec}"):
         loaded = loaded_after(words, tmp_path)
 
-        assert loaded.isdisjoint({"rich", "psutil", "asyncio", "tfcluster.run.events", *HEAVY})
+        assert loaded.isdisjoint({"rich", "psutil", "asyncio", "tfcluster.rundir.events", *HEAVY})
 
 
 def test_a_run_on_this_machine_imports_nothing_for_others(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_run_on_this_machine_imports_nothing_for_others(tmp_path: Path) -> Non
 
     loaded = loaded_after(f"run -n 1 {script}", tmp_path)
 
-    slow = {"rich", "psutil", "tfcluster.backends.docker_client", "tfcluster.backends.ssh"}
+    slow = {"rich", "psutil", "tfcluster.backends.docker.client", "tfcluster.backends.ssh"}
     assert loaded.isdisjoint({*slow, *HEAVY})
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.run import hints
+from tfcluster.supervision import failure
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", str(ROOT / ".venv/bin/python"))
@@ -109,7 +109,7 @@ def what_is_said(lines: str, folder: Path, **env: str) -> dict[str, str]:
 
 def test_a_line_of_keras_2_fails_in_keras_3_with_words_that_are_known(tmp_path: Path) -> None:
     said = what_is_said(KERAS_2 + OLD.lstrip(), tmp_path)
-    found = {line: hints.find(words) for line, words in said.items()}
+    found = {line: failure.find(words) for line, words in said.items()}
     anchors = {line: known and known.anchor for line, known in found.items()}
     assert anchors == {
         **dict.fromkeys(KERAS_2.strip().splitlines(), "keras-2-script"),

@@ -48,10 +48,11 @@ def test_nothing_generated_is_committed() -> None:
 
 
 READS_ITS_OWN_JSON = {
-    *("agent/bootstrap.py", "agent/main.py", "agent/outside.py"),  # what their starter wrote
-    *("agent/probe.py", "agent/dial.py"),
-    "run/chaos.py",
-    *("spec/templates.py", "spec/published.py"),  # files of the package
+    # What their starter wrote:
+    *("agent/bootstrap.py", "agent/entry.py", "agent/tasks/host_network_spawner.py"),
+    *("agent/node/probe.py", "agent/net/reachability.py"),
+    "rundir/chaos.py",
+    *("spec/templates.py", "spec/published_schema.py"),  # files of the package
 }
 
 
@@ -70,7 +71,10 @@ MAY_BE_WORDLESS = {
     *("OSError", "TimeoutError", "CancelledError", "Exception", "BaseException", "EOFError"),
     *("ConnectionError", "SourceChangedError", "subprocess.TimeoutExpired"),
 }
-STANDS_ALONE = {"agent/probe.py", "agent/dial.py", "agent/bootstrap.py", "agent/error_words.py"}
+STANDS_ALONE = {
+    *("agent/node/probe.py", "agent/net/reachability.py"),
+    *("agent/bootstrap.py", "agent/error_text.py"),
+}
 """Programs that a host's Python runs without a package."""
 
 

@@ -20,7 +20,7 @@ print("up", flush=True)
 time.sleep(300)
 """
 FAULT = """
-from tfcluster.run.startup import Startup
+from tfcluster.coordinator.startup import Startup
 async def fail(*_, **__):
     raise RuntimeError("boom")
 Startup.hold_ports = fail

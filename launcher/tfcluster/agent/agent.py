@@ -8,12 +8,12 @@ import selectors
 import signal
 import time
 
-from tfcluster.agent.crew import Crew
-from tfcluster.agent.error_words import words_of
-from tfcluster.agent.line import Line
-from tfcluster.agent.outflow import Outflow
-from tfcluster.agent.ports import PortHolder, PortTaken
-from tfcluster.agent.preloader import Preloader
+from tfcluster.agent.error_text import words_of
+from tfcluster.agent.net.ports import PortHolder, PortTaken
+from tfcluster.agent.net.session import Line
+from tfcluster.agent.tasks.log_streaming import Outflow
+from tfcluster.agent.tasks.preloader import Preloader
+from tfcluster.agent.tasks.runner import Crew
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tfcluster.agent.cache import InUse
-    from tfcluster.agent.files import Files
+    from tfcluster.agent.files.cache import InUse
+    from tfcluster.agent.files.file_process import Files
     from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.outside import Outside
+    from tfcluster.agent.tasks.host_network_spawner import Outside
 
 FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
 
@@ -85,7 +85,7 @@ class Agent:
             self._crew.close()
             self._selector.close()
         if self._is_shut_down and self._cache:
-            from tfcluster.agent.cache import prune
+            from tfcluster.agent.files.cache import prune
 
             prune(self._cache)
 
@@ -132,7 +132,7 @@ class Agent:
 
     def _with_files(self) -> Files:
         if self._files is None or self._files.is_over:
-            from tfcluster.agent.files import Files
+            from tfcluster.agent.files.file_process import Files
 
             self._files = Files(self._cache, self._line, self._selector)
             self._crew.companions = {self._files.pid}
@@ -189,7 +189,7 @@ class Agent:
         self._stays = is_warm and self._preloader.is_ready
         self._crew.end_all(spare={self._preloader.pid} if self._stays else frozenset())
         for folder in order.get("remove", ()):
-            from tfcluster.agent.folders import remove
+            from tfcluster.agent.files.cache import remove
 
             with contextlib.suppress(OSError):
                 remove(folder)
@@ -199,7 +199,7 @@ class Agent:
 
 
 def _in_use(cache: str, run_id: str) -> InUse:
-    from tfcluster.agent.cache import InUse
+    from tfcluster.agent.files.cache import InUse
 
     up = [os.pardir] * 4  # of agent/tfcluster/agent/agent.py
     bundle = os.path.abspath(os.path.join(__file__, *up))

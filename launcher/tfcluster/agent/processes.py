@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
+
 
 IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36
@@ -163,3 +165,30 @@ def close_from(first: int) -> None:
         if number >= first:
             with contextlib.suppress(OSError):  # that of the listing itself
                 os.close(number)
+
+
+_MOST = 1 << 16
+"""Some containers allow a thousand million, and old programs close every number there could be."""
+_found: int | None = None
+
+
+def raise_limit(found: int | None = None) -> int:
+    """Let this process open more; the soft limit that it began with, or that `found` says."""
+    global _found
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if _found is None:
+        _found = soft if found is None else found
+    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return _found
+
+
+def give_back() -> None:
+    """In a fork that is to become somebody else's program."""
+    if _found is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_found, hard))

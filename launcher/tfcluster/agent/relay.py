@@ -16,9 +16,9 @@ import socket
 import sys
 import time
 
-from tfcluster.agent import fence
-from tfcluster.agent.connection import process_of
-from tfcluster.agent.private import make_private, place_of
+from tfcluster.agent import fencing
+from tfcluster.agent.net.listener import process_of
+from tfcluster.agent.net.private_folders import make_private, place_of
 from tfcluster.agent.processes import close_from, name_this
 
 TYPE_CHECKING = False
@@ -52,9 +52,9 @@ def main(config: dict[str, Any]) -> None:
     Exits with `NOT_REACHED`, and says why on stderr, where there is no agent to relay to.
     """
     if config.get("ends"):
-        from tfcluster.agent import lost_run
+        from tfcluster.agent import fencing
 
-        os.write(1, json.dumps(lost_run.end(config)).encode() + b"\n")
+        os.write(1, json.dumps(fencing.end_lost_run(config)).encode() + b"\n")
         return
     try:
         agent = reach_agent(on_this_node(config))
@@ -136,16 +136,18 @@ def _unlock(path: str, lock: int) -> None:
 def _join_later(config: dict[str, Any]) -> NoReturn:
     """The agent to be joined does not listen: exit with `AGENT_GONE` where its end is proved."""
     former = config.get("former")
-    if former is not None and fence.have_ended(former, in_container="seat" in config):
+    if former is not None and fencing.have_ended(former, in_container="seat" in config):
         sys.stderr.write("its agent has gone\n")
         os._exit(AGENT_GONE)
     raise RelayError("its agent does not listen on its socket now")
 
 
 def _end_former(config: dict[str, Any]) -> None:
-    has_ended = fence.end(config["former"])
+    has_ended = fencing.end(config["former"])
     if has_ended is False:
-        raise RelayError(f"its former agent has not ended {fence.END_S:.0f} s after it was killed")
+        raise RelayError(
+            f"its former agent has not ended {fencing.END_S:.0f} s after it was killed"
+        )
     if has_ended is None and not config.get("is_fenced"):
         raise RelayError("nothing proves that its former agent has ended: its lease must end first")
 
@@ -155,7 +157,7 @@ def _end_unknown(agent: socket.socket) -> None:
     was started had failed."""
     with agent:
         pid = process_of(agent)
-    if not pid or not fence.end_process(pid):
+    if not pid or not fencing.end_process(pid):
         raise RelayError("an agent of this run is there already, and cannot be ended")
 
 
@@ -217,7 +219,7 @@ def _become_agent(config: int, ready: int) -> NoReturn:
         os.dup2(ready, 1)
         close_from(3)
         name_this(NAME)
-        from tfcluster.agent.main import main as agent
+        from tfcluster.agent.entry import main as agent
 
         agent()
     except BaseException:

@@ -16,10 +16,10 @@ import signal
 import socket
 import time
 
-from tfcluster.agent.connection import is_own_user, listen
-from tfcluster.agent.preloader import hear
-from tfcluster.agent.private import make_private
+from tfcluster.agent.net.listener import is_own_user, listen
+from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import name_this, reap_strangers
+from tfcluster.agent.tasks.preloader import hear
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

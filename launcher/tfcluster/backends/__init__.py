@@ -10,7 +10,7 @@ from tfcluster.errors import SurroundingsError
 
 _MODULES = {
     "local": ("tfcluster.backends.local", "LocalBackend"),
-    "docker": ("tfcluster.backends.docker", "DockerBackend"),
+    "docker": ("tfcluster.backends.docker.backend", "DockerBackend"),
     "ssh": ("tfcluster.backends.ssh", "SshBackend"),
 }
 

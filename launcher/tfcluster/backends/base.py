@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
-    from tfcluster.backends.link import AgentLink
     from tfcluster.plan.plan import NodePlan
+    from tfcluster.wire.link import AgentLink
 
 
 Tell = Callable[[str], None]

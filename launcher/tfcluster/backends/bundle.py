@@ -20,8 +20,8 @@ from pathlib import Path
 
 import tfcluster
 from tfcluster.agent import bootstrap
-from tfcluster.agent.error_words import reason_of
-from tfcluster.agent.private import make_private
+from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import SurroundingsError
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)

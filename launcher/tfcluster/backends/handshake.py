@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tfcluster.agent import bootstrap, protocol, relay, seat
+from tfcluster.agent import bootstrap, container_wait, protocol, relay
 
 SILENCE_S = 10.0
 """So long may nothing come: ssh itself gives up after eight seconds, with its own words."""
 EACH_S = 0.25
 """And so much longer for each other host that is dialled now: the clients share our processors."""
 _TRACEBACK = "Traceback (most recent call last):"
-_OF_PYTHON = (_TRACEBACK, seat.TOO_OLD, "Unknown option: -I")
+_OF_PYTHON = (_TRACEBACK, container_wait.TOO_OLD, "Unknown option: -I")
 """Words that only a Python says; the last one Python 2."""
 _NOT_TOLD = re.compile(
     r"\s|Traceback \(most recent call last\):$|The above exception was the direct cause"

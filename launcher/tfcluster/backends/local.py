@@ -16,19 +16,18 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfcluster.agent import foreign_json, protocol
-from tfcluster.agent.descriptors import raise_limit
-from tfcluster.agent.error_words import words_of
-from tfcluster.agent.main import READY, REFUSED
-from tfcluster.agent.processes import IS_LINUX, kill_below, signal_group, start_time
-from tfcluster.backends import warm
+from tfcluster.agent.entry import READY, REFUSED
+from tfcluster.agent.error_text import words_of
+from tfcluster.agent.processes import IS_LINUX, kill_below, raise_limit, signal_group, start_time
+from tfcluster.backends import warm_agents
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
-from tfcluster.backends.greeting import Refused
-from tfcluster.backends.keeper import Keeper
-from tfcluster.backends.link import AgentLink, Streams
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
+from tfcluster.wire.agent_handle import Keeper
+from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.messages import Refused
 
-_START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.main import main; main()"
+_START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.entry import main; main()"
 _START_TIMEOUT_S = 20.0
 _PATIENCE_S = 60.0
 """An agent here that stands still so long is lost, however long the lease of others is."""
@@ -93,7 +92,7 @@ class LocalBackend:
 
     async def _start_whole(
         self, config: dict[str, object], node: NodePlan
-    ) -> AgentProcess | warm.Adopted:
+    ) -> AgentProcess | warm_agents.Adopted:
         """Started in a thread, which cannot be called off: then what it has started is ended."""
         starting = asyncio.create_task(asyncio.to_thread(self._start, config, node))
         try:
@@ -104,13 +103,15 @@ class LocalBackend:
                 await starting.result().end(keeps_folders=False)
             raise
 
-    def _start(self, config: dict[str, object], node: NodePlan) -> AgentProcess | warm.Adopted:
+    def _start(
+        self, config: dict[str, object], node: NodePlan
+    ) -> AgentProcess | warm_agents.Adopted:
         """A new agent, or one that an earlier run has left for this one."""
         if node.warm is None:
             return AgentProcess(self._python, config)
         python = node.interpreter.path if node.interpreter is not None else "python"
-        config["warm"] = warm.config(self._runtime_dir, node.warm, python)
-        if adopted := warm.adopt(self._runtime_dir, node.warm.key, config):
+        config["warm"] = warm_agents.config(self._runtime_dir, node.warm, python)
+        if adopted := warm_agents.adopt(self._runtime_dir, node.warm.key, config):
             return adopted
         return AgentProcess(self._python, config, name=f"warm-{node.warm.key}")
 

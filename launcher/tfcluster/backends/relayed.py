@@ -17,18 +17,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfcluster.agent import bootstrap, foreign_json, protocol, relay, seat
-from tfcluster.agent.error_words import words_of
-from tfcluster.backends import bundle, handshake, vetting
-from tfcluster.backends.greeting import Refused
-from tfcluster.backends.keeper import Keeper
-from tfcluster.backends.link import AgentLink, Streams
+from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
+from tfcluster.agent.error_text import words_of
+from tfcluster.backends import bundle, handshake
 from tfcluster.errors import NodeLostError
-from tfcluster.plan import remote
+from tfcluster.plan import remote_paths
+from tfcluster.wire import messages
+from tfcluster.wire.agent_handle import Keeper
+from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.messages import Refused
 
 STARTER = (
-    f"import sys;sys.version_info<{seat.OLDEST_PYTHON} and sys.exit("
-    f'"{seat.TOO_OLD}, and %s is %s"%(sys.executable,sys.version.split()[0]));'
+    f"import sys;sys.version_info<{container_wait.OLDEST_PYTHON} and sys.exit("
+    f'"{container_wait.TOO_OLD}, and %s is %s"%(sys.executable,sys.version.split()[0]));'
     "exec(eval(sys.stdin.buffer.raw.readline()))"
 )
 """Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. An older Python
@@ -234,14 +235,14 @@ async def end_run(
     """
     made = await asyncio.to_thread(bundle.build)
     config = {"ends": True, "run_id": run_id, "former": former}
-    order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
+    order = {"digest": made.digest, "cache": remote_paths.CACHE, "config": config}
     transport = Transport(argv, order, made)
     try:
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
             async with asyncio.timeout(_END_RUN_S):
                 found = foreign_json.parse_object(await reader.readline())
-        vetting.check_ended(found)
+        messages.check_ended(found)
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
         why = words_of(error) if isinstance(error, Unreached) else await transport.explain(error)
         raise Unreached(why) from error
@@ -278,7 +279,7 @@ async def connect(
     config |= {"former": former, "is_fenced": is_fenced}
     if place is not None:
         config["seat"] = seat_name(run_id, node)
-    order = {"digest": made.digest, "cache": remote.CACHE, "config": config}
+    order = {"digest": made.digest, "cache": remote_paths.CACHE, "config": config}
     transport = Transport(argv, order, made, logs_in=place is None)
     hello, keeper = {**identity, "stream_logs": True}, _Reached(transport, place)
     link = AgentLink(transport.dial, hello, keeper, lease_s=lease_s)

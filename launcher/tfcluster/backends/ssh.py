@@ -15,9 +15,9 @@ from typing import Any
 
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities, Tell, tell_nobody
-from tfcluster.backends.link import AgentLink
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
+from tfcluster.wire.link import AgentLink
 
 CONNECT_S = 8
 OPTIONS = (

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent.error_words import reason_of
-from tfcluster.agent.holes import write_at
+from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.files.blobs import write_at
 from tfcluster.checkpoints.completeness import Entry
 
 CHUNK = 4 * 1024 * 1024
@@ -141,3 +143,32 @@ def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
         and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
         and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A checkpoint that is there: its path relative to the folder, seconds since 1970."""
+
+    path: str
+    saved: float
+
+
+def text(prefixes: Sequence[Prefix]) -> str:
+    """The file for these checkpoints, oldest first; the last one is the latest."""
+    quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
+    return "".join(
+        (
+            f"model_checkpoint_path: {quoted[-1]}\n",
+            *(f"all_model_checkpoint_paths: {path}\n" for path in quoted),
+            *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
+        )
+    )
+
+
+def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
+    """Write ``checkpoint`` into `folder`, or remove it when there is nothing to name."""
+    path = folder / "checkpoint"
+    if prefixes:
+        write_atomically(path, text(prefixes))
+    else:
+        path.unlink(missing_ok=True)

@@ -16,11 +16,11 @@ from pathlib import Path
 from posixpath import dirname
 
 from tfcluster.agent import budgets
-from tfcluster.agent.error_words import reason_of
+from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
-from tfcluster.checkpoints.following import Follower, Follows
-from tfcluster.checkpoints.source import Source, source_of
+from tfcluster.checkpoints.restore import Follower, Follows
+from tfcluster.checkpoints.sources import Source, source_of
 from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
 
 LEAST_GAP_S = 0.5

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-from tfcluster.agent.error_words import words_of
+from tfcluster.agent.error_text import words_of
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
     SourceChangedError,

@@ -12,13 +12,20 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from posixpath import basename
+from typing import Protocol
 
-from tfcluster.checkpoints import proto
-from tfcluster.checkpoints.completeness import Entry, Kind, Newest, find
-from tfcluster.checkpoints.copying import Stopped, copy_verified, never, sync_folder
-from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints import copying
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest, find
+from tfcluster.checkpoints.copying import (
+    Stopped,
+    copy_verified,
+    never,
+    replace_verified,
+    sync_folder,
+)
+from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
 
 _INCOMING = ".incoming-"
@@ -83,15 +90,15 @@ def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -
 
 def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     """Write a ``checkpoint`` file into each folder below `folder` that got a prefix."""
-    by_folder: dict[str, list[proto.Prefix]] = defaultdict(list)
+    by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
     for one in sorted(gathered, key=_saved):
         for entry in one.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
             if one.kind is not Kind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
-                by_folder[inside].append(proto.Prefix(name, _saved(one) / 1e9))
+                by_folder[inside].append(copying.Prefix(name, _saved(one) / 1e9))
     for inside, prefixes in by_folder.items():
-        proto.write(folder / inside, prefixes)
+        copying.write(folder / inside, prefixes)
 
 
 def _copy_out(gathered: Gathered, entry: Entry, target: Path, *, stopped: Stopped) -> None:
@@ -137,3 +144,66 @@ def newest_told(told: Mapping[str, int]) -> Newest:
     """The last one that the chief told of."""
     path, step = [*told.items()][-1] if told else ("", None)
     return Newest(step, basename(path) or None)
+
+
+AT_LEAST = 5
+"""Checkpoints left in place for a reader that is behind, whatever the store keeps."""
+
+
+class Follows(Protocol):
+    """A directory that is kept in step, wherever it lies."""
+
+    @property
+    def directory(self) -> PurePath:
+        """As its own task names it."""
+        ...
+
+    def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+        """Add what is new. Raises SourceChangedError, CancelledError, OSError; the next call
+        goes on."""
+        ...
+
+
+class Follower:
+    """A directory that gets each new checkpoint; only what was put here is ever removed."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._placed: list[Gathered] = []
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+        """Add what is new, each file whole at once, the ``checkpoint`` file last.
+
+        Raises SourceChangedError, CancelledError, OSError; the next call goes on.
+        """
+        # A restart may have replaced the whole directory meanwhile.
+        self._placed = [placed for placed in self._placed if self._is_there(placed)]
+        known: set[Checkpoint] = {placed.checkpoint for placed in self._placed}
+        new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
+        for gathered in new:
+            for entry in gathered.checkpoint.all_files:
+                target = self.directory / entry.path
+                replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+            self._placed.append(gathered)
+        if new:
+            self._remove_all_but({*(g.checkpoint for g in held), *self._last_checkpoints()})
+
+    def _is_there(self, placed: Gathered) -> bool:
+        return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
+
+    def _last_checkpoints(self) -> list[Checkpoint]:
+        return [placed.checkpoint for placed in self._placed[-AT_LEAST:]]
+
+    def _remove_all_but(self, kept: set[Checkpoint]) -> None:
+        doomed = [placed for placed in self._placed if placed.checkpoint not in kept]
+        self._placed = [placed for placed in self._placed if placed.checkpoint in kept]
+        name_checkpoints(self.directory, self._placed)
+        still = {entry.path for placed in self._placed for entry in placed.checkpoint.all_files}
+        for old in doomed:
+            for entry in reversed(old.checkpoint.files):
+                if entry.path not in still:
+                    (self.directory / entry.path).unlink(missing_ok=True)

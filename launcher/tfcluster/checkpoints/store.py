@@ -24,17 +24,18 @@ from posixpath import basename
 from typing import Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.checkpoints import formats, proto
+from tfcluster.checkpoints import completeness, copying
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import (
     PARTIAL,
     SourceChangedError,
     Stopped,
     never,
+    replace_verified,
     sync_folder,
     write_atomically,
 )
-from tfcluster.checkpoints.source import Source, source_of
+from tfcluster.checkpoints.sources import Source, scan, source_of
 
 _NOTE = ".tfcluster.json"
 _COUNTED = re.compile(r"-(\d+)$")
@@ -170,7 +171,7 @@ class Store:
         target = self._free_folder(gathered.checkpoint)
         placed = _located(gathered, target)
         _write_note(gathered)
-        proto.write(gathered.folder, _prefixes([gathered], below=gathered.folder))
+        copying.write(gathered.folder, _prefixes([gathered], below=gathered.folder))
         sync_folder(gathered.folder)
         gathered.folder.rename(target)
         sync_folder(self.root)
@@ -198,7 +199,7 @@ class Store:
 
     def _name_what_is_here(self) -> None:
         results = [g for g in self._held if g.kind is not Kind.BACKUP]
-        proto.write(self.root, _prefixes(results, below=self.root))
+        copying.write(self.root, _prefixes(results, below=self.root))
 
     def _recover(self) -> None:
         for leftover in self.root.glob(f"{PARTIAL}*"):
@@ -233,7 +234,7 @@ def _copy(
     for entry in checkpoint.files:
         copied = new.file(entry)
         digests.append(source.copy(entry, copied, stopped=stopped))
-        if fault := formats.fault(copied):
+        if fault := completeness.fault(copied):
             raise NotWholeError(f"{entry.path}: {fault}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)
@@ -263,9 +264,9 @@ def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
     )
 
 
-def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[proto.Prefix]:
+def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[copying.Prefix]:
     return [
-        proto.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
+        copying.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
         for g in (_located(g, g.folder) for g in gathered)
         if g.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
     ]
@@ -325,3 +326,54 @@ def _remove(leftover: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
     else:
         leftover.unlink(missing_ok=True)
+
+
+def deliver(
+    gathered: Gathered | None, outputs: Path | None, to: Path, *, stopped: Stopped = never
+) -> tuple[Path, ...]:
+    """Copy one checkpoint and the gathered outputs into `to`; returns the files written.
+
+    Files there keep their names from the run, a ``checkpoint`` file names the prefix, and
+    everything else in the folder is left alone. Raises CancelledError, SourceChangedError,
+    OSError.
+    """
+    written: list[Path] = []
+    if gathered:
+        for entry in gathered.checkpoint.all_files:
+            target = to / gathered.file(entry).relative_to(gathered.folder)
+            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+            written.append(target)
+        if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
+            saved = gathered.checkpoint.saved_ns / 1e9
+            copying.write(to, [copying.Prefix(gathered.path.name, saved)])
+            written.append(to / "checkpoint")
+    for entry in _files(outputs):
+        assert outputs is not None
+        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
+        written.append(to / entry.path)
+    return tuple(written)
+
+
+def _files(folder: Path | None) -> Sequence[Entry]:
+    return [e for e in scan(folder) if not e.path.endswith("/")] if folder else ()
+
+
+_HINTS = {
+    Kind.TF_CHECKPOINT: "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
+    "  # after save_weights: model.load_weights({path})",
+    Kind.ESTIMATOR: "tf.estimator.Estimator(model_fn, model_dir={folder})"
+    "  # or tf.train.load_checkpoint({path})",
+    Kind.SAVED_MODEL: "tf.saved_model.load({path})",
+    Kind.KERAS: "keras.models.load_model({path})",
+    Kind.WEIGHTS: "model.load_weights({path})",
+    Kind.BACKUP: "keras.callbacks.BackupAndRestore({path})  # before fit()",
+}
+
+
+def load_hint(gathered: Gathered) -> str:
+    """One line of Python that loads it, with its absolute path."""
+    path, folder = repr(str(gathered.path.absolute())), repr(str(gathered.folder.absolute()))
+    hint = _HINTS[gathered.kind]
+    if gathered.kind is Kind.WEIGHTS and not gathered.path.name.endswith(".weights.h5"):
+        hint = "keras.models.load_model({path})  # weights only: model.load_weights({path})"
+    return hint.format(path=path, folder=folder)

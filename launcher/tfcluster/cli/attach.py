@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import files
-from tfcluster.cli.ends import show_end
-from tfcluster.run import registry
+from tfcluster.rundir import registry
 from tfcluster.ui.follow import RunView, StateFile
-from tfcluster.ui.log_files import newest_attempts
-from tfcluster.ui.merge import LogFilter
-from tfcluster.ui.source import end_of_lines
-from tfcluster.ui.story import attached, restart
+from tfcluster.ui.history import attached, restart
+from tfcluster.ui.merged_logs import LogFilter, newest_attempts
+from tfcluster.ui.tail import end_of_lines
 from tfcluster.ui.terminal import Terminal
 
 _LINES_BEFORE = 10

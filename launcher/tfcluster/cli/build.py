@@ -70,7 +70,7 @@ def command(
     Certificates, pip's configuration and proxies ($https_proxy …) are used while it is built, and
     are not kept in it. What docker says goes to stderr.
     """
-    from tfcluster.run import worker_image
+    from tfcluster.backends.docker import worker_image
     from tfcluster.ui.terminal import Terminal
 
     wish = worker_image.Wish(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from tfcluster.agent.error_words import reason_of
+from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Gathered, open_for_reading
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.run import registry
+from tfcluster.rundir import registry
 from tfcluster.ui.panels import checkpoints_grid
 from tfcluster.ui.render import stdout_grid
 from tfcluster.ui.terminal import Terminal

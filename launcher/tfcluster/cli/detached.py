@@ -15,18 +15,19 @@ from tfcluster.cli.launching import (
     start_text,
     wishes_of,
 )
+from tfcluster.coordinator import background
+from tfcluster.coordinator.background import Background, Tell
+from tfcluster.coordinator.cleanup import outliving
+from tfcluster.coordinator.foreground import Session, signals_held_back
+from tfcluster.discovery.planning import Planned
 from tfcluster.errors import NodeLostError, TfclusterError
-from tfcluster.run import background, registry
-from tfcluster.run.background import Background, Tell
-from tfcluster.run.ending import Outcome
-from tfcluster.run.events import Event, Status
-from tfcluster.run.lost_hosts import outliving
-from tfcluster.run.paths import RunPaths
-from tfcluster.run.planning import Planned
-from tfcluster.run.session import Session, signals_held_back
+from tfcluster.rundir import registry
+from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.supervision.decisions import Outcome
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.formats import format_duration
-from tfcluster.ui.merge import LogFilter
+from tfcluster.ui.merged_logs import LogFilter
 from tfcluster.ui.terminal import Terminal
 
 LEASE_S = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.host_options import host_options
+from tfcluster.cli.options import host_options
 from tfcluster.spec.host_choice import HostChoice
 
 
@@ -29,11 +29,11 @@ def command(
     Versions, GPUs, ports, names, who can connect to whom, disks, clocks, proxies. Exit codes:
     0 nothing stands in the way, 3 something does.
     """
+    from tfcluster.discovery.planning import plan_file
     from tfcluster.errors import SurroundingsError
-    from tfcluster.run import doctor
-    from tfcluster.run.planning import plan_file
+    from tfcluster.preflight import doctor
     from tfcluster.spec.host_choice import NO_CHOICE
-    from tfcluster.ui.findings import table
+    from tfcluster.ui.preflight_table import table
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()

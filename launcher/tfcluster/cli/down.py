@@ -8,13 +8,14 @@ from collections.abc import Iterator
 
 import click
 
-from tfcluster.agent.error_words import words_of
-from tfcluster.backends import warm as warm_agents
+from tfcluster.agent.error_text import words_of
+from tfcluster.backends import warm_agents
+from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError, SurroundingsError, UnknownRunError, UsageError
-from tfcluster.run import contained, control, registry
-from tfcluster.run.paths import RunPaths, runtime_dir
-from tfcluster.run.status import Status
+from tfcluster.rundir import control, registry
+from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -54,10 +55,10 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         with collected(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [contained.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
+    found = [past_runs.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(contained.look(patience_s=_DOCKER_S, but=done))
+        found.append(past_runs.look(patience_s=_DOCKER_S, but=done))
     for one in found:
         errors += _clear_docker(one, terminal)
     if as_json:
@@ -91,25 +92,25 @@ def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = contained.look_for(run, patience_s=_DOCKER_S) if run else contained.Found()
+        found = past_runs.look_for(run, patience_s=_DOCKER_S) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
         NodeLostError.raise_all(list(_clear_docker(found, terminal)))
         return []
 
 
-def _clear_docker(found: contained.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+def _clear_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
     """Remove what docker has; an error for each daemon that does not answer or keeps something."""
     for left in found.leftovers:
         names = ", ".join(left.names)
-        if said := contained.remove(left):
+        if said := past_runs.remove_and_forget(left):
             yield NodeLostError(f"docker does not remove {names}: {said}")
         else:
             terminal.tell(f"removed from docker: {names}")
     for silent in found.silent:
         removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
         for run in removed:
-            contained.forget(run)
+            past_runs.forget(run)
         if len(removed) == len(silent.runs):
             terminal.tell(str(silent))
         else:
@@ -159,7 +160,7 @@ def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
 
 
 def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
-    from tfcluster.run.lost import clean_up  # psutil: only where it is needed
+    from tfcluster.coordinator.cleanup import clean_up  # psutil: only where it is needed
 
     found = clean_up(paths)
     if found.processes:
@@ -180,10 +181,10 @@ def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
 def end_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
     """End what a lost run has left on other machines, and say what that was. Raises NodeLostError
     where something may still live there."""
-    from tfcluster.run import lost_hosts
+    from tfcluster.coordinator import cleanup
 
     troubles = []
-    for one in lost_hosts.end(paths):
+    for one in cleanup.end(paths):
         if one.trouble:
             at = time.strftime("%H:%M:%S", time.localtime(one.until))
             troubles.append(f"{one.node}: what runs there may live until {at}: {one.trouble}")

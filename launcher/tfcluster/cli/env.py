@@ -22,10 +22,10 @@ def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
-    from tfcluster.run import by_hand
+    from tfcluster.coordinator import manual_start
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    found = by_hand.of(spec, task_name, sets=sets, python=python)
+    found = manual_start.of(spec, task_name, sets=sets, python=python)
     lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
     Terminal().out("\n".join(lines))

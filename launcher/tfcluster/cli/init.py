@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from tfcluster.agent.error_words import reason_of
+from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.spec import published, templates
+from tfcluster.spec import published_schema, templates
 from tfcluster.spec.templates import Template
 from tfcluster.ui.terminal import Terminal
 
@@ -52,10 +52,10 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
 
 def write(path: Path, template: Template, *, force: bool) -> None:
     """Write the spec and its schema; raises UsageError rather than overwrite or fail half-way."""
-    schema = path.parent / SCHEMA_FOLDER / published.SCHEMA_FILE
+    schema = path.parent / SCHEMA_FOLDER / published_schema.SCHEMA_FILE
     try:
         schema.parent.mkdir(parents=True, exist_ok=True)
-        schema.write_text(published.text(), encoding="utf-8")
+        schema.write_text(published_schema.text(), encoding="utf-8")
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(fit(template.path.read_text(encoding="utf-8")))
     except FileExistsError as error:
@@ -75,4 +75,6 @@ def fit(text: str) -> str:
         r'"(?:\$schema|name|x-about)": "[^"\n]*"|"runtime": {"python": "\.\.[^"\n]*"[^}\n]*}'
     )
     kept = re.sub(rf"^  (?:{of_its_old_place}),\n", "", text, flags=re.MULTILINE)
-    return kept.replace("{\n", f'{{\n  "$schema": "{SCHEMA_FOLDER}/{published.SCHEMA_FILE}",\n', 1)
+    return kept.replace(
+        "{\n", f'{{\n  "$schema": "{SCHEMA_FOLDER}/{published_schema.SCHEMA_FILE}",\n', 1
+    )

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.job_args import WithJobArgs, job_args
-from tfcluster.cli.watch_options import watch_options
+from tfcluster.cli.options import WithJobArgs, job_args, watch_options
 
 
 @click.command("join", cls=WithJobArgs)
@@ -41,7 +40,7 @@ def command(
     failed here only followed a failure on another machine: start all of them again.
     """
     from tfcluster.cli.launching import Options, launch
-    from tfcluster.run.joined import plan_join
+    from tfcluster.discovery.planning import plan_join
 
     planned = plan_join(
         spec,

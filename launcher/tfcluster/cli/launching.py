@@ -8,17 +8,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import TfclusterError
-from tfcluster.run.paths import home
+from tfcluster.rundir.paths import home
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tfcluster.run.ending import Outcome
-    from tfcluster.run.paths import RunPaths
-    from tfcluster.run.planning import Planned
-    from tfcluster.run.resume import Resume
-    from tfcluster.run.session import Session
-    from tfcluster.run.snapshot import RunSnapshot
-    from tfcluster.run.wishes import Wishes
+    from tfcluster.coordinator.foreground import Session
+    from tfcluster.coordinator.resume import Resume
+    from tfcluster.coordinator.startup import Wishes
+    from tfcluster.discovery.planning import Planned
+    from tfcluster.rundir.paths import RunPaths
+    from tfcluster.rundir.snapshot import RunSnapshot
+    from tfcluster.supervision.decisions import Outcome
     from tfcluster.ui.follow import RunView
 
 
@@ -41,8 +41,9 @@ class Options:
 
 def get_ready() -> None:
     """Import what a start needs, in the time in which the tasks' Python tells what it is."""
-    for module in ("run.session", "backends.local", "ui.follow", "ui.start", "cli.ends"):
-        import_module(f"tfcluster.{module}")
+    parts = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
+    for part in parts:
+        import_module(f"tfcluster.{part}")
 
 
 def launch(planned: Planned, options: Options) -> int:
@@ -62,15 +63,15 @@ def launch(planned: Planned, options: Options) -> int:
 
 
 def _kept_warm(planned: Planned) -> Planned:
-    from tfcluster.run.warming import keep_warm
+    from tfcluster.backends.warm_start import keep_warm
 
     return replace(planned, plan=keep_warm(planned.plan, planned.spec.runtime.warm_s))
 
 
 def wishes_of(planned: Planned, options: Options) -> Wishes:
     """Raises UsageError for a fault to rehearse that is none, or cannot be done."""
-    from tfcluster.run.chaos import parse
-    from tfcluster.run.wishes import Wishes
+    from tfcluster.coordinator.startup import Wishes
+    from tfcluster.rundir.chaos import parse
 
     return Wishes(
         looks_first=options.looks_first,
@@ -82,7 +83,7 @@ def wishes_of(planned: Planned, options: Options) -> Wishes:
 
 def open_session(planned: Planned, options: Options) -> Session:
     """The run's folder, and the coordinator that has not begun yet."""
-    from tfcluster.run.session import Session
+    from tfcluster.coordinator.foreground import Session
 
     return Session(
         planned.plan,
@@ -95,7 +96,7 @@ def open_session(planned: Planned, options: Options) -> Session:
 
 
 def _launch_here(planned: Planned, options: Options) -> int:
-    from tfcluster.run.session import signals_held_back
+    from tfcluster.coordinator.foreground import signals_held_back
     from tfcluster.ui.follow import RunView
 
     terminal = Terminal()
@@ -155,7 +156,7 @@ def conclude(
 
     `unrecorded`: why its folder does not tell all of it.
     """
-    from tfcluster.cli.ends import show_end
+    from tfcluster.cli.closing import show_end
 
     if state.attempt or outcome.error is None:
         show_end(state, paths, terminal, says_reason=False)
@@ -169,8 +170,8 @@ def conclude(
 def _shown(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
     """`error`; what a look at the nodes has found stands in a table, and is not told twice."""
     from tfcluster.errors import PreflightError, SurroundingsError
-    from tfcluster.run.look import read_look
-    from tfcluster.ui.findings import table
+    from tfcluster.preflight.rules import read_look
+    from tfcluster.ui.preflight_table import table
 
     is_of_preflight = error.message.startswith(PreflightError.HEAD)  # also of a detached run
     if not is_of_preflight or (look := read_look(paths)) is None:

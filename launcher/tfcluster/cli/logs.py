@@ -13,13 +13,12 @@ import click
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import TaskId
-from tfcluster.run import registry
-from tfcluster.run.paths import RunPaths
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.follow import RunView, StateFile, dress_for
 from tfcluster.ui.lines import escaped_json
-from tfcluster.ui.log_files import newest_attempts, rank
-from tfcluster.ui.merge import LogFilter, MergedLogs
-from tfcluster.ui.source import end_of_lines
+from tfcluster.ui.merged_logs import LogFilter, MergedLogs, newest_attempts, rank
+from tfcluster.ui.tail import end_of_lines
 from tfcluster.ui.terminal import Terminal
 
 SEPARATOR = " │ "

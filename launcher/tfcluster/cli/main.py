@@ -14,7 +14,7 @@ import traceback
 import click
 
 from tfcluster import __version__
-from tfcluster.agent.descriptors import raise_limit
+from tfcluster.agent.processes import raise_limit
 from tfcluster.errors import SurroundingsError, TfclusterError
 from tfcluster.ui.terminal import Terminal
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.host_options import host_options
-from tfcluster.cli.job_args import WithJobArgs, job_args
-from tfcluster.plan import joined
+from tfcluster.cli.options import WithJobArgs, host_options, job_args
+from tfcluster.plan import placement
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.spec.host_choice import HostChoice
 
@@ -32,7 +31,7 @@ def command(
     ARGS after -- are appended to the job's own. What would stop `up` is told, too; the exit
     code is 0 all the same.
     """
-    from tfcluster.run.planning import plan_file
+    from tfcluster.discovery.planning import plan_file
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
@@ -53,4 +52,4 @@ def command(
 
 def find_task(plan: Plan, name: str) -> TaskId:
     """The plan's task called `name`; raises UsageError with the list of those there are."""
-    return joined.named((task.id for task in plan.tasks), name)
+    return placement.named((task.id for task in plan.tasks), name)

@@ -10,8 +10,8 @@ import click
 from tfcluster.cli.down import collected
 from tfcluster.cli.rm import remove
 from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
-from tfcluster.run import registry
-from tfcluster.run.paths import RunPaths
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -61,7 +61,7 @@ def _choose(keep: int, age_s: float) -> list[RunPaths]:
 
 def _is_dead(damaged: RunPaths) -> bool:
     """Whether neither a coordinator nor a task of a run without a readable state lives."""
-    from tfcluster.run.lost import find  # psutil: only where it is needed
+    from tfcluster.coordinator.cleanup import find  # psutil: only where it is needed
 
     return not registry.is_answered(damaged) and not any(find(damaged.run_id))
 

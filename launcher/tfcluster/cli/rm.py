@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
 from tfcluster.cli.down import collected, end_on_hosts
 from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
-from tfcluster.run import contained, registry
-from tfcluster.run.paths import RunPaths
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
 
 _DOCKER_S = 8.0
@@ -44,7 +45,7 @@ def remove(paths: RunPaths, terminal: Terminal) -> None:
     """
     _end_what_is_left(paths, terminal)
     registry.delete(paths)
-    for sentence in contained.let_go(paths.run_id, patience_s=_DOCKER_S):
+    for sentence in past_runs.let_go(paths.run_id, patience_s=_DOCKER_S):
         terminal.tell(sentence)
 
 
@@ -59,12 +60,12 @@ def _end_what_is_left(paths: RunPaths, terminal: Terminal) -> None:
     try:
         is_open = registry.is_open(registry.load(paths))
     except registry.DamagedRunError:
-        from tfcluster.run.lost import end_processes
+        from tfcluster.coordinator.cleanup import end_processes
 
         end_processes(paths.run_id)
         return
     if is_open:
-        from tfcluster.run.lost import clean_up  # psutil: only where it is needed
+        from tfcluster.coordinator.cleanup import clean_up  # psutil: only where it is needed
 
         clean_up(paths)
         end_on_hosts(paths, terminal)

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.host_options import host_options
-from tfcluster.cli.watch_options import watch_options
+from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
 from tfcluster.spec.host_choice import HostChoice
 
@@ -47,7 +46,7 @@ def command(
     On this machine, or with --hosts on others, through ssh.
     """
     from tfcluster.cli.launching import Options, get_ready, launch
-    from tfcluster.run.planning import plan_spec
+    from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
 
     loaded = from_value(

@@ -11,7 +11,7 @@ def command() -> None:
 
     `tfcluster init` writes it beside a spec, where editors find it without a network.
     """
-    from tfcluster.spec import published
+    from tfcluster.spec import published_schema
     from tfcluster.ui.terminal import Terminal
 
-    Terminal().out(published.text())
+    Terminal().out(published_schema.text())

@@ -8,7 +8,7 @@ from socket import gethostname
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.run import registry
+from tfcluster.rundir import registry
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal

@@ -8,9 +8,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.host_options import host_options
-from tfcluster.cli.job_args import WithJobArgs, job_args
-from tfcluster.cli.watch_options import watch_options
+from tfcluster.cli.options import WithJobArgs, host_options, job_args, watch_options
 from tfcluster.spec.host_choice import HostChoice
 
 
@@ -54,8 +52,8 @@ def command(
     2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
     """
     from tfcluster.cli.launching import Options, get_ready, launch
-    from tfcluster.run.planning import plan_again, plan_file
-    from tfcluster.run.resume import find
+    from tfcluster.coordinator.resume import find
+    from tfcluster.discovery.planning import plan_again, plan_file
 
     begins_with = find(resume) if resume is not None else None
     stored = begins_with.source if begins_with is not None and spec is None else None

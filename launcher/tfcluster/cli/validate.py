@@ -17,15 +17,15 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     Files and folders that it names must be there. Exits with 0 when the spec is right, with 2 when
     it is not. Whether this machine can run it, `tfcluster doctor SPEC` tells.
     """
+    from tfcluster.discovery import planning
     from tfcluster.errors import SpecError
-    from tfcluster.run import named_paths
     from tfcluster.spec.load import load_file
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
     try:
         loaded = load_file(spec, sets=sets)
-        named_paths.require(loaded)
+        planning.require(loaded)
     except SpecError as error:
         if not as_json:
             raise

@@ -9,8 +9,8 @@ import click
 
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
-from tfcluster.run import registry
-from tfcluster.ui import story
+from tfcluster.rundir import registry
+from tfcluster.ui import history
 from tfcluster.ui.render import part_lines
 from tfcluster.ui.terminal import Terminal
 
@@ -35,7 +35,7 @@ def command(run: str | None, as_json: bool) -> int:
         state = registry.load(paths)
     with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
         paths.waited.touch()
-    for part in (*story.reason(state), *story.cause(state)):
+    for part in (*history.reason(state), *history.cause(state)):
         terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
         facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}

@@ -1,14 +1,101 @@
-"""One start of the gang, and the environment that only it knows: ports, TF_CONFIG, folders."""
+"""The place of a task in a KerasTuner search: the chief is its oracle, each worker a tuner.
+
+KerasTuner reads three variables, all or none (keras_tuner/src/distribute/utils.py); the chief is
+whoever has the letters "chief" in its KERASTUNER_TUNER_ID. A worker without a chief searches
+alone and gets none of them. Each tuner trains by itself, so there is no TF_CONFIG.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tfcluster.plan import search, tf_config
-from tfcluster.plan.plan import EnvVar, Plan, TaskId
+from tfcluster.plan.plan import JOB_NAMES, EnvVar, Plan, TaskId
+
+if TYPE_CHECKING:
+    from tfcluster.plan.plan import Plan, TaskId
+
+    pass
+
+
+ORACLE_IP: Final = "KERASTUNER_ORACLE_IP"
+ORACLE_PORT: Final = "KERASTUNER_ORACLE_PORT"
+TUNER_ID: Final = "KERASTUNER_TUNER_ID"
+VARIABLES: Final = (ORACLE_IP, ORACLE_PORT, TUNER_ID)
+FOLDER: Final = "TFCLUSTER_TUNER_DIR"
+
+
+def tuner_environment(attempt: Attempt, task: TaskId) -> dict[str, str]:
+    """KerasTuner's variables of `task`; a task that is started again keeps its tuner id."""
+    chief = attempt.plan.chief
+    if chief.job != "chief":
+        return {}
+    host, _, port = attempt.address(chief).rpartition(":")
+    return {ORACLE_IP: host, ORACLE_PORT: port, TUNER_ID: task.file_name}
+
+
+def folder(plan: Plan, *, run_id: str, own: str) -> str:
+    """Where the search of this run is kept; all its tasks share it.
+
+    `own` is the folder below the run's, on this machine; ``checkpoints.dir`` is what several
+    hosts share. Those that join have a run each, and only the spec's name in common.
+    """
+    shared = plan.checkpoints.dir
+    part = plan.name if plan.joins else run_id
+    return f"{shared.rstrip('/')}/tuner/{part}" if shared else own
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What the TF_CONFIGs of one attempt share: made once, not for each of a thousand tasks."""
+
+    addresses: Mapping[str, Sequence[str]]
+    """Job → its tasks' addresses, of all whom others name."""
+    index: Mapping[TaskId, int]
+    """Place in that list."""
+    members: frozenset[TaskId]
+
+
+def cluster_of(attempt: Attempt) -> Cluster:
+    """Raises KeyError for a member without a port."""
+    named = [t for t in sorted_members(attempt) if attempt.plan.task(t).in_cluster]
+    index: dict[TaskId, int] = {}
+    addresses: dict[str, list[str]] = {}
+    for task in named:
+        of_job = addresses.setdefault(task.job, [])
+        index[task] = len(of_job)
+        of_job.append(attempt.address(task))
+    return Cluster(addresses, index, frozenset(attempt.members))
+
+
+def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
+    """The TF_CONFIG of `task` in this attempt, with dense indexes over its members.
+
+    Raises KeyError when `task` is no member of the attempt.
+    """
+    common = attempt.cluster
+    if task not in common.members:
+        raise KeyError(str(task))
+    cluster = dict(common.addresses)
+    if task not in common.index:  # an evaluator, in nobody's but its own
+        cluster[task.job] = [attempt.address(task)]
+    return {"cluster": cluster, "task": {"type": task.job, "index": common.index.get(task, 0)}}
+
+
+def one_line(attempt: Attempt, task: TaskId) -> str:
+    """The variable's value: one line of JSON, the form all examples on the web have."""
+    return json.dumps(build(attempt, task))
+
+
+def sorted_members(attempt: Attempt) -> list[TaskId]:
+    """With those elsewhere, in TensorFlow's order of jobs, each job's tasks by index."""
+    rank: dict[str, int] = {job: place for place, job in enumerate(JOB_NAMES)}
+    together = (*attempt.members, *(task.id for task in attempt.plan.elsewhere))
+    return sorted(together, key=lambda t: (rank[t.job], t.index))
+
 
 SOURCE: Final = "tfcluster"
 _FOLDER_LATER: Final = "RUN_FOLDER is made at start"
@@ -40,9 +127,9 @@ class Attempt:
         return frozenset(other.id for other in self.plan.elsewhere)
 
     @cached_property
-    def cluster(self) -> tf_config.Cluster:
+    def cluster(self) -> Cluster:
         """What every member's TF_CONFIG says; raises KeyError for a member without a port."""
-        return tf_config.cluster_of(self)
+        return cluster_of(self)
 
     @property
     def forms_cluster(self) -> bool:
@@ -82,8 +169,8 @@ def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
         "TFCLUSTER_RUN_ID": "RUN is chosen at start",
         "TFCLUSTER_CHECKPOINT_DIR": "" if plan.checkpoints.dir else _FOLDER_LATER,
         "TFCLUSTER_TENSORBOARD_DIR": _FOLDER_LATER,
-        search.FOLDER: "RUN is chosen at start" if plan.checkpoints.dir else _FOLDER_LATER,
-        search.ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
+        FOLDER: "RUN is chosen at start" if plan.checkpoints.dir else _FOLDER_LATER,
+        ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
         "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
     }
     return tuple(
@@ -120,10 +207,10 @@ def environment(
     if restored_step is not None:
         values["TFCLUSTER_RESTORED_STEP"] = str(restored_step)
     if attempt.forms_cluster:
-        values["TF_CONFIG"] = tf_config.one_line(attempt, task)
+        values["TF_CONFIG"] = one_line(attempt, task)
         if holds_ports:
             values["TF_GRPC_REUSE_PORT"] = "1"
     if attempt.plan.kind == "tuner":
-        values[search.FOLDER] = search.folder(attempt.plan, run_id=run_id, own=tuner_dir)
-        values |= search.environment(attempt, task)
+        values[FOLDER] = folder(attempt.plan, run_id=run_id, own=tuner_dir)
+        values |= tuner_environment(attempt, task)
     return tuple(EnvVar(name, value, SOURCE) for name, value in values.items())

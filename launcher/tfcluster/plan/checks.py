@@ -6,23 +6,22 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.agent.seat import OLDEST_PYTHON
+from tfcluster.agent.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SurroundingsError
-from tfcluster.plan import command, search
-from tfcluster.plan.cluster import by_machine, is_here, own_gpus, seats
-from tfcluster.plan.keras import (
+from tfcluster.plan import attempt, command
+from tfcluster.plan.context import LOCAL, Surroundings
+from tfcluster.plan.keras_settings import (
     TESTED,
     as_inherited,
+    has_hooks,
     has_keras_3,
     install_tf_keras,
     legacy_keras,
     needs_mending,
 )
-from tfcluster.plan.placement import is_loopback
+from tfcluster.plan.placement import by_machine, is_loopback, own_gpus, seats, shares_this_machine
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.resources import gpu_wishes, shared_gpus
-from tfcluster.plan.settings import has_hooks
-from tfcluster.plan.surroundings import LOCAL, Surroundings
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -162,7 +161,7 @@ def _lone_searches(
         return
     trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.job in ("chief", "worker")]
     named = {var.name for task in plan.tasks for var in task.command.env} | around.code.sets
-    if len(trains) < 2 or not named.isdisjoint(search.VARIABLES):
+    if len(trains) < 2 or not named.isdisjoint(attempt.VARIABLES):
         return
     message = f"the job calls KerasTuner's search: {len(trains)} tasks would each run all of it"
     chief = "" if "chief" in spec.cluster else " --set cluster.chief=1"
@@ -178,7 +177,7 @@ def _absent_gpus(
 ) -> Iterator[SurroundingsError]:
     """TensorFlow itself would train on the CPU: an index that is not there hides all GPUs."""
     for its_seats in by_machine(seats(spec, around.addresses)):
-        if not is_here(its_seats[0], around):
+        if not shares_this_machine(its_seats[0], around):
             continue
         own = own_gpus(its_seats, is_search=spec.job.kind == "tuner")
         wishes = gpu_wishes([seat.id for seat in its_seats], spec.resources.gpus, own)

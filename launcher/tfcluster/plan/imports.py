@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tfcluster.plan import estimator
-from tfcluster.plan.estimator import EstimatorUse
+from tfcluster.plan import estimator_use
+from tfcluster.plan.estimator_use import EstimatorUse
 
 PARTS: Final = frozenset({"keras", "estimator"})
 """Of TensorFlow, which loads them when they are asked for."""
@@ -69,7 +69,7 @@ class Code:
             frozenset(name for node in nodes for name in _set_by(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
             any(_searches(nodes)),
-            estimator.read(tree, file=file, is_start=is_start),
+            estimator_use.read(tree, file=file, is_start=is_start),
         )
 
     def __or__(self, other: Code) -> Code:

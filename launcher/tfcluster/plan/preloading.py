@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.plan.imports import UNKNOWN, Code
+from tfcluster.plan.keras_settings import has_hooks
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskPlan
-from tfcluster.plan.settings import has_hooks
 
 if TYPE_CHECKING:
-    from tfcluster.plan.surroundings import Surroundings
+    from tfcluster.plan.context import Surroundings
     from tfcluster.spec.model import ClusterSpec
 
 _AFTER_IMPORT: Final = frozenset({

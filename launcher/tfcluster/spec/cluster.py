@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -18,8 +21,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tfcluster.spec import address
 from tfcluster.spec.fields import (
+    Env,
     Finding,
     Listed,
     RulesBroken,
@@ -27,9 +30,90 @@ from tfcluster.spec.fields import (
     documented,
     drop_x_keys,
     required,
+    shorten,
     wrong,
 )
-from tfcluster.spec.variables import Env
+
+_HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
+_PORT = re.compile(r"\d{1,5}", re.ASCII)
+_FORM = 'write "host:port", for example "10.0.0.1:2222" (port 0 = choose one)'
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One task's place; `host` of an IPv6 address keeps its brackets, `port` 0 is to be chosen."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        if self.host.lower() == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Equal for two spellings of the same address (``[::1]`` and ``[0:0::1]``)."""
+        try:
+            return str(ipaddress.ip_address(self.host.strip("[]"))), self.port
+        except ValueError:
+            return self.host.lower(), self.port
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def parse(text: str) -> Address:
+    """Raises an error with its cure for all that is not plain ``host:port``."""
+    shown = shorten(text)
+    if "://" in text:
+        raise wrong(f"{shown} has a scheme", f'leave "{text.partition("://")[0]}://" out; {_FORM}')
+    if "@" in text:
+        cure = 'write the address alone; the user goes to runtime.hosts: {"HOST": {"ssh": "U@H"}}'
+        raise wrong(f"{shown} has a user name", cure)
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        raise wrong(f"{shown} has no port", _FORM)
+    _check_host(host, shown)
+    if not _PORT.fullmatch(port):
+        raise wrong(f"{shown}: {shorten(port)} is not a port", _FORM)
+    if int(port) > 65535:
+        raise wrong(f"{shown}: port {port} is above 65535", "write 1 to 65535, or 0 to choose one")
+    return Address(host, int(port))
+
+
+def _check_host(host: str, shown: str) -> None:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            cure = 'write it as "[2001:db8::5]:2222"'
+            raise wrong(f"{shown}: {host} is not an IPv6 address", cure) from None
+    elif ":" in host:
+        cure = 'write IPv6 addresses in brackets: "[2001:db8::5]:2222"'
+        raise wrong(f"{shown} has more than one colon", cure)
+    elif not host:
+        raise wrong(f"{shown} has no host", _FORM)
+    elif not _HOST.fullmatch(host):
+        raise wrong(f"{shown}: {shorten(host)} is not a host name", _FORM)
+    elif re.fullmatch(r"[\d.]+", host, re.ASCII):
+        _check_ipv4(host, shown)
+
+
+def _check_ipv4(host: str, shown: str) -> None:
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:
+        cure = "write four numbers from 0 to 255"
+        raise wrong(f"{shown}: {host} is not an IPv4 address", cure) from None
+    if address.is_unspecified:
+        cure = "write the address by which the other tasks reach this one"
+        raise wrong(f"{shown}: 0.0.0.0 is no address that can be reached", cure)
+
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
@@ -83,16 +167,16 @@ class TaskEntry(Section):
     @field_validator("address")
     @classmethod
     def _is_host_and_port(cls, value: str) -> str:
-        return str(address.parse(value))
+        return str(parse(value))
 
     @property
     def host(self) -> str:
-        return address.parse(self.address).host
+        return parse(self.address).host
 
     @property
     def port(self) -> int:
         """0: the agent chooses one."""
-        return address.parse(self.address).port
+        return parse(self.address).port
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -158,13 +242,13 @@ def _about_addresses(cluster: Jobs) -> Iterator[Finding]:
             yield Finding((job,), "a number beside written addresses says no place", cure)
 
 
-def placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], address.Address]]:
+def placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:
     """Every task with an address, and which."""
     for job in JOBS:
         tasks = cluster.get(job, ())
         if not isinstance(tasks, int):
             for index, task in enumerate(tasks):
-                yield (job, index), address.parse(task.address)
+                yield (job, index), parse(task.address)
 
 
 def count(cluster: Jobs, job: JobName) -> int:

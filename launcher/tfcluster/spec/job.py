@@ -10,16 +10,17 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from tfcluster.spec.fields import (
+    Env,
     Finding,
     Keyed,
     Listed,
+    Name,
     RulesBroken,
     Section,
     documented,
     shorten,
     wrong,
 )
-from tfcluster.spec.variables import Env, Name
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 

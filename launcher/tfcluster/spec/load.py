@@ -11,15 +11,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import explain, overrides, positions
+from tfcluster.spec import jsonc, overrides
+from tfcluster.spec import problems as explain
 from tfcluster.spec.fields import Finding, Path, shorten
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
-from tfcluster.spec.hosts_file import read_hosts
+from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
+from tfcluster.spec.problems import dotted, shown
 from tfcluster.spec.selection import select
 from tfcluster.spec.source import Source, read_source
-from tfcluster.spec.spread import spread
-from tfcluster.spec.suggest import dotted, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostCho
     return LoadedSpec(spec, source.path, source.folder, dotted_paths, check.problem)
 
 
-def _parse(source: Source) -> positions.Document:
+def _parse(source: Source) -> jsonc.Document:
     if not source.text.strip():
         cure = "`tfcluster init` writes a first spec"
         raise SpecError([Problem(source.name, "the file is empty", cure)])
     try:
-        return positions.read(source.text, comments=source.has_comments)
-    except positions.JsonError as error:
-        place = source.place(positions.Lines(source.text).place(error.offset))
+        return jsonc.read(source.text, comments=source.has_comments)
+    except jsonc.JsonError as error:
+        place = source.place(jsonc.Lines(source.text).place(error.offset))
         raise SpecError([Problem(place, error.message, error.cure)]) from None
 
 
@@ -130,7 +130,7 @@ class _Check:
     """One value held against the model, with the places of its parts."""
 
     value: Any
-    document: positions.Document
+    document: jsonc.Document
     source: Source
     chosen: Sequence[overrides.Override]
 
@@ -178,7 +178,7 @@ class _Check:
         if option := self._option(path):
             return option
         return self.source.place(
-            positions.Lines(self.source.text).place(self._file_offset(path, on_key=on_key))
+            jsonc.Lines(self.source.text).place(self._file_offset(path, on_key=on_key))
         )
 
     def _option(self, path: Path) -> str | None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
-from tfcluster.spec import published, search
+from tfcluster.spec import published_schema
 from tfcluster.spec.cluster import (
     JOBS,
     Cluster,
@@ -41,6 +41,47 @@ from tfcluster.spec.sections import (
     Strategy,
     Supervision,
 )
+
+if TYPE_CHECKING:
+    pass
+
+
+SET_BY_US = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
+_EXAMPLE = 'for example {"chief": 1, "worker": 2}'
+
+
+def find_mistakes(spec: ClusterSpec) -> Iterator[Finding]:
+    """Nothing where the job is no search: then KerasTuner's variables are the user's own."""
+    if spec.job.kind == "tuner":
+        yield from _about_cluster(spec)
+        yield from _about_variables(spec)
+
+
+def _about_cluster(spec: ClusterSpec) -> Iterator[Finding]:
+    for job in ("ps", "evaluator"):
+        if job in spec.cluster:
+            message = f"a search has no use for {job}: its tasks are a chief and tuners"
+            yield Finding(("cluster", job), message, f"leave it out, {_EXAMPLE}", on_key=True)
+    if "worker" not in spec.cluster:
+        yield Finding(("cluster",), "a search needs tuners: no worker", f"add them, {_EXAMPLE}")
+    elif "chief" not in spec.cluster and spec.task_count > 1:
+        message = "several tuners need a chief that hands out the trials"
+        yield Finding(("cluster",), message, f"add one, {_EXAMPLE}")
+
+
+def _about_variables(spec: ClusterSpec) -> Iterator[Finding]:
+    places: list[tuple[tuple[str | int, ...], object]] = [(("job", "env"), spec.job.env)]
+    for host, settings in spec.runtime.hosts.items():
+        places.append((("runtime", "hosts", host, "env"), settings.env))
+    for job, tasks in spec.cluster.items():
+        for index, entry in enumerate(() if isinstance(tasks, int) else tasks):
+            places.append((("cluster", job, index, "env"), entry.env))
+    for path, env in places:
+        for name in SET_BY_US:
+            if isinstance(env, dict) and name in env:
+                message = f"{name} is set by tfcluster for each task of a search"
+                yield Finding((*path, name), message, "leave it out", on_key=True)
+
 
 __all__ = [
     "JOBS",
@@ -80,7 +121,7 @@ class ClusterSpec(Section):
     schema_file: str | None = documented(
         None,
         "The schema for editors; never fetched. `tfcluster init` writes it beside the spec.",
-        f".tfcluster/{published.SCHEMA_FILE}",
+        f".tfcluster/{published_schema.SCHEMA_FILE}",
         alias="$schema",
     )
     version: Literal[1] = documented(VERSION, "Version of the spec's form.", VERSION)
@@ -124,7 +165,7 @@ class ClusterSpec(Section):
                 *self._about_secrets(),
                 *self._about_counts(),
                 *self._about_own_steps(),
-                *search.find_mistakes(self),
+                *find_mistakes(self),
             )
         )
         return self

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.errors import Problem
-from tfcluster.spec import positions, published
+from tfcluster.spec import jsonc, published_schema
 from tfcluster.spec.fields import Path, shorten
-from tfcluster.spec.suggest import shown, unknown_key
+from tfcluster.spec.problems import shown, unknown_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
     here = (*done, key)
     if isinstance(key, int):
         return _put_item(current, key, rest, override, done)
-    if isinstance(current, str) and "address" in published.keys_at(done):
+    if isinstance(current, str) and "address" in published_schema.keys_at(done):
         current = {"address": current}
     if current is None:
         current = {}
@@ -101,12 +101,12 @@ def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
 
 
 def _steps(parts: tuple[str, ...], done: Path) -> Iterator[tuple[str | int, int]]:
-    types = published.types_at(done)
-    if parts[0] in published.keys_at(done):
+    types = published_schema.types_at(done)
+    if parts[0] in published_schema.keys_at(done):
         yield parts[0], 1
     if "array" in types and parts[0].isascii() and parts[0].isdecimal() and len(parts[0]) < 6:
         yield int(parts[0]), 1
-    if published.is_map(done):
+    if published_schema.is_map(done):
         yield from ((".".join(parts[:used]), used) for used in range(1, len(parts) + 1))
 
 
@@ -121,12 +121,12 @@ def _first_unknown(parts: tuple[str, ...]) -> Any:
 
 
 def _read_value(text: str, path: Path, option: str) -> Any:
-    types = published.types_at(path)
+    types = published_schema.types_at(path)
     if types <= {"string", "null"}:
         return None if text == "null" and "null" in types else _checked_text(text, option)
     try:
-        return positions.read(text).value
-    except positions.JsonError as error:
+        return jsonc.read(text).value
+    except jsonc.JsonError as error:
         if "string" in types:
             return _checked_text(text, option)
         cure = _json_cure(path)
@@ -134,9 +134,9 @@ def _read_value(text: str, path: Path, option: str) -> Any:
 
 
 def _json_cure(path: Path) -> str:
-    if known := sorted(published.keys_at(path)):
+    if known := sorted(published_schema.keys_at(path)):
         return f"write a JSON object, or set one of its fields: {', '.join(known)}"
-    example = next(iter(published.node_at(path).get("examples", ())), None)
+    example = next(iter(published_schema.node_at(path).get("examples", ())), None)
     return f"write JSON, for example --set {shown(path)}={shlex.quote(json.dumps(example))}"
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.spec import published
-from tfcluster.spec.published import Node
+from tfcluster.spec import published_schema
+from tfcluster.spec.published_schema import Node
 
 _HEAD = """\
 # The spec, field by field
@@ -37,7 +37,7 @@ _KINDS = {
 
 def render() -> str:
     """The whole page."""
-    return "\n".join([_HEAD, *_table("", published.schema())]) + "\n"
+    return "\n".join([_HEAD, *_table("", published_schema.schema())]) + "\n"
 
 
 def _table(path: str, node: Node) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _table(path: str, node: Node) -> Iterator[str]:
 def _objects(path: str, field: Node) -> Iterator[tuple[str, Node]]:
     if path in ("cluster.chief", "cluster.ps", "cluster.evaluator"):
         return  # as cluster.worker
-    for form in published.branches(field):
+    for form in published_schema.branches(field):
         if "properties" in form:
             yield path, form
         if isinstance(form.get("items"), dict):
@@ -74,7 +74,7 @@ def _objects(path: str, field: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _takes(field: Node) -> str:
-    return ", ".join(dict.fromkeys(_form(form) for form in published.branches(field)))
+    return ", ".join(dict.fromkeys(_form(form) for form in published_schema.branches(field)))
 
 
 def _form(form: Node) -> str:

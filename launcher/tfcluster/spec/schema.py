@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tfcluster.spec import published
+from tfcluster.spec import published_schema
 from tfcluster.spec.model import JOBS, ClusterSpec
 
 _TASKS_TEXTS = {
@@ -79,7 +79,7 @@ def _tidy(node: Any) -> None:
 
 def write() -> Path:
     """Write the published file into the package's source folder."""
-    path = Path(__file__).parent / published.SCHEMA_FILE
+    path = Path(__file__).parent / published_schema.SCHEMA_FILE
     path.write_text(render(), encoding="utf-8")
     return path
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
     Deadline,
+    Env,
     Keyed,
     Listed,
     Seconds,
@@ -18,9 +19,11 @@ from tfcluster.spec.fields import (
     shorten,
     wrong,
 )
-from tfcluster.spec.images import DEFAULT_IMAGE
 from tfcluster.spec.job import Text
-from tfcluster.spec.variables import Env
+
+DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
+"""What `tfcluster build` makes, and containers are started from where a spec names no image."""
+
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)

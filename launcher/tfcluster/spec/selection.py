@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec.address import Address
-from tfcluster.spec.cluster import JOBS
+from tfcluster.spec.cluster import JOBS, Address
 from tfcluster.spec.fields import Path, drop_x_keys, shorten
 from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec.hosts import without_settings_of
 from tfcluster.spec.overrides import Override
-from tfcluster.spec.spread import without_settings_of
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec

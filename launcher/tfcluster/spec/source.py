@@ -9,9 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent.error_words import reason_of
+from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec.positions import Lines
+from tfcluster.spec.jsonc import Lines
 
 DEFAULTS = ("tfcluster.json", "tfcluster.jsonc")
 MOST_BYTES = 4 * 1024 * 1024

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tfcluster.run.paths import RunPaths
-from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.run.status import Status
-from tfcluster.ui import story, trials
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.rundir.trials import is_done
+from tfcluster.ui import history
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
@@ -20,6 +21,91 @@ from tfcluster.ui.formats import (
     signal_name,
 )
 from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
+
+_MOST_LISTED = 12
+_LONGEST_REASON = 60
+
+
+def trial_table(snapshot: RunSnapshot, *, now: float | None = None) -> list[Part]:
+    """Best trial and table; nothing for a run that searches nothing. `now`: while it runs."""
+    if not snapshot.trials:
+        return []
+    ranked = _ranked(snapshot.trials)
+    shown = ranked[:_MOST_LISTED]
+    found: list[Part] = [_grid(shown, now)]
+    if more := len(ranked) - len(shown):
+        found.append(f"and {plural(more, 'trial')} more: `tfcluster status --json`")
+    return [*found, Facts((("best", _best(snapshot)),))]
+
+
+def line(trial: Mapping[str, Any]) -> str | None:
+    """A trial's end in one line of talk; None while it runs, and where nothing new is said."""
+    status = str(trial.get("status"))
+    if status == "COMPLETED" and trial.get("score") is not None:
+        return f"trial {trial['id']} is done: {trial.get('objective')} {trial['score']:.5g}"
+    if status in ("FAILED", "INVALID"):
+        return f"trial {trial['id']} failed"
+    return None
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """``learning_rate 0.001, units 64``; KerasTuner's own entries (``tuner/epochs``) left out."""
+    own = {name: value for name, value in values.items() if not name.startswith("tuner/")}
+    return ", ".join(f"{name} {_short(own[name])}" for name in sorted(own))
+
+
+def _best(snapshot: RunSnapshot) -> str:
+    trial = next((t for t in snapshot.trials if t["id"] == snapshot.best_trial), None)
+    if trial is None:
+        return "none: no trial was completed"
+    values = describe_values(trial.get("values") or {})
+    score = f"trial {trial['id']}, {trial.get('objective')} {trial['score']:.5g}"
+    return f"{score}: {values}" if values else score
+
+
+def _ranked(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those with a score from the best on, then the others as they came."""
+    done = [trial for trial in trials if is_done(trial)]
+    sign = -1 if done and done[0].get("direction") == "max" else 1
+    done.sort(key=lambda trial: sign * float(trial["score"]))
+    return done + [trial for trial in trials if not is_done(trial)]
+
+
+def _grid(trials: list[dict[str, Any]], now: float | None) -> Grid:
+    objective = next((str(t["objective"]) for t in trials if t.get("objective")), "score")
+    rows = tuple(
+        (
+            str(trial["id"]),
+            _state(trial, is_over=now is None),
+            str(trial.get("tuner") or ""),
+            "" if trial.get("score") is None else f"{trial['score']:.5g}",
+            _trial_ran(trial, now),
+            _why(trial),
+        )
+        for trial in trials
+    )
+    headers = ("trial", "state", "tuner", objective, "ran", "why")
+    return Grid(headers, rows, frozenset({objective, "ran"})).without_empty_columns()
+
+
+def _state(trial: Mapping[str, Any], *, is_over: bool) -> str:
+    status = str(trial.get("status", "")).lower()
+    return "unfinished" if status == "running" and is_over else status
+
+
+def _trial_ran(trial: Mapping[str, Any], now: float | None) -> str:
+    since, ended = trial.get("started_at"), trial.get("ended_at") or now
+    return format_duration(ended - since) if since is not None and ended is not None else ""
+
+
+def _why(trial: Mapping[str, Any]) -> str:
+    lines = str(trial.get("message") or "").strip().splitlines()
+    return lines[-1][:_LONGEST_REASON] if lines else ""
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
 
 _UNLIMITED = 100_000
 _GAP = 2
@@ -40,11 +126,11 @@ def closing_panel(
 
     `load_hint` is one line of Python that loads the newest checkpoint.
     """
-    pairs = (*story.facts(snapshot), *_places(snapshot, paths))
+    pairs = (*history.facts(snapshot), *_places(snapshot, paths))
     parts: list[Part] = [task_ends(snapshot), Facts(pairs)]
     if load_hint:
         parts.append(Facts((("load it", load_hint),)))
-    parts += trials.parts(snapshot)
+    parts += trial_table(snapshot)
     parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     if home_bytes is not None and home_bytes > HOME_IS_LARGE:
@@ -58,18 +144,18 @@ def root_cause_panel(
 ) -> Panel | None:
     """Which task failed first and why, with the last lines of its log; None for a run
     that did not fail, or not for a task's sake."""
-    cause = story.root_cause(snapshot)
+    cause = history.root_cause(snapshot)
     if not cause:
         return None
     task = str(cause.get("task", "?"))
     how = format_exit(cause.get("exit_code"), cause.get("signal"))
     reason = str(cause.get("reason", ""))
     parts: list[Part] = [reason] if reason != f"exit code {cause.get('exit_code')}" else []
-    parts += story.cures(cause)
-    parts += story.consequences(snapshot)
+    parts += history.cures(cause)
+    parts += history.consequences(snapshot)
     if last_lines:
         parts += [f"last {plural(len(last_lines), 'line')} of {task}:", Verbatim(tuple(last_lines))]
-    if log := story.log_of_cause(snapshot):
+    if log := history.log_of_cause(snapshot):
         parts.append(f"whole log: {paths.root / log}")
     return Panel(f"root cause: {task}{', ' + how if how else ''}", tuple(parts), "bad")
 
@@ -84,18 +170,18 @@ def status_panel(
     if snapshot.status is not Status.LOST:
         pairs.append(("ran" if snapshot.status.is_final else "running for", format_duration(ran)))
     if snapshot.gathering:
-        pairs.append(("gathering", story.gathering(snapshot.gathering)))
+        pairs.append(("gathering", history.gathering(snapshot.gathering)))
     if snapshot.waits_for:
         pairs.append(("waits for", snapshot.waits_for))
     if gone := [f"{node} is {state}" for node, state in snapshot.nodes.items() if state == "lost"]:
         pairs.append(("nodes", ", ".join(gone)))
-    pairs += story.facts(snapshot)
+    pairs += history.facts(snapshot)
     if snapshot.spec:
         pairs.append(("spec", snapshot.spec))
     pairs += _places(snapshot, paths)
     parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot, now)]
-    parts += trials.parts(snapshot, now=None if snapshot.status.is_final else now)
-    parts += [*story.reason(snapshot), *story.cause(snapshot)]
+    parts += trial_table(snapshot, now=None if snapshot.status.is_final else now)
+    parts += [*history.reason(snapshot), *history.cause(snapshot)]
     parts += _cleaning(snapshot)
     parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
@@ -122,7 +208,7 @@ def runs_grid(
     )
     headers = ("RUN", "STATUS", "TASKS", "STEP", "STARTED")
     grid = Grid(headers, rows, right=frozenset({"TASKS", "STEP"}))
-    reasons = [story.in_short(run) for run in snapshots]
+    reasons = [history.in_short(run) for run in snapshots]
     if width is not None:
         room = width - max(map(len, part_lines(grid, _UNLIMITED)), default=0) - _GAP
         reasons = [cut_to_columns(why, room) if room >= _LEAST_REASON else "" for why in reasons]
@@ -134,7 +220,7 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     """What `checkpoints` lists, newest last; `checkpoints` as `RunSnapshot` holds them."""
     rows = tuple(
         (
-            _thousands(found.get("step")) or story.gathered(found) or "–",
+            _thousands(found.get("step")) or history.gathered(found) or "–",
             str(found.get("kind", "")),
             format_bytes(found.get("bytes") or 0),
             str(found["path"]),
@@ -145,7 +231,7 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
 
 
 def _cleaning(snapshot: RunSnapshot) -> list[str]:
-    if not story.wants_cleaning(snapshot):
+    if not history.wants_cleaning(snapshot):
         return []
     return [f"Its coordinator is gone: `tfcluster down {snapshot.run}` cleans up after it."]
 
@@ -166,7 +252,7 @@ def task_ends(snapshot: RunSnapshot) -> Grid:
     rows = tuple(
         (
             task.task,
-            describe_end(task) + story.blame(snapshot, task),
+            describe_end(task) + history.blame(snapshot, task),
             _ran(task, task.ended_at),
             _thousands(task.step),
             _speed(task),
@@ -199,7 +285,7 @@ def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
     rows = tuple(
         (
             task.task,
-            describe_end(task) + story.blame(snapshot, task),
+            describe_end(task) + history.blame(snapshot, task),
             str(task.attempt) if snapshot.attempt > 1 else "",
             task.address,
             str(task.pid or "") if task.ended_at is None else "",
@@ -220,7 +306,7 @@ def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ..
     pairs = [("logs", str(logs))]
     if snapshot.checkpoints:
         newest = snapshot.checkpoints[-1]
-        which = f"{found} in " if (found := story.gathered(newest)) else ""
+        which = f"{found} in " if (found := history.gathered(newest)) else ""
         pairs.append(("checkpoint", f"{which}{paths.root / str(newest['path'])}"))
     return tuple(pairs)
 

@@ -3,18 +3,123 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.errors import TfclusterError
-from tfcluster.plan import remote
+from tfcluster.plan import remote_paths
 from tfcluster.plan.attempt import preview
-from tfcluster.plan.plan import Command, EnvVar, Interpreter, Plan, TaskId, TaskPlan
-from tfcluster.plan.serialize import command_to_json, plan_to_json
-from tfcluster.plan.surroundings import LOCAL
-from tfcluster.ui import shell
-from tfcluster.ui.ports import who_listens
+from tfcluster.plan.context import LOCAL
+from tfcluster.plan.plan import (
+    Command,
+    EnvVar,
+    Interpreter,
+    Plan,
+    TaskId,
+    TaskPlan,
+    command_to_json,
+    plan_to_json,
+)
+from tfcluster.ui.formats import plural
+from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.render import Facts, Grid, Part, part_lines
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_NAMES = re.compile(rf"(^~(?=/|$)|{re.escape(remote_paths.CACHE)}|{re.escape(remote_paths.RUN)})")
+
+
+def quote(word: str) -> str:
+    """`word` for a shell, without a control character but tab and newline."""
+    if not _CONTROLS.search(word):
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return f"$'{_CONTROLS.sub(_as_bytes, escaped)}'"
+
+
+def join(words: Iterable[str]) -> str:
+    """As `shlex.join`."""
+    return " ".join(map(quote, words))
+
+
+def comment(text: str) -> str:
+    """`text` after a ``#``, on one line."""
+    return harmless_text(text).replace("\n", " ")
+
+
+def _as_bytes(match: re.Match[str]) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in match[0].encode())
+
+
+def shell_line(command: Command, *, is_remote: bool) -> str:
+    """The command; of another machine's the paths that we made are its own."""
+    program, *words = command.argv
+    shown = [_there(program) if is_remote else quote(program)]
+    for word in words:
+        is_path = is_remote and remote_paths.is_ours(word, command)
+        shown.append(_there(word) if is_path else quote(word))
+    return " ".join(shown)
+
+
+def start(task: TaskPlan) -> str:
+    """The line that starts a task in its folder."""
+    far = task.node != LOCAL
+    where = folder(task.command.cwd, is_remote=far)
+    return f"cd {where} && {shell_line(task.command, is_remote=far)}"
+
+
+def folder(path: str, *, is_remote: bool) -> str:
+    return _there(path) if is_remote else quote(path)
+
+
+def shell_value(var: EnvVar, *, is_remote: bool) -> str:
+    is_path = var.source.endswith(("tfcluster", ".data_dir"))
+    return _there(var.shown) if is_remote and is_path and not var.secret else quote(var.shown)
+
+
+def _there(path: str) -> str:
+    """Quoted, but for the names that the node's shell is to fill in: its home, and the run."""
+    pieces = [piece for piece in _NAMES.split(path) if piece]
+    return "".join(map(_piece, pieces)) or "''"
+
+
+def _piece(text: str) -> str:
+    if text == remote_paths.RUN:
+        return f'"{text}"'
+    if text == "~":
+        return '"$HOME"'
+    return f'"$HOME"{remote_paths.CACHE[1:]}' if text == remote_paths.CACHE else quote(text)
+
+
+_MOST_LISTED = 16
+
+
+def who_listens(plan: Plan, *, where: str = "a task's machine") -> str:
+    """Which servers a run opens, and to whom."""
+    if all(node.container is not None for node in plan.nodes):
+        return (
+            "TensorFlow listens in the containers, without a password: no port is published, and"
+            " besides the run's own containers only the daemon's machine itself reaches them"
+        )
+    if plan.kind == "tuner":
+        return f"KerasTuner's chief listens on {plan.listening[0].host}, without a password"
+    return f"TensorFlow listens on every address of {where}, without a password"
+
+
+def open_ports(plan: Plan, ports: Sequence[int]) -> str:
+    """One line for the start panel; `ports` of the tasks that listen, 0: still to be chosen."""
+    known = sorted({port for port in ports if port})
+    if all(node.network == "private" and node.container is None for node in plan.nodes):
+        return "none: the network is private, only the tasks of this run are in it"
+    if not known:
+        shown = f"{plural(len(ports), 'port')}, chosen at the start"
+    elif len(known) > _MOST_LISTED:
+        shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
+    else:
+        shown = ", ".join(map(str, known))
+    here = all(node.backend == "local" for node in plan.nodes)
+    return f"{shown}: {who_listens(plan, where='this machine' if here else 'its host')}"
+
 
 _NAMED = 3
 """Nodes that share a row are named up to so many."""
@@ -35,15 +140,15 @@ def format_task(plan: Plan, task_id: TaskId) -> list[str]:
     """The exact command and environment of one task; every line can be pasted into a shell."""
     task = plan.task(task_id)
     lines = [
-        f"# {shell.comment(f'{task_id} on {task.node}, {_address(task)}')}",
-        f"# starts from the environment of {shell.comment(_where(plan, task))}",
+        f"# {comment(f'{task_id} on {task.node}, {_address(task)}')}",
+        f"# starts from the environment of {comment(_where(plan, task))}",
     ]
     if task.command.unset:
         lines.append(f"unset {' '.join(task.command.unset)}")
     far = task.node != LOCAL
     lines += [_assignment(var, is_remote=far) for var in all_variables(plan, task_id)]
-    lines.append(f"cd {shell.folder(task.command.cwd, is_remote=far)}")
-    return [*lines, shell.line(task.command, is_remote=far)]
+    lines.append(f"cd {folder(task.command.cwd, is_remote=far)}")
+    return [*lines, shell_line(task.command, is_remote=far)]
 
 
 def task_json(plan: Plan, task_id: TaskId) -> dict[str, Any]:
@@ -75,16 +180,16 @@ def format_exports(
     lines = [f"unset {' '.join(task.command.unset)}"]
     for var in env:
         if not var.secret:
-            lines.append(f"export {var.name}={shell.value(var, is_remote=task.node != LOCAL)}")
+            lines.append(f"export {var.name}={shell_value(var, is_remote=task.node != LOCAL)}")
         elif known.get(var.name) != var.value:
             why = f"{var.name} is secret and not shown ({var.source}): export it yourself"
-            lines.append(f"# {shell.comment(why)}")
-    return [*lines, f"# start it: {shell.start(task)}"]
+            lines.append(f"# {comment(why)}")
+    return [*lines, f"# start it: {start(task)}"]
 
 
 def _assignment(var: EnvVar, *, is_remote: bool) -> str:
     hidden = "# " if var.secret else ""
-    value, source = shell.value(var, is_remote=is_remote), shell.comment(var.source)
+    value, source = shell_value(var, is_remote=is_remote), comment(var.source)
     return f"{hidden}export {var.name}={value}  # {source}"
 
 
@@ -101,7 +206,7 @@ def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
     pairs += _pythons(plan)
     pairs += _commands(plan)
     for command in list(plan.prepare.values())[:1]:
-        pairs.append(("prepare", shell.join(command.argv)))
+        pairs.append(("prepare", join(command.argv)))
     return tuple(pairs)
 
 
@@ -115,7 +220,7 @@ def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
         some = ", ".join(names[:_NAMED]) + (
             f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
         )
-        shown = shell.join(next(t for t in plan.tasks if str(t.id) == names[0]).command.argv)
+        shown = join(next(t for t in plan.tasks if str(t.id) == names[0]).command.argv)
         yield "command" if argv == usual else f"command of {some}", shown
 
 
@@ -125,7 +230,7 @@ def _command(task: TaskPlan) -> str:
     name = re.sub(r"^python[\d.]*$", "python", program.rpartition("/")[2])
     ours = "/tfcluster_workers/boot.py"
     plain = ["" if word.endswith(ours) else word.removeprefix(task.command.cwd) for word in words]
-    return shell.join([name, *plain])
+    return join([name, *plain])
 
 
 def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -136,7 +241,7 @@ def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
     if far and len(far) == len(plan.nodes):
         yield "workdir", plan.workdir
     own = "NODE" if len(far) > 1 else ""
-    names = (remote.for_any(node.workdir, node.name, own or node.name) for node in far)
+    names = (remote_paths.for_any(node.workdir, node.name, own or node.name) for node in far)
     for copy in dict.fromkeys(names):
         yield "its copy" if len(far) == 1 else "its copies", copy
 

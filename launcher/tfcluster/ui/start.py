@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tfcluster.plan.context import LOCAL
 from tfcluster.plan.plan import Interpreter, Plan
-from tfcluster.plan.surroundings import LOCAL
-from tfcluster.run.paths import RunPaths
-from tfcluster.ui import shell
-from tfcluster.ui.ports import open_ports
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui import plan_view
+from tfcluster.ui.history import resumed
+from tfcluster.ui.plan_view import open_ports
 from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim
-from tfcluster.ui.story import resumed
 
 _TASKS_LISTED = 16
 _PACKAGE_NAMES = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
@@ -93,7 +93,7 @@ def _by_hand(plan: Plan, paths: RunPaths, held: Mapping[str, int]) -> list[Part]
         parts.append(f"{task.id} is yours to start, at {task.host}:{port}:")
         if task.node == LOCAL:
             exports = f'eval "$(tfcluster env {paths.run_id[-4:]} {task.id})"'
-            parts.append(Verbatim((f"({exports} && {shell.start(task)})",)))
+            parts.append(Verbatim((f"({exports} && {plan_view.start(task)})",)))
         else:
             spec = plan.spec_path or "SPEC"
             line = f"tfcluster env {spec} {task.id}"

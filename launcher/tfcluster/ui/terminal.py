@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from tfcluster.agent.error_words import reason_of
+from tfcluster.agent.error_text import reason_of
 from tfcluster.ui.formats import cut_to_columns, wrap_words
 from tfcluster.ui.lines import escaped_json, harmless_but_colours, harmless_text
 

@@ -9,7 +9,7 @@ import pytest
 from tests.lab.docker_images import MARK, ROOT, STUB, WORKERS
 from tests.lab.dockerd import Docker
 
-from tfcluster.run import worker_image
+from tfcluster.backends.docker import worker_image
 
 NOBODY = "31337:31338"
 """A user and a group that /etc/passwd does not know."""

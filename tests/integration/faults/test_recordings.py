@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.run.failure import Failure
+from tfcluster.supervision.failure import Failure
 
 from .bare import GANG_FAULTS, PYTHONS, RECORDINGS, SITUATIONS
 from .seen import Seen

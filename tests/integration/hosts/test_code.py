@@ -67,7 +67,7 @@ def test_what_a_host_has_kept_is_looked_at_and_goes_when_it_is_old(office: Offic
     kept = next(path for path in (cache(host) / "files").iterdir() if b"good" in path.read_bytes())
     kept.write_text("WORD = 'evil'")
     (bundle,) = (cache(host) / "bundles").iterdir()
-    (bundle / "agent/tfcluster/agent/crew.py").unlink()
+    (bundle / "agent/tfcluster/agent/tasks/runner.py").unlink()
     old = cache(host) / "files" / ("0" * 128)
     old.write_text("of a project that ended")
     moment = time.time() - 40 * 86400
@@ -80,7 +80,7 @@ def test_what_a_host_has_kept_is_looked_at_and_goes_when_it_is_old(office: Offic
     assert logs == ["good\n", "good\n"]
     _until(lambda: not old.exists())
     assert bundle.is_dir()
-    assert (bundle / "agent/tfcluster/agent/crew.py").is_file()
+    assert (bundle / "agent/tfcluster/agent/tasks/runner.py").is_file()
     assert kept.read_text() == "WORD = 'good'"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.old_pythons import REAL, pretending
 
-from tfcluster.agent import cores
+from tfcluster.agent.node import limits
 
 from .office import COUNT, Office, Run, numbered, until
 
@@ -67,8 +67,8 @@ def test_the_workers_of_one_host_share_its_cores(office: Office) -> None:
     tell = "import os; print(os.environ['OMP_NUM_THREADS'], sorted(os.sched_getaffinity(0)))"
     run = office.up(office.spec(tell, cluster=cluster, resources={"pin": True}))
     assert run.end() == 0, run.said
-    every = [core for node in cores.by_node() for core in node]
-    size = max(1, cores.usable() // 2)
+    every = [core for node in limits.by_node() for core in node]
+    size = max(1, limits.usable() // 2)
     pinned = [json.loads(run.log(name).partition(" ")[2]) for name in ("worker:0", "worker:1")]
     assert [int(run.log(name).split()[0]) for name in ("worker:0", "worker:1")] == [size] * 2
     assert set(pinned[0]) | set(pinned[1]) <= set(every)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tfcluster.run import hints
+from tfcluster.supervision import failure
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -181,7 +181,7 @@ def test_fit_knows_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) -> 
     done = in_one_process(lab, "-c", EITHER_KERAS)
     assert len(done.stdout.splitlines()) >= 2, done.stderr[-3000:]
     refused, trained = done.stdout.splitlines()[-2:]
-    known = hints.find(refused)
+    known = failure.find(refused)
     assert known is not None
     assert known.anchor == "keras-3-parameter-server"
     assert trained == "tf_keras losses 2"

@@ -14,8 +14,8 @@ from typing import Any, cast
 import pytest
 
 from tfcluster.agent import budgets, protocol
-from tfcluster.agent.allowance import Allowance
-from tfcluster.agent.line import Line
+from tfcluster.agent.budgets import Allowance
+from tfcluster.agent.net.session import Line
 
 from .conftest import Peer, Rig
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tfcluster.agent import lost_run
+from tfcluster.agent import fencing
 
 from .conftest import Rig, is_alive, wait_until
 
@@ -26,7 +26,7 @@ child.wait()
 def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
     former = rig.welcome["identity"]
     former = {**former, "where": {**former["where"], **where}}
-    return lost_run.end({"run_id": RUN, "former": former, "cache": str(cache)})
+    return fencing.end_lost_run({"run_id": RUN, "former": former, "cache": str(cache)})
 
 
 def test_agent_and_tasks_end_and_what_was_saved_stays(

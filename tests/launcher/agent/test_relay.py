@@ -18,7 +18,7 @@ import pytest
 from tests import old_pythons
 from tests.launcher.poisoned import poison
 
-from tfcluster.agent import bootstrap, protocol, relay, seat
+from tfcluster.agent import bootstrap, container_wait, protocol, relay
 from tfcluster.backends import bundle
 
 from .conftest import is_alive, kill, wait_until
@@ -161,14 +161,14 @@ def test_bytecode_that_lies_beside_the_bundle_is_not_run(folder: Path, made: bun
 
 def sit_down(path: Path) -> subprocess.Popen[bytes]:
     """As the first process of a container does."""
-    source = Path(seat.__file__).read_text()
+    source = Path(container_wait.__file__).read_text()
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", source, str(path)])
 
 
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
 def test_a_container_whose_python_is_too_old_says_so(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
-    source = Path(seat.__file__).read_text()
+    source = Path(container_wait.__file__).read_text()
     argv = [python, "-I", "-S", "-c", source, "a-seat"]
     ended = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert ended.returncode == 1

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.backends import docker_container, docker_leftovers
-from tfcluster.backends.docker_client import DockerError, is_here, plain
-from tfcluster.backends.docker_container import RunningContainer, as_user, run_argv
+from tfcluster.backends.docker import containers, leftovers
+from tfcluster.backends.docker.client import DockerError, is_here, plain
+from tfcluster.backends.docker.containers import RunningContainer, as_user, run_argv
 from tfcluster.plan.plan import Container, Interpreter, NodePlan
 
 BARE = NodePlan(
@@ -95,7 +95,7 @@ def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_no_option() -> None:
     ],
 )
 def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, words: str) -> None:
-    assert words in docker_container.tell("name", state, line)
+    assert words in containers.tell("name", state, line)
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_whose_cores_are_shared_out_depends_on_where_the_daemon_is(tmp_path: Pat
 
 
 def test_a_leftover_is_what_a_dead_coordinator_of_this_user_left() -> None:
-    _, mine = docker_leftovers.labels("run")[-1].split("=")
-    assert not docker_leftovers.is_orphan(mine)  # it lives: it is this process
+    _, mine = leftovers.labels("run")[-1].split("=")
+    assert not leftovers.is_orphan(mine)  # it lives: it is this process
     here = f"{socket.gethostname()}/{os.getuid()}"
-    assert docker_leftovers.is_orphan(f"{here}/{os.getpid()}/1")  # its number was given again
-    assert not docker_leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")
-    assert not docker_leftovers.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
-    assert not docker_leftovers.is_orphan("")
+    assert leftovers.is_orphan(f"{here}/{os.getpid()}/1")  # its number was given again
+    assert not leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")
+    assert not leftovers.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
+    assert not leftovers.is_orphan("")

@@ -17,11 +17,11 @@ import pytest
 
 from tfcluster import backends
 from tfcluster.agent.processes import living_children
-from tfcluster.backends import link as link_module
-from tfcluster.backends.link import AgentLink
 from tfcluster.backends.local import LocalBackend, socket_path
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
+from tfcluster.wire import link as link_module
+from tfcluster.wire.link import AgentLink
 
 _T = TypeVar("_T")
 NODE = NodePlan("local", "local", None, "/")

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.checkpoints.completeness import Kind
-from tfcluster.checkpoints.delivery import deliver
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.loading import load_hint
-from tfcluster.checkpoints.store import Gathered, Store
+from tfcluster.checkpoints.store import Gathered, Store, deliver, load_hint
 
 from .files import write_hdf5, write_keras, write_prefix, write_saved_model
 

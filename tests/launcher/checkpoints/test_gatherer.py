@@ -216,7 +216,7 @@ def test_a_checkpoint_rotated_away_during_its_copy_costs_nothing(
             delete_prefix(chief, "ckpt-2")
         return copy(source, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tfcluster.checkpoints.source.copy_verified", rotate_then_copy)
+    monkeypatch.setattr("tfcluster.checkpoints.sources.copy_verified", rotate_then_copy)
 
     assert [gathered.save for gathered in gatherer.final_look()] == [1]
     assert gatherer.take_notes() == []
@@ -234,7 +234,7 @@ def test_a_full_disk_is_said_once_and_tried_again_later(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("tfcluster.checkpoints.source.copy_verified", full)
+        patch.setattr("tfcluster.checkpoints.sources.copy_verified", full)
         assert looks(gatherer, clock, 10) == []
 
     assert tries == 1

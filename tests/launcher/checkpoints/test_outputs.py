@@ -12,7 +12,7 @@ from tests.privileges import without_override
 
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.outputs import gather_outputs, news, remember
-from tfcluster.checkpoints.source import HereSource
+from tfcluster.checkpoints.sources import HereSource
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_glob_that_matches_nothing_inside_is_told(
 GATHER = """
 import sys
 from pathlib import Path
-from tfcluster.agent.outgoing import walk
+from tfcluster.agent.files.outgoing import walk
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.outputs import gather_outputs, matching
 work, globs = Path(sys.argv[1]), sys.argv[2:]

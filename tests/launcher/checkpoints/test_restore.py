@@ -9,8 +9,8 @@ import pytest
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.listing import scan
 from tfcluster.checkpoints.restore import put_back
+from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Store
 
 from .files import write_keras, write_prefix

@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
-from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import (
     Gathered,
     NotWholeError,
@@ -262,7 +262,7 @@ def test_a_full_disk_leaves_what_was_there(
         target.write_bytes(b"half")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("tfcluster.checkpoints.source.copy_verified", full)
+    monkeypatch.setattr("tfcluster.checkpoints.sources.copy_verified", full)
     with pytest.raises(OSError, match="No space left"):
         add(store, chief)
 
@@ -277,11 +277,11 @@ class Crash(BaseException):
 @pytest.mark.parametrize(
     "crash_before",
     [
-        "source.copy_verified",
-        "source.HereSource.check",
+        "sources.copy_verified",
+        "sources.HereSource.check",
         "store._write_note",
         "store.sync_folder",
-        "proto.write",
+        "copying.write",
     ],
 )
 def test_after_a_crash_the_next_process_finds_only_whole_ones(

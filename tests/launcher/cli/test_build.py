@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from tfcluster.backends.docker import worker_image
+from tfcluster.backends.docker.worker_image import Pin
 from tfcluster.cli.build import command
 from tfcluster.errors import SurroundingsError, UsageError
-from tfcluster.run import worker_image
-from tfcluster.run.worker_image import Pin
 
 ROOT = Path(__file__).parents[3]
 DOCKER = """#!{python} -IS
@@ -266,7 +266,8 @@ def test_dockerfile_and_constraints_are_found(
     package = tmp_path / "tfcluster"
     (package / "docker" / "constraints").mkdir(parents=True)
     (package / "docker" / "Dockerfile").touch()
-    monkeypatch.setattr(worker_image, "__file__", str(package / "run" / "worker_image.py"))
+    file = package / "backends" / "docker" / "worker_image.py"
+    monkeypatch.setattr(worker_image, "__file__", str(file))
     assert worker_image.folders() == (package / "docker", package / "docker" / "constraints")
     (package / "docker" / "Dockerfile").unlink()
     with pytest.raises(SurroundingsError, match="missing from this installation"):

@@ -17,14 +17,14 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.launcher.run.conftest import plan_of
+from tests.launcher.conftest import plan_of
 
 from tfcluster.errors import TfclusterError
-from tfcluster.run import control, folder, registry
-from tfcluster.run.fold import first_state
-from tfcluster.run.identity import this_process
-from tfcluster.run.paths import RunPaths
-from tfcluster.run.status import Status
+from tfcluster.rundir import control, journal, registry
+from tfcluster.rundir.fold import first_state
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
+from tfcluster.rundir.states import Status
 
 DEEP = "[" * 100_000
 STATE: dict[str, Any] = {
@@ -68,7 +68,7 @@ def home() -> Iterator[Path]:
 def make_run(home: Path, text: str | None, run_id: str = "demo-20260914-153012-k7f3") -> RunPaths:
     """A run's folder, an hour old, with this ``state.json``."""
     shutil.rmtree(home / "runs" / run_id, ignore_errors=True)
-    paths = folder.make(run_id, home)
+    paths = journal.make(run_id, home)
     if text is not None:
         paths.state.write_text(text)
     os.utime(paths.root, (time.time() - 3600,) * 2)

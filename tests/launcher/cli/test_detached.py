@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launcher.run.conftest import plan_of
+from tests.launcher.conftest import plan_of
 
 from tfcluster.cli.detached import with_lease
+from tfcluster.discovery.planning import Planned
 from tfcluster.plan.plan import NodePlan, Supervision
-from tfcluster.run.planning import Planned
 from tfcluster.spec.model import ClusterSpec
 
 HOST = NodePlan("10.0.0.1", "ssh", None, "/job")

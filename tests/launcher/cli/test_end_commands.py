@@ -18,11 +18,11 @@ from click.testing import CliRunner
 
 from tfcluster.cli import rm
 from tfcluster.errors import NodeLostError, TfclusterError
-from tfcluster.run import folder, registry
-from tfcluster.run.events import Status
-from tfcluster.run.identity import this_process
-from tfcluster.run.paths import RunPaths
-from tfcluster.run.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir import journal, registry
+from tfcluster.rundir.events import Status
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 
 MakeRun = Callable[..., RunPaths]
 DAY_S = 86400.0
@@ -50,7 +50,7 @@ def make_run(home_dir: Path) -> MakeRun:
         pid: int | None = None,
     ) -> RunPaths:
         started = time.time() - age_s
-        paths = folder.make(registry.new_run_id(name, started), home_dir)
+        paths = journal.make(registry.new_run_id(name, started), home_dir)
         me = this_process()
         state = RunSnapshot(
             run=paths.run_id,
@@ -65,7 +65,7 @@ def make_run(home_dir: Path) -> MakeRun:
             ended_at=started if Status(status).is_final else None,
             exit_code=exit_code if Status(status).is_final else None,
         )
-        assert folder.write_json(paths.state, state.to_json())
+        assert journal.write_json(paths.state, state.to_json())
         return paths
 
     return make

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.cli.main import main
-from tfcluster.spec import published
+from tfcluster.spec import published_schema
 
 GOOD = '{"cluster": {"worker": 2}, "job": {"script": "t.py"}}'
 
@@ -85,7 +85,7 @@ def test_a_spec_is_read_from_standard_input(
 
 def test_schema_prints_the_published_one(tfcluster: Tfcluster) -> None:
     said = tfcluster("schema")
-    assert (said.code, said.out) == (0, published.text())
+    assert (said.code, said.out) == (0, published_schema.text())
 
 
 def test_init_writes_a_spec_that_is_right_and_its_schema(
@@ -93,7 +93,7 @@ def test_init_writes_a_spec_that_is_right_and_its_schema(
 ) -> None:
     assert tfcluster("init").code == 0
     spec = json.loads((tmp_path / "tfcluster.json").read_text())
-    assert (tmp_path / spec["$schema"]).read_text() == published.text()
+    assert (tmp_path / spec["$schema"]).read_text() == published_schema.text()
     assert spec["cluster"] == {"worker": 2}
     assert not {"name", "x-about"} & set(spec)
     assert tfcluster("validate").err == "tfcluster.json: right; tfcluster, 2 tasks\n"

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.make import make_plan
+from tfcluster.plan.build import make_plan
+from tfcluster.plan.context import Surroundings
 from tfcluster.plan.plan import Interpreter, Plan
 from tfcluster.plan.resources import Cores
-from tfcluster.plan.surroundings import Surroundings
 from tfcluster.spec.model import ClusterSpec
 
 PACKAGES = {"keras": "3.15.1", "tensorflow": "2.21.0", "tf-keras": "2.21.0"}

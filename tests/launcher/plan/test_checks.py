@@ -10,10 +10,10 @@ import pytest
 
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import checks
+from tfcluster.plan.build import make_plan
+from tfcluster.plan.context import Surroundings
 from tfcluster.plan.imports import Code
-from tfcluster.plan.make import make_plan
 from tfcluster.plan.plan import Interpreter
-from tfcluster.plan.surroundings import Surroundings
 from tfcluster.spec.model import ClusterSpec
 
 SpecOf = Callable[[dict[str, Any]], ClusterSpec]

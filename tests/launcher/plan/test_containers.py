@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.plan.attempt import preview
-from tfcluster.plan.plan import Container, Plan, TaskId
-from tfcluster.plan.serialize import plan_from_json, plan_to_json
+from tfcluster.plan.plan import Container, Plan, TaskId, plan_from_json, plan_to_json
 
 from .conftest import Planner
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan import tf_config
+from tfcluster.plan import attempt as tf_config
 from tfcluster.plan.attempt import Attempt
-from tfcluster.plan.make import make_plan
-from tfcluster.plan.plan import Plan
-from tfcluster.plan.serialize import plan_from_json, plan_to_json
-from tfcluster.plan.surroundings import Surroundings
+from tfcluster.plan.build import make_plan
+from tfcluster.plan.context import Surroundings
+from tfcluster.plan.plan import Plan, plan_from_json, plan_to_json
 from tfcluster.spec.load import load
 
 ROOT = Path(__file__).parents[3]

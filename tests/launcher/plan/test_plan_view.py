@@ -19,8 +19,9 @@ from tfcluster.plan.plan import (
     Supervision,
     TaskId,
     TaskPlan,
+    plan_from_json,
+    plan_to_json,
 )
-from tfcluster.plan.serialize import plan_from_json, plan_to_json
 from tfcluster.ui.plan_view import format_exports, format_plan, format_task, task_json
 
 Planner = Callable[..., Plan]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan import tf_config
+from tfcluster.plan import attempt as tf_config
 from tfcluster.plan.attempt import Attempt, environment, fixed
 from tfcluster.plan.plan import (
     CheckpointPlan,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfcluster.errors import SpecError
-from tfcluster.spec import positions, published
+from tfcluster.spec import jsonc, published_schema
 from tfcluster.spec.load import load
 from tfcluster.spec.model import ClusterSpec
 
@@ -44,7 +44,9 @@ RICH: dict[str, Any] = {
     "checkpoints": {"dir": "/x", "outputs": ["*.keras"], "keep": 1},
 }
 
-KEYS = sorted(key for path in [(), ("job",), ("cluster",)] for key in published.keys_at(path))
+KEYS = sorted(
+    key for path in [(), ("job",), ("cluster",)] for key in published_schema.keys_at(path)
+)
 ODD = ["", "all", "TF_CONFIG", "12h", "-1s", "a:1", "[::1]:0", "u@h:1", "x-y", "\x7f", "a\nb"]
 WORDS = st.sampled_from([*KEYS, *ODD])
 TEXTS = WORDS | st.text(max_size=20)
@@ -156,10 +158,10 @@ def test_any_override_is_taken_or_explained(
 def test_the_reader_agrees_with_the_standard_library(value: Any) -> None:
     text = json.dumps(value, indent=1)
     if "\\u0000" in text:
-        with pytest.raises(positions.JsonError):
-            positions.read(text)
+        with pytest.raises(jsonc.JsonError):
+            jsonc.read(text)
     else:
-        assert positions.read(text).value == json.loads(text)
+        assert jsonc.read(text).value == json.loads(text)
 
 
 @settings(max_examples=80)
@@ -168,9 +170,9 @@ def test_the_reader_takes_what_the_standard_library_takes_and_no_more(text: str)
     try:
         expected = json.loads(text, parse_constant=lambda word: [][len(word)])
     except (ValueError, IndexError):
-        with pytest.raises(positions.JsonError):
-            positions.read(text)
+        with pytest.raises(jsonc.JsonError):
+            jsonc.read(text)
         return
     if "\ud800" in text or "\\u" in text or "e" in text.lower():
         return  # surrogates and 1e999, which the library lets pass
-    assert positions.read(text).value == expected
+    assert jsonc.read(text).value == expected

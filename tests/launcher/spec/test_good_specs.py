@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.settings import tuned_settings
+from tfcluster.plan.keras_settings import tuned_settings
 from tfcluster.spec.load import from_value, load, load_file
 from tfcluster.spec.model import ClusterSpec, TaskEntry
 

@@ -10,12 +10,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tfcluster.spec import published, reference, schema, templates
+from tfcluster.spec import published_schema, reference, schema, templates
 from tfcluster.spec.load import load
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted((ROOT / "cluster_specs").glob("*.json*"))
-VALIDATOR = jsonschema.Draft202012Validator(published.schema())
+VALIDATOR = jsonschema.Draft202012Validator(published_schema.schema())
 
 
 def properties(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -30,11 +30,11 @@ def properties(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]
             yield from properties(inner, path)
 
 
-PROPERTIES = list(properties(published.schema()))
+PROPERTIES = list(properties(published_schema.schema()))
 
 
 def test_the_published_schema_is_the_model_s() -> None:
-    assert published.text() == schema.render(), "run: python -m tfcluster.spec.schema"
+    assert published_schema.text() == schema.render(), "run: python -m tfcluster.spec.schema"
 
 
 def test_the_reference_page_is_current() -> None:
@@ -43,7 +43,7 @@ def test_the_reference_page_is_current() -> None:
 
 
 def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(published.schema())
+    jsonschema.Draft202012Validator.check_schema(published_schema.schema())
     assert len(PROPERTIES) > 50
 
 
@@ -52,7 +52,7 @@ def test_every_property_has_a_description_a_default_and_an_example(field: dict[s
     assert field["description"].endswith(".")
     assert "default" in field
     (example,) = field["examples"]
-    resolver = {"$defs": published.schema()["$defs"], **field}
+    resolver = {"$defs": published_schema.schema()["$defs"], **field}
     jsonschema.Draft202012Validator(resolver).validate(example)
 
 
@@ -62,8 +62,8 @@ def test_a_ready_spec_is_right_for_the_loader_and_for_editors(path: Path) -> Non
     spec = load(path)
     assert spec.name == path.stem
     assert (path.parent / str(spec.schema_file)).resolve() == Path(
-        published.__file__
-    ).parent / published.SCHEMA_FILE
+        published_schema.__file__
+    ).parent / published_schema.SCHEMA_FILE
 
 
 def test_every_ready_spec_is_a_template_and_is_explained() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.search import VARIABLES
-from tfcluster.spec.search import SET_BY_US
+from tfcluster.plan.attempt import VARIABLES
+from tfcluster.spec.model import SET_BY_US
 
 from .writing import problems_of, spec_of
 

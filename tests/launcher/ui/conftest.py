@@ -14,7 +14,7 @@ from typing import TextIO
 import pytest
 
 from tfcluster.plan.plan import TaskId
-from tfcluster.run.paths import RunPaths
+from tfcluster.rundir.paths import RunPaths
 
 Write = Callable[..., Path]
 OpenScreen = Callable[..., tuple[int, TextIO]]

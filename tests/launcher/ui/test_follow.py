@@ -14,7 +14,7 @@ from typing import Any, TextIO
 import pyte
 import pytest
 
-from tfcluster.run.events import (
+from tfcluster.rundir.events import (
     Event,
     Progress,
     RunFinished,
@@ -23,7 +23,7 @@ from tfcluster.run.events import (
     Warned,
     to_line,
 )
-from tfcluster.run.paths import RunPaths
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import follow
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.terminal import Terminal

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.listing import scan
+from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Store
 from tfcluster.cli.main import main
-from tfcluster.run.identity import this_process
-from tfcluster.run.paths import RunPaths
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
 
 MakeRun = Callable[..., RunPaths]
 Tfcluster = Callable[..., "Done"]

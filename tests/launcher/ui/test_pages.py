@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import UsageError
-from tfcluster.run.hints import CIRCUMSTANCES, MESSAGES
+from tfcluster.supervision.failure import CIRCUMSTANCES, MESSAGES
 from tfcluster.ui import pages
 
 PAGE = """\

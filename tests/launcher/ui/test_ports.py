@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfcluster.ui.ports import open_ports
+from tfcluster.ui.plan_view import open_ports
 
 from .test_panels import plan
 

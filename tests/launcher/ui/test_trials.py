@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from tfcluster.run.snapshot import RunSnapshot
-from tfcluster.ui import trials
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.ui import panels
+from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.render import part_lines
-from tfcluster.ui.talk import format_event
 
 LOSS = {"objective": "val_loss", "direction": "min"}
 DONE = {"status": "COMPLETED", "started_at": 100.0, "ended_at": 130.0, **LOSS}
@@ -24,7 +24,9 @@ class Searched:
 
 def shown(*found: dict[str, Any], best: str | None = None, now: float | None = None) -> list[str]:
     snapshot = cast(RunSnapshot, Searched(list(found), best))
-    return [line for part in trials.parts(snapshot, now=now) for line in part_lines(part, 100)]
+    return [
+        line for part in panels.trial_table(snapshot, now=now) for line in part_lines(part, 100)
+    ]
 
 
 def test_a_run_that_searches_nothing_shows_no_table() -> None:

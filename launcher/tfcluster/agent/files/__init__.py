@@ -1,0 +1,1 @@
+"""Files that an agent receives, sends and caches, in a process beside it."""

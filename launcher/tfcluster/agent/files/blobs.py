@@ -1,0 +1,206 @@
+"""One file on its way into a node, known by its SHA-512 until it has its name and place."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+
+class BadTree(ValueError):
+    """A name that would lead out of the folder, or bytes that are not what was announced."""
+
+
+def check(files: Iterable[dict[str, Any]]) -> None:
+    """Raises BadTree for a path or a link that leads out of the folder."""
+    links = set()
+    for file in files:
+        path = file["path"]
+        if not isinstance(path, str) or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+            raise BadTree(f"{path!r} is not a path below the folder")
+        if "link" in file:
+            links.add(path)
+            if not _stays_inside(path, file["link"]):
+                raise BadTree(f"{path!r} is a link that leads out of the folder")
+        elif not _is_digest(file["sha512"]):
+            raise BadTree(f"{file['sha512']!r} is not a SHA-512")
+    for file in files:
+        folder = os.path.dirname(file["path"])
+        while folder:
+            if folder in links:
+                raise BadTree(f"{file['path']!r} lies behind a link")
+            folder = os.path.dirname(folder)
+
+
+def _stays_inside(path: str, target: object) -> bool:
+    """A ``..`` after a name could lead out over another link: all of them must come first."""
+    if not isinstance(target, str) or not target or target.startswith("/") or "\0" in target:
+        return False
+    parts = [part for part in target.split("/") if part not in ("", ".")]
+    ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
+    return ups <= path.count("/") and ".." not in parts[ups:]
+
+
+def _is_digest(text: object) -> bool:
+    return isinstance(text, str) and len(text) == 128 and set(text) <= set("0123456789abcdef")
+
+
+_BLOCK = 64 << 10
+_ZEROS = bytes(_BLOCK)
+
+
+def write_at(fd: int, data: bytes, at: int) -> None:
+    """Write `data` at offset `at`, where nothing was written before, and leave out its blocks of
+    zeros. The file ends behind `data` then, also where that ends with zeros. Raises OSError.
+    """
+    start, end = 0, len(data)
+    while start < end:
+        stop = start
+        while stop < end and not _is_zero(data, stop):
+            stop += _BLOCK
+        view = memoryview(data)[start : min(stop, end)]
+        while view:
+            written = os.pwrite(fd, view, at + start)
+            view, start = view[written:], start + written
+        while start < end and _is_zero(data, start):
+            start += _BLOCK
+    if end and _is_zero(data, (end - 1) // _BLOCK * _BLOCK):
+        os.ftruncate(fd, at + end)
+
+
+def _is_zero(data: bytes, start: int) -> bool:
+    if data[start]:
+        return False
+    block = data[start : start + _BLOCK]
+    return block == _ZEROS[: len(block)]
+
+
+PARTIAL = ".partial"
+"""Ends the names of files that are still coming."""
+_CHUNK = 1 << 20
+_TELL_BYTES = 256 << 10
+"""Over a slow line these are the only sign that bytes move; the sender's window holds many."""
+
+
+class NotInCache(Exception):
+    """A file that was there is gone (another host with this home cleared away), or damaged."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
+
+
+class Blob:
+    """Bytes that come in their order, hashed; found under their digest once they are all here."""
+
+    def __init__(self, folder: str, digest: str, size: int) -> None:
+        """Raises OSError."""
+        self._path, self._digest, self._size = os.path.join(folder, digest), digest, size
+        # Several hosts may have one home, and each its own process of this number.
+        self._partial = f"{self._path}.{os.urandom(6).hex()}{PARTIAL}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._fd = os.open(self._partial, flags, 0o600)
+        self._hash, self._told = hashlib.sha512(), 0
+        self.at = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.at >= self._size
+
+    def add(self, offset: int, data: bytes) -> bool:
+        """Whether it is time to tell the sender. Raises BadTree, OSError; it is then gone."""
+        if offset != self.at:
+            return False  # of a sender that goes on from before a reconnect: the right ones come
+        if self.at + len(data) > self._size:
+            self.discard()
+            raise BadTree(f"more than the {self._size} bytes that were announced")
+        try:
+            write_at(self._fd, data, self.at)
+        except OSError:
+            self.discard()
+            raise
+        self._hash.update(data)
+        self.at += len(data)
+        is_due = self.at >= self._told + _TELL_BYTES
+        if is_due:
+            self._told = self.at
+        return is_due
+
+    def settle(self) -> None:
+        """Raises BadTree where it is not what was announced; it is then gone."""
+        os.close(self._fd)
+        self._fd = -1
+        if self._hash.hexdigest() != self._digest:
+            self.discard()
+            raise BadTree("what came is not what was announced (SHA-512)")
+        os.rename(self._partial, self._path)
+
+    def discard(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        with contextlib.suppress(OSError):
+            os.unlink(self._partial)
+
+
+def copy(
+    source: str, digest: str, target: str, mode: int, alive: Callable[[], None] = lambda: None
+) -> None:
+    """What lies in a cache is trusted no further than its digest goes; `alive` is called with
+    each piece.
+
+    Raises NotInCache, and OSError, also where `target` is there already.
+    """
+    try:
+        reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP):
+            raise NotInCache(digest) from error
+        raise
+    try:
+        if _copied(reader, target, mode, alive) != digest:
+            raise NotInCache(digest)
+        with contextlib.suppress(OSError):
+            os.utime(reader)  # it is in use: see agent.cache
+    finally:
+        os.close(reader)
+
+
+def _copied(reader: int, target: str, mode: int, alive: Callable[[], None]) -> str:
+    """The SHA-512 of what was copied."""
+    found = hashlib.sha512()
+    writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.fchmod(writer, mode)
+        at = 0
+        while data := os.read(reader, _CHUNK):
+            alive()
+            found.update(data)
+            write_at(writer, data, at)
+            at += len(data)
+    finally:
+        os.close(writer)
+    return found.hexdigest()
+
+
+def move(
+    source: str, digest: str, target: str, mode: int, alive: Callable[[], None] = lambda: None
+) -> None:
+    """`source` goes; to another disk it is copied. Raises as `copy`."""
+    try:
+        os.rename(source, target)
+    except FileNotFoundError as error:
+        raise NotInCache(digest) from error
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        copy(source, digest, target, mode, alive)
+        os.unlink(source)
+    else:
+        os.chmod(target, mode)

@@ -1,0 +1,118 @@
+"""The agent's ear: a Unix socket, the one coordinator on it, and what is still to be sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import time
+
+from tfcluster.agent import budgets, protocol
+from tfcluster.agent.net.private_folders import make_private
+from tfcluster.agent.processes import IS_LINUX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ENOUGH_QUEUED = 1 << 20
+"""Log bytes are taken from the file only while less than this waits to be sent."""
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at `path`, in a folder that is this user's alone. Raises OSError."""
+    make_private(os.path.dirname(path))
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(4)
+    listener.setblocking(False)
+    return listener
+
+
+def is_own_user(peer: socket.socket) -> bool:
+    return not IS_LINUX or _credentials(peer)[1] in (os.getuid(), 0)
+
+
+def process_of(peer: socket.socket) -> int:
+    """Who called `connect` or `listen` at the other end (Linux; else 0)."""
+    return _credentials(peer)[0] if IS_LINUX else 0
+
+
+def _credentials(peer: socket.socket) -> tuple[int, int]:
+    """Process id and user (unix(7), SO_PEERCRED)."""
+    raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, _gid = struct.unpack("3i", raw)
+    return pid, uid
+
+
+class Connection:
+    """One accepted connection; `welcomed` once its hello was right."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        self.socket = peer
+        self.welcomed = False
+        self.streams_logs = False
+        self.hello_by = time.monotonic() + budgets.HELLO_S
+        self._decoder = protocol.Decoder(most=budgets.HELLO_BYTES)
+        self._outgoing = bytearray(protocol.MAGIC)
+
+    @property
+    def queued(self) -> int:
+        return len(self._outgoing)
+
+    @property
+    def room(self) -> int:
+        return max(0, ENOUGH_QUEUED - len(self._outgoing))
+
+    def read(self) -> list[tuple[bytes, bytes]] | None:
+        """Frames that came; None when the other end is gone. Raises ProtocolError."""
+        try:
+            data = self.socket.recv(1 << 18)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        return list(self._decoder.feed(data)) if data else None
+
+    def welcome(self) -> None:
+        """Its hello was right."""
+        self.welcomed = True
+        self._decoder.most = protocol.MAX_PAYLOAD
+
+    def queue(self, frame: bytes) -> None:
+        self._outgoing += frame
+
+    def flush(self) -> bool:
+        """Send what the socket takes; False when the other end is gone."""
+        try:
+            while self._outgoing:
+                sent = self.socket.send(self._outgoing)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def hang_up(self, timeout_s: float) -> None:
+        """Send the rest and wait for the other end to close: closing first, with its last
+        acknowledgement unread, would be an error over there and could cost it our last words."""
+        with contextlib.suppress(OSError):
+            self.socket.settimeout(timeout_s)
+            self.flush()
+            self.socket.shutdown(socket.SHUT_WR)
+            deadline = time.monotonic() + timeout_s
+            while time.monotonic() < deadline and self.socket.recv(1 << 16):
+                pass
+        self.socket.close()
+
+    def refuse(self, reason: str) -> None:
+        message: dict[str, Any] = {"type": "refused", "reason": reason, "n": 0}
+        self.queue(protocol.control_frame(message))
+        self.flush()
+        self.socket.close()

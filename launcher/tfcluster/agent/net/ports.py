@@ -1,0 +1,235 @@
+"""Ports held for a whole run, so that no other process takes one between two attempts.
+
+A port is bound exclusively and never listened on; afterwards SO_REUSEPORT is set, so that a
+task with TF_GRPC_REUSE_PORT=1 can bind and listen beside it while everybody else, a second run
+of the same user too, gets EADDRINUSE. (Binding *with* SO_REUSEPORT would let two runs share a
+port in silence; tf-facts.md, measured.) A socket that does not listen is in no table of the
+kernel, so a lock file says whose it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+
+from tfcluster.agent.foreign_json import parse_object
+from tfcluster.agent.net.private_folders import make_private
+from tfcluster.agent.processes import IS_LINUX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tfcluster.agent.guard import Recorder
+
+    _Held = tuple[int, list[socket.socket], int]
+    """Port, the sockets bound to it, the descriptor that holds its lock file."""
+
+
+class PortTaken(Exception):
+    """Somebody else has the port; `holder` has pid, command and run_id where they are known."""
+
+    def __init__(self, wanted: dict[str, Any], holder: dict[str, Any]) -> None:
+        """`wanted`: task, host and port as they were asked for."""
+        super().__init__(f"port {wanted['port']} is in use")
+        self.wanted, self.holder = wanted, holder
+
+
+class PortHolder:
+    """The ports of one run on this node."""
+
+    def __init__(self, folder: str | None, identity: dict[str, Any], recorder: Recorder) -> None:
+        """`folder`: this user's lock files; None: in a private network no other run has ports.
+        `identity`: pid, run_id and node put into ours."""
+        self._folder, self._identity, self._recorder = folder, identity, recorder
+        self._held: dict[str, _Held] = {}
+
+    def hold(self, wanted: list[dict[str, Any]]) -> dict[str, int]:
+        """Task → port for all of `wanted` ({task, host, port}; port 0: choose).
+
+        What these tasks held before is given back; a chosen port is never the one before it, on
+        which something of the last attempt may still be called. Raises PortTaken, and then
+        none of them holds a port.
+        """
+        names: list[str] = [entry["task"] for entry in wanted]
+        self.release([entry["task"] for entry in wanted if entry["port"]])
+        before = [self._held.pop(name) for name in names if name in self._held]
+        try:
+            for entry in wanted:
+                self._hold_one(entry)
+        except BaseException:
+            self.release(names)
+            raise
+        finally:
+            for held in before:
+                self._give_back(held)
+        return {name: self._held[name][0] for name in names}
+
+    def _hold_one(self, wanted: dict[str, Any]) -> None:
+        task, port = wanted["task"], wanted["port"]
+        bound = _bind_exclusively(port)
+        if not bound:
+            raise PortTaken(wanted, find_holder(port, self._folder))
+        port = bound[0].getsockname()[1]
+        lock = self._lock(port)
+        if lock is None:
+            _close(bound)
+            raise PortTaken({**wanted, "port": port}, find_holder(port, self._folder))
+        for held in bound:
+            if IS_LINUX:
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            else:
+                held.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
+        self._held[task] = (port, bound, lock)
+
+    def _lock(self, port: int) -> int | None:
+        """The descriptor that holds the port's lock file; -1: it needs none; None: somebody
+        else has it."""
+        if self._folder is None:
+            return -1
+        make_private(self._folder)
+        path = _lock_file(self._folder, port)
+        while True:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.stat(path).st_ino == os.fstat(fd).st_ino:
+                    break
+            except FileNotFoundError:
+                pass  # its last holder removed it between our open and our lock
+            except BlockingIOError:
+                os.close(fd)
+                return None
+            os.close(fd)
+        os.ftruncate(fd, 0)
+        os.write(fd, json.dumps({"port": port, **self._identity}).encode())
+        self._recorder.add_file(path)
+        return fd
+
+    def release(self, tasks: list[str] | None = None) -> None:
+        """Give back the ports of `tasks`, or all; unknown names are no error."""
+        for task in list(self._held) if tasks is None else tasks:
+            if task in self._held:
+                self._give_back(self._held.pop(task))
+
+    def _give_back(self, held: _Held) -> None:
+        port, sockets, lock = held
+        _close(sockets)
+        if self._folder is not None:
+            path = _lock_file(self._folder, port)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            self._recorder.drop_file(path)
+            os.close(lock)
+
+
+def _lock_file(folder: str, port: int) -> str:
+    return os.path.join(folder, f"{port}.json")
+
+
+def _close(sockets: list[socket.socket]) -> None:
+    for held in sockets:
+        held.close()
+
+
+def _bind_exclusively(port: int) -> list[socket.socket]:
+    """Sockets bound to the port on every address of both families; empty when it is taken."""
+    chosen_by_kernel = port == 0
+    for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+        try:
+            held = socket.socket(family, socket.SOCK_STREAM)
+        except OSError:
+            continue  # a kernel without IPv6
+        try:
+            if family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            if not chosen_by_kernel:
+                # A port in TIME_WAIT is free. With port 0 it could share one that is bound.
+                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind((anywhere, port))
+        except OSError as error:
+            held.close()
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue  # IPv6 is switched off
+            if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                return []
+            raise
+        return [held]
+    return []
+
+
+def taken_by(port: int, folder: str | None) -> dict[str, Any] | None:
+    """Who has the port, as `find_holder` says it; None where it is free."""
+    bound = _bind_exclusively(port)
+    _close(bound)
+    return None if bound else find_holder(port, folder)
+
+
+def find_holder(port: int, folder: str | None) -> dict[str, Any]:
+    """Who has the port: {pid, command, run_id}, each None where it cannot be known."""
+    record = _who_locks(_lock_file(folder, port)) if folder is not None else None
+    if record is not None:
+        command = _command(record["pid"])
+        return {"pid": record["pid"], "command": command, "run_id": record["run_id"]}
+    pid = _pid_of_sockets(_inodes_on(port))
+    if pid is None:
+        return {"pid": None, "command": None, "run_id": None}
+    return {"pid": pid, "command": _command(pid), "run_id": _run_id(pid)}
+
+
+def _who_locks(path: str) -> dict[str, Any] | None:
+    with contextlib.suppress(OSError, ValueError), open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            record = {"pid": None, "run_id": None, **parse_object(file.read())}
+            return record if isinstance(record["pid"], int) else None
+    return None
+
+
+def _inodes_on(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(table) as file:
+            next(file)
+            for line in file:
+                fields = line.split()
+                listens = fields[3] == "0A"
+                if listens and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    return inodes
+
+
+def _pid_of_sockets(targets: set[str]) -> int | None:
+    if not targets:
+        return None
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}") in targets:
+                        return int(pid)
+    return None
+
+
+def _read(path: str) -> bytes:
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        return file.read()
+    return b""
+
+
+def _command(pid: int) -> str | None:
+    words = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    return b" ".join(words).decode(errors="replace")[:200] or None
+
+
+def _run_id(pid: int) -> str | None:
+    for variable in _read(f"/proc/{pid}/environ").split(b"\0"):
+        if variable.startswith(b"TFCLUSTER_RUN_ID="):
+            return variable.partition(b"=")[2].decode(errors="replace")
+    return None

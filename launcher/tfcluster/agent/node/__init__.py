@@ -1,0 +1,1 @@
+"""What an agent knows of its node: cores, memory, namespaces, the preloading process."""

@@ -1,0 +1,118 @@
+"""A network of our own: TensorFlow listens on every address, and here there is only loopback.
+
+The agent enters a new network namespace before it starts anything, so all its tasks are inside,
+and no port of theirs can be reached from anywhere else. Without root that takes a user namespace
+too (user_namespaces(7)), in which the user and his group stand for themselves: what tasks write
+is his as ever, and what his other groups may read stays readable. Sockets with a path (the
+coordinator's line) cross network namespaces; TCP does not, so tasks have no internet either.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.processes import IS_LINUX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
+_GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 0x1
+_HOST_INSTEAD = "--set runtime.network=host, on a network you trust"
+
+
+class PrivateNetworkRefused(Exception):
+    """This system gives us no network of our own; `cure` says what would change that."""
+
+    def __init__(self, reason: str, cure: str) -> None:
+        super().__init__(f"no private network: {reason}")
+        self.message, self.cure = f"no private network: {reason}", cure
+
+
+def enter_private_network() -> None:
+    """Move this process, single-threaded yet, into a network with nothing but loopback.
+
+    Raises PrivateNetworkRefused; the process is of no further use then.
+    """
+    if not IS_LINUX:
+        raise PrivateNetworkRefused("it takes Linux's namespaces", f"{_HOST_INSTEAD}")
+    try:
+        _unshare()
+        _raise_loopback()
+    except OSError as error:
+        raise why_refused(error) from error
+
+
+def _unshare() -> None:
+    uid, gid = os.geteuid(), os.getegid()
+    try:
+        # With root's rights, a user namespace would only hide the files of all other users.
+        _unshare_flags(_NEW_NETWORK)
+    except PermissionError:
+        _unshare_flags(_NEW_USER | _NEW_NETWORK)
+        _write("/proc/self/setgroups", "deny")  # without it a group cannot be mapped
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+
+
+def _unshare_flags(flags: int) -> None:
+    if hasattr(os, "unshare"):  # Python 3.12
+        os.unshare(flags)
+    elif ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _raise_loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh22x", b"lo", 0))
+        (flags,) = struct.unpack_from("16xh", answer)
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _IS_UP))
+
+
+def read_setting(name: str) -> str:
+    """A file below /proc as text, stripped; empty where there is none."""
+    try:
+        with open(f"/proc/{name}") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def why_refused(error: OSError, read: Callable[[str], str] = read_setting) -> PrivateNetworkRefused:
+    """The refusal that explains `error` by the system's settings."""
+    for setting, refuses, allows, whose in (
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "0", "AppArmor"),
+        ("kernel/unprivileged_userns_clone", "0", "1", "this system"),
+        ("user/max_user_namespaces", "0", "15000", "this system"),
+        ("user/max_net_namespaces", "0", "15000", "this system"),
+    ):
+        if read(f"sys/{setting}") == refuses:
+            name = setting.replace("/", ".", 1)
+            return PrivateNetworkRefused(
+                f"{whose} forbids a user's own namespaces ({name}={refuses})",
+                f"sudo sysctl -w {name}={allows}, or {_HOST_INSTEAD}",
+            )
+    if "Seccomp:\t2" in read("self/status"):
+        return PrivateNetworkRefused(
+            f"a seccomp filter, such as a container's, forbids namespaces ({reason_of(error)})",
+            f"docker run --security-opt seccomp=unconfined, or {_HOST_INSTEAD}",
+        )
+    return PrivateNetworkRefused(
+        f"namespaces are refused ({reason_of(error)})",
+        f"ask for user namespaces (user_namespaces(7)), or {_HOST_INSTEAD}",
+    )

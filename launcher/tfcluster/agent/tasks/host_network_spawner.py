@@ -1,0 +1,101 @@
+"""A process that stays in the host's network and starts `prepare` there, for an agent that left.
+
+`prepare` downloads; the tasks of a private network cannot. No unprivileged process can go back
+into the network it came from, so this one is forked before the agent leaves. What it starts
+becomes the agent's own child all the same: it is forked twice, and the agent, a subreaper,
+inherits it. So the agent watches, stops and reaps `prepare` like every task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+
+from tfcluster.agent.processes import die_with_parent
+from tfcluster.agent.tasks.task import become_or_tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+_NUMBER = struct.Struct(">I")
+_DESCRIPTORS = 3
+
+
+class Outside:
+    """The agent's end; made before the agent enters its private network, from the only thread."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair()
+        agent = os.getpid()
+        if os.fork() == 0:
+            self._line.close()
+            _serve(theirs, agent)
+        theirs.close()
+
+    def fork(self, spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
+        """As `task.fork_and_exec`, in the host's network. Raises OSError."""
+        failed_read, failed_write = os.pipe()
+        try:
+            order = json.dumps(spec).encode()
+            fds = [output, events, failed_write]
+            socket.send_fds(self._line, [_NUMBER.pack(len(order))], fds)
+            self._line.sendall(order)
+            answer = self._line.recv(_NUMBER.size, socket.MSG_WAITALL)
+        finally:
+            os.close(failed_write)
+        if len(answer) < _NUMBER.size:
+            os.close(failed_read)
+            raise ConnectionError("the process that starts it outside the private network is gone")
+        return _NUMBER.unpack(answer)[0], failed_read
+
+    def close(self) -> None:
+        """Nothing more is to be started outside."""
+        self._line.close()
+
+
+def _serve(line: socket.socket, agent: int) -> NoReturn:
+    try:
+        die_with_parent(agent)
+        # Above all the agent's pipe to its guard, whose end must be the agent's end.
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.closerange(3, line.fileno())
+        os.closerange(line.fileno() + 1, 256)
+        while True:
+            head, fds, _flags, _address = socket.recv_fds(line, _NUMBER.size, _DESCRIPTORS)
+            if not head:
+                break
+            for fd in fds:
+                os.set_inheritable(fd, False)
+            order = line.recv(_NUMBER.unpack(head)[0], socket.MSG_WAITALL)
+            _fork_twice(line, json.loads(order), fds, agent)
+            for fd in fds:
+                os.close(fd)
+    finally:
+        os._exit(0)
+
+
+def _fork_twice(line: socket.socket, spec: dict[str, Any], fds: list[int], agent: int) -> None:
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return
+    between = os.getpid()
+    try:
+        pid = os.fork()
+        if pid:
+            line.sendall(_NUMBER.pack(pid))
+            return
+        while os.getppid() == between:  # until the agent has inherited it
+            time.sleep(0.0005)
+        output, events, failed = fds
+        become_or_tell(spec, output, events, failed, agent)
+    finally:
+        with contextlib.suppress(OSError):
+            os._exit(0)

@@ -1,0 +1,1 @@
+"""Tasks in containers: one for each task, started through the `docker` client."""

@@ -1,0 +1,154 @@
+"""Agents that wait for their next run (`up --warm`): taken up again, listed, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfcluster.agent import foreign_json
+from tfcluster.agent.entry import READY
+from tfcluster.agent.net.listener import is_own_user, process_of
+from tfcluster.agent.processes import kill_below, signal_group, start_time
+from tfcluster.agent.tasks.preloader import NUMBER
+from tfcluster.wire.agent_handle import Keeper
+
+if TYPE_CHECKING:
+    from tfcluster.plan.plan import Warm
+
+_TAKE_UP_S, _TELL_S = 10.0, 1.0
+"""For an answer to `run`, which makes an agent ready, and to the others."""
+_END_S = 5.0
+_LEAVE_S, _GUARD_END_S = 1.0, 10.0
+"""For an agent whose link is closed, and for its guard, once it was killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """One that waits."""
+
+    pid: int
+    guard: int
+    """Process id of its guard, which ends last."""
+    seconds: float
+    """For so long it still waits."""
+    about: str
+    """What it keeps."""
+
+
+def socket_of(runtime_dir: Path, key: str) -> Path:
+    return runtime_dir / "warm" / f"{key}.sock"
+
+
+def config(runtime_dir: Path, warm: Warm, about: str) -> dict[str, Any]:
+    """What an agent is told that is to stay."""
+    path = socket_of(runtime_dir, warm.key)
+    return {"socket": str(path), "seconds": warm.seconds, "about": about}
+
+
+def adopt(runtime_dir: Path, key: str, run: Mapping[str, object]) -> Adopted | None:
+    """Have the agent that waits with `key` serve the run of this config; None: there is none."""
+    order = {"op": "run", "config": dict(run), "environ": dict(os.environ)}
+    answer, pid = _ask(socket_of(runtime_dir, key), order, _TAKE_UP_S)
+    return Adopted(pid) if answer == READY else None
+
+
+def resting(runtime_dir: Path) -> Iterator[Resting]:
+    """Those of this user that answer, in no order."""
+    for path in (runtime_dir / "warm").glob("*.sock"):
+        if found := _told(_ask(path, {"op": "tell"}, _TELL_S)[0]):
+            yield found
+
+
+def end(runtime_dir: Path) -> list[int]:
+    """End them, those that stand still by SIGKILL; returns the process ids of those that have
+    gone."""
+    waited: dict[int, int] = {}
+    for path in (runtime_dir / "warm").glob("*.sock"):
+        answer, pid = _ask(path, {"op": "end"}, _TELL_S)
+        if found := _told(answer):
+            waited[found.pid] = found.guard
+        elif pid:
+            os.kill(pid, signal.SIGKILL)
+            waited[pid] = pid
+    deadline = time.monotonic() + _END_S
+    while any(map(start_time, waited.values())) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [pid for pid, last in waited.items() if not start_time(last)]
+
+
+def _told(answer: bytes) -> Resting | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        told = foreign_json.parse_object(answer)
+        pid, guard, seconds = int(told["pid"]), int(told["guard"]), float(told["seconds"])
+        return Resting(pid, guard, seconds, str(told["about"]))
+    return None
+
+
+def _ask(path: Path, order: Mapping[str, Any], patience_s: float) -> tuple[bytes, int]:
+    """All it answers, and the process id of an agent of ours that listens there, or 0."""
+    encoded, answer, pid = json.dumps(order).encode(), b"", 0
+    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
+        peer.settimeout(patience_s)
+        peer.connect(str(path))
+        if is_own_user(peer):
+            pid = process_of(peer)
+            peer.sendall(NUMBER.pack(len(encoded)) + encoded)
+            while data := peer.recv(65536):
+                answer += data
+    return answer, pid
+
+
+class Adopted(Keeper):
+    """An agent that another command has started: watched by its process id."""
+
+    can_kill = True
+
+    def __init__(self, pid: int) -> None:
+        self._agent = (pid, start_time(pid))
+        self._guard: tuple[int, int] | None = None
+        self._stays = False
+
+    def note_agent(self, welcome: Mapping[str, Any]) -> None:
+        """What it says of itself."""
+        pid, guard_pid = welcome["pid"], welcome["guard_pid"]
+        self._agent, self._guard = (pid, start_time(pid)), (guard_pid, start_time(guard_pid))
+
+    def leave(self) -> None:
+        self._stays = True
+
+    def kill(self) -> None:
+        signal_group(*self._agent, signal.SIGKILL)
+
+    async def end(self, *, keeps_folders: bool) -> bool:
+        if self._stays:
+            return True
+        if self._guard is None:  # it has not answered, and has no task
+            self.kill()
+            return True
+        if await self._has_gone(_LEAVE_S):
+            return True
+        self.kill()
+        if not await self._has_gone(_GUARD_END_S):
+            kill_below(self._guard[0], _LEAVE_S)
+            signal_group(*self._guard, signal.SIGKILL)
+        return await self._has_gone(_LEAVE_S)
+
+    async def _has_gone(self, patience_s: float) -> bool:
+        import asyncio  # not for `ps`, which only asks
+
+        assert self._guard is not None
+        pid, started = self._guard
+        deadline = asyncio.get_running_loop().time() + patience_s
+        while start_time(pid) == started:
+            if asyncio.get_running_loop().time() > deadline:
+                return False
+            await asyncio.sleep(0.01)
+        return True

@@ -1,0 +1,82 @@
+"""Where checkpoints are gathered from: a folder here, or one that only another machine can see."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Protocol
+
+from tfcluster.agent import budgets
+from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.files.outgoing import walk
+from tfcluster.checkpoints.completeness import Entry
+from tfcluster.checkpoints.copying import SourceChangedError, Stopped, copy_verified, go_on, never
+
+
+def scan(
+    directory: Path, *, most: int | None = None, stopped: Stopped = never
+) -> tuple[Entry, ...]:
+    """Every file and folder below `directory`; links are never followed, so never listed.
+
+    What vanishes while being looked at is left out; a directory that is not there is empty. The
+    agents of other machines list theirs in the same way. Raises OSError, also where there are more
+    than `most`, and CancelledError.
+    """
+    found = []
+    names = walk(str(directory), "", partial(go_on, stopped))
+    for number, (path, size, mtime_ns) in enumerate(names, 1):
+        if most is not None and number > most:
+            raise OSError(budgets.too_many_files(str(directory), most))
+        found.append(Entry(path, size, mtime_ns))
+    return tuple(found)
+
+
+class Source(Protocol):
+    """A folder that a task writes to. Every method may raise OSError where it is out of reach, and
+    CancelledError."""
+
+    @property
+    def folder(self) -> PurePath:
+        """As the task itself names it."""
+        ...
+
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
+        """All that is in it now; nothing where it is not there."""
+        ...
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        """Bring one file to `target`; its SHA-256. See `copying.copy_verified`."""
+        ...
+
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
+        """Raises SourceChangedError unless all of them are still as they were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HereSource:
+    """A folder of this machine."""
+
+    folder: Path
+
+    def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
+        return scan(self.folder, most=budgets.LISTED_CHECKPOINTS, stopped=stopped)
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
+        return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)
+
+    def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
+        for entry in entries:
+            try:
+                found = (self.folder / entry.path).lstat()
+            except OSError as error:
+                raise SourceChangedError(f"{entry.path}: {reason_of(error)}") from error
+            if (found.st_size, found.st_mtime_ns) != (entry.size, entry.mtime_ns):
+                raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
+
+
+def source_of(place: Path | Source) -> Source:
+    """A path stands for a folder of this machine."""
+    return HereSource(place) if isinstance(place, Path) else place

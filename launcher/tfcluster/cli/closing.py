@@ -1,0 +1,33 @@
+"""How a run ended, for whoever watched it: the root cause of a failure, then the summary."""
+
+from __future__ import annotations
+
+from tfcluster.checkpoints.store import load_hint, open_for_reading
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.ui import history
+from tfcluster.ui.panels import closing_panel, root_cause_panel
+from tfcluster.ui.render import part_lines, show
+from tfcluster.ui.tail import last_lines
+from tfcluster.ui.terminal import Terminal
+
+
+def show_end(
+    state: RunSnapshot, paths: RunPaths, terminal: Terminal, *, says_reason: bool = True
+) -> None:
+    """To stderr; without the reason where that is the error that the command ends with."""
+    held = open_for_reading(paths.checkpoints)
+    hint = load_hint(held[-1]) if held else ""
+    _show_root_cause(state, paths, terminal)
+    size = registry.bytes_of(home())
+    show(closing_panel(state, paths, load_hint=hint, home_bytes=size), terminal)
+    for part in history.reason(state) if says_reason else ():
+        terminal.say("\n".join(part_lines(part, terminal.width)))
+
+
+def _show_root_cause(state: RunSnapshot, paths: RunPaths, terminal: Terminal) -> None:
+    log = history.log_of_cause(state)
+    lines = last_lines(paths.root / log) if log else ()
+    if panel := root_cause_panel(state, paths, lines):
+        show(panel, terminal)

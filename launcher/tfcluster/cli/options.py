@@ -1,0 +1,92 @@
+"""The options that say which hosts a spec's tasks run on, for every command that plans one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tfcluster.cli.completion import files
+from tfcluster.spec.host_choice import HostChoice
+
+_OPTIONS = (
+    click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
+                 help="Workers on these: gpu1,anna@gpu2:2 (slots), or a file of hosts."),
+    click.option("--hostfile", metavar="FILE", shell_complete=files,
+                 help="The same, a file: a host a line, user@host slots=2."),
+    click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Only these tasks."),
+    click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Without these tasks."),
+)  # fmt: skip
+
+
+def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds them; `command` gets one argument `at`, a HostChoice."""
+
+    @functools.wraps(command)
+    def with_choice(
+        *args: Any,
+        hosts: str | None,
+        hostfile: str | None,
+        include: tuple[str, ...],
+        exclude: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        return command(*args, at=HostChoice(hosts, hostfile, include, exclude), **others)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), with_choice)
+
+
+_WATCH_OPTIONS = (
+    click.option("-d", "--detach", is_flag=True,
+                 help="Return when all tasks run; stdout is the run's id."),
+    click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr."),
+    click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once."),
+    click.option("--warm", is_flag=True,
+                 help="Keep what is imported for the next run (runtime.warm_s)."),
+    click.option("--no-gather", is_flag=True, help="Gather no checkpoints."),
+)  # fmt: skip
+
+
+def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds them; `command` gets one argument `watch`, fields of `launching.Options`."""
+
+    @functools.wraps(command)
+    def with_watch(
+        *args: Any,
+        detach: bool,
+        as_json: bool,
+        collapse: bool,
+        warm: bool,
+        no_gather: bool,
+        **others: Any,
+    ) -> Any:
+        watch = {"detach": detach, "as_json": as_json, "collapse": collapse, "warm": warm}
+        return command(*args, watch={**watch, "gathers": not no_gather}, **others)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
+
+
+_KEY = "tfcluster.job_args"
+
+
+class WithJobArgs(click.Command):
+    """A command whose line may end in ``-- ARGS…``; `job_args` gives them.
+
+    click itself would read the first of them as SPEC.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        place = args.index("--") if "--" in args else len(args)
+        ctx.meta[_KEY] = tuple(args[place + 1 :])
+        return super().parse_args(ctx, args[:place])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]
+
+
+def job_args() -> tuple[str, ...]:
+    """The arguments behind ``--`` of the command that is running."""
+    found: tuple[str, ...] = click.get_current_context().meta[_KEY]
+    return found

@@ -1,0 +1,311 @@
+"""The one loop that owns a run: inputs come through one queue, only this loop changes state.
+
+What to do is the supervisor's to decide; here it is done, and the time is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from tfcluster import __version__
+from tfcluster.backends.base import Backend
+from tfcluster.coordinator import gathering
+from tfcluster.coordinator.attempts import Attempts, Elsewhere
+from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.loop import Loop, Over
+from tfcluster.coordinator.startup import Startup, Wishes
+from tfcluster.errors import SurroundingsError
+from tfcluster.nodes.hub import Exchange, Message
+from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
+from tfcluster.nodes.task_folders import Folders
+from tfcluster.nodes.task_reports import Intake, last_line, last_output, last_text
+from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.preflight.probes import Survey
+from tfcluster.rundir import chaos, control
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.journal import Journal
+from tfcluster.supervision import decisions as do
+from tfcluster.supervision.decisions import Outcome, Stop
+from tfcluster.supervision.supervisor import Supervisor
+
+STACKS = signal.SIGUSR1
+"""Has `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
+
+
+class Coordinator:
+    """Runs one plan to its end: `await run()`; `stop` may be called at any time from its loop."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: Journal,
+        harvest: Harvest,
+        *,
+        backend_of: Callable[[NodePlan], Backend],
+        announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
+        wishes: Wishes,
+    ) -> None:
+        """`announce` is told each task's port (none for `plain` jobs) before the start."""
+        self.plan, self.journal, self.paths = plan, journal, journal.paths
+        self._harvest, self._faults = harvest, wishes.faults
+        self._intake = Intake(journal.state, wishes.faults, self._tell)
+        self._exchange = Exchange(backend_of, self.paths, plan.supervision.lease_s, self._tell)
+        self._supervisor = Supervisor(
+            plan,
+            last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
+            last_line=lambda member: last_line(self.paths, member),
+            absent=lambda: self._elsewhere.absent(),
+        )
+        self._elsewhere = Elsewhere(plan, self._wait_for)
+        self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
+        until, wait_for, exchange = self._loop.until, journal.wait_for, self._exchange
+        startup = Startup(
+            plan, self.paths, harvest, exchange, until, self._announce, wait_for, wishes
+        )
+        self._announced = announce
+        harvest.use(Folders(plan, self.paths, exchange))
+        self._attempts = Attempts(
+            self._supervisor, startup, journal, self._loop, self._connect, self._record
+        )
+        self._survey = Survey(plan, self.paths, exchange)
+        self._looking: asyncio.Task[None] | None = None
+        self._background: asyncio.TaskGroup
+        self._is_closing = False
+
+    def stop(self, stop: Stop) -> None:
+        """End the run early; a second call kills at once, one after the end stops copying."""
+        if self._is_closing:
+            self._harvest.cancel()
+        else:
+            self._exchange.put(lambda: self._supervisor.stop(stop, self._now()))
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Serve the control socket; raises ValueError for an op that is unknown."""
+        match request.get("op"):
+            case "stop":
+                self.stop(Stop(str(request.get("why")), 143, now=bool(request.get("now"))))
+                return {"ok": True}
+            case "status":
+                return {"ok": True, "state": self.journal.state.to_json()}
+            case other:
+                raise ValueError(f"unknown op {other!r}")
+
+    async def run(self) -> Outcome:
+        """From the first connection to the last event; a user's failure is in the outcome."""
+        async with (
+            control.serve(self.paths.control_socket, self.answer),
+            asyncio.TaskGroup() as background,
+        ):
+            self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
+            newest = self._harvest.newest
+            self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
+            self._background = background
+            showing = background.create_task(
+                gathering.show(self._harvest.gathering, self._note_gathering, self._put_event)
+            )
+            following: list[asyncio.Task[None]] = []
+            error: SurroundingsError | None = None
+            try:
+                await self._attempts.first()
+                for follow in (self._harvest.follow(self._put_event), self._follow_elsewhere()):
+                    following.append(background.create_task(follow))
+                await self._attempts.keep_going()
+            except Over:
+                pass
+            except SurroundingsError as found:
+                error = found
+            finally:
+                self._is_closing = True
+                for task in following:
+                    task.cancel()
+                try:
+                    is_due = self._harvest.needs_agents
+                    harvested = await self._loop.attend(self._finish()) if is_due else None
+                finally:  # no agent stays, nor its tasks, whatever befalls us
+                    await self._exchange.close(keeps_folders=self._harvest.lacks_something)
+            try:
+                return await self._conclude(error, harvested)
+            finally:
+                showing.cancel()
+
+    def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
+        self._exchange.put(lambda: self.journal.note_gathering(facts))
+
+    # -- doing ------------------------------------------------------------------------------
+
+    async def _connect(self, node: NodePlan) -> None:
+        await self._exchange.connect(
+            node,
+            self.paths.run_id,
+            on_message=self._on_message,
+            on_closed=self._on_closed,
+            background=self._background,
+            tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
+            by_hand=[str(task.id) for task in self.plan.by_hand if task.node == node.name],
+        )
+
+    def _announce(self, ports: Mapping[str, int]) -> None:
+        self._elsewhere.ports = ports
+        self._announced(ports)
+
+    async def _look_at_links(self, attempt: int) -> None:
+        lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
+        self._exchange.put(lambda: self._supervisor.linked(lost, self._now()))
+
+    async def _follow_elsewhere(self) -> None:
+        gang = self._supervisor.gang
+        await self._elsewhere.follow(
+            lambda: any(member.is_running and member.waits_for_peers for member in gang)
+        )
+
+    def _wait_for(self, what: str | None) -> None:
+        self._exchange.put(lambda: self.journal.wait_for(what))
+
+    async def _bring_home(self) -> None:
+        events = await self._harvest.bring_home()
+        if self._looking is not None:  # the cause may be among what it finds
+            await asyncio.wait([self._looking])
+        self._exchange.put(lambda: self._on_home(events))
+
+    def _on_home(self, events: list[Event]) -> None:
+        for event in events:
+            self._record(event)
+        newest = self._harvest.newest
+        self._supervisor.home(newest.step, self._now(), name=newest.name)
+
+    def _carry_out(self) -> None:
+        for action in self._supervisor.orders.take():
+            self._do(action)
+
+    def _do(self, action: do.Action) -> None:
+        match action:
+            case do.Record(event):
+                self._record(event)
+            case do.StopTasks(node, tasks, grace_s, why):
+                order = {"type": "stop", "tasks": list(tasks), "grace_s": grace_s, "why": why}
+                self._exchange.send(node, order)
+            case do.DumpStacks(node, tasks):
+                order = {"type": "signal", "tasks": list(tasks), "signal": int(STACKS)}
+                self._exchange.send(node, order)
+            case do.StartAlone():
+                self._attempts.due_alone.append(action)
+            case do.BringHome():
+                self._background.create_task(self._bring_home())
+            case do.AskLinks(attempt):
+                self._looking = self._background.create_task(self._look_at_links(attempt))
+            case do.DropNode(node):
+                self._attempts.drop(node)
+                self._background.create_task(self._exchange.drop(node))
+
+    def _now(self) -> float:
+        return self._loop.now()
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    def _tell(self, sentence: str) -> None:
+        self._put_event(ev.Warned(message=sentence))
+
+    def _put_event(self, event: Event) -> None:
+        self._exchange.put(lambda: self._record(event))
+
+    def _record(self, event: Event) -> None:
+        if isinstance(event, ev.CheckpointGathered):
+            self.journal.state.checkpoints = self._harvest.held()
+            name = PurePosixPath(event.path).name
+            self._supervisor.gathered(event.step, self._now(), name=name)
+        self.journal.record(event)
+
+    def _on_message(self, node: str, message: Message) -> None:
+        self._exchange.keep(node, message)
+        if message["type"] == "task_event":
+            if (report := self._intake.take(message)) is None:
+                return
+            message = {**message, "event": report}
+        event = to_event(node, message)
+        if isinstance(event, ev.TaskExited):
+            error = self.journal.task(event.task).error
+            event = self._supervisor.gang.attributed(event, error)
+        if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
+            event = ev.NodeReconnected(
+                node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity
+            )
+        if event is not None:
+            self._record(event)
+        if (why := why_lost(message)) is not None:
+            self._attempts.lose(node, why)
+        elif "attempt" in message and message["task"] not in STEPS:
+            self._on_task(message, event)
+
+    def _on_task(self, message: Message, event: Event | None) -> None:
+        task, attempt, now = message["task"], message["attempt"], self._now()
+        is_of_past = self._supervisor.gang.get(task, attempt) is None
+        is_chief = TaskId.parse(task) == self._supervisor.chief and not is_of_past
+        match message["type"]:
+            case "task_started":
+                self._supervisor.started(task, attempt, now)
+            case "start_failed":
+                self._supervisor.start_failed(task, attempt, message["error"], now)
+            case "task_event":
+                self._on_report(task, attempt, message["event"])
+                if is_chief and (found := saved(message["event"])) is not None:
+                    self._harvest.saved(*found)
+            case "task_stopped":
+                self._supervisor.froze(task, attempt, message["signal"], now)
+            case "task_continued":
+                self._supervisor.thawed(task, attempt)
+            case "task_exited" if isinstance(event, ev.TaskExited):
+                log = self.paths.task_log(TaskId.parse(task), attempt)
+                error = self.journal.task(task).error
+                self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
+                if is_chief:
+                    self._harvest.chief_left()
+
+    def _on_report(self, task: str, attempt: int, report: Message) -> None:
+        fault = report["fault"] if report["type"] == "chaos" else ""
+        if (ordered := chaos.order(self._faults, fault)) is not None:
+            self._exchange.send(*ordered)
+        self._supervisor.reported(task, attempt, report, self._now())
+
+    def _on_closed(self, node: str, why: str) -> None:
+        if not self._is_closing:
+            self._attempts.lose(node, why)
+
+    # -- the end ----------------------------------------------------------------------------
+
+    async def _finish(self) -> list[Event]:
+        return await self._harvest.finish() if self._supervisor.gang.has_started else []
+
+    async def _conclude(
+        self, error: SurroundingsError | None, harvested: list[Event] | None
+    ) -> Outcome:
+        self._carry_out()
+        if harvested is None:
+            harvested = await self._loop.attend(self._finish())
+        for event in harvested:
+            self._record(event)
+        if (unread := self._supervisor.gang.unread_settings()) is not None:
+            self.journal.record(ev.Warned(message=unread, closing=True))
+        for node in self._exchange.unheard:
+            self.journal.record(ev.Warned(message=self._not_told(node), closing=True))
+        for left in self._exchange.left:
+            self.journal.record(ev.Warned(message=left, closing=True))
+        for warning in chaos.not_injected(self._faults, self.journal.state):
+            self.journal.record(ev.Warned(message=warning, closing=True))
+        outcome = self._supervisor.outcome
+        if outcome is None:
+            assert error is not None
+            outcome = Outcome(Status.FAILED, error.exit_code, error)
+        self.journal.record(outcome.event())
+        return outcome
+
+    def _not_told(self, node: str) -> str:
+        lease_s, run_id = self.plan.supervision.lease_s, self.paths.run_id
+        return (
+            f"{node} could not be told that the run is over: what still runs there is ended by its"
+            f" agent within {lease_s:g} s, and ~/.cache/tfcluster/nodes/{run_id} stays"
+        )

@@ -1,0 +1,176 @@
+"""One run in this process: makes the folder, runs the coordinator under the process's signals."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tfcluster import backends
+from tfcluster.backends.base import Backend
+from tfcluster.coordinator.coordinator import Coordinator
+from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.resume import Resume, seed
+from tfcluster.coordinator.startup import Wishes
+from tfcluster.errors import SurroundingsError, TfclusterError
+from tfcluster.plan import secrets
+from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
+from tfcluster.plan.secrets import cover_in_error
+from tfcluster.rundir import fold, journal
+from tfcluster.rundir.events import Resumed, Status
+from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.registry import new_run_id, this_process
+from tfcluster.supervision.decisions import Outcome, Stop
+
+Announce = Callable[[Mapping[str, int]], None]
+"""Is told each task's port before the first start."""
+
+SIGNALS = {
+    signal.SIGINT: Stop("Ctrl-C", 130),
+    signal.SIGTERM: Stop("SIGTERM", 143),
+    signal.SIGHUP: Stop("the terminal was closed", 129),
+}
+
+
+class Session:
+    """One run of `plan` in this process; its folder exists from the start."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        spec: Mapping[str, Any],
+        *,
+        home_dir: Path,
+        spec_folder: str | None = None,
+        resume: Resume | None = None,
+        in_background: bool = False,
+    ) -> None:
+        """`resume` is what it begins with. Raises SurroundingsError for a backend that is not
+        there, RunFolderError."""
+        now = time.time()
+        for node in plan.nodes:
+            _backend_of(node)
+        journal.make_runtime_dir()
+        self.plan, self._resume = plan, resume
+        self.paths: RunPaths = journal.make_new(partial(new_run_id, plan.name, now), home_dir)
+        for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
+            journal.require_json(path, data)
+        state = fold.first_state(plan, self.paths, this_process(), now)
+        state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
+        state.background = in_background
+        self._secrets = secrets.values(plan)
+        self.journal = Journal(state, self.paths, secrets=self._secrets)
+        self.unrecorded = ""
+        """Why not everything could be written down; empty where it could."""
+
+    def run(
+        self,
+        *,
+        announce: Announce,
+        wishes: Wishes,
+    ) -> Outcome:
+        """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills.
+
+        To be called in `signals_held_back`, like the constructor.
+        """
+        try:
+            if self._resume is not None:
+                seed(self._resume, self.paths.checkpoints)
+                announce = self._telling(self._resume, announce)
+            return self._covered(asyncio.run(self._run(announce, wishes)))
+        except SurroundingsError as error:
+            return self._fail(error)
+        except Exception as fault:
+            return self._note_fault(fault)
+        finally:
+            self.unrecorded = self.journal.close()
+
+    async def _run(self, announce: Announce, wishes: Wishes) -> Outcome:
+        coordinator = Coordinator(
+            self.plan,
+            self.journal,
+            Harvest(self.plan, self.paths, wanted=wishes.gathers),
+            backend_of=_backend_of,
+            announce=announce,
+            wishes=wishes,
+        )
+        with _stopping(coordinator):
+            return await coordinator.run()
+
+    def _telling(self, resume: Resume, announce: Announce) -> Announce:
+        def told(ports: Mapping[str, int]) -> None:
+            begun = Resumed(
+                run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint
+            )
+            self.journal.record(begun)
+            announce(ports)
+
+        return told
+
+    def _note_fault(self, fault: Exception) -> Outcome:
+        first: BaseException = fault
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        error = TfclusterError(
+            f"a fault in tfcluster: {type(first).__name__}: {first}",
+            cure=f"please report it with {self.paths.fault}",
+        )
+        with contextlib.suppress(OSError):
+            self.paths.fault.write_text("".join(traceback.format_exception(fault)))
+        return self._fail(error)
+
+    def _fail(self, error: TfclusterError) -> Outcome:
+        outcome = Outcome(Status.FAILED, error.exit_code, error)
+        self.journal.record(outcome.event())
+        return self._covered(outcome)
+
+    def _covered(self, outcome: Outcome) -> Outcome:
+        cover_in_error(outcome.error, self._secrets)
+        return outcome
+
+
+def _backend_of(node: NodePlan) -> Backend:
+    return backends.get(node.backend, runtime_dir=runtime_dir())
+
+
+@contextlib.contextmanager
+def _stopping(coordinator: Coordinator) -> Iterator[None]:
+    loop = asyncio.get_running_loop()
+    heeded = {**SIGNALS}
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        del heeded[signal.SIGHUP]  # in the background, or started by nohup: outlives its terminal
+    for number, stop in heeded.items():
+        loop.add_signal_handler(number, partial(coordinator.stop, stop))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
+        for number in heeded:
+            loop.remove_signal_handler(number)
+            # Other threads are there, in which it is not blocked: the end is not written down yet.
+            signal.signal(number, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def signals_held_back() -> Iterator[None]:
+    """Keep SIGINT, SIGTERM and SIGHUP waiting but for the time in which a run heeds them.
+
+    One that came between the making of the folder and the first turn of the loop would leave a
+    run that never began and never ended.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

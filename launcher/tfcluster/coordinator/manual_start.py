@@ -1,0 +1,138 @@
+"""What a task gets that its user starts by hand: outside of any run, or as a part of one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tfcluster.agent import foreign_json
+from tfcluster.agent.error_text import words_of
+from tfcluster.discovery.planning import plan_by_hand
+from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
+from tfcluster.plan import placement
+from tfcluster.plan.attempt import Attempt, environment, fixed
+from tfcluster.plan.command import python_path
+from tfcluster.plan.plan import EnvVar, Plan, TaskId, plan_from_json
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.snapshot import RunSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class ByHand:
+    """One task and its whole environment, by name of the variables."""
+
+    plan: Plan
+    task: TaskId
+    env: tuple[EnvVar, ...]
+
+
+def of(
+    spec_or_run: str, name: str, *, sets: Sequence[str] = (), python: str | None = None
+) -> ByHand:
+    """The task called `name` of a spec file, or of a run that was started with `--except`.
+
+    Raises UsageError for a task that is not to be started so, and where a port is still to be
+    chosen: nobody would choose it.
+    """
+    if (paths := _run(spec_or_run)) is None:
+        return _of_spec(spec_or_run, name, sets, python)
+    if sets or python:
+        raise UsageError(f"{paths.run_id} is a run: --set and --python belong to a spec")
+    return _of_run(paths, name)
+
+
+def _run(spec_or_run: str) -> RunPaths | None:
+    """None for a file, also one that is missing: the loader of specs says so."""
+    if spec_or_run == "-" or os.path.lexists(os.path.expanduser(spec_or_run)):
+        return None
+    try:
+        return registry.resolve(spec_or_run)
+    except UnknownRunError:
+        return None
+
+
+def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ByHand:
+    planned, task = plan_by_hand(spec, name, sets=sets, python=python)
+    try:
+        attempt = fixed(planned.plan)
+    except ValueError as error:
+        cure = 'write every address with its port, for example "127.0.0.1:2222"'
+        message = f"env needs ports that are fixed in the spec: {error}"
+        raise UsageError(message, cure=cure) from None
+    folder = home() / "by-hand" / planned.plan.name / task.file_name
+    later = environment(
+        attempt,
+        task,
+        run_id="by-hand",
+        checkpoint_dir=str(folder / "checkpoints"),
+        tensorboard_dir=str(folder / "tensorboard"),
+        tuner_dir=str(folder.parent / "tuner"),
+        holds_ports=False,
+    )
+    bundle = planned.around.bundle(planned.plan.task(task).node)
+    return _with_all(planned.plan, task, later, bundle)
+
+
+def _of_run(paths: RunPaths, name: str) -> ByHand:
+    try:
+        plan = plan_from_json(foreign_json.read_object(paths.plan))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(f"{paths.plan} cannot be read: {words_of(error)}") from error
+    if not plan.by_hand:
+        cure = "`tfcluster up --except TASK` leaves one to you"
+        raise UsageError(f"{paths.run_id} starts all of its tasks itself", cure=cure)
+    task = placement.named((other.id for other in plan.by_hand), name)
+    state = registry.load(paths)
+    whole = replace(plan, tasks=(*plan.tasks, *plan.elsewhere), elsewhere=())
+    ports = _ports(state)
+    if any(ports[other.id] == 0 for other in whole.listening):
+        message = f"{paths.run_id} has not chosen its ports yet"
+        raise UsageError(message, cure="type it again once its tasks are started")
+    resumed = state.resumed_from or {}
+    later = environment(
+        Attempt(whole, 1, tuple(ports), ports),
+        task,
+        run_id=paths.run_id,
+        checkpoint_dir=str(paths.task_checkpoints(task)),
+        tensorboard_dir=str(paths.tensorboard(task)),
+        tuner_dir=str(paths.tuner),
+        restored_step=resumed.get("step"),
+    )
+    return _with_all(_with_own_secrets(whole, task, os.environ), task, later, _bundle(whole, task))
+
+
+def _ports(state: RunSnapshot) -> dict[TaskId, int]:
+    addresses = {task.task: task.address for task in state.tasks} | state.by_hand
+    return {TaskId.parse(n): int(at.rpartition(":")[2]) for n, at in addresses.items()}
+
+
+def _with_own_secrets(plan: Plan, task: TaskId, known: Mapping[str, str]) -> Plan:
+    """A plan on disk holds no secret: this shell's are the ones that will do."""
+    planned = plan.task(task)
+    env = tuple(
+        replace(var, value=known.get(var.name, "")) if var.secret else var
+        for var in planned.command.env
+    )
+    own = replace(planned, command=replace(planned.command, env=env))
+    return replace(plan, tasks=tuple(own if one.id == task else one for one in plan.tasks))
+
+
+def _bundle(plan: Plan, task: TaskId) -> str:
+    """From the path of boot, below which it lies; empty for a task without."""
+    planned = plan.task(task)
+    if not plan.hooks or planned.has_own_command:
+        return ""
+    return str(Path(planned.command.argv[1]).parents[2])
+
+
+def _with_all(plan: Plan, task: TaskId, later: Iterable[EnvVar], bundle: str) -> ByHand:
+    planned = plan.task(task)
+    found = {var.name: var for var in (*planned.command.env, *later)}
+    if plan.hooks and not planned.has_own_command:
+        own = found.get("PYTHONPATH")
+        base = own.value if own else os.environ.get("PYTHONPATH")
+        found["PYTHONPATH"] = EnvVar("PYTHONPATH", python_path(base, bundle), "tfcluster")
+    return ByHand(plan, task, tuple(found[name] for name in sorted(found)))

@@ -1,0 +1,1 @@
+"""The coordinator's side of the agents: one hub, its orders, their reports and files."""

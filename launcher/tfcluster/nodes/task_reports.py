@@ -1,0 +1,250 @@
+"""The border to what a job's script can report: what a report may hold, and how much (pure).
+
+Whatever runs in a task can write to its event socket. A report of an unknown kind, or without a
+field that its kind needs, counts as not sent; any other field that is wrong is left out, and what
+is too long is cut. What is behind this border relies on it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfcluster.agent import budgets
+from tfcluster.rundir import chaos
+from tfcluster.rundir.chaos import Fault
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.supervision.gang import Gang
+from tfcluster.supervision.member import Member
+
+Read = Callable[[object], Any]
+"""Returns the value as the launcher has it; raises ValueError for what cannot be one."""
+_LARGEST = 1 << 63
+
+
+def cleaned(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what counts of a task's report; None for one that does not count."""
+    kind = report.get("type")
+    shape = _SHAPES.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        return None
+    needed, more = shape
+    try:
+        found = {name: read(report.get(name)) for name, read in needed.items()}
+    except ValueError:
+        return None
+    for name, read in more.items():
+        if report.get(name) is not None:
+            try:
+                found[name] = read(report[name])
+            except ValueError:
+                continue
+    return {"type": kind, **found}
+
+
+def _integer(value: object) -> int:
+    """Also a float without a fraction: a step that went through NumPy."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -_LARGEST < value < _LARGEST or value != int(value):  # type: ignore[operator, call-overload]
+        raise ValueError("not an integer")
+    return int(value)  # type: ignore[call-overload, no-any-return]
+
+
+def _step(value: object) -> int:
+    if (number := _integer(value)) < 0:
+        raise ValueError("a negative step")
+    return number
+
+
+def _number(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not -1e15 < value < 1e15:  # type: ignore[operator]
+        raise ValueError("not a finite number")
+    return float(value)  # type: ignore[arg-type]
+
+
+def _rate(value: object) -> float:
+    if (number := _number(value)) < 0:
+        raise ValueError("a negative rate")
+    return number
+
+
+def _text(longest: int = budgets.REPORT_TEXT) -> Read:
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError("not a string")
+        return value if len(value) <= longest else f"{value[:longest]} …"
+
+    return read
+
+
+def _false(value: object) -> bool:
+    if value is not False:
+        raise ValueError("not false")
+    return False
+
+
+def _metrics(value: object) -> dict[str, float]:
+    """A loss may be NaN or infinite; see `run.spelling`."""
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    found = {}
+    for name, number in list(value.items())[: budgets.REPORT_NAMES]:
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            found[str(name)[: budgets.REPORT_NAME]] = _as_float(number)
+    return found
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an integer of 400 digits
+        return math.inf if number > 0 else -math.inf
+
+
+def _values(value: object) -> dict[str, Any]:
+    """Hyperparameters: numbers, and whatever else as text."""
+    if not isinstance(value, dict):
+        raise ValueError("not an object")
+    pairs = list(value.items())[: budgets.REPORT_NAMES]
+    return {str(name)[: budgets.REPORT_NAME]: _plain(one) for name, one in pairs}
+
+
+def _plain(value: object) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    try:
+        return _integer(value)
+    except ValueError:
+        pass
+    try:
+        return _number(value)
+    except ValueError:
+        return str(value)[: budgets.REPORT_NAME]
+
+
+_SHORT, _LINE = _text(budgets.REPORT_NAME), _text(budgets.NOTE_TEXT)
+_SHAPES: Mapping[str, tuple[Mapping[str, Read], Mapping[str, Read]]] = {
+    "waiting_for_peers": ({}, {}),
+    "ready": ({}, {}),
+    "alive": ({}, {}),
+    "saves_on_sigterm": ({}, {}),
+    "search_ended": ({}, {}),
+    "serving": ({}, {}),
+    "saved_elsewhere": ({}, {"step": _step}),
+    "progress": (
+        {"step": _step},
+        {
+            **{"epoch": _step, "metrics": _metrics, "steps_per_execution": _step},
+            **{"steps_per_second": _rate, "mean_steps_per_second": _rate},
+            **{"examples_per_second": _rate},
+        },
+    ),
+    "saved": ({"path": _text()}, {"step": _step, "at_ns": _integer}),
+    "evaluated": ({}, {"step": _step}),
+    "verdict": ({"ok": _false, "reason": _LINE}, {}),
+    "setting_read": ({"name": _SHORT}, {}),
+    "note": ({"message": _LINE}, {}),
+    "error": (
+        {"exception": _SHORT, "message": _text()},
+        {"file": _text(), "line": _integer, "traceback": _text(budgets.REPORT_TRACEBACK)},
+    ),
+    "chaos": ({"fault": _SHORT}, {"task": _SHORT, "step": _step}),
+    "trial": (
+        {"id": _SHORT, "status": _SHORT},
+        {
+            **{"tuner": _SHORT, "score": _number, "best_step": _step, "objective": _SHORT},
+            **{"direction": _SHORT, "values": _values, "message": _LINE},
+        },
+    ),
+    "trial_ended": ({"id": _SHORT}, {"message": _LINE}),
+}
+"""Kind → fields that it needs, and fields that it may have; see `tfcluster_workers.reporting`."""
+
+
+class Intake:
+    """Of one run; `tell` gets a sentence for the user where something is left out."""
+
+    def __init__(
+        self, state: RunSnapshot, faults: Sequence[Fault], tell: Callable[[str], None]
+    ) -> None:
+        self._state, self._faults, self._tell = state, faults, tell
+        self._notes: Counter[tuple[str, int]] = Counter()
+        self._trials: set[str] = set()
+        self._is_told = False
+
+    def take(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what counts of the report in a ``task_event``; None for one that does not."""
+        report = cleaned(message["event"])
+        if report is None:
+            return None
+        task, attempt = message["task"], message["attempt"]
+        match report["type"]:
+            case "chaos":
+                is_wanted = self._was_ordered(report["fault"], task, attempt)
+            case "note":
+                is_wanted = self._has_room_for_note(task, attempt)
+            case "trial" | "trial_ended":
+                is_wanted = self._has_room_for_trial(report["id"])
+            case _:
+                is_wanted = True
+        return report if is_wanted else None
+
+    def _was_ordered(self, text: str, task: str, attempt: int) -> bool:
+        """Whether the task was told to inject this fault, and has not done it yet."""
+        fault = chaos.injected(self._faults, text, by=task, attempt=attempt)
+        return fault is not None and all(one["fault"] != text for one in self._state.chaos)
+
+    def _has_room_for_note(self, task: str, attempt: int) -> bool:
+        self._notes[task, attempt] += 1
+        if self._notes[task, attempt] == budgets.NOTES + 1:
+            self._tell(f"{task} has sent more than {budgets.NOTES} notes: the others are left out")
+        return self._notes[task, attempt] <= budgets.NOTES
+
+    def _has_room_for_trial(self, trial: str) -> bool:
+        if trial in self._trials:
+            return True
+        if len(self._trials) < budgets.TRIALS:
+            self._trials.add(trial)
+            return True
+        if not self._is_told:
+            self._is_told = True
+            most = f"{budgets.TRIALS:,}"
+            self._tell(f"the search has more than {most} trials: its own folder lists the others")
+        return False
+
+
+_BYTES = 64 * 1024
+
+
+def last_text(log: Path) -> str:
+    """The last 64 KiB of a log; empty when there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _BYTES))
+            return file.read(_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def last_line(paths: RunPaths, member: Member) -> str:
+    """The last line that holds anything; of a progress bar its latest state."""
+    text = last_text(paths.task_log(member.id, member.attempt))
+    lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
+def last_output(paths: RunPaths, gang: Gang, now: float) -> float:
+    """When any running task last wrote to its log, on the clock that shows `now`."""
+    newest = 0.0
+    for member in gang.running():
+        try:
+            newest = max(newest, paths.task_log(member.id, member.attempt).stat().st_mtime)
+        except OSError:
+            continue
+    return now - max(0.0, time.time() - newest) if newest else 0.0

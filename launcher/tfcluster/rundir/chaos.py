@@ -1,0 +1,332 @@
+"""Rehearsed faults (``up --chaos``): what the user may write, and who is told of it.
+
+::
+
+    kill worker:1 at step 50
+    exit 3 worker:0 at save 2 in attempt 2; stop worker:1 at join
+
+A fault is injected by the task itself, exactly at its place: it stands in the task's
+``TFCLUSTER_SETTINGS`` of the one attempt it is meant for (tfcluster_workers/chaos.py does it).
+What a task cannot do to itself, the coordinator orders as soon as the task reports its place: the
+death of a node's agent, and whatever happens to a task that serves, for it takes no steps.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+from tfcluster.errors import UsageError
+from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event
+from tfcluster.rundir.snapshot import RunSnapshot
+
+KILL_AGENT: Final = "kill-agent"
+VERBS: Final = ("kill", "stop", "term", "hang", "raise", "exit", KILL_AGENT)
+PLACES: Final = ("step", "start", "join", "save")
+GRAMMAR: Final = (
+    "write WHAT TASK WHERE [in attempt N], several with ; between them. WHAT: kill, stop, term, "
+    "hang, raise, exit CODE, or kill-agent (of a task or a node). WHERE: at step N, at start, "
+    "at join, at save [N]. For example: kill worker:1 at step 50"
+)
+
+_SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
+_SETTINGS: Final = "TFCLUSTER_SETTINGS"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault, injected once."""
+
+    text: str
+    """As the user wrote it; what events and the summary call it."""
+    verb: str
+    task: TaskId
+    """Whom it befalls; for ``kill-agent NODE`` a task of that node."""
+    witness: TaskId
+    """The task that is told of it and says when its place is reached: mostly `task` itself."""
+    node: str
+    place: str
+    number: int | None = None
+    """The step, or which save."""
+    attempt: int = 1
+    exit_code: int | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the coordinator carries it out, on the witness's report."""
+        return self.verb == KILL_AGENT or self.witness != self.task
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """What `witness` is told."""
+        told = {
+            "fault": self.text,
+            "do": "report" if self.is_ordered else self.verb,
+            "place": self.place,
+            "number": self.number,
+            "exit_code": self.exit_code,
+            "task": str(self.task) if self.witness != self.task else None,
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+
+def parse(texts: Iterable[str], plan: Plan) -> tuple[Fault, ...]:
+    """The faults of all ``--chaos`` options.
+
+    Raises UsageError for what is no fault, for a task or node that `plan` does not have, and for
+    a place that its job never reports.
+    """
+    faults: list[Fault] = []
+    for text in texts:
+        for part in text.strip().removesuffix(";").split(";"):
+            fault = _Reader(part, plan).read()
+            if any(fault.text == other.text for other in faults):
+                raise UsageError(f"--chaos: '{fault.text}' stands there twice", cure=GRAMMAR)
+            faults.append(fault)
+    return tuple(faults)
+
+
+def settings_for(faults: Iterable[Fault], task: TaskId, attempt: int) -> list[dict[str, Any]]:
+    """What `task` is told in its attempt `attempt`; [] for most."""
+    return [f.setting for f in faults if f.witness == task and f.attempt == attempt]
+
+
+def environment(
+    command: Command, faults: Iterable[Fault], task: TaskId, attempt: int
+) -> tuple[EnvVar, ...]:
+    """TFCLUSTER_SETTINGS of `command` with this attempt's faults in it; () without any."""
+    told = settings_for(faults, task, attempt)
+    if not told:
+        return ()
+    settings = next((var.value for var in command.env if var.name == _SETTINGS), "{}")
+    return (EnvVar(_SETTINGS, json.dumps(json.loads(settings) | {"chaos": told}), "--chaos"),)
+
+
+def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fault | None:
+    """The fault that task `by` reports as injected; None where it was never told to."""
+    for fault in faults:
+        if (fault.text, str(fault.witness), fault.attempt) == (text, by, attempt):
+            return fault
+    return None
+
+
+def order(faults: Iterable[Fault], text: str) -> tuple[str, dict[str, Any]] | None:
+    """The node and the order to send it when a task has reported the fault `text`.
+
+    None for a fault that the task injects into itself.
+    """
+    fault = next((f for f in faults if f.text == text and f.is_ordered), None)
+    if fault is None:
+        return None
+    if fault.verb == KILL_AGENT:
+        return fault.node, {"type": "die"}
+    # Unlike `stop`, `signal` leaves the end the task's own: a failure that is to be diagnosed.
+    number = int(_SIGNALS[fault.verb])
+    return fault.node, {"type": "signal", "tasks": [str(fault.task)], "signal": number}
+
+
+class _Reader:
+    """Reads one fault word by word; every complaint shows where in it something is wrong."""
+
+    def __init__(self, text: str, plan: Plan) -> None:
+        self.words: Sequence[str] = text.split()
+        self.text = " ".join(self.words)
+        self.plan = plan
+        self.at = 0
+
+    def read(self) -> Fault:
+        verb = self._one_of(VERBS, "a fault")
+        code = self._number("an exit code", most=255, least=0) if verb == "exit" else None
+        task, node = self._node_or_task() if verb == KILL_AGENT else self._task()
+        self._expect("at")
+        place = self._one_of(PLACES, "a place")
+        number = self._place_number(place)
+        attempt = 1
+        if self.at < len(self.words):
+            self._expect("in")
+            self._expect("attempt")
+            attempt = self._number("an attempt")
+        if self.at < len(self.words):
+            self._complain("nothing may follow here")
+        witness = self._witness(verb, task, place)
+        self._refuse(place, witness)
+        return Fault(self.text, verb, task, witness, node, place, number, attempt, code)
+
+    def _place_number(self, place: str) -> int | None:
+        if place == "step":
+            return self._number("a step")
+        if place == "save":
+            follows = self.at < len(self.words) and self.words[self.at] != "in"
+            return self._number("which save") if follows else 1
+        return None
+
+    def _task(self) -> tuple[TaskId, str]:
+        word = self._word("a task")
+        try:
+            task = TaskId.parse(word)
+            if any(other.id == task for other in self.plan.elsewhere):
+                self._complain(f"{task} is not started from here", last=True, cure=self._tasks())
+            return task, self.plan.task(task).node
+        except ValueError:
+            self._complain(f"'{word}' is no task", last=True, cure=self._tasks())
+        except KeyError:
+            self._complain(f"there is no {word} in the cluster", last=True, cure=self._tasks())
+
+    def _node_or_task(self) -> tuple[TaskId, str]:
+        word = self._word("a task or a node")
+        names = [node.name for node in self.plan.nodes]
+        if word in names:
+            here = [task for task in self.plan.tasks if task.node == word]
+            # Of the tasks there, one whose steps count, and best of all the chief's.
+            here.sort(key=lambda task: (task.serves, task.id != self.plan.chief))
+            return here[0].id, word
+        if any(str(task.id) == word for task in self.plan.tasks):
+            self.at -= 1
+            return self._task()
+        known = f"{self._tasks()}; the nodes are {', '.join(names)}"
+        self._complain(f"there is no task and no node '{word}'", last=True, cure=known)
+
+    def _tasks(self) -> str:
+        return f"the tasks are {', '.join(str(task.id) for task in self.plan.tasks)}"
+
+    def _witness(self, verb: str, task: TaskId, place: str) -> TaskId:
+        """Steps of a task that serves are those of the chief, who alone counts them."""
+        if place not in {"step", "save"} or not self.plan.task(task).serves:
+            return task
+        if verb not in {*_SIGNALS, KILL_AGENT}:
+            raise UsageError(
+                f"--chaos '{self.text}' cannot be done: {task} only serves, so the {place} would "
+                f"be one of {self.plan.chief}",
+                cure=f"kill, stop, term and kill-agent can befall {task} from there",
+            )
+        return self.plan.chief
+
+    def _refuse(self, place: str, witness: TaskId) -> None:
+        """What the job never reports would never be injected: better said before the start."""
+        cure = ""
+        if not self.plan.hooks or self.plan.task(witness).has_own_command:
+            what = "reports no steps" if place == "step" else "cannot be told of faults"
+            reason = f"the job {what}: it is a command, or its hooks are off"
+            cure = "a job.script or job.module with hooks: auto takes part in --chaos"
+        elif self.plan.kind != "plain" or place not in {"step", "join"}:
+            return
+        else:
+            reports = "reports no steps" if place == "step" else "never waits for its peers"
+            reason = f"a plain job {reports}: its tasks form no cluster"
+            cure = "at start can be written, or at save for what saves TensorFlow checkpoints"
+        raise UsageError(f"--chaos '{self.text}' cannot be done: {reason}", cure=cure)
+
+    def _word(self, expected: str) -> str:
+        if self.at >= len(self.words):
+            self._complain(f"here it ends, and {expected} is missing")
+        self.at += 1
+        return self.words[self.at - 1]
+
+    def _expect(self, word: str) -> None:
+        found = self._word(f"'{word}'")
+        if found != word:
+            self._complain(f"'{word}' belongs here, not '{found}'", last=True)
+
+    def _one_of(self, words: Sequence[str], what: str) -> str:
+        found = self._word(what)
+        if found not in words:
+            self._complain(f"'{found}' is not {what}: {', '.join(words)}", last=True)
+        return found
+
+    def _number(self, what: str, *, least: int = 1, most: int | None = None) -> int:
+        found = self._word(what)
+        is_number = found.isascii() and found.isdigit()
+        if not is_number or int(found) < least or (most is not None and int(found) > most):
+            upto = f" to {most}" if most is not None else " or more"
+            self._complain(f"{what} is a number, {least}{upto}, not '{found}'", last=True)
+        return int(found)
+
+    def _complain(self, message: str, *, last: bool = False, cure: str = "") -> NoReturn:
+        """Point at the next word, or at the `last` one read."""
+        position = self.at - 1 if last else self.at
+        before = " ".join(self.words[:position])
+        width = len(self.words[position]) if position < len(self.words) else 1
+        mark = " " * (len(before) + bool(before)) + "^" * width
+        raise UsageError(f"--chaos: {message}\n    {self.text}\n    {mark}", cure=cure or GRAMMAR)
+
+
+def apply(records: list[dict[str, Any]], event: Event, now: float) -> None:
+    """Fold `event` into the records of injected faults (`RunSnapshot.chaos`), oldest first.
+
+    `detected_after_s`: until its task's end, freezing or exception, its node's loss, or a
+    diagnosis or stall that followed. `resumed_after_s`: until a task of a later attempt has
+    joined, then made exact by the first step it reports (`resumed_step`).
+    """
+    if isinstance(event, ev.ChaosInjected):
+        facts = event.to_json()
+        del facts["type"]
+        records.append(facts | {"injected_at": now})
+        return
+    for record in records:
+        if "detected_after_s" not in record:
+            if _shows(event, record):
+                record["detected_after_s"] = round(now - record["injected_at"], 3)
+        elif _resumes(event, record):
+            record["resumed_after_s"] = round(now - record["injected_at"], 3)
+            if isinstance(event, ev.Progress):
+                record["resumed_step"] = event.step
+
+
+def _shows(event: Event, record: dict[str, Any]) -> bool:
+    """Whether `event` is the first sign of the fault; what other tasks do is none."""
+    verb, task = record["fault"].partition(" ")[0], str(record["task"])
+    match event:
+        case ev.TaskExited():
+            by_itself = event.ended_by == "itself" and event.exit_code != 0
+            return event.task == task and by_itself
+        case ev.TaskError() | ev.TaskFrozen():
+            return event.task == task
+        case ev.NodeLost():
+            return bool(verb == KILL_AGENT)
+        case ev.Diagnosis():
+            return str(event.root_cause.get("task")) == task
+        case ev.Stalled():
+            return verb in {"hang", "stop"}
+    return False
+
+
+def _resumes(event: Event, record: dict[str, Any]) -> bool:
+    if not isinstance(event, ev.Progress | ev.TaskReady) or "resumed_step" in record:
+        return False
+    if event.attempt <= record.get("attempt", 1):
+        return False
+    # A task that serves, or takes no steps, has resumed when it is ready again.
+    is_its_own = event.task == record["task"] and "resumed_after_s" not in record
+    return isinstance(event, ev.Progress) or is_its_own
+
+
+def not_injected(faults: Iterable[Fault], state: RunSnapshot) -> tuple[str, ...]:
+    """One closing warning for each fault whose place was never reached."""
+    injected = {record["fault"] for record in state.chaos}
+    return tuple(
+        f"'{fault.text}' was never injected: {_why(fault, state)}"
+        for fault in faults
+        if fault.text not in injected
+    )
+
+
+def _why(fault: Fault, state: RunSnapshot) -> str:
+    if state.attempt < fault.attempt:
+        return f"there was no attempt {fault.attempt}"
+    task = next(task for task in state.tasks if task.task == str(fault.witness))
+    if fault.place == "step":
+        if all(other.step is None for other in state.tasks):
+            return "the job reports no steps"
+        if task.step is None:
+            return f"{task.task} reported no steps"
+        return f"{task.task} got to step {task.step}"
+    if fault.place == "save":
+        return f"{task.task} did not save that often"
+    if fault.place == "join":
+        return f"{task.task} never waited for its peers"
+    return f"{task.task} did not get to its code"

@@ -1,0 +1,91 @@
+"""One family of states for every run, whatever it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, TypeVar
+
+
+class Status(StrEnum):
+    """States of a run and, where they apply, of a task."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    STOPPING = "stopping"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    TIMED_OUT = "timed_out"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        return self in _FINAL
+
+
+_FINAL = frozenset(
+    {Status.SUCCEEDED, Status.FAILED, Status.TIMED_OUT, Status.INTERRUPTED, Status.LOST}
+)
+
+
+State = TypeVar("State", bound=str)
+
+RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
+    Status.STARTING: {
+        "all_started": Status.RUNNING,
+        "restarting": Status.RESTARTING,
+        "run_stopping": Status.STOPPING,
+    },
+    Status.RUNNING: {"restarting": Status.RESTARTING, "run_stopping": Status.STOPPING},
+    Status.RESTARTING: {"all_started": Status.RUNNING, "run_stopping": Status.STOPPING},
+    Status.STOPPING: {},
+    Status.SUCCEEDED: {},
+    Status.FAILED: {},
+    Status.TIMED_OUT: {},
+    Status.INTERRUPTED: {},
+    Status.LOST: {},
+}
+"""Besides: ``run_finished`` leads from any state that is not final to the one it names, and who
+finds the coordinator of such a run gone reads `lost`."""
+
+NODE: Final[Mapping[str, Mapping[str, str]]] = {
+    "connecting": {
+        "node_connected": "connected",
+        "node_reconnected": "connected",
+        "node_lost": "lost",
+        "run_finished": "gone",
+    },
+    "connected": {
+        "node_unreachable": "connecting",
+        "node_lost": "lost",
+        "run_finished": "gone",
+    },
+    "lost": {"node_reconnected": "connected", "run_finished": "gone"},
+    "gone": {},
+}
+
+_ENDS: Final = {
+    "exited_well": "succeeded",
+    "exited_badly": "failed",
+    "ended_by_us": "stopped",
+    "node_lost": "lost",
+}
+TASK: Final[Mapping[str, Mapping[str, str]]] = {
+    "waiting": {"task_started": "starting"},
+    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS},
+    "running": {"task_stopping": "stopping", **_ENDS},
+    "stopping": dict(_ENDS),
+    "succeeded": {"restarting": "restarting", "task_started": "starting"},
+    "failed": {"restarting": "restarting", "task_started": "starting"},
+    "stopped": {"restarting": "restarting", "task_started": "starting"},
+    "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS},
+    "restarting": {"task_started": "starting", "run_finished": "stopped"},
+}
+"""An exit may still be heard of a task that was given up for lost."""
+
+
+def after(table: Mapping[State, Mapping[str, State]], state: State, trigger: str) -> State:
+    """Where `trigger` leads from `state`; `state` itself where it leads nowhere."""
+    return table[state].get(trigger, state)

@@ -1,0 +1,185 @@
+"""Turns the model's errors into findings that say, in the user's words, what to write instead."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from tfcluster.spec import published_schema
+from tfcluster.spec.cluster import TAGS
+from tfcluster.spec.fields import Finding, Path, RulesBroken, shorten
+
+_OTHER_WORDS = {
+    "coordinator": "chief",
+    "cmd": "command",
+    "cwd": "workdir",
+    "entrypoint": "script",
+    "environment": "env",
+    "eval": "evaluator",
+    "master": "chief",
+    "parameter_server": "ps",
+    "retries": "max_restarts",
+    "servers": "ps",
+    "timeout": "run_deadline_s",
+}
+
+
+def unknown_key(path: Path) -> Finding:
+    """The finding for the key at the end of `path`: a near name, its right place, or the list."""
+    key, parent = str(path[-1]), path[:-1]
+    known = sorted(published_schema.keys_at(parent))
+    message = f"unknown key {shorten(key)}" + (f" in {shown(parent)}" if parent else "")
+    word = _OTHER_WORDS.get(key.lower(), key)
+    near = [word] if word in known else difflib.get_close_matches(key.lower(), known, n=1)
+    if near:
+        cure = f'did you mean "{near[0]}"?'
+    elif elsewhere := published_schema.homes_of(word):
+        cure = f"it belongs to {' or '.join(elsewhere)}"
+    elif known:
+        cure = f"known here: {', '.join(known)}; keys that begin with x- are ignored"
+    else:
+        cure = "remove it"
+    return Finding(path, message, cure, on_key=True)
+
+
+def dotted(path: Iterable[str | int]) -> str:
+    """``supervision.grace_s``, as ``--set`` takes it."""
+    return ".".join(str(part) for part in path)
+
+
+def shown(path: Iterable[str | int]) -> str:
+    """The same for messages: a part that would tear the line is quoted and cut."""
+    parts = (str(part) for part in path)
+    return ".".join(
+        part if part.isprintable() and len(part) < 60 else shorten(part) for part in parts
+    )
+
+
+_KEY = "[key]"
+_EXPECTED = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+
+_LIMITS = {
+    "less_than_equal": ("large", "at most", "le"),
+    "greater_than_equal": ("small", "at least", "ge"),
+}
+
+
+def findings(error: ValidationError, value: Any) -> list[Finding]:
+    """All that is wrong with `value`, which the model refused with `error`."""
+    details = error.errors(include_url=False, include_input=False)
+    return [found for one in details for found in _explain(one, value)]
+
+
+def _explain(detail: ErrorDetails, value: Any) -> Iterator[Finding]:
+    raw = detail["loc"]
+    on_key = bool(raw) and raw[-1] == _KEY
+    path = tuple(part for part in raw if part not in TAGS and part != _KEY)
+    context = detail.get("ctx", {})
+    broken = context.get("error")
+    if isinstance(broken, RulesBroken):
+        for found in broken.findings:
+            yield found.below(*path)
+        return
+    kind = detail["type"]
+    if kind == "extra_forbidden" or (on_key and kind == "literal_error"):
+        yield unknown_key(path)
+    elif kind == "missing":
+        yield _missing_key(path)
+    elif kind == "tfcluster":
+        yield Finding(path, context["message"], context["cure"], on_key)
+    else:
+        yield Finding(
+            path, _message(detail, path, value), _cure(kind, path, value, context), on_key
+        )
+
+
+def _missing_key(path: Path) -> Finding:
+    example = json.dumps(_example(path))
+    where = f" in {shown(path[:-1])}" if path[:-1] else ""
+    cure = f'add "{path[-1]}": {example}'
+    return Finding(path, f'"{path[-1]}" is missing{where}', cure, on_key=True)
+
+
+def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
+    given = _quoted(_value_at(value, path))
+    kind = detail["type"]
+    if expected := _EXPECTED.get(kind):
+        return f"{expected} is expected here, not {given}"
+    text = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if kind in ("gpus", "tasks"):
+        return f"{text}, not {given}"
+    if kind == "string_too_short":
+        return "an empty text says nothing here"
+    if kind.endswith("too_short"):
+        return "an empty list says nothing here"
+    if kind in _LIMITS:
+        return f"{given} is too {_LIMITS[kind][0]}"
+    if kind.endswith("too_long"):
+        return f"too long: {detail['msg']}"
+    return f"{given} is not {text}"
+
+
+def _cure(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
+    given = _value_at(value, path)
+    if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
+        return f"write it in quotes: {json.dumps(json.dumps(given))}"
+    if kind == "tuple_type" and isinstance(given, str):
+        if not given.strip():
+            return f"leave it out, or write a list: {json.dumps(_example(path))}"
+        return f"write it in brackets: {json.dumps(_as_list(given, path))}"
+    if kind in _LIMITS:
+        _, word, limit = _LIMITS[kind]
+        return f"write {word} {context[limit]}"
+    if kind == "literal_error":
+        choices = {str(choice).lower(): choice for choice in published_schema.choices_at(path)}
+        if near := difflib.get_close_matches(str(given).lower(), choices, n=1):
+            return f"did you mean {json.dumps(choices[near[0]])}?"
+    if kind == "tasks":
+        return 'write for example 2, or ["10.0.0.1:2222", "10.0.0.2:2222"]'
+    example = _example(path)
+    return f"write for example {json.dumps(example)}" if example is not None else ""
+
+
+def _as_list(text: str, path: Path) -> list[str]:
+    """A command line as its words; any other text is one item."""
+    if path[-1] in ("args", "command"):
+        with contextlib.suppress(ValueError):  # a quote that is not closed
+            return shlex.split(text)
+    return [text]
+
+
+def _example(path: Path) -> Any:
+    return next(iter(published_schema.node_at(path).get("examples", ())), None)
+
+
+def _value_at(value: Any, path: Path) -> Any:
+    for part in path:
+        members = dict(enumerate(value)) if isinstance(value, list) else value
+        if not isinstance(members, Mapping) or part not in members:
+            break
+        value = members[part]
+    return value
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    return shorten(value) if isinstance(value, str) else json.dumps(value)

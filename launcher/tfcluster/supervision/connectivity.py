@@ -1,0 +1,154 @@
+"""Which host the others cannot reach any more, from what the nodes say of each other (pure).
+
+TensorFlow tells of a cut line as of a dead peer: every task blames another, in words that name no
+host. So once tasks fail that way the agents, which the coordinator still reaches by ssh, dial each
+other's task ports, and whoever cannot be reached is named. A line that is whole again by then is
+known by the task that TensorFlow's heartbeats missed (coordination_service.cc).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.agent import foreign_json
+from tfcluster.plan.plan import Plan, TaskId, TaskPlan
+from tfcluster.supervision.failure import Failure
+
+_ALL_OF = 64
+"""Of so many tasks each is dialled by every other node: a firewall may let one pass and not all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Who dials whom, and where."""
+
+    dialled: Mapping[str, Sequence[TaskPlan]]
+    """Node → tasks of other nodes."""
+    callers: Mapping[TaskId, Sequence[str]]
+    """The same, from the other end."""
+    ports: Mapping[TaskId, int]
+
+    def of(self, node: str) -> list[dict[str, Any]]:
+        """What `agent.probe` and `agent.dial` are told to dial there."""
+        return [
+            {
+                "node": task.node,
+                "task": str(task.id),
+                "host": task.host.strip("[]"),
+                "port": self.ports[task.id],
+            }
+            for task in self.dialled[node]
+        ]
+
+
+def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> Calls:
+    """`nodes` dial the tasks of which `ports` are known, each those of the others."""
+    on: dict[str, list[TaskPlan]] = defaultdict(list)
+    for task in plan.tasks:
+        if task.id in ports:
+            on[task.node].append(task)
+    dialled: dict[str, list[TaskPlan]] = {name: [] for name in nodes}
+    callers: dict[TaskId, list[str]] = {task: [] for task in ports}
+    for target, its in on.items():
+        others = [name for name in nodes if name != target]
+        share = len(its) if len(ports) <= _ALL_OF else -(-len(its) // max(1, len(others)))
+        for place, caller in enumerate(others):
+            for number in range(place * share, (place + 1) * share):
+                task = its[number % len(its)]
+                dialled[caller].append(task)
+                callers[task.id].append(caller)
+    return Calls(dialled, callers, ports)
+
+
+PATIENCE_S = 4.0
+"""How long the nodes dial: the third packet of a connection goes out after three seconds."""
+ANSWER_S = 12.0
+"""How long their reports are waited for."""
+_TASK = r"/job:(?P<job>\w+)/replica:\d+/task:(?P<index>\d+)"
+_SILENT = re.compile(
+    rf"{_TASK} heartbeat timeout|stopped sending heartbeats\):\s*{_TASK.replace('?P<', '?P<b')}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """From node `source` nothing answers at `task` of node `target`."""
+
+    source: str
+    target: str
+    task: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.source} cannot connect to {self.task} on {self.target} ({self.why})"
+
+
+def can_break(plan: Plan) -> bool:
+    """Whether tasks of the run reach each other over a network."""
+    return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
+
+
+def order_for(node: str, calls: Calls, attempt: int) -> dict[str, Any]:
+    """What `agent.dial` is to do on `node`."""
+    return {"attempt": attempt, "others": calls.of(node), "patience_s": PATIENCE_S}
+
+
+def read(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
+    """The report of `node`; none where it is of another attempt, or no report."""
+    try:
+        data = foreign_json.parse_object(line)
+        if data["attempt"] != attempt:
+            return ()
+        rows = data["cut"]
+        return tuple(Cut(node, str(to), str(task), str(why)) for to, task, _, _, why in rows)
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def lost(cuts: Iterable[Cut], *, chief_node: str) -> dict[str, str]:
+    """Node → what is known of its lost link: the fewest nodes that explain all of `cuts`.
+
+    Of two that do not reach each other it is the one without the chief, whose process leads the
+    others (TensorFlow's coordination service).
+    """
+    left, found = list(cuts), dict[str, str]()
+    while left:
+        pairs = {(cut.source, cut.target) for cut in left}
+        count = Counter(node for pair in pairs for node in pair)
+        node = max(count, key=lambda name: (count[name], name != chief_node, name))
+        found[node] = _words(node, [cut for cut in left if node in (cut.source, cut.target)])
+        left = [cut for cut in left if node not in (cut.source, cut.target)]
+    return found
+
+
+def _words(node: str, cuts: Sequence[Cut]) -> str:
+    """The first cut of each pair of nodes stands for its others."""
+    pairs = {frozenset((cut.source, cut.target)): cut for cut in reversed(cuts)}
+    shown = [str(cut) for cut in list(pairs.values())[::-1][:3]]
+    more = f", and {len(pairs) - 3} other hosts" if len(pairs) > 3 else ""
+    return f"link to host {node} lost: {'; '.join(shown)}{more}"
+
+
+def missed(failures: Iterable[Failure], nodes: Mapping[str, str]) -> dict[str, str]:
+    """As `lost`, from TensorFlow's words: tasks whose heartbeats another host did not get.
+
+    `nodes`: task → its node.
+    """
+    found: dict[str, str] = {}
+    for failure in failures:
+        for task in _silent(f"{failure.last_lines}\n{(failure.error or {}).get('message', '')}"):
+            node = nodes.get(task)
+            if node is not None and node != nodes.get(failure.task):
+                words = f"{nodes[failure.task]} heard nothing of {task} for TensorFlow's 10 s"
+                found.setdefault(node, f"link to host {node} lost: {words}; by now it answers")
+    return found
+
+
+def _silent(text: str) -> Iterator[str]:
+    for match in _SILENT.finditer(text):
+        job, index = match["job"] or match["bjob"], match["index"] or match["bindex"]
+        yield f"{job}:{index}"

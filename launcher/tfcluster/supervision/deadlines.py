@@ -1,0 +1,235 @@
+"""Sees what never ends by itself: who does not come, does not move, outlives the others (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tfcluster.plan.plan import Plan, Supervision
+from tfcluster.rundir import events as ev
+from tfcluster.supervision import connectivity, verdicts
+from tfcluster.supervision.attempt_state import Course
+from tfcluster.supervision.decisions import AskLinks
+from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.member import Member
+from tfcluster.supervision.member_counts import Tally
+from tfcluster.supervision.verdicts import FROZEN_S, Finding
+
+NOTICE_S: Final = 600.0
+"""Without a stall deadline a run that is silent for so long is told of, once, and goes on."""
+_GAPS_ALLOWED: Final = 3.0
+
+
+@dataclass(slots=True)
+class Patience:
+    """One attempt's; all times are seconds of the coordinator's clock."""
+
+    policy: Supervision
+    heard_at: float | None = None
+    """The last sign of life after the first progress; None before it."""
+    longest_gap_s: float = 0.0
+    noticed: bool = False
+    """Whether the one notice of an undated silence was given."""
+    _ready_at: float | None = None
+
+    def note(self, report: Mapping[str, Any], now: float) -> None:
+        """A report of any task of the gang."""
+        match report.get("type"):
+            case "ready" if self._ready_at is None:
+                self._ready_at = now
+            case "progress":
+                self._note_step(report, now)
+            case "alive" | "evaluated" | "saved" | "saved_elsewhere" if self.heard_at is not None:
+                self.heard_at = now
+
+    def _note_step(self, report: Mapping[str, Any], now: float) -> None:
+        since = self.heard_at
+        if since is None and report.get("steps_per_execution"):
+            since = self._ready_at  # its first execution was as long as the next will be
+        if since is not None:
+            self.longest_gap_s = max(self.longest_gap_s, now - since)
+        self.heard_at = now
+
+    def note_output(self, at: float) -> None:
+        """Some task has written a line at `at`."""
+        if self.heard_at is not None:
+            self.heard_at = max(self.heard_at, at)
+
+    def start_due(self, gang: Tally) -> float | None:
+        """When the start has failed; None while nobody waits.
+
+        Only who waits now counts: one that was started again alone begins anew.
+        """
+        if any(one.has_searched and one.is_core for one in gang.standings()):
+            return None  # a tuner that came after the search waits in vain, until all is over
+        since = gang.waits_since()
+        return None if since is None else since + self.policy.start_deadline_s
+
+    @property
+    def stall_due(self) -> float | None:
+        """When the silence is too long; None before the first progress, or after the notice."""
+        if self.heard_at is None or self.noticed:
+            return None
+        limit = self.policy.stall_deadline_s or NOTICE_S
+        return self.heard_at + max(limit, _GAPS_ALLOWED * self.longest_gap_s)
+
+
+STACKS_S: Final = 1.0
+"""How long tasks get to write their stacks before they are ended."""
+
+
+class Watch:
+    """Over one attempt after another; `plain` tasks wait for nobody and are left alone."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        course: Course,
+        last_output: Callable[[], float],
+        last_line: Callable[[Member], str],
+        absent: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        """`absent`: the tasks elsewhere that cannot be reached, and why not."""
+        self._policy, self._course, self._gang = plan.supervision, course, course.gang
+        self._orders, self._timers = course.orders, course.timers
+        self._last_output, self._last_line, self._absent = last_output, last_line, absent
+        self._is_part = bool(plan.elsewhere)
+        self._forms_gang = plan.kind != "plain"
+        self._links_break = self._forms_gang and connectivity.can_break(plan)
+        self._has_asked = False
+        self._patience = Patience(self._policy)
+        self._why_end = ""
+
+    def begin(self) -> None:
+        """An attempt begins."""
+        self._patience, self._has_asked = Patience(self._policy), False
+
+    def ask_links(self) -> None:
+        """Once tasks fail and none by its own doing, the lines between the nodes are looked at,
+        at once: they may be whole again soon."""
+        failures = self._gang.failures
+        if self._links_break and failures and not self._has_asked and _none_is_own(failures):
+            self._has_asked = True
+            self._orders.add(AskLinks(self._gang.number))
+
+    def linked(self, lost: Mapping[str, str], now: float) -> None:
+        """`lost`: node → how the others do not reach it, as the nodes found."""
+        if not lost and all(failure.is_collateral for failure in self._gang.failures):
+            nodes = {str(member.id): member.node for member in self._gang}
+            lost = connectivity.missed(self._gang.failures, nodes)
+        for node, words in lost.items():
+            for member in [
+                m for m in self._gang.core() if m.node == node and not m.alone and not m.end().ok
+            ][:1]:
+                self._gang.blame(member, Kind.LINK_LOST, words)
+        if lost and self._course.is_training:
+            self._course.end_gang("the link between hosts is lost", now)
+
+    def note(self, member: Member, report: Mapping[str, Any], now: float) -> None:
+        """A sign of life; an evaluator's tells nothing of the gang."""
+        if member.id.job != "evaluator":
+            self._patience.note(report, now)
+
+    def froze(self, member: Member, signal: int, now: float) -> None:
+        if self._forms_gang:
+            member.frozen_by = signal
+            self._timers.set(f"frozen {member.id}", now + FROZEN_S)
+
+    def thawed(self, member: Member) -> None:
+        member.frozen_by = None
+        self._timers.clear(f"frozen {member.id}")
+
+    def set_deadlines(self, *, waits_for_all: bool) -> None:
+        """To be called after anything that may move them; not `waits_for_all`: the end is near,
+        and has a deadline of its own."""
+        if not waits_for_all:
+            self._timers.clear("start", "stall")
+        elif self._forms_gang and not self.has_stacks_written:
+            self._timers.put("start", self._patience.start_due(self._gang.tally))
+            self._timers.put("stall", self._patience.stall_due)
+
+    @property
+    def has_stacks_written(self) -> bool:
+        """What is to end is settled, it only gets time to write where it stands."""
+        return "stacks" in self._timers
+
+    def due(self, name: str, member: Member | None, now: float) -> None:
+        """The moment called `name` has come."""
+        core = self._gang.core()
+        match name:
+            case "cause":
+                self.act_on(verdicts.outlived(core, is_part=self._is_part), now)
+            case "frozen" if member is not None and self._is_to_end(member):
+                self.act_on(verdicts.frozen(member), now)
+            case "start":
+                limit = self._policy.start_deadline_s
+                absent = self._absent()
+                self.act_on(verdicts.missing(core, limit, self._last_line, now, absent), now)
+            case "stall":
+                self._due_stall(now)
+            case "stacks" if self._course.ending is not None:
+                self._course.end_run(self._why_end, self._course.ending, now)
+            case "stacks":
+                self._course.end_gang(self._why_end, now)
+
+    def _is_to_end(self, frozen: Member) -> bool:
+        is_ending = frozen.is_stopping or self.has_stacks_written
+        return frozen.is_running and not is_ending
+
+    def _due_stall(self, now: float) -> None:
+        self._patience.note_output(self._last_output())
+        due, since = self._patience.stall_due, self._patience.heard_at
+        running = any(member.is_running for member in self._gang.core())
+        if due is None or since is None or due > now or not running:
+            return
+        limit = self._policy.stall_deadline_s
+        self._orders.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit))
+        if limit is None:
+            self._patience.noticed = True
+            self._orders.dump_stacks(self._gang.running())
+        else:
+            self.act_on(verdicts.stalled(self._gang.core(), now - since), now)
+
+    def end_late(self, last_step: int | None, now: float) -> None:
+        """End all that still runs `finish_grace_s` after the chief's success.
+
+        A worker that still works by itself makes the run a failed one: what it did is cut off.
+        `last_step` is the step of the last checkpoint.
+        """
+        grace_s, unfinished = self._policy.finish_grace_s, self._gang.unfinished()
+        words = f"it had not finished {grace_s:g} s after the chief, and was ended"
+        for member in unfinished:
+            self._gang.blame(member, Kind.UNFINISHED, words)
+        late = [
+            member
+            for member in self._gang.running()
+            if not (member.serves or member.is_stopping or member in unfinished)
+        ]
+        for said in verdicts.ended_late(late, grace_s, last_step):
+            self._orders.record(ev.Warned(message=said))
+        self._course.end_rest("the others have ended", now)
+
+    def act_on(self, found: Finding, now: float) -> None:
+        """Blame, have stacks written where they tell something, and end what is to end."""
+        for member, words in found.blamed:
+            self._gang.blame(member, found.kind, words)
+        self._course.ending = found.outcome or self._course.ending
+        if found.wants_stacks:
+            self._orders.dump_stacks(self._gang.running())
+            self._timers.clear("start", "stall")
+            self._timers.set("stacks", now + STACKS_S)
+            self._why_end = found.why_end
+        elif found.outcome is not None:
+            if not found.blamed:
+                self._course.diagnose()
+            self._course.end_run(found.why_end, found.outcome, now)
+        else:
+            frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
+            self._course.stop(frozen, found.why_end, now, grace_s=0.0)
+            if not found.blamed or any(not member.alone for member, _ in found.blamed):
+                self._course.end_gang(found.why_end, now)
+
+
+def _none_is_own(failures: Sequence[Failure]) -> bool:
+    return all(failure.is_collateral or failure.kind is Kind.LATE for failure in failures)

@@ -1,0 +1,92 @@
+"""Files put into a folder that a task reads: in order, each whole, nothing else touched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.agent.files.incoming import Incoming
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha512(data).hexdigest()
+
+
+class Node:
+    """An agent's receiving half, told to add to the folder of a task."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[dict[str, Any]] = []
+        self.into, self.passing = folder / "run" / "node" / "checkpoints", folder / "passing"
+        self.incoming = Incoming(str(folder / "cache"), self.said.append, passing=str(self.passing))
+        self.into.mkdir(parents=True)
+        (self.into / "mine").write_text("the task's own")
+
+    def add(self, *files: tuple[str, bytes], removed: Sequence[str] = ()) -> dict[str, Any]:
+        """Its last words after all bytes have come."""
+        entries = [
+            {"path": path, "sha512": sha(data), "size": len(data), "mode": 0o600}
+            for path, data in files
+        ]
+        order = {"id": 1, "into": str(self.into), "files": entries, "keep": False}
+        self.incoming.receive({**order, "adds": True, "removed": [*removed]})
+        if self.said[-1]["type"] == "wants":
+            for digest in self.said[-1]["digests"]:
+                data = next(data for _, data in files if sha(data) == digest)
+                self.incoming.take(digest, 0, data)
+        return self.said[-1]
+
+    def contents(self) -> dict[str, str]:
+        files = [path for path in self.into.rglob("*") if path.is_file()]
+        return {str(path.relative_to(self.into)): path.read_text() for path in files}
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_what_else_is_there_stays(node: Node) -> None:
+    assert node.add(("ckpt-1", b"one"), ("checkpoint", b"1"))["type"] == "received"
+    assert node.add(("sub/ckpt-2", b"two"), ("checkpoint", b"2"))["type"] == "received"
+    assert node.contents() == {
+        "mine": "the task's own",
+        "ckpt-1": "one",
+        "sub/ckpt-2": "two",
+        "checkpoint": "2",
+    }
+    assert not [*node.passing.iterdir()]
+
+
+def test_what_is_old_goes_once_the_new_is_there(node: Node) -> None:
+    node.add(("ckpt-1", b"one"), ("checkpoint", b"1"))
+    node.add(("ckpt-2", b"two"), ("checkpoint", b"2"), removed=["ckpt-1", "never-there"])
+    assert set(node.contents()) == {"mine", "ckpt-2", "checkpoint"}
+
+
+def test_a_folder_that_is_gone_is_made_again(node: Node) -> None:
+    (node.into / "mine").unlink()
+    node.into.rmdir()
+    assert node.add(("ckpt-1", b"one"))["type"] == "received"
+    assert node.contents() == {"ckpt-1": "one"}
+
+
+def test_nothing_leads_out_of_the_folder(node: Node, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_text("kept")
+    (node.into / "away").symlink_to(outside)
+    for files, removed in (
+        ([("../up", b"x")], []),
+        ([], ["../mine"]),
+        ([], ["/etc/passwd"]),
+        ([("away/x", b"x")], []),
+        ([], ["away/precious"]),
+    ):
+        assert node.add(*files, removed=removed)["type"] == "receive_failed"
+    assert [path.name for path in outside.iterdir()] == ["precious"]
+    assert set(node.contents()) >= {"mine"}

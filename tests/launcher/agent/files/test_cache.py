@@ -1,0 +1,228 @@
+"""What a node keeps for later runs is looked at before it is trusted, and goes when it is old."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.agent import bootstrap
+from tfcluster.agent.files.cache import UNUSED_DAYS, InUse, prune
+from tfcluster.agent.files.incoming import Incoming
+from tfcluster.backends import bundle
+
+DAY = 86400
+
+
+def aged(path: Path, days: float) -> Path:
+    moment = time.time() - days * DAY
+    os.utime(path, (moment, moment))
+    return path
+
+
+def bundle_of(files: dict[str, bytes]) -> bundle.Bundle:
+    digest = hashlib.sha256()
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return bundle.Bundle(dict(sorted(files.items())), digest.hexdigest()[:16])
+
+
+@pytest.fixture
+def made() -> bundle.Bundle:
+    return bundle_of({"agent/tfcluster/a.py": b"a", "workers/b.py": b"bb", "a.txt": b""})
+
+
+def unpack(made: bundle.Bundle, cache: Path) -> Path:
+    folder = cache / made.digest
+    bootstrap._unpack(made.zip_bytes, str(folder))
+    return folder
+
+
+def test_the_folder_of_a_run_goes_when_it_is_old_and_its_agent_gone(tmp_path: Path) -> None:
+    for run in ("ended", "lost yesterday", "running"):
+        (tmp_path / "nodes" / run / "gpu1" / "work").mkdir(parents=True)
+        aged(tmp_path / "nodes" / run, 1 if "yesterday" in run else UNUSED_DAYS + 1)
+    InUse(str(tmp_path / "bundles" / "b"), str(tmp_path / "nodes" / "running")).on_time(1.0)
+    prune(str(tmp_path))
+    kept = sorted(path.name for path in (tmp_path / "nodes").iterdir())
+    assert kept == ["lost yesterday", "running"]
+
+
+def test_a_bundle_is_whole_when_it_is_what_its_name_says(
+    made: bundle.Bundle, tmp_path: Path
+) -> None:
+    folder = unpack(made, tmp_path)
+    assert bootstrap.is_whole(str(folder))
+    (folder / "agent/tfcluster/__pycache__").mkdir()
+    (folder / "agent/tfcluster/__pycache__/a.pyc").write_bytes(b"of Python's own")
+    assert bootstrap.is_whole(str(folder))
+    (folder / "workers/b.py").write_bytes(b"xx")
+    assert not bootstrap.is_whole(str(folder))
+    assert not bootstrap.is_whole(str(tmp_path / "never-there"))
+
+
+def test_the_real_bundle_has_the_digest_that_a_node_finds(tmp_path: Path) -> None:
+    real = bundle.build()
+    assert bootstrap.is_whole(str(bundle.unpack(real, tmp_path / "local")))
+    assert bootstrap.is_whole(str(unpack(real, tmp_path / "far")))
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone", "more"])
+def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, harm: str) -> None:
+    folder = unpack(made, tmp_path)
+    match harm:
+        case "cut":
+            (folder / "workers/b.py").write_bytes(b"b")
+        case "gone":
+            (folder / "workers/b.py").unlink()
+        case "more":
+            (folder / "agent/tfcluster/b.py").write_bytes(b"print('not ours')")
+    assert unpack(made, tmp_path) == folder
+    assert bootstrap.is_whole(str(folder))
+
+
+def test_a_bundle_that_did_not_arrive_whole_is_an_error(
+    made: bundle.Bundle, tmp_path: Path
+) -> None:
+    with pytest.raises(OSError, match="did not arrive whole"):
+        bootstrap._unpack(made.zip_bytes, str(tmp_path / ("0" * 16)))
+
+
+def test_nobody_else_may_read_what_is_sent(tmp_path: Path) -> None:
+    """As `bootstrap.main` does it: the umask is the caller's again afterwards."""
+    relay = "def main(config): import os; print(oct(os.umask(0)), flush=True)"
+    files = {"agent/tfcluster/__init__.py": b"", "agent/tfcluster/agent/__init__.py": b""}
+    files["agent/tfcluster/agent/relay.py"] = relay.encode()
+    sent = bundle_of(files)
+    cache = tmp_path / "cache"
+    order = f'{{"digest": "{sent.digest}", "cache": "{cache}", "config": {{}}}}\n'
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", bootstrap.__file__],
+        input=order.encode() + b"%d\n" % len(sent.zip_bytes) + sent.zip_bytes,
+        capture_output=True,
+        check=True,
+        umask=0o022,
+    ).stdout
+    assert said.startswith(bootstrap.NEED)
+    assert said.endswith(bootstrap.HAVE + b"0o22\n")
+    found = [cache, *(path for path in cache.rglob("*") if "__pycache__" not in path.parts)]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in found}
+    assert modes == {0o700, 0o600}
+
+
+def test_what_was_of_no_use_for_long_is_removed(tmp_path: Path) -> None:
+    files, bundles = tmp_path / "files", tmp_path / "bundles"
+    files.mkdir()
+    bundles.mkdir()
+    for folder in ("old", "young"):
+        (bundles / folder / "agent").mkdir(parents=True)
+    for name in ("old", "young", "half.partial", "coming.partial"):
+        (files / name).write_bytes(b"x")
+    (tmp_path / "nodes").mkdir()
+    for path in (files / "old", bundles / "old", tmp_path / "nodes"):
+        aged(path, UNUSED_DAYS + 1)
+    for path in (files / "young", bundles / "young"):
+        aged(path, UNUSED_DAYS - 1)
+    aged(files / "half.partial", 2)
+    prune(str(tmp_path))
+    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    assert left == ["bundles/young", "files/coming.partial", "files/young"]
+    assert (tmp_path / "nodes").is_dir()
+
+
+def test_the_end_of_a_run_does_not_wait_long_for_it(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    aged_file = tmp_path / "files" / "old"
+    aged_file.write_bytes(b"x")
+    aged(aged_file, UNUSED_DAYS + 1)
+    prune(str(tmp_path), patience_s=-1)
+    assert aged_file.exists()
+
+
+def test_a_link_in_the_cache_does_not_lead_the_removal_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").write_bytes(b"x")
+    (tmp_path / "bundles").mkdir()
+    link = tmp_path / "bundles" / "link"
+    link.symlink_to(tmp_path / "precious")
+    moment = time.time() - 2 * UNUSED_DAYS * DAY
+    os.utime(link, (moment, moment), follow_symlinks=False)
+    prune(str(tmp_path))
+    assert not link.is_symlink()
+    assert (tmp_path / "precious" / "file").exists()
+
+
+def test_a_running_agent_keeps_its_bundle_young(tmp_path: Path) -> None:
+    aged(tmp_path, 40)
+    use = InUse(str(tmp_path))
+    use.on_time(0.0)
+    assert time.time() - tmp_path.stat().st_mtime < DAY
+    aged(tmp_path, 40)
+    use.on_time(60.0)
+    assert time.time() - tmp_path.stat().st_mtime > DAY
+    use.on_time(4000.0)
+    assert time.time() - tmp_path.stat().st_mtime < DAY
+
+
+@pytest.mark.parametrize("harm", ["changed", "cleared away", "a link"])
+def test_a_file_in_the_cache_is_sent_again_where_it_is_not_what_it_was(
+    tmp_path: Path, harm: str
+) -> None:
+    said: list[dict[str, Any]] = []
+    incoming = Incoming(str(tmp_path), said.append)
+    data = b"data"
+    digest = hashlib.sha512(data).hexdigest()
+    entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
+
+    def order(number: int, keep: bool) -> None:
+        into = str(tmp_path / "nodes/run/host/work")
+        incoming.receive({"id": number, "into": into, "files": [entry], "keep": keep})
+
+    order(1, keep=True)
+    incoming.take(digest, 0, data)
+    cached = tmp_path / "files" / digest
+    aged(cached, 20)
+    order(2, keep=True)
+    assert said[-1] == {"type": "received", "id": 2}
+    assert time.time() - cached.stat().st_mtime < DAY, "it was of use"
+    match harm:
+        case "changed":
+            cached.write_bytes(b"evil")
+        case "a link":
+            cached.unlink()
+            (tmp_path / "elsewhere").write_bytes(data)
+            cached.symlink_to(tmp_path / "elsewhere")
+        case "cleared away":  # after it was seen: by another host that shares this home
+            seen = os.path.exists
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(os.path, "exists", lambda path: seen(path) or path == str(cached))
+                cached.unlink()
+                order(3, keep=True)
+    if harm != "cleared away":
+        order(3, keep=True)
+    assert said[-1] == {"type": "wants", "id": 3, "digests": [digest]}
+    incoming.take(digest, 0, data)
+    assert said[-1] == {"type": "received", "id": 3}
+    assert (tmp_path / "nodes/run/host" / "work" / "a").read_bytes() == data
+
+
+def test_two_hosts_with_one_home_do_not_write_one_file(tmp_path: Path) -> None:
+    """Their processes may have the same number."""
+    data = b"x" * 10
+    digest = hashlib.sha512(data).hexdigest()
+    entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
+    both = [(Incoming(str(tmp_path), lambda said: None), str(tmp_path / name)) for name in "ab"]
+    for incoming, into in both:
+        order = {"id": 1, "into": f"{into}/work", "files": [entry], "keep": True}
+        incoming.receive(order)
+    for at in range(10):
+        for incoming, _ in both:
+            incoming.take(digest, at, data[at : at + 1])
+    assert [Path(into, "work/a").read_bytes() for _, into in both] == [data, data]

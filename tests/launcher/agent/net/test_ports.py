@@ -1,0 +1,178 @@
+"""A held port is ours and our tasks' alone, for the whole run and not a moment longer."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from tests.launcher.agent.conftest import Rig, kill, wait_until
+
+from tfcluster.agent.node import probe
+
+LISTEN = """
+import socket, sys, time
+family = socket.AF_INET6 if sys.argv[2] == "6" else socket.AF_INET
+s = socket.socket(family)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(sys.argv[3]))
+s.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", int(sys.argv[1])))
+s.listen()
+print("listening", flush=True)
+time.sleep(60)
+"""
+
+
+def hold(rig: Rig, *ports: int) -> dict[str, object]:
+    wanted = [
+        {"task": f"worker:{i}", "host": "localhost", "port": port} for i, port in enumerate(ports)
+    ]
+    rig.peer.send("hold_ports", ports=wanted)
+    return rig.peer.take("ports_held", "port_taken")
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("0.0.0.0", 0))
+        port: int = trial.getsockname()[1]
+        return port
+
+
+def can_bind(port: int, host: str = "0.0.0.0", *, reuse_port: bool = False) -> bool:
+    with socket.socket() as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, int(reuse_port))
+        try:
+            trial.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+def test_chosen_ports_differ_and_keep_others_out(rig: Rig) -> None:
+    ports = hold(rig, 0, 0, 0)["ports"]
+    assert isinstance(ports, dict)
+    assert len(set(ports.values())) == 3
+    for port in ports.values():
+        assert not can_bind(port)
+        assert not can_bind(port, "127.0.0.1")
+    rig.peer.send("release_ports", tasks=["worker:1", "nobody:0"])
+    wait_until(lambda: can_bind(ports["worker:1"]))
+    assert not can_bind(ports["worker:0"])
+
+
+def test_a_second_run_of_the_same_user_learns_who_has_the_port(
+    new_rig: Callable[..., Rig], rig: Rig
+) -> None:
+    port = free_port()
+    assert hold(rig, port) == {"type": "ports_held", "ports": {"worker:0": port}, "n": 1}
+    second = new_rig(ports_dir=rig.config["ports_dir"])
+    other = free_port()
+    taken = hold(second, other, port)
+    assert taken["type"] == "port_taken"
+    assert (taken["task"], taken["port"]) == ("worker:1", port)
+    assert (taken["pid"], taken["run_id"]) == (rig.pid, "run-1")
+    assert can_bind(other), "after a refusal nothing is held"
+
+
+@pytest.mark.parametrize("family", ["4", "6"])
+@pytest.mark.parametrize("reuse_port", ["0", "1"])
+def test_a_listening_stranger_is_found_and_named(rig: Rig, family: str, reuse_port: str) -> None:
+    port = free_port()
+    with listener(port, family, reuse_port, run_id="run-0") as pid:
+        taken = hold(rig, port)
+        assert (taken["type"], taken["pid"], taken["run_id"]) == ("port_taken", pid, "run-0")
+        assert sys.executable in str(taken["command"])
+    assert hold(rig, port)["type"] == "ports_held"
+
+
+class listener:
+    def __init__(self, port: int, family: str, reuse_port: str, *, run_id: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", "-c", LISTEN, str(port), family, reuse_port],
+            env={"TFCLUSTER_RUN_ID": run_id},
+            stdout=subprocess.PIPE,
+        )
+
+    def __enter__(self) -> int:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == b"listening\n"
+        return self.process.pid
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.mark.parametrize("family", ["4", "6"])
+def test_a_task_with_so_reuseport_listens_on_the_held_port(rig: Rig, family: str) -> None:
+    ports = hold(rig, 0)["ports"]
+    assert isinstance(ports, dict)
+    port = ports["worker:0"]
+    rig.start_python(LISTEN, str(port), family, "1")
+    wait_until(lambda: rig.log().read_bytes() == b"listening\n")
+    socket.create_connection(("localhost", port)).close()
+    assert not can_bind(port)
+    assert rig.start_python(LISTEN, str(port), family, "0", task="worker:1")["pid"]
+    assert rig.exited("worker:1")["exit_code"] == 1
+
+
+def test_ports_are_free_after_the_agents_death(rig: Rig) -> None:
+    ports = hold(rig, 0)["ports"]
+    assert isinstance(ports, dict)
+    assert (rig.folder / "ports" / f"{ports['worker:0']}.json").exists()
+    kill(rig.pid)
+    wait_until(lambda: can_bind(ports["worker:0"]), timeout_s=2)
+    wait_until(lambda: not list((rig.folder / "ports").iterdir()), timeout_s=2)
+
+
+def test_holding_again_moves_the_task_to_its_new_port(rig: Rig) -> None:
+    first = hold(rig, 0)["ports"]
+    assert isinstance(first, dict)
+    port = free_port()
+    assert hold(rig, port)["ports"] == {"worker:0": port}
+    assert can_bind(first["worker:0"])
+
+
+def test_a_stale_lock_file_is_no_obstacle(rig: Rig) -> None:
+    port = free_port()
+    lock = rig.folder / "ports" / f"{port}.json"
+    lock.parent.mkdir(0o700)
+    lock.write_text('{"port": 1, "pid": 1, "run_id": "dead", "node": "local"}')
+    assert hold(rig, port)["type"] == "ports_held"
+
+
+def test_holding_again_replaces_all_ports_of_these_tasks(rig: Rig) -> None:
+    first = hold(rig, 0, 0)["ports"]
+    assert isinstance(first, dict)
+    again = hold(rig, 0, 0)["ports"]
+    assert isinstance(again, dict)
+    assert not set(first.values()) & set(again.values()), "a chosen port is a fresh one"
+    assert all(can_bind(port) for port in first.values())
+    crossed = [again["worker:1"], again["worker:0"]]
+    assert hold(rig, *crossed)["ports"] == {"worker:0": crossed[0], "worker:1": crossed[1]}
+    assert len(list((rig.folder / "ports").iterdir())) == 2
+
+
+def test_a_port_that_is_taken_when_held_again_leaves_none_behind(rig: Rig) -> None:
+    first = hold(rig, 0, 0)["ports"]
+    assert isinstance(first, dict)
+    port = free_port()
+    with listener(port, "4", "0", run_id="run-0"):
+        assert hold(rig, 0, port)["type"] == "port_taken"
+    assert not list((rig.folder / "ports").iterdir())
+    assert all(can_bind(port) for port in first.values())
+
+
+def test_the_look_before_a_run_does_not_keep_the_next_one_from_a_fixed_port() -> None:
+    listener = probe.open_listener(0)
+    port = listener.getsockname()[1]
+    caller = socket.create_connection(("127.0.0.1", port))
+    listener.accept()[0].close()  # first: the connection stays here in TIME_WAIT
+    assert caller.recv(1) == b""
+    caller.close()
+    listener.close()
+    assert can_bind(port)

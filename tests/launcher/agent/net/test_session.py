@@ -1,0 +1,189 @@
+"""Who may speak to an agent, and what a lost connection costs: nothing, within the lease."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.launcher.agent.conftest import Peer, Rig, is_alive, wait_until
+
+from tfcluster.agent import protocol
+
+
+def test_the_agent_and_its_guard_stay_small_and_apart(rig: Rig) -> None:
+    sessions = {os.getsid(pid) for pid in (rig.pid, rig.guard_pid, os.getpid())}
+    assert len(sessions) == 3
+    for pid, limit in ((rig.pid, 16_000), (rig.guard_pid, 12_000)):
+        with open(f"/proc/{pid}/status") as file:
+            facts = dict(line.split(":", 1) for line in file if ":" in line)
+        assert int(facts["VmRSS"].split()[0]) < limit
+        assert facts["Threads"].strip() == "1"
+
+
+def test_the_socket_is_for_its_owner_only(rig: Rig) -> None:
+    mode = os.stat(str(rig.config["socket"])).st_mode
+    assert stat.S_IMODE(mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"token": "guessed"}, "wrong token"),
+        ({"run_id": "run-2"}, "serves run run-1"),
+        ({"node": "gpu1"}, "node local"),
+        ({"protocol": 2}, "speaks 1"),
+    ],
+    ids=["token", "run", "node", "protocol"],
+)
+def test_a_wrong_hello_is_refused_and_harms_nobody(
+    rig: Rig, change: dict[str, object], reason: str
+) -> None:
+    stranger = Peer(str(rig.config["socket"]))
+    answer = stranger.hello(**change)
+    assert answer["type"] == "refused"
+    assert reason in answer["reason"]
+    stranger.close()
+    assert rig.start("true")["type"] == "task_started"
+
+
+def test_without_a_lease_a_second_coordinator_is_refused(rig: Rig) -> None:
+    second = Peer(str(rig.config["socket"]))
+    assert "another coordinator" in second.hello()["reason"]
+    second.close()
+    assert rig.start("true")["type"] == "task_started"
+
+
+def test_garbage_of_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> None:
+    task = rig.start("sleep", "60")["pid"]
+    rig.peer.socket.sendall(b"no frame at all")
+    assert "not a frame" in rig.peer.take("refused")["reason"]
+    rig.end()
+    assert not is_alive(task)
+
+
+def test_garbage_is_refused_and_orders_need_a_hello(rig: Rig) -> None:
+    stranger = Peer(str(rig.config["socket"]))
+    stranger.send("shutdown")
+    stranger.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert "not a frame" in stranger.take("refused")["reason"]
+    stranger.close()
+    assert rig.start("true")["type"] == "task_started"
+
+
+def test_nothing_is_lost_or_done_twice_over_a_reconnect(new_rig: Callable[..., Rig]) -> None:
+    rig = new_rig(lease_s=30)
+    code = (
+        "import json, os, socket, time\n"
+        "line = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS_FD']))\n"
+        "for step in range(200):\n"
+        "    line.send(json.dumps({'type': 'progress', 'step': step}).encode())\n"
+        "    time.sleep(0.005)\n"
+    )
+    rig.start_python(code)
+    seen = []
+    for _ in range(5):
+        for _ in range(20):
+            seen.append(rig.peer.take("task_event")["event"]["step"])
+        rig.reconnect()
+    while len(seen) < 200:
+        seen.append(rig.peer.take("task_event")["event"]["step"])
+    assert seen == list(range(200))
+    assert rig.exited()["exit_code"] == 0
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
+
+
+def test_an_order_sent_again_is_obeyed_once(new_rig: Callable[..., Rig]) -> None:
+    rig = new_rig(lease_s=30)
+    entry = {"task": "worker:0", "argv": ["echo", "once"], "cwd": "/", "log": str(rig.log())}
+    order = rig.peer.session.number({"type": "start", "attempt": 1, "tasks": [entry]})
+    rig.peer.socket.sendall(order + order)
+    rig.exited()
+    rig.reconnect()
+    rig.peer.socket.sendall(order)
+    rig.start("true", task="worker:1")
+    rig.exited("worker:1")
+    assert rig.log().read_text() == "once\n"
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
+
+
+def test_logs_are_streamed_by_offset_and_go_on_after_a_reconnect(
+    new_rig: Callable[..., Rig],
+) -> None:
+    rig = new_rig(lease_s=30)
+    rig.reconnect(stream_logs=True)
+    rig.start(
+        "sh", "-c", "i=0; while [ $i -lt 300 ]; do i=$((i+1)); echo line $i; sleep .005; done"
+    )
+    name = "worker:0/1"
+    for size in (100, 500, 1000):
+        while len(rig.peer.logs.get(name, b"")) < size:
+            rig.peer.read()
+        rig.reconnect(stream_logs=True, log_offsets={name: len(rig.peer.logs[name])})
+    rig.exited()
+    assert bytes(rig.peer.logs[name]) == rig.log().read_bytes()
+    assert bytes(rig.peer.logs[name]).decode().splitlines()[-1] == "line 300"
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
+
+
+def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
+    new_rig: Callable[..., Rig],
+) -> None:
+    rig = new_rig(lease_s=30)
+    rig.reconnect(stream_logs=True)
+    rig.start("sh", "-c", "echo one; sleep 60")
+    wait_until(lambda: rig.log().read_text() == "one\n")
+    time.sleep(0.3)  # by now they are in the socket, which nobody reads before it is closed
+    rig.reconnect(stream_logs=True)
+    wait_until(lambda: rig.peer.read() and bytes(rig.peer.logs.get("worker:0/1", b"")) == b"one\n")
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
+
+
+def test_when_the_lease_is_over_everything_ends(new_rig: Callable[..., Rig]) -> None:
+    rig = new_rig(lease_s=1.0)
+    pid = rig.start("sleep", "60")["pid"]
+    rig.peer.close()
+    time.sleep(0.5)
+    assert is_alive(pid)
+    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=3)
+
+
+def test_pings_keep_the_lease(new_rig: Callable[..., Rig]) -> None:
+    rig = new_rig(lease_s=1.0)
+    pid = rig.start("sleep", "60")["pid"]
+    for _ in range(6):
+        time.sleep(0.3)
+        rig.peer.socket.sendall(protocol.frame(protocol.PING))
+    assert is_alive(pid)
+
+
+def test_the_end_of_the_connection_is_the_end_of_all(rig: Rig) -> None:
+    pid = rig.start("sleep", "60")["pid"]
+    rig.peer.close()
+    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_the_agent_ends_all_and_says_what_ended(rig: Rig, number: int) -> None:
+    rig.start("sleep", "60")
+    os.kill(rig.pid, number)
+    assert rig.peer.take("agent_ending")["signal"] == number
+    assert not [m for m in rig.peer.messages if m["type"] == "task_exited"], "it comes before"
+    assert rig.exited()["ended_by"] == "tfcluster"
+    wait_until(lambda: not Path(str(rig.config["socket"])).exists(), timeout_s=2)
+
+
+def test_a_lost_guard_is_told(rig: Rig) -> None:
+    rig.start("sleep", "60")
+    os.kill(rig.guard_pid, signal.SIGKILL)
+    rig.peer.take("guard_lost")
+    assert rig.exited()["ended_by"] == "tfcluster"
+    wait_until(lambda: not is_alive(rig.pid), timeout_s=2)

@@ -1,0 +1,72 @@
+"""What is seen of a machine: values, never passwords; what is missing is no error."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfcluster.agent.node import machine
+
+
+def test_all_facts_of_this_machine(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    order = {"folder": str(tmp_path / "not" / "yet"), "folders": [], "script": str(script)}
+    found = machine.facts(order)
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["executable"] == sys.executable
+    assert found["free_bytes"] > 0
+    assert found["cores"] >= 1
+    assert found["script_sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
+    assert found["packages"]["tensorflow"].count(".") == 2
+
+
+def test_of_proxies_only_the_names_are_told() -> None:
+    environ = {"https_proxy": "http://anna:secret@proxy", "no_proxy": "corp", "HOME": "/h"}
+    assert machine.proxies(environ) == {"https_proxy": "set", "no_proxy": "corp"}
+
+
+def test_a_folder_is_judged_by_where_it_will_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert machine.unwritable([str(tmp_path / "a" / "b")]) == []
+    assert machine.unwritable(["/proc/here"])[0][0] == "/proc/here"
+
+
+@pytest.mark.parametrize(
+    ("says", "expected"),
+    [
+        ("echo NVIDIA H100; echo NVIDIA H100", (["NVIDIA H100"] * 2, "")),
+        ("echo No devices were found; exit 6", ([], "")),
+        ("echo no driver; exit 9", ([], "nvidia-smi failed: no driver")),
+    ],
+)
+def test_what_the_driver_says(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    says: str,
+    expected: tuple[list[str], str],
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{says}\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.gpus() == expected
+
+
+def test_only_its_own_names_and_addresses_are_its_own() -> None:
+    assert machine.is_own("127.0.0.1")
+    assert machine.is_own("[::1]") or not Path("/proc/net/if_inet6").exists()
+    assert not machine.is_own("192.0.2.1")
+    assert not machine.is_own("no.such.name.invalid")
+
+
+def test_an_import_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho a; echo 'ImportError: no libcuda' >&2; exit 1\n")
+    python.chmod(0o755)
+    assert machine.tensorflow_imported(str(python)) == {"error": "ImportError: no libcuda"}
+    missing = machine.tensorflow_imported(str(tmp_path / "none"))
+    assert "No such file" in missing["error"]

@@ -1,0 +1,203 @@
+"""Tasks with a network of their own: nobody outside reaches them, and `prepare` is not inside."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.agent.conftest import Rig, children_of, is_alive, kill, wait_until
+from tests.launcher.agent.test_old_python import find_python39
+
+from tfcluster.agent.node.namespaces import why_refused
+
+LISTEN = """
+import os, socket, sys, time
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+s.bind(("0.0.0.0", int(sys.argv[1])))
+s.listen()
+os.write(1, b"listening\\n")
+time.sleep(300)
+"""
+TALK = """
+import socket, sys
+socket.create_connection(("127.0.0.1", int(sys.argv[1])), 5).close()
+"""
+NETWORK = "readlink /proc/self/ns/net"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+WITHOUT_RIGHTS = """#!/bin/sh
+exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin {python} "$@"
+"""
+"""Root without CAP_SYS_ADMIN takes the way of all users: through a user namespace."""
+
+
+def pythons() -> dict[str, str]:
+    """Ours, the oldest, and one with `os.unshare` (3.12) where there is one."""
+    newer = sorted(map(str, Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3.1[2-9]")))
+    found = {"ours": sys.executable, "oldest": find_python39(), "newer": (newer or [""])[0]}
+    return {name: path for name, path in found.items() if path}
+
+
+@pytest.fixture(params=[*pythons(), "without rights"])
+def private(request: pytest.FixtureRequest, new_rig: Callable[..., Rig], tmp_path: Path) -> Rig:
+    python = pythons().get(request.param)
+    if python is None:
+        wrapper = tmp_path / "without-rights"
+        wrapper.write_text(WITHOUT_RIGHTS.format(python=sys.executable))
+        wrapper.chmod(0o755)
+        python = str(wrapper)
+    return new_rig(python=python, network="private", ports_dir=None)
+
+
+def order(rig: Rig, *argv: str) -> dict[str, Any]:
+    log = str(rig.log("prepare"))
+    return {"task": "prepare", "argv": list(argv), "env": {}, "cwd": "/", "log": log}
+
+
+def prepare(rig: Rig, *argv: str) -> str:
+    """Run a prepare step; returns what it said."""
+    rig.peer.send("start", attempt=0, tasks=[order(rig, *argv)])
+    if rig.peer.take("task_started", "start_failed", task="prepare")["type"] == "start_failed":
+        return "start_failed"
+    assert rig.exited("prepare")["exit_code"] == 0
+    return rig.log("prepare").read_text()
+
+
+def test_only_the_tasks_reach_each_other(private: Rig) -> None:
+    port = free_port()
+    private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
+    assert private.peer.take("ports_held", "port_taken")["ports"] == {"w:0": port}
+    private.start_python(LISTEN, str(port), task="w:0")
+    wait_until(lambda: private.log("w:0").read_text() == "listening\n")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)
+    private.start_python(TALK, str(port), task="w:1")
+    assert private.exited("w:1")["exit_code"] == 0, private.log("w:1").read_text()
+
+
+def test_a_port_that_somebody_has_outside_is_free_inside(private: Rig) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
+        assert private.peer.take("ports_held", "port_taken")["type"] == "ports_held"
+
+
+def test_prepare_runs_in_the_host_s_network_and_is_a_task_like_others(private: Rig) -> None:
+    ours = os.readlink("/proc/self/ns/net")
+    assert prepare(private, "sh", "-c", NETWORK).strip() == ours
+    assert prepare(private, "/no/such/program") == "start_failed"
+    private.peer.send("start", attempt=0, tasks=[order(private, "sleep", "300")])
+    private.peer.take("task_started", task="prepare")
+    private.peer.send("stop", tasks=["prepare"], grace_s=20, why="a test")
+    assert private.exited("prepare")["ended_by"] == "tfcluster"
+    private.start("sh", "-c", NETWORK)
+    private.exited()
+    assert private.log().read_text().strip() not in ("", ours)
+    wait_until(lambda: not children_of(private.pid))  # nobody waits outside any more
+
+
+@pytest.mark.parametrize("who", ["agent", "guard"])
+def test_a_prepare_step_dies_with_agent_and_guard(private: Rig, who: str) -> None:
+    log = private.log("prepare")
+    step = order(private, "sh", "-c", "echo $$; sleep 300 & echo $!; wait")
+    private.peer.send("start", attempt=0, tasks=[step])
+    wait_until(lambda: log.exists() and log.read_text().count("\n") == 2)
+    pids = [*map(int, log.read_text().split()), *children_of(private.pid)]
+    assert len(set(pids)) == 3, "the step, its child, and who stays outside"
+    kill(private.pid if who == "agent" else private.guard_pid)
+    wait_until(lambda: not any(map(is_alive, pids)), timeout_s=2)
+    wait_until(lambda: not is_alive(private.pid), timeout_s=2)
+
+
+def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(private: Rig) -> None:
+    private.start("sh", "-c", "readlink /proc/self/ns/user; id -u; id -g")
+    private.start("sh", "-c", "touch written", task="w:1", cwd=str(private.folder))
+    private.exited("w:1")
+    private.exited()
+    namespace, *ids = private.log().read_text().split()[:3]
+    assert ids == [str(os.geteuid()), str(os.getegid())]
+    same = namespace == os.readlink("/proc/self/ns/user")
+    is_root = os.geteuid() == 0 and Path(private.python).name != "without-rights"
+    assert same is is_root
+    assert (private.folder / "written").stat().st_uid == os.geteuid()
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause", "cure"),
+    [
+        (
+            {"sys/kernel/apparmor_restrict_unprivileged_userns": "1"},
+            "AppArmor forbids a user's own namespaces (kernel.apparmor_restrict_",
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        (
+            {"sys/kernel/unprivileged_userns_clone": "0"},
+            "(kernel.unprivileged_userns_clone=0)",
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            {"sys/user/max_user_namespaces": "0", "self/status": "Seccomp:\t2"},
+            "(user.max_user_namespaces=0)",
+            "sudo sysctl -w user.max_user_namespaces=15000",
+        ),
+        (
+            {"sys/user/max_user_namespaces": "9", "self/status": "Seccomp:\t2\n"},
+            "a seccomp filter",
+            "seccomp=unconfined",
+        ),
+        ({}, "namespaces are refused (Operation not permitted)", "user_namespaces(7)"),
+    ],
+)
+def test_a_refusal_names_its_cause_and_cure(
+    settings: dict[str, str], cause: str, cure: str
+) -> None:
+    error = OSError(errno.EPERM, "Operation not permitted")
+    refused = why_refused(error, lambda name: settings.get(name, ""))
+    assert cause in refused.message
+    assert cure in refused.cure
+    assert "--set runtime.network=host" in refused.cure
+
+
+REFUSED = """
+echo 0 > /proc/sys/user/max_user_namespaces
+exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$@"
+"""
+CONNECT = """
+import asyncio, sys
+from pathlib import Path
+from tfcluster import backends
+from tfcluster.errors import SurroundingsError
+from tfcluster.plan.plan import NodePlan
+
+node = NodePlan("local", "local", None, "/", network="private")
+backend = backends.get("local", runtime_dir=Path(sys.argv[1]))
+try:
+    asyncio.run(backend.connect(node, run_id="r", token="t"))
+except SurroundingsError as error:
+    print(type(error).__name__, error.exit_code, error)
+"""
+
+
+def test_a_system_that_refuses_is_believed_and_leaves_nothing(folder: Path) -> None:
+    """A user namespace of the test's own, in which no further one may be made."""
+    argv = ["unshare", "--user", "--map-root-user", "sh", "-c", REFUSED, "sh"]
+    argv += [sys.executable, "-c", CONNECT, str(folder / "run")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert "SurroundingsError 3 no private network" in done.stdout, done.stdout + done.stderr
+    assert "user.max_user_namespaces=0" in done.stdout
+    assert not list(folder.rglob("*.agent"))

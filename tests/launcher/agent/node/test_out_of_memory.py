@@ -1,0 +1,177 @@
+"""A task the kernel killed for its memory is told apart from one that somebody killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.agent.conftest import Rig, kill, wait_until
+
+from tfcluster.agent.node import limits
+from tfcluster.agent.node.limits import COUNTERS, Witness, killed_pid
+
+LIMIT = 64 << 20
+EATER = "import time; print('eats', flush=True); x = bytearray(300 << 20); time.sleep(60)"
+NO_LOG = "/no/kernel/log"
+
+
+class Tree:
+    """The files a kernel shows of cgroups, for counters this machine's kernel does not have."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.mount = folder / "proc", folder / "cgroup"
+        for part in ("self", "7", "8"):
+            (self.proc / part).mkdir(parents=True)
+
+    def mounted(self, kind: str, *, root: str = "/", options: str = "rw") -> None:
+        line = f"33 24 0:28 {root} {self.mount} rw,relatime shared:9 - {kind} {kind} {options}\n"
+        other = "22 1 8:1 / / rw - ext4 /dev/root rw\n"
+        (self.proc / "self" / "mountinfo").write_text(other + line)
+
+    def member(self, pid: int, line: str) -> None:
+        (self.proc / str(pid) / "cgroup").write_text(f"1:cpu:/elsewhere\n{line}\n")
+
+    def count(self, path: str, kills: int, *, name: str = "memory.events") -> None:
+        folder = self.mount / path
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"low 0\noom {kills + 1}\noom_kill {kills}\n")
+
+    def witness(self) -> Witness:
+        return Witness(str(self.proc), NO_LOG)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path)
+    tree.mounted("cgroup2")
+    tree.member(7, "0::/job/step")
+    for path in ("", "job", "job/step"):
+        tree.count(path, 3)
+    return tree
+
+
+def test_v2_counters_of_its_own_cgroup_and_those_above_are_evidence(tree: Tree) -> None:
+    folders = [str(tree.mount / path) for path in ("job/step", "job", "")]
+    seen = limits.folders(7, "memory", COUNTERS, str(tree.proc))
+    found = [folder.rstrip("/") for folder in seen]
+    assert found == [folder.rstrip("/") for folder in folders]
+    for path in ("job/step", "job"):
+        witness = tree.witness()
+        before = witness.look(7)
+        assert witness.evidence(7, before) is None
+        tree.count(path, 4)
+        (tree.mount / path / "memory.max").write_text(f"{LIMIT}\n")
+        evidence = witness.evidence(7, before)
+        assert evidence is not None
+        assert f"{tree.mount / path} with a limit of 64 MiB" in evidence
+
+
+def test_one_counted_kill_explains_one_end(tree: Tree) -> None:
+    tree.member(8, "0::/job/step")
+    witness = tree.witness()
+    before = witness.look(7), witness.look(8)
+    tree.count("job/step", 4)
+    assert witness.evidence(7, before[0])
+    assert witness.evidence(8, before[1]) is None
+    tree.count("job/step", 5)
+    assert witness.evidence(8, before[1])
+    assert witness.evidence(7, witness.look(7)) is None, "what was before its start is not its"
+
+
+def test_v1_counters_behind_a_container_s_mount_are_found(tree: Tree) -> None:
+    tree.mounted("cgroup", root="/docker/0a1b", options="rw,memory")
+    tree.member(7, "4:memory:/docker/0a1b/step")
+    tree.count("step", 0, name="memory.oom_control")
+    witness = tree.witness()
+    before = witness.look(7)
+    tree.count("step", 1, name="memory.oom_control")
+    (tree.mount / "step" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    evidence = witness.evidence(7, before)
+    assert evidence == f"cgroup {tree.mount / 'step'}: its count of kills rose to 1"
+
+
+def test_without_any_cgroup_there_is_no_evidence(tmp_path: Path) -> None:
+    witness = Witness(str(tmp_path), NO_LOG)
+    assert witness.look(7) == {}
+    assert witness.evidence(7, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "pid"),
+    [
+        ("Memory cgroup out of memory: Killed process 205 (python3) total-vm:118kB", 205),
+        ("Out of memory: Killed process 31 (python3) total-vm:9kB, UID:0", 31),
+        ("oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/job,task=python3,pid=77,uid=0", 77),
+        ("python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0", None),
+        ("Killed process ", None),
+        ("oom_reaper: reaped process 205 (python3), now anon-rss:0kB", None),
+    ],
+)
+def test_the_kernel_s_own_words_name_the_pid(line: str, pid: int | None) -> None:
+    assert killed_pid(line) == pid
+
+
+@pytest.fixture
+def small_cgroup() -> Iterator[Path]:
+    """A real cgroup with a limit: v1 or v2, wherever this machine has its memory controller."""
+    v1 = Path("/sys/fs/cgroup/memory")
+    parent = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
+    group = parent / f"tfcluster-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = "memory.limit_in_bytes" if v1.is_dir() else "memory.max"
+        (group / limit).write_text(str(LIMIT))
+    except OSError as error:
+        pytest.skip(f"this user cannot make a cgroup with a limit: {error}")
+    yield group
+    wait_until(lambda: is_removed(group))
+
+
+def is_removed(group: Path) -> bool:
+    """The agent leaves it; a process that is just ending keeps it a moment longer."""
+    for pid in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            (group.parent / "cgroup.procs").write_text(pid)
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def test_a_real_counter_is_evidence_where_the_log_is_closed(small_cgroup: Path) -> None:
+    witness = Witness("/proc", NO_LOG)
+    code = "input(); x = bytearray(300 << 20)"
+    with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE) as task:
+        (small_cgroup / "cgroup.procs").write_text(str(task.pid))
+        before = witness.look(task.pid)
+        task.communicate(b"go\n")
+    assert task.returncode == -signal.SIGKILL
+    shown = f"cgroup {small_cgroup} with a limit of 64 MiB: its count of kills rose to 1"
+    assert witness.evidence(task.pid, before) == shown
+
+
+def test_the_kernel_s_kill_is_told_with_evidence(rig: Rig, small_cgroup: Path) -> None:
+    (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
+    pid = rig.start_python(EATER)["pid"]
+    exited = rig.exited()
+    assert (exited["signal"], exited["ended_by"]) == (signal.SIGKILL, "itself")
+    assert f"Killed process {pid}" in exited["oom"] or f"pid={pid}" in exited["oom"]
+
+
+def test_a_kill_by_somebody_or_by_us_has_no_such_evidence(rig: Rig, small_cgroup: Path) -> None:
+    (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
+    kill(rig.start("sleep", "300")["pid"])
+    assert "oom" not in rig.exited()
+    rig.start("sleep", "300")
+    rig.peer.send("signal", tasks=["worker:0"], signal=9)
+    assert "oom" not in rig.exited()
+    rig.start("sh", "-c", f"{sys.executable} -S -c 'x = bytearray(300 << 20)'; exec sleep 300")
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    exited = rig.exited()
+    assert exited["ended_by"] == "tfcluster"
+    assert "oom" not in exited

@@ -1,0 +1,160 @@
+"""Several attempts in one agent's life: what was the old one's ends before the new one starts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.agent.conftest import Rig, is_alive, wait_until
+
+DAEMON = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if sys.argv[1] == "no names":
+        os.execve(sys.executable, [sys.executable, "-S", "-c", sys.argv[2]], {})
+    os.write(1, f"{os.getpid()}\\n".encode())
+    os.close(1); os.close(2)
+    time.sleep(300)
+time.sleep(float(sys.argv[3]))
+"""
+NAMELESS = """
+import os, time
+os.write(1, f"{os.getpid()}\\n".encode())
+os.close(1); os.close(2)
+time.sleep(300)
+"""
+
+
+def order(rig: Rig, attempt: int, *argv: str, task: str = "worker:0") -> dict[str, Any]:
+    env = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": task}
+    env["TFCLUSTER_ATTEMPT"] = str(attempt)
+    log = rig.folder / f"attempt-{attempt}" / f"{task}.log"
+    return {"task": task, "argv": list(argv), "env": env, "cwd": "/", "log": str(log)}
+
+
+def start(rig: Rig, attempt: int, *orders: dict[str, Any]) -> None:
+    rig.peer.send("start", attempt=attempt, tasks=list(orders))
+    for each in orders:
+        answer = rig.peer.take("task_started", "start_failed", task=each["task"])
+        assert answer["type"] == "task_started", answer
+
+
+def daemon(rig: Rig, attempt: int, task: str, kind: str = "named", stay_s: float = 300) -> Any:
+    argv = [sys.executable, "-S", "-c", DAEMON, kind, NAMELESS, str(stay_s)]
+    return order(rig, attempt, *argv, task=task)
+
+
+def log_has_text(log: Path) -> bool:
+    return log.read_text() != ""
+
+
+def pid_in(log: Path) -> int:
+    wait_until(lambda: log.exists() and log.read_text().endswith("\n"))
+    return int(log.read_text())
+
+
+def test_the_next_attempt_starts_at_once_with_a_log_of_its_own(rig: Rig) -> None:
+    for attempt in (1, 2, 3):
+        start(rig, attempt, order(rig, attempt, "sh", "-c", f"echo {attempt}; exec sleep 300"))
+        log = rig.folder / f"attempt-{attempt}" / "worker:0.log"
+        wait_until(partial(log_has_text, log))
+        rig.peer.send("stop", tasks=["worker:0"], grace_s=5, why="a test")
+        assert rig.exited()["attempt"] == attempt
+    logs = [rig.folder / f"attempt-{attempt}" / "worker:0.log" for attempt in (1, 2, 3)]
+    assert [log.read_text() for log in logs] == ["1\n", "2\n", "3\n"]
+
+
+def test_one_that_cannot_start_does_not_keep_the_others_from_it(rig: Rig) -> None:
+    argvs = (["true"], ["/no/such/program"], ["sh", "-c", "exit 3"])
+    orders = [order(rig, 1, *argv, task=f"worker:{i}") for i, argv in enumerate(argvs)]
+    rig.peer.send("start", attempt=1, tasks=orders)
+    assert "/no/such/program" in rig.peer.take("start_failed", task="worker:1")["error"]
+    assert [rig.exited(f"worker:{i}")["exit_code"] for i in (0, 2)] == [0, 3]
+    start(rig, 2, order(rig, 2, "true", task="worker:1"))
+    assert rig.exited("worker:1")["attempt"] == 2
+
+
+def test_a_gang_that_obeys_is_stopped_and_started_again_in_no_time(rig: Rig) -> None:
+    """The whole way, coordinator included, may take 0.3 s each; the agent's part is a fraction."""
+    names = [f"worker:{i}" for i in range(4)]
+    took = []
+    for attempt in range(1, 6):
+        since = time.monotonic()
+        start(rig, attempt, *(order(rig, attempt, "sleep", "300", task=name) for name in names))
+        rig.peer.send("stop", tasks=names, grace_s=20, why="a test")
+        assert {rig.exited(name)["signal"] for name in names} == {signal.SIGTERM}
+        took.append(time.monotonic() - since)
+    assert min(took) < 0.3
+
+
+def test_what_left_its_group_ends_before_its_tasks_next_attempt_and_no_other(rig: Rig) -> None:
+    names = ("worker:0", "worker:1")
+    start(rig, 1, *(daemon(rig, 1, name) for name in names))
+    left = [pid_in(rig.folder / "attempt-1" / f"{name}.log") for name in names]
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.exited("worker:0")
+    assert is_alive(left[0]), "it may finish what it does while the others train"
+    start(rig, 2, order(rig, 2, "sleep", "300"))
+    assert [is_alive(pid) for pid in left] == [False, True]
+
+
+def test_after_a_gang_stop_nothing_survives_whatever_its_environment(rig: Rig) -> None:
+    start(rig, 1, daemon(rig, 1, "worker:0", "no names"), order(rig, 1, "true", task="worker:1"))
+    left = pid_in(rig.folder / "attempt-1" / "worker:0.log")
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    rig.exited("worker:0")
+    rig.exited("worker:1")
+    start(rig, 2, order(rig, 2, "sleep", "300"), order(rig, 2, "sleep", "300", task="worker:1"))
+    assert not is_alive(left)
+
+
+def test_what_prepare_left_running_stays(rig: Rig) -> None:
+    start(rig, 0, daemon(rig, 0, "prepare", "no names", stay_s=0))
+    rig.exited("prepare")
+    server = pid_in(rig.folder / "attempt-0" / "prepare.log")
+    for attempt in (1, 2):
+        start(rig, attempt, order(rig, attempt, "true"))
+        rig.exited()
+    assert is_alive(server)
+
+
+def test_a_stopped_task_is_told_and_so_is_one_that_goes_on(rig: Rig) -> None:
+    rig.start("sh", "-c", "while :; do sleep .05; done")
+    rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
+    assert rig.peer.take("task_stopped") == {
+        "type": "task_stopped",
+        "task": "worker:0",
+        "attempt": 1,
+        "signal": signal.SIGSTOP,
+        "n": 2,
+    }
+    rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGCONT))
+    assert rig.peer.take("task_continued")["attempt"] == 1
+    rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
+    rig.peer.take("task_stopped")
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
+    assert rig.exited()["signal"] == signal.SIGTERM
+    assert not [m for m in rig.peer.messages if m["type"] == "task_continued"]
+
+
+def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
+    rig.start("sleep", "300")
+    rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
+    rig.peer.take("task_stopped")
+    asked = time.monotonic()
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
+    assert rig.exited()["signal"] == signal.SIGKILL
+    assert time.monotonic() - asked < 5
+
+
+def test_ordered_to_die_it_dies_and_the_guard_ends_its_tasks(rig: Rig) -> None:
+    pid = rig.start("sleep", "300")["pid"]
+    rig.peer.send("die")
+    wait_until(lambda: not is_alive(pid), timeout_s=2)
+    wait_until(lambda: not is_alive(rig.guard_pid), timeout_s=2)
+    assert not is_alive(rig.pid)

@@ -1,0 +1,323 @@
+"""A task forked from the process that has imported for it can tell no difference to a cold one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.agent.conftest import Rig, children_of, is_alive, kill, wait_until
+from tests.launcher.agent.test_old_python import python39 as python39
+
+BOOT = Path(__file__).parents[4] / "workers" / "tfcluster_workers" / "boot.py"
+
+_HOW = "forked: "
+_TELL = (
+    "import os, sys; os.write(1, b'forked: %r\\n' %"
+    " (b'IMPORTER=' in open('/proc/self/environ', 'rb').read()))\n"
+)
+"""A script's first line: only a fork's first environment is the importer's."""
+
+FACTS = """
+import ctypes, gc, json, os, resource, signal, sys, __main__
+death = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(death))  # PR_GET_PDEATHSIG
+environ = {k: v for k, v in os.environ.items() if k != "TFCLUSTER_EVENTS_FD"}
+status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+fds = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+kinds = [os.readlink(fd).partition(":")[0] for fd in fds if os.path.exists(fd)]
+print(json.dumps({
+    "argv": [sys.argv, getattr(sys, "orig_argv", None)], "path": sys.path,
+    "main": [__name__, __file__, __main__.__dict__ is globals()], "flags": str(sys.flags),
+    "gc": [gc.isenabled(), gc.get_threshold()],
+    "cwd": os.getcwd(), "environ": environ, "umask": status["Umask"].strip(),
+    "group": os.getpgid(0) == os.getpid(), "parent": os.getppid(), "session": os.getsid(0),
+    "ignored": status["SigIgn"].strip(), "caught": status["SigCgt"].strip(),
+    "blocked": status["SigBlk"].strip(), "threads": status["Threads"].strip(),
+    "handlers": [str(signal.getsignal(n)) for n in range(1, 32)], "death": death.value,
+    "limits": [resource.getrlimit(n) for n in range(16)], "nice": os.nice(0),
+    "cores": sorted(os.sched_getaffinity(0)), "stdin": sys.stdin.read(), "open": sorted(kinds),
+    "out": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.errors, sys.stdout.name,
+            sys.stdout.seekable(), sys.stderr.seekable()],
+    "command": open("/proc/self/cmdline").read(),
+}))
+"""
+
+
+class Stage:
+    """An agent, its preloader, and scripts to run behind `boot`."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.python = sys.executable
+        """Of the tasks; the agent has its own."""
+
+    def preload(
+        self, *names: str, env: dict[str, str] | None = None, **order: Any
+    ) -> dict[str, Any]:
+        argv = [self.python, str(BOOT), "preload", *names]
+        env = {**(env or {}), "IMPORTER": "yes"}  # which only a fork's first environment has
+        self.rig.peer.send("preload", argv=argv, env=env, unset=[], **order)
+        return self.rig.peer.take("preload_ready", "preload_failed")
+
+    def start(
+        self, code: str, *args: str, name: str = "main.py", fork: bool = True, **spec: Any
+    ) -> dict[str, Any]:
+        script = self.rig.folder / name
+        script.write_text(_TELL + code)
+        argv = [self.python, str(BOOT), "script", str(script), *args]
+        return self.rig.start(*argv, preload=fork, **spec)
+
+    def output(
+        self,
+        code: str,
+        *args: str,
+        task: str = "worker:0",
+        fork: bool = True,
+        is_fork: bool | None = None,
+        **spec: Any,
+    ) -> str:
+        """What a task printed; its end is waited for. It must be a fork if it was asked to be,
+        unless `is_fork` says otherwise."""
+        before = len(self.log(task))
+        started = self.start(code, *args, task=task, fork=fork, **spec)
+        assert started["type"] == "task_started"
+        self.exited = self.rig.exited(task)
+        told, _, said = self.log(task)[before:].partition("\n")
+        if not told.startswith(_HOW):  # what the imports had printed
+            first, said = told, said
+            told, _, said = said.partition("\n")
+            said = f"{first}\n{said}"
+        assert told == f"{_HOW}{fork if is_fork is None else is_fork}"
+        return said
+
+    def log(self, task: str = "worker:0") -> str:
+        path = self.rig.log(task)
+        return path.read_text() if path.exists() else ""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that has imported: the agent's only child while no task runs."""
+        (pid,) = children_of(self.rig.pid)
+        return pid
+
+
+@pytest.fixture
+def stage(rig: Rig) -> Stage:
+    return Stage(rig)
+
+
+def test_a_fork_finds_what_a_fresh_interpreter_finds(stage: Stage) -> None:
+    core = min(os.sched_getaffinity(0))
+    spec: dict[str, Any] = {"cwd": str(stage.rig.folder), "env": {"NEW": "äöü=1"}, "cores": [core]}
+    cold = json.loads(stage.output(FACTS, "--epochs", "3", fork=False, **spec))
+    assert stage.preload("json", "decimal")["type"] == "preload_ready"
+    forked = json.loads(stage.output(FACTS, "--epochs", "3", **spec))
+    assert cold["command"].startswith(forked.pop("command").rstrip("\0"))
+    del cold["command"]
+    assert forked == cold
+    assert forked["parent"] == stage.rig.pid
+
+
+def test_what_was_imported_is_there_and_imported_only_once(stage: Stage) -> None:
+    (stage.rig.folder / "lib").mkdir()
+    (stage.rig.folder / "lib" / "heavy.py").write_text("import os; print('importing', os.getpid())")
+    env = {"PYTHONPATH": str(stage.rig.folder / "lib")}
+    assert stage.preload("heavy", env=env)["type"] == "preload_ready"
+    importer = stage.pid
+    for _ in range(2):
+        said = stage.output("import heavy, os; print(os.getpid())", env=env).split()
+        assert said[:2] == ["importing", str(importer)], "a cold task would have printed that"
+        assert int(said[2]) != importer
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "number"),
+    [
+        ("raise SystemExit(3)", 3, None),
+        ("raise SystemExit('too bad')", 1, None),
+        ("1 / 0", 1, None),
+        ("import os; os._exit(9)", 9, None),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", None, signal.SIGSEGV),
+        ("import atexit; atexit.register(print, 'bye')", 0, None),
+        (
+            "import threading, time; threading.Thread(target=time.sleep, args=(0.1,)).start()",
+            0,
+            None,
+        ),
+    ],
+)
+def test_it_ends_as_a_fresh_interpreter_ends(
+    stage: Stage, code: str, exit_code: int | None, number: int | None
+) -> None:
+    cold = stage.output(code, fork=False)
+    stage.preload("json")
+    assert stage.output(code) == cold
+    assert (stage.exited["exit_code"], stage.exited["signal"]) == (exit_code, number)
+
+
+def test_stacks_can_be_asked_for(stage: Stage) -> None:
+    stage.preload("json")
+    pid = stage.start("import time\nprint('there', flush=True)\ntime.sleep(60)")["pid"]
+    wait_until(lambda: "there" in stage.log())
+    os.kill(pid, signal.SIGUSR1)
+    wait_until(lambda: "main.py" in stage.log())
+    kill(pid)
+    stage.rig.exited()
+
+
+def test_random_numbers_differ_from_task_to_task(stage: Stage) -> None:
+    stage.preload("random")
+    code = "import random; print(random.random())"
+    assert stage.output(code) != stage.output(code)
+
+
+def test_a_module_beside_the_script_comes_before_one_imported_ahead(stage: Stage) -> None:
+    (stage.rig.folder / "decimal.py").write_text("WHOSE = 'mine'")
+    stage.preload("decimal")
+    assert stage.output("import decimal; print(decimal.WHOSE)", is_fork=False) == "mine\n"
+    assert "decimal.py" in stage.rig.peer.take("preload_failed")["error"]
+
+
+def test_imports_that_leave_a_thread_are_not_forked(stage: Stage) -> None:
+    (stage.rig.folder / "busy.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    )
+    answer = stage.preload("busy", env={"PYTHONPATH": str(stage.rig.folder)})
+    assert "1 threads" in answer["error"]
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
+
+
+def test_imports_that_listen_are_not_forked(stage: Stage) -> None:
+    (stage.rig.folder / "open.py").write_text("")
+    (stage.rig.folder / "server.py").write_text(
+        "import socket\nlistener = socket.create_server(('127.0.0.1', 0))"
+    )
+    answer = stage.preload("server", env={"PYTHONPATH": str(stage.rig.folder)})
+    assert "socket" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("names", "env", "words"),
+    [
+        (["no_such_module"], {}, "ModuleNotFoundError"),
+        (["json"], {"PYTHONPATH": "lib"}, "relative"),
+    ],
+)
+def test_what_cannot_be_imported_is_told_and_tasks_start_cold(
+    stage: Stage, names: list[str], env: dict[str, str], words: str
+) -> None:
+    assert words in stage.preload(*names, env=env)["error"]
+    wait_until(lambda: children_of(stage.rig.pid) == [])
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
+
+
+def test_imports_that_hang_are_given_up(stage: Stage) -> None:
+    (stage.rig.folder / "slow.py").write_text("import time; time.sleep(60)")
+    answer = stage.preload("slow", env={"PYTHONPATH": str(stage.rig.folder)}, within_s=0.3)
+    assert "have not ended" in answer["error"]
+    wait_until(lambda: children_of(stage.rig.pid) == [])
+
+
+def test_an_importer_that_stands_still_costs_time_only(stage: Stage) -> None:
+    stage.preload("json")
+    os.kill(stage.pid, signal.SIGSTOP)
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
+    assert "stands still" in stage.rig.peer.take("preload_failed")["error"]
+
+
+def test_a_large_environment_goes_to_a_fork_too(stage: Stage) -> None:
+    stage.preload("json")
+    env = {f"LARGE_{number}": "x" * 100_000 for number in range(5)}
+    code = "print(sum(len(v) for k, v in os.environ.items() if k.startswith('LARGE_')))"
+    assert stage.output(code, env=env) == "500000\n"
+
+
+def test_the_first_folder_of_pythonpath_counts_where_paths_are_safe(stage: Stage) -> None:
+    (stage.rig.folder / "lib").mkdir()
+    (stage.rig.folder / "lib" / "decimal.py").write_text("WHOSE = 'mine'")
+    env = {"PYTHONPATH": str(stage.rig.folder / "lib"), "PYTHONSAFEPATH": "1"}
+    assert stage.preload("decimal", env=env)["type"] == "preload_ready"
+    assert stage.output("import decimal; print(decimal.WHOSE)", env=env) == "mine\n"
+
+
+def test_what_only_the_importer_needs_may_lie_beside_the_script(stage: Stage) -> None:
+    (stage.rig.folder / "random.py").write_text("WHOSE = 'mine'")
+    stage.preload("json")
+    assert stage.output("import random; print(random.WHOSE)", is_fork=False) == "mine\n"
+
+
+def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attempt(
+    stage: Stage,
+) -> None:
+    """While another task runs it can be known by the marks of its own task only."""
+    stage.preload("json")
+    marks = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": "worker:0", "TFCLUSTER_ATTEMPT": "1"}
+    stage.start("import time; time.sleep(60)", task="worker:1", name="other.py")
+    code = (
+        "import time\nif os.fork() == 0:\n    os.setsid()\n"
+        "    if os.fork() == 0:\n        os.write(1, b'%d\\n' % os.getpid())\n"
+        "        os.close(1), os.close(2), time.sleep(60)\n    os._exit(0)\n"
+        "os.wait()\ntime.sleep(0.2)"
+    )
+    left = int(stage.output(code, env=marks))
+    assert is_alive(left)
+    stage.output("print('next attempt')", env={**marks, "TFCLUSTER_ATTEMPT": "2"})
+    assert not is_alive(left)
+
+
+def test_a_dead_importer_costs_time_only(stage: Stage) -> None:
+    stage.preload("json")
+    kill(stage.pid)
+    assert stage.output("print('cold')", is_fork=False) == "cold\n"
+    assert "gone" in stage.rig.peer.take("preload_failed")["error"]
+
+
+def test_it_outlives_the_tasks_and_ends_with_the_agent(stage: Stage) -> None:
+    stage.preload("json")
+    importer = stage.pid
+    stage.output("print(1)")
+    stage.output("print(2)")
+    assert stage.pid == importer
+    kill(stage.rig.pid)
+    wait_until(lambda: not is_alive(importer))
+
+
+def test_a_forked_task_ends_with_the_agent(stage: Stage) -> None:
+    stage.preload("json")
+    pid = stage.start("import time; time.sleep(60)")["pid"]
+    kill(stage.rig.pid)
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_what_an_attempt_left_running_ends_and_the_importer_stays(stage: Stage) -> None:
+    stage.preload("json")
+    importer = stage.pid
+    left = stage.output(
+        "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
+    )
+    assert is_alive(int(left))
+    stage.output("print('next attempt')")
+    assert not is_alive(int(left))
+    assert stage.pid == importer
+
+
+def test_what_cannot_be_started_is_named(stage: Stage) -> None:
+    stage.preload("json")
+    answer = stage.start("print(1)", cwd="/no/such/folder")
+    assert "/no/such/folder: No such file" in answer["error"]
+
+
+def test_on_the_oldest_python_of_tasks(stage: Stage, python39: str) -> None:
+    stage.python = python39
+    spec: dict[str, Any] = {"cwd": str(stage.rig.folder)}
+    cold = json.loads(stage.output(FACTS, fork=False, **spec))
+    assert stage.preload("json")["type"] == "preload_ready"
+    forked = json.loads(stage.output(FACTS, **spec))
+    assert forked.pop("command").rstrip("\0") in cold.pop("command")
+    assert forked == cold

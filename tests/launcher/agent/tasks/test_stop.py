@@ -1,0 +1,80 @@
+"""The stop ladder: as much time as was granted, not a moment longer, and nobody left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from tests.launcher.agent.conftest import Rig, children_of, wait_until
+
+OBEYS = "trap 'exit 5' TERM; echo ready; while :; do sleep .05; done"
+SWALLOWS = "trap '' TERM INT HUP; echo ready; while :; do sleep .05; done"
+SAVES = "trap 'sleep .5; echo saved; exit 42' TERM; echo ready; while :; do sleep .05; done"
+LEAVES_A_HOLDER = "sh -c 'trap \"\" TERM; echo ready; sleep 60' & sleep 60"
+
+
+def stop(rig: Rig, script: str, grace_s: float) -> tuple[dict[str, object], float]:
+    rig.start("sh", "-c", script)
+    wait_until(lambda: b"ready\n" in rig.log().read_bytes())
+    asked = time.monotonic()
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=grace_s, why="a test")
+    exited = rig.exited()
+    assert exited["ended_by"] == "tfcluster"
+    return exited, time.monotonic() - asked
+
+
+def test_a_task_that_obeys_is_not_waited_for(rig: Rig) -> None:
+    exited, took = stop(rig, OBEYS, grace_s=20)
+    assert exited["exit_code"] == 5
+    assert took < 5
+
+
+def test_a_task_that_saves_gets_its_grace(rig: Rig) -> None:
+    exited, _ = stop(rig, SAVES, grace_s=20)
+    assert exited["exit_code"] == 42
+    assert rig.log().read_text().endswith("saved\n")
+
+
+def test_a_task_that_ignores_everything_is_killed_after_the_grace(rig: Rig) -> None:
+    exited, took = stop(rig, SWALLOWS, grace_s=0.5)
+    assert exited["signal"] == signal.SIGKILL
+    assert 0.5 <= took < 5
+
+
+def test_no_grace_kills_at_once(rig: Rig) -> None:
+    exited, took = stop(rig, SAVES, grace_s=0)
+    assert exited["signal"] == signal.SIGKILL
+    assert took < 2
+    assert "saved" not in rig.log().read_text()
+
+
+def test_a_second_stop_can_only_be_sooner(rig: Rig) -> None:
+    rig.start("sh", "-c", SWALLOWS)
+    wait_until(lambda: rig.log().read_bytes() == b"ready\n")
+    for grace_s in (60, 0.2, 60):
+        rig.peer.send("stop", tasks=["worker:0"], grace_s=grace_s, why="again")
+    asked = time.monotonic()
+    assert rig.exited()["signal"] == signal.SIGKILL
+    assert time.monotonic() - asked < 5
+
+
+def test_a_stopped_process_is_ended_too(rig: Rig) -> None:
+    pid = rig.start("sleep", "60")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
+    assert rig.exited()["signal"] == signal.SIGTERM
+
+
+def test_a_grandchild_that_holds_the_pipe_delays_the_end_by_half_a_second(rig: Rig) -> None:
+    exited, took = stop(rig, LEAVES_A_HOLDER, grace_s=20)
+    assert exited["signal"] == signal.SIGTERM
+    assert 0.4 < took < 5
+    wait_until(lambda: children_of(rig.pid) == [])
+
+
+def test_stopping_what_has_ended_is_no_error(rig: Rig) -> None:
+    rig.start("true")
+    rig.exited()
+    rig.peer.send("stop", tasks=["worker:0", "ps:9"], grace_s=1, why="late")
+    assert rig.start("true")["type"] == "task_started"

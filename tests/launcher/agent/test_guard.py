@@ -1,0 +1,172 @@
+"""`kill -9` of anybody: within two seconds no task of the run lives, nor its children."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.agent.conftest import is_alive, kill
+
+LIMIT_S = 2.0
+REPOSITORY = Path(__file__).parents[3]
+
+TASK = """
+import multiprocessing, os, subprocess, sys, time
+multiprocessing.set_start_method("fork")
+child = multiprocessing.Process(target=time.sleep, args=(300,))
+child.start()
+shell = subprocess.Popen(["sh", "-c", "trap '' TERM; sleep 300; :"])
+away = subprocess.Popen(["sleep", "300"], start_new_session=True)
+pids = f"{os.getpid()} {child.pid} {shell.pid} {away.pid}\\n"
+os.write(1, pids.encode())
+time.sleep(300)
+"""
+
+OWNER = """
+import asyncio, json, os, sys, tempfile
+from pathlib import Path
+from tfcluster import backends
+from tfcluster.plan.plan import NodePlan
+
+async def main(folder, task):
+    backend = backends.get("local", runtime_dir=folder)
+    link = await backend.connect(NodePlan("local", "local", None, "/"), run_id="r", token="t")
+    await link.send({"type": "hold_ports", "ports": [
+        {"task": name, "host": "localhost", "port": 0} for name in ("worker:0", "worker:1")]})
+    await link.send({"type": "start", "attempt": 1, "tasks": [
+        {"task": name, "argv": [sys.executable, "-c", task], "env": {}, "cwd": "/",
+         "log": str(folder / name)} for name in ("worker:0", "worker:1")]})
+    async for message in link:
+        if message["type"] == "ports_held":
+            ports = list(message["ports"].values())
+            print(json.dumps({**link.welcome, "ports": ports}), flush=True)
+    print("ended", flush=True)
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+class Run:
+    """A stand-in coordinator in a process of its own, with two tasks and their children."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.owner = subprocess.Popen(
+            [sys.executable, "-c", OWNER, str(folder), TASK],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=REPOSITORY,
+        )
+        try:
+            self._come_up()
+        except BaseException:
+            self.close()
+            raise
+
+    def _come_up(self) -> None:
+        assert self.owner.stdout is not None
+        facts: dict[str, Any] = json.loads(self.owner.stdout.readline())
+        self.ports: list[int] = facts["ports"]
+        self.who = {"owner": self.owner.pid, "agent": facts["pid"], "guard": facts["guard_pid"]}
+        self.tasks = [pid for name in ("worker:0", "worker:1") for pid in self._pids(name)]
+
+    def _pids(self, task: str) -> list[int]:
+        deadline = time.monotonic() + 20
+        log = self.folder / task
+        while time.monotonic() < deadline:
+            lines = log.read_text().splitlines() if log.exists() else []
+            if lines:
+                return [int(pid) for pid in lines[0].split()]
+            time.sleep(0.01)
+        said = log.read_text() if log.exists() else "nothing"
+        raise AssertionError(f"{task} did not come up; it said: {said}")
+
+    def kill(self, *who: str) -> None:
+        """Kill them, and see that all else ends in time."""
+        assert all(is_alive(pid) for pid in self.tasks)
+        for name in who:
+            kill(self.who[name])
+        deadline = time.monotonic() + LIMIT_S
+        while living := self._living(who):
+            assert time.monotonic() < deadline, f"alive {LIMIT_S} s after the kill: {living}"
+            time.sleep(0.01)
+        for port in self.ports:
+            with socket.socket() as probe:
+                probe.bind(("0.0.0.0", port))
+
+    def _living(self, killed: tuple[str, ...]) -> list[str]:
+        ours = {str(pid): pid for pid in self.tasks}
+        ours |= {name: self.who[name] for name in ("agent", "guard") if name not in killed}
+        return [name for name, pid in ours.items() if is_alive(pid)]
+
+    def close(self) -> None:
+        self.owner.kill()
+        self.owner.wait()
+        assert self.owner.stdout is not None
+        self.owner.stdout.close()
+
+
+def kill_and_look(*who: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="tfc-", ignore_cleanup_errors=True) as folder:
+        run = Run(Path(folder))
+        try:
+            run.kill(*who)
+        finally:
+            run.close()
+        assert not list(Path(folder).glob("*.agent")), "a socket was left"
+        assert not list(Path(folder).glob("ports/*")), "a lock file was left"
+
+
+CASES = [("owner",), ("agent",), ("guard",), ("owner", "agent"), ("agent", "owner")]
+
+
+@pytest.mark.parametrize("who", CASES, ids="+".join)
+def test_nothing_lives_after_kill(who: tuple[str, ...]) -> None:
+    kill_and_look(*who)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", CASES[:4], ids="+".join)
+def test_ten_times_out_of_ten(who: tuple[str, ...]) -> None:
+    for _ in range(10):
+        kill_and_look(*who)
+
+
+def test_guard_and_agent_at_once_still_end_the_tasks_themselves() -> None:
+    """Their children are stated as not covered: nobody is left to know them."""
+    with tempfile.TemporaryDirectory(prefix="tfc-", ignore_cleanup_errors=True) as folder:
+        run = Run(Path(folder))
+        tasks, children = run.tasks[0::4], [p for i, p in enumerate(run.tasks) if i % 4]
+        try:
+            kill(run.who["guard"])
+            kill(run.who["agent"])
+            deadline = time.monotonic() + LIMIT_S
+            while any(is_alive(pid) for pid in tasks):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            for pid in filter(is_alive, children):
+                kill(pid)
+            run.close()
+
+
+def test_a_number_given_to_another_process_is_not_killed() -> None:
+    from tfcluster.agent.processes import signal_group, start_time
+
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        assert not signal_group(process.pid, start_time(process.pid) + 1, 9)
+        assert process.poll() is None
+        assert signal_group(process.pid, start_time(process.pid), 9)
+        assert process.wait(10) == -9
+    finally:
+        process.kill()
+        process.wait()
+    assert not signal_group(process.pid, 0, 9), "the group is gone, which is no error"

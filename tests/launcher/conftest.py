@@ -1,0 +1,97 @@
+"""A plan made by hand and a run's folder: what the pure parts of the coordinator work on."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tfcluster.plan.plan import (
+    CheckpointPlan,
+    Command,
+    Kind,
+    NodePlan,
+    Plan,
+    Supervision,
+    TaskId,
+    TaskPlan,
+)
+from tfcluster.rundir import journal, registry
+from tfcluster.rundir.events import Status
+from tfcluster.rundir.fold import first_state
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
+from tfcluster.rundir.snapshot import RunSnapshot
+
+PlanOf = Callable[..., Plan]
+MakeRun = Callable[..., RunPaths]
+
+
+def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str = "demo") -> Plan:
+    """A plan with these tasks (two workers) on this machine."""
+    found = [TaskId.parse(task) for task in tasks or ("worker:0", "worker:1")]
+    command = Command(("python", "main.py"), (), "/")
+    return Plan(
+        name=name,
+        spec_path=None,
+        kind=kind,
+        strategy="multi_worker_mirrored",
+        nodes=(NodePlan("local", "local", None, "/job"),),
+        tasks=tuple(
+            TaskPlan(task, "local", "127.0.0.1", 0, command, serves=task.job == "ps")
+            for task in found
+        ),
+        prepare={},
+        supervision=Supervision(),
+        checkpoints=CheckpointPlan(),
+        hooks=hooks,
+    )
+
+
+@pytest.fixture
+def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home and a runtime folder of the test's own, with a short path for sockets."""
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    monkeypatch.setenv("TFCLUSTER_HOME", str(root / "home"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))
+    yield root / "home"
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def paths(home_dir: Path) -> RunPaths:
+    return journal.make("demo-20260914-153012-k7f3", home_dir)
+
+
+@pytest.fixture
+def state(paths: RunPaths) -> RunSnapshot:
+    return first_state(plan_of(), paths, this_process(), 100.0)
+
+
+@pytest.fixture
+def make_run(home_dir: Path) -> MakeRun:
+    """A run's folder with a state in it; its coordinator is this process, so it may be live."""
+
+    def make(
+        name: str = "demo",
+        *,
+        status: Status = Status.SUCCEEDED,
+        started: float = 100.0,
+        spec: str | None = None,
+        exit_code: int | None = 0,
+        pid: int | None = None,
+        background: bool = False,
+    ) -> RunPaths:
+        found = journal.make(registry.new_run_id(name, started), home_dir)
+        state = first_state(plan_of(name=name), found, this_process(), started)
+        state.status, state.spec = status, spec
+        state.pid, state.background = pid or state.pid, background
+        if status.is_final and status is not Status.LOST:
+            state.ended_at, state.exit_code = started + 10, exit_code
+        assert journal.write_json(found.state, state.to_json())
+        return found
+
+    return make

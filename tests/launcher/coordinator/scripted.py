@@ -1,0 +1,336 @@
+"""Runs of the real coordinator over real links, with agents that say what a test has written.
+
+Nothing is started: an agent here is the other end of a socket, and obeys like one. Time is the
+loop's own and passes at once where nothing but time is waited for, so that leases, deadlines and
+pauses cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import selectors
+import socket
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.launcher.conftest import plan_of
+
+from tfcluster.agent import protocol
+from tfcluster.backends.base import Capabilities
+from tfcluster.checkpoints.restore import PutBack
+from tfcluster.coordinator.coordinator import Coordinator
+from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.startup import Wishes
+from tfcluster.errors import NodeLostError
+from tfcluster.plan.plan import NodePlan, Plan, Supervision
+from tfcluster.rundir import fold
+from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.supervision.decisions import Outcome
+from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.messages import Refused
+
+HERE, FAR = "local", "10.0.0.2"
+DAY_S = 86_400.0
+HANG_UP = b"(hang up)"
+MOMENTS = (
+    *("welcome", "ports", "put back", "start", "started", "trained", "exited", "shutdown", "bye"),
+)
+"""When an agent says what is in its script: with or after that step, from the first to the last."""
+Frame = Mapping[str, Any] | bytes
+"""A control message, to be numbered; or bytes for the line; or `HANG_UP`."""
+
+
+class FastLoop(asyncio.SelectorEventLoop):
+    """Its time jumps to the next timer once no descriptor and no thread has anything to say."""
+
+    def __init__(self) -> None:
+        self.skipped, self.in_threads = 0.0, 0
+        super().__init__(_Skipping(self))
+
+    def time(self) -> float:
+        return super().time() + self.skipped
+
+    def run_in_executor(self, *args: Any) -> Any:  # type: ignore[override]
+        self.in_threads += 1
+        work = super().run_in_executor(*args)
+        work.add_done_callback(self._note_end)
+        return work
+
+    def _note_end(self, _: object) -> None:
+        self.in_threads -= 1
+
+
+class _Skipping(selectors.DefaultSelector):
+    def __init__(self, loop: FastLoop) -> None:
+        super().__init__()
+        self._loop, self._waits = loop, 0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if ready or (timeout is not None and timeout <= 0):
+            self._waits = 0
+            return ready
+        patience = 2000 if timeout is None else 3 if self._loop.in_threads else 0
+        if self._waits < patience:
+            self._waits += 1
+            return super().select(0.001)
+        assert timeout is not None, "nothing will ever happen any more"
+        assert self._loop.skipped < DAY_S, "the run never ends"
+        self._waits, self._loop.skipped = 0, self._loop.skipped + timeout
+        return []
+
+
+@dataclass
+class Agent:
+    """The agent of one node, over one connection after the other."""
+
+    node: str
+    workdir: str
+    script: Mapping[str, Sequence[Frame]] = field(default_factory=dict)
+    obeys_again: bool = True
+    """Whether a connection after the first is answered."""
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
+    session: protocol.Session = field(default_factory=protocol.Session)
+    writer: asyncio.StreamWriter | None = None
+    serving: list[asyncio.Task[None]] = field(default_factory=list)
+    running: dict[str, int] = field(default_factory=dict)
+    connections: int = 0
+    said: set[str] = field(default_factory=set)
+    order_counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    async def dial(self) -> Streams:
+        self.connections += 1
+        if self.connections > 1 and not self.obeys_again:
+            raise ConnectionRefusedError("it is off")
+        ours, theirs = socket.socketpair()
+        try:
+            reader, writer = await asyncio.open_connection(sock=theirs)
+            self.serving.append(asyncio.create_task(self._serve(reader, writer)))
+            return await asyncio.open_connection(sock=ours, limit=1 << 20)
+        except BaseException:  # called off
+            ours.close()
+            theirs.close()
+            raise
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        decoder = protocol.Decoder()
+        writer.write(protocol.MAGIC)
+        pings = asyncio.create_task(self._ping(writer))
+        try:
+            while data := await reader.read(1 << 18):
+                for kind, payload in decoder.feed(data):
+                    if kind == protocol.CONTROL:
+                        self._hear(protocol.read_control(payload))
+                    elif kind == protocol.ACK:
+                        self.session.acknowledged(protocol.read_number(payload))
+        except OSError:
+            pass
+        finally:
+            pings.cancel()
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _ping(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(2)
+            writer.write(protocol.frame(protocol.PING))
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        assert self.writer is not None
+        if message["type"] == "hello":
+            welcome = {"type": "welcome", "n": 0, "pid": 5, "guard_pid": 6}
+            welcome["last_seen"] = self.session.last_seen
+            if self.node != HERE:
+                welcome |= {"cache": "/cache", "executable": "/usr/bin/python3"}
+            self.writer.write(protocol.control_frame(welcome))
+            for frame in self.session.resume(message["last_seen"]):
+                self.writer.write(frame)
+            self.deliver("welcome")
+        elif self.session.is_new(message):
+            self.writer.write(self.session.acknowledgement())
+            self.order_counts[message["type"]] += 1
+            self._obey(message)
+
+    def deliver(self, moment: str) -> None:
+        """Say what the script has for `moment`, once."""
+        for frame in self.script.get(moment, ()) if moment not in self.said else ():
+            self.said.add(moment)
+            if frame is HANG_UP and self.writer is not None:
+                self.writer.close()
+            elif isinstance(frame, bytes):
+                self._write(frame)
+            elif "n" in frame:
+                self._write(protocol.control_frame(dict(frame)))
+            else:
+                self.say(frame)
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        self._write(self.session.number(dict(message)))
+
+    def _write(self, data: bytes) -> None:
+        if self.writer is not None and not self.writer.is_closing():
+            self.writer.write(data)
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        number = {"id": order.get("id")}
+        match order["type"]:
+            case "hold_ports":
+                self.deliver("ports")
+                ports = {one["task"]: 2222 + n for n, one in enumerate(order["ports"])}
+                self.say({"type": "ports_held", "ports": ports})
+            case "start":
+                self._start(order["attempt"], [task["task"] for task in order["tasks"]])
+            case "stop":
+                for task in [one for one in order["tasks"] if one in self.running]:
+                    self.exit(task, signal=15, ended_by="tfcluster")
+            case "look":
+                self.say({"type": "looked", **number, "folder": self.workdir})
+            case "scan":
+                self.say({"type": "scanned", **number, "entries": []})
+            case "receive" if not order.get("more"):
+                self.say({"type": "received", **number})
+            case "read":
+                self.say({"type": "read_end", **number, "error": "it is gone"})
+            case "shutdown":
+                self.deliver("shutdown")
+                self.say({"type": "bye"})
+                self.deliver("bye")
+                if self.writer is not None:
+                    self.writer.close()
+
+    def _start(self, attempt: int, tasks: Sequence[str]) -> None:
+        self.deliver("start")
+        for task in tasks:
+            self.running[task] = attempt
+            self.say({"type": "task_started", "task": task, "attempt": attempt, "pid": 7})
+        self.deliver("started")
+        for task in tasks:
+            for kind in ("waiting_for_peers", "ready"):
+                self.report(task, {"type": kind})
+            self.report(task, {"type": "progress", "step": 5, "metrics": {"loss": 0.5}})
+        self.deliver("trained")
+        for task in tasks:
+            self.exit(task, exit_code=self.exit_codes.get(task, 0))
+        self.deliver("exited")
+
+    def report(self, task: str, event: Mapping[str, Any]) -> None:
+        attempt = self.running.get(task, 1)
+        self.say({"type": "task_event", "task": task, "attempt": attempt, "event": dict(event)})
+
+    def exit(self, task: str, **how: Any) -> None:
+        facts = {"exit_code": None, "signal": None, "ended_by": "itself", "duration_s": 1.0, **how}
+        attempt = self.running.pop(task)
+        self.say({"type": "task_exited", "task": task, "attempt": attempt, **facts})
+
+
+@dataclass
+class Agents:
+    """What stands in for the backends of all nodes."""
+
+    agents: Mapping[str, Agent]
+
+    def of(self, node: NodePlan) -> Any:
+        return _Backend(self.agents[node.name])
+
+
+@dataclass
+class _Backend:
+    agent: Agent
+
+    @property
+    def capabilities(self) -> Capabilities:
+        is_here = self.agent.node == HERE
+        return Capabilities(shares_filesystem=is_here, has_lease=not is_here, holds_ports=True)
+
+    async def connect(
+        self, node: NodePlan, *, run_id: str, token: str, lease_s: float, **_: object
+    ) -> AgentLink:
+        hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": True}
+        lease = None if node.name == HERE else lease_s
+        link = AgentLink(self.agent.dial, hello, lease_s=lease)
+        try:
+            await link.open()
+        except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
+            raise NodeLostError(f"{node.name} cannot be reached: {error}") from error
+        return link
+
+    async def mend(self) -> list[str]:
+        return []
+
+    async def close(self, *, keeps_folders: bool = False) -> list[str]:
+        return []
+
+
+class _SlowHarvest(Harvest):
+    """Putting a state back takes so long that agents say something meanwhile."""
+
+    agents: Mapping[str, Agent] = {}
+
+    async def put_state_back(self, *args: Any, **how: Any) -> PutBack:
+        found = await super().put_state_back(*args, **how)
+        for agent in self.agents.values():
+            agent.deliver("put back")
+        await asyncio.sleep(0.1)
+        return found
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that is over."""
+
+    outcome: Outcome
+    state: RunSnapshot
+    paths: RunPaths
+    seconds: float
+    """Of the run's own time."""
+
+
+def plan_on_two_nodes(workdir: Path, *, hostile_is_chief: bool = False, **supervision: Any) -> Plan:
+    """worker:0 and worker:1, one here and one on another machine."""
+    plan = plan_of()
+    far = NodePlan(FAR, "ssh", None, str(workdir))
+    here = replace(plan.nodes[0], workdir=str(workdir))
+    places = [FAR, HERE] if hostile_is_chief else [HERE, FAR]
+    tasks = tuple(replace(task, node=node) for task, node in zip(plan.tasks, places, strict=True))
+    limits = {"max_restarts": 1, "run_deadline_s": 600.0, "lease_s": 20.0, **supervision}
+    policy = Supervision(**limits)
+    return replace(plan, workdir=str(workdir), nodes=(here, far), tasks=tasks, supervision=policy)
+
+
+def perform(
+    plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, *, wishes: Wishes | None = None
+) -> Ended:
+    """Run `plan` to its end."""
+    with asyncio.Runner(loop_factory=FastLoop) as runner:
+        return runner.run(_perform(plan, agents, paths, wishes or Wishes(looks_first=False)))
+
+
+async def _perform(
+    plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, wishes: Wishes
+) -> Ended:
+    harvest = _SlowHarvest(plan, paths)
+    harvest.agents = agents
+    harvest._threads._silence_s = DAY_S  # the loop's time runs ahead of what threads can do
+    state = fold.first_state(plan, paths, this_process(), 100.0)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with closing(Journal(state, paths)) as journal:
+        coordinator = Coordinator(
+            plan, journal, harvest, backend_of=Agents(agents).of, wishes=wishes
+        )
+        outcome = await coordinator.run()
+    serving = [task for agent in agents.values() for task in agent.serving]
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+    return Ended(outcome, state, paths, loop.time() - began)

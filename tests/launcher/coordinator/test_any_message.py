@@ -1,0 +1,237 @@
+"""Any message of any node or task, of any form and at any time, is at worst refused.
+
+The real coordinator runs a real gang of two over real links; the agent of one node says what it
+should, and besides that whatever is drawn: messages of every kind that are whole, or that lack a
+field, or have another value in one, twice, before the start, while state is put back, after the
+end. The run ends as a run does, what it wrote can be read and shown, and the other node obeys to
+the end. `TFCLUSTER_FUZZ=5000` draws as many examples as that.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.launcher.coordinator.scripted import (
+    FAR,
+    HANG_UP,
+    HERE,
+    MOMENTS,
+    Agent,
+    Ended,
+    Frame,
+    perform,
+    plan_on_two_nodes,
+)
+
+from tfcluster.agent import protocol
+from tfcluster.coordinator.startup import Wishes
+from tfcluster.rundir import chaos, journal, registry
+from tfcluster.ui.event_lines import format_event
+from tfcluster.ui.follow import format_status_line
+from tfcluster.ui.panels import closing_panel, root_cause_panel, status_panel
+from tfcluster.ui.render import plain_text
+
+EXAMPLES = int(os.environ.get("TFCLUSTER_FUZZ", "60"))
+TASK = {"task": "worker:1", "attempt": 1}
+REPORTS: tuple[dict[str, Any], ...] = (
+    {"type": "waiting_for_peers"},
+    {"type": "ready"},
+    {"type": "progress", "step": 7, "epoch": 1, "metrics": {"loss": 0.5}, "steps_per_second": 2.5},
+    {"type": "saves_on_sigterm"},
+    {"type": "saved", "path": "ckpt-7", "step": 7, "at_ns": 5},
+    {"type": "alive"},
+    {"type": "evaluated", "step": 7},
+    {"type": "verdict", "ok": False, "reason": "no trial succeeded"},
+    {"type": "trial", "id": "0", "status": "COMPLETED", "tuner": "worker-1", "score": 0.5}
+    | {"best_step": 3, "objective": "loss", "direction": "min", "values": {"lr": 0.1}},
+    {"type": "trial_ended", "id": "0", "message": "it failed"},
+    {"type": "search_ended"},
+    {"type": "setting_read", "name": "precision"},
+    {"type": "note", "message": "one line"},
+    {"type": "error", "exception": "ValueError", "message": "no", "file": "a.py", "line": 3}
+    | {"traceback": "Traceback …"},
+    {"type": "chaos", "fault": "kill worker:1 at step 2", "step": 2, "task": "worker:1"},
+)
+EVENTS = tuple({"type": "task_event", **TASK, "event": report} for report in REPORTS)
+MESSAGES: tuple[dict[str, Any], ...] = (
+    {"type": "welcome", "pid": 5, "guard_pid": 6, "last_seen": 0, "cache": "/c"},
+    {"type": "refused", "reason": "no"},
+    {"type": "ports_held", "ports": {"worker:1": 2222}},
+    {"type": "port_taken", "task": "worker:1", "host": "h", "port": 1, "pid": None},
+    {"type": "preload_ready", "seconds": 1.5},
+    {"type": "preload_failed", "error": "no"},
+    {"type": "task_started", **TASK, "pid": 7},
+    {"type": "start_failed", **TASK, "error": "no such file"},
+    {"type": "task_stopped", **TASK, "signal": 19},
+    {"type": "task_continued", **TASK},
+    {"type": "task_exited", **TASK, "exit_code": 1, "signal": None, "ended_by": "itself"}
+    | {"duration_s": 1.5, "peak_rss_bytes": 9, "oom": None},
+    {"type": "reports_dropped", **TASK, "count": 5},
+    {"type": "log_lost", **TASK, "bytes": 3, "reason": "disk full"},
+    {"type": "unkillable", "task": None, "pids": [4]},
+    {"type": "wants", "id": 1, "digests": ["ab"]},
+    {"type": "took", "id": 1, "digest": "ab", "at": 3},
+    {"type": "received", "id": 1},
+    {"type": "receive_failed", "id": 1, "error": "no"},
+    {"type": "scanned", "id": 1, "entries": [["ckpt-1.index", 1, 2]]},
+    {"type": "read_end", "id": 1, "is_unchanged": True, "sha512": "ab"},
+    {"type": "files_lost", "error": "it was killed"},
+    {"type": "looked", "id": 1, "folder": None},
+    {"type": "link_cut", "lease_s": 3.0},
+    {"type": "link_back", "pid": 5, "guard_pid": 6},
+    {"type": "guard_lost"},
+    {"type": "bye"},
+    {"type": "a kind of a later version", "with": ["anything"]},
+    EVENTS[0],
+)
+"""One of each kind, as an agent of worker:1's node sends it."""
+NAMES = sorted({name for message in (*MESSAGES, *REPORTS) for name in message})
+TEXTS = st.sampled_from(
+    ("", " ", "worker:0", "prepare", "a\0b", "\ud800", "é" * 300, "-1", "1" * 30)
+)
+NUMBERS = st.sampled_from((0, -1, 1 << 31, 1 << 63, 10**400, -(10**30), 1.5, float("inf")))
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.just(float("nan")) | TEXTS | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=4,
+)
+DEEP = json.loads("[" * 500 + "]" * 500)
+
+
+@st.composite
+def messages(draw: st.DrawFn) -> dict[str, Any]:
+    """A message in which nothing, or few things, are not as they should be."""
+    is_report = draw(st.booleans())
+    message = copy.deepcopy(draw(st.sampled_from(EVENTS if is_report else MESSAGES)))
+    for _ in range(draw(st.integers(0, 2))):
+        inside = message.get("event") if draw(st.booleans()) or draw(st.booleans()) else None
+        target = inside if isinstance(inside, dict) and inside else message
+        name = draw(st.sampled_from([*sorted(target), "type", draw(st.sampled_from(NAMES))]))
+        if draw(st.booleans()):
+            target[name] = draw(VALUES | st.just(DEEP))
+        else:
+            target.pop(name, None)
+    return dict(message)
+
+
+RAW = st.builds(
+    lambda kind, name, offset, data: protocol.data_frame(kind, name, offset, data),
+    st.sampled_from((protocol.LOG, protocol.FILE)),
+    st.sampled_from(("worker:1/1", "worker:1/7", "worker:1/-1", "worker:1", "prepare/0", "1", "2"))
+    | st.text(st.characters(codec="utf-8"), max_size=5),
+    st.sampled_from((0, 1, 1 << 40, (1 << 64) - 1)),
+    st.binary(max_size=5),
+) | st.sampled_from((HANG_UP, protocol.frame(protocol.ACK, b"\xff" * 8), b"noise", b"C\0\0\0\0"))
+SCRIPTS = st.dictionaries(
+    st.sampled_from(MOMENTS),
+    st.lists(messages() | messages() | RAW, min_size=1, max_size=3),
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A home, a workdir and sockets for all examples."""
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    (root / "work").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFCLUSTER_HOME", str(root / "home"))
+        patch.setenv("XDG_RUNTIME_DIR", str(root))
+        yield root
+    shutil.rmtree(root)
+
+
+def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: Any) -> Ended:
+    """A run in which `hostile` says `script`, worker:1 being its task."""
+    plan = plan_on_two_nodes(place / "work", hostile_is_chief=hostile == HERE)
+    agents = {
+        node.name: Agent(node.name, node.workdir, script if node.name == hostile else {}, **how)
+        for node in plan.nodes
+    }
+    shutil.rmtree(place / "home", ignore_errors=True)
+    paths = journal.make("demo-20260914-153012-k7f3", place / "home")
+    faults = chaos.parse(["kill worker:1 at step 2"], plan)
+    return perform(plan, agents, paths, wishes=Wishes(looks_first=False, faults=faults))
+
+
+def refuse(name: str) -> NoReturn:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def require_readable(ended: Ended) -> None:
+    """All that it has left can be read, by us and by every JSON reader, and shown."""
+    text = ended.paths.state.read_text()
+    json.loads(text, parse_constant=refuse)
+    assert len(text) < 1 << 20
+    state = registry.load(ended.paths)
+    for number, line in enumerate(ended.paths.events.read_text().splitlines(), 1):
+        event = json.loads(line, parse_constant=refuse)
+        assert event["seq"] == number
+        format_event(event)
+    panels = [closing_panel(state, ended.paths), status_panel(state, ended.paths, now=1e9)]
+    for panel in (*panels, root_cause_panel(state, ended.paths)):
+        assert plain_text(panel or panels[0], 80)
+    format_status_line(state, {}, now=1e9, width=80)
+
+
+WRONG: tuple[Any, ...] = (
+    *(None, True, -1, 1 << 63, 10**400, 1.5, float("inf"), float("nan"), "", " ", "a\0b", "\ud800"),
+    *("x" * 50_000, [], [[]], {}, {"": {"": 1}}, DEEP),
+)
+
+
+def test_no_report_that_is_wrong_in_one_field_does_any_harm(place: Path) -> None:
+    """Each kind, each field of it, each wrong value or none at all: all of them in one run."""
+    wrong = [
+        report | {field: value}
+        for report in (*REPORTS, {})
+        for field in (*report, "type", "of_another_kind")
+        for value in WRONG
+    ]
+    wrong += [
+        {name: value for name, value in report.items() if name != left_out}
+        for report in REPORTS
+        for left_out in report
+    ]
+    said: list[Frame] = [{"type": "task_event", **TASK, "event": report} for report in wrong]
+    ended = run_with(place, FAR, {"trained": said})
+    assert ended.outcome.exit_code == 1, "its own verdict on itself is right as it is"
+    require_readable(ended)
+
+
+@given(
+    script=SCRIPTS,
+    hostile=st.sampled_from((HERE, FAR)),
+    obeys_again=st.booleans(),
+    exit_code=st.sampled_from((0, 0, 1)),
+)
+@example(  # issue 15, 26
+    script={"trained": [{"type": "task_event", **TASK, "event": {"type": "chaos", "fault": ""}}]},
+    hostile=FAR,
+    obeys_again=True,
+    exit_code=0,
+)
+@example(  # issue 15, 21
+    script={"put back": [b"noise"]}, hostile=FAR, obeys_again=True, exit_code=0
+)
+@settings(max_examples=EXAMPLES, deadline=None)
+def test_a_run_ends_as_a_run_whatever_a_node_says(
+    place: Path, script: dict[str, list[Any]], hostile: str, obeys_again: bool, exit_code: int
+) -> None:
+    ended = run_with(
+        place, hostile, script, obeys_again=obeys_again, exit_codes={"worker:1": exit_code}
+    )
+    assert ended.outcome.exit_code in (0, 1, 3, 4)
+    assert ended.seconds < 3600
+    require_readable(ended)
+    assert len(list(ended.paths.logs.glob("attempt-*"))) <= ended.state.attempt

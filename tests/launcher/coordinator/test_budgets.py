@@ -1,0 +1,205 @@
+"""What nodes and tasks can make the coordinator keep is bounded, and told once."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.coordinator.scripted import (
+    FAR,
+    HERE,
+    Agent,
+    Ended,
+    Frame,
+    perform,
+    plan_on_two_nodes,
+)
+
+from tfcluster.agent import budgets
+from tfcluster.agent.protocol import LOG, data_frame
+from tfcluster.agent.tasks.task import _NEEDED, Reports
+from tfcluster.checkpoints.sources import scan
+from tfcluster.errors import NodeLostError
+from tfcluster.nodes import task_reports
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
+
+TASK = {"task": "worker:1", "attempt": 1}
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(paths: RunPaths, tmp_path: Path) -> Run:
+    """A run of two nodes; `far` is what the other machine's agent says when it has trained."""
+
+    def perform_with(*far: Frame, agent: type[Agent] = Agent) -> Ended:
+        plan = plan_on_two_nodes(tmp_path, max_restarts=0)
+        agents = {
+            HERE: Agent(HERE, str(tmp_path)),
+            FAR: agent(FAR, str(tmp_path), {"trained": far}),
+        }
+        return perform(plan, agents, paths)
+
+    return perform_with
+
+
+def reports(*events: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield from ({"type": "task_event", **TASK, "event": event} for event in events)
+
+
+def why_lost(ended: Ended) -> str:
+    assert isinstance(ended.outcome.error, NodeLostError)
+    return ended.outcome.error.message
+
+
+def test_of_a_flood_of_notes_the_first_are_kept(run: Run) -> None:
+    """All were kept in the state, which is written again and again: 208 MB after a while."""
+    notes = ({"type": "note", "message": f"{n} " + "x" * 60_000} for n in range(500))
+    ended = run(*reports(*notes))
+    assert ended.outcome.exit_code == 0
+    said = [line for line in ended.state.warnings if line.startswith("worker:1")]
+    assert len(said) == budgets.NOTES + 1
+    assert "worker:1 has sent more than 50 notes: the others are left out" in said
+    assert ended.paths.state.stat().st_size < 300_000
+    assert ended.paths.events.stat().st_size < 300_000
+
+
+def test_a_search_without_end_is_listed_in_part(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "TRIALS", 20)
+    trials = (
+        {"type": "trial", "id": str(n), "status": status, "values": {"x" * 999: "y" * 999}}
+        for n in range(50)
+        for status in ("RUNNING", "FAILED")
+    )
+    ended = run(*reports(*trials))
+    assert ended.outcome.exit_code == 0
+    assert {trial["status"] for trial in ended.state.trials} == {"FAILED"}
+    assert len(ended.state.trials) == 20
+    told = "the search has more than 20 trials: its own folder lists the others"
+    assert ended.state.warnings.count(told) == 1
+
+
+def test_warnings_of_all_kinds_end_in_one_that_says_where_the_rest_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "WARNINGS", 10)
+    ended = run(*({"type": "preload_failed", "error": f"no {n}"} for n in range(50)))
+    assert ended.outcome.exit_code == 0
+    assert len(ended.state.warnings) == 11
+    assert str(ended.paths.events) in ended.state.warnings[-1]
+    assert ended.paths.events.read_text().count("tasks import by themselves") == 50
+
+
+def test_a_node_that_names_attempts_nobody_ordered_is_refused(run: Run) -> None:
+    """Each made a folder for logs."""
+    logs = (data_frame(LOG, f"worker:1/{n}", 0, b"x") for n in range(1, 2_000))
+    ended = run(*logs)
+    assert "a message 'log' of worker:1, attempt 2, which was never started" in why_lost(ended)
+    assert [folder.name for folder in ended.paths.logs.glob("attempt-*")] == ["attempt-1"]
+
+
+@pytest.mark.parametrize("attempt", [0, 2, 1 << 62])
+@pytest.mark.parametrize("kind", ["task_started", "task_event", "task_continued"])
+def test_nor_may_it_speak_of_them_otherwise(run: Run, kind: str, attempt: int) -> None:
+    more: dict[str, Any] = {"pid": 7, "event": {"type": "ready"}}
+    ended = run({"type": kind, **TASK, **more, "attempt": attempt})
+    assert "which was never started" in why_lost(ended)
+    assert ended.state.attempt == 1
+
+
+def test_a_node_that_says_more_than_its_tasks_can_is_refused(run: Run) -> None:
+    flood = ({"type": "task_continued", **TASK} for _ in range(budgets.MESSAGES_AT_ONCE + 1_000))
+    assert "more than 20,000 messages at once" in why_lost(run(*flood))
+
+
+def test_a_message_of_megabytes_is_refused_unread(run: Run) -> None:
+    ended = run({"type": "preload_failed", "error": "x" * (8 << 20)})
+    assert "not a frame" in why_lost(ended)
+    assert "whose error is" in why_lost(run({"type": "preload_failed", "error": "x" * (1 << 20)}))
+
+
+@dataclass
+class Endless(Agent):
+    """Lists a folder for ever, or nearly so: the test of a coordinator that listens must end."""
+
+    pages: int = 0
+
+    def _obey(self, order: dict[str, Any]) -> None:
+        if order["type"] != "scan":
+            super()._obey(order)
+            return
+        for page in range(20):
+            entries = [[f"{page}/{n}", 1, 1] for n in range(5_000)]
+            if self.writer is not None and not self.writer.is_closing():
+                self.pages += 1
+                self.say({"type": "scanned", "id": order["id"], "entries": entries, "more": True})
+        self.say({"type": "scanned", "id": order["id"], "entries": []})
+
+
+def test_a_listing_without_end_is_not_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 s of one took half a gigabyte."""
+    monkeypatch.setattr(budgets, "LISTED_AT_MOST", 20_000)
+    ended = run(agent=Endless)
+    assert ended.outcome.exit_code == 0, "its tasks had ended well"
+    why = "were not all copied: the node was lost: it sent a listing of more than 20,000 files;"
+    assert why in "".join(ended.state.warnings)
+
+
+def test_a_fault_is_injected_once_and_by_whom_it_is_for(run: Run) -> None:
+    wrong = [{"type": "chaos", "fault": text} for text in ("", " ", "kill worker:0 at step 1")]
+    ended = run(*reports(*wrong * 100))
+    assert ended.outcome.exit_code == 0
+    assert ended.state.chaos == []
+
+
+def test_a_folder_of_too_many_files_is_not_listed(tmp_path: Path) -> None:
+    for name in range(5):
+        (tmp_path / str(name)).touch()
+    assert len(scan(tmp_path, most=5)) == 5
+    with pytest.raises(OSError, match="holds more than 4 files and folders"):
+        scan(tmp_path, most=4)
+
+
+def test_while_the_disk_is_full_progress_does_not_pile_up(
+    state: RunSnapshot, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "UNWRITTEN_EVENTS", 10_000)
+    journal = Journal(state, paths)
+
+    class Full:
+        def write(self, _: bytes) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    file, journal._log._file = journal._log._file, Full()  # type: ignore[assignment]
+    for step in range(1_000):
+        journal.record(ev.Progress(task="worker:0", attempt=1, step=step))
+    journal.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert journal._log.waiting_bytes < 11_000
+    journal._log._file = file
+    journal.close()
+    events = [json.loads(line) for line in paths.events.read_text().splitlines()]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[-1]["type"] == "task_ready"
+
+
+def test_every_report_that_decides_how_a_run_goes_on_has_a_reserve() -> None:
+    for_people = {"progress", "alive", "note", "trial", "trial_ended"}
+    assert {kind.decode() for kind in _NEEDED} | for_people == set(task_reports._SHAPES)
+
+
+def test_a_reserve_does_not_wait_for_the_rest() -> None:
+    reports = Reports(0.0)
+    for _ in range(2000):
+        reports.take(b'{"type": "progress"}', 0.0, backlog=0)
+    assert reports.dropped > 0
+    assert reports.take(b'{"type": "serving"}', 0.0, backlog=0)

@@ -1,0 +1,107 @@
+"""What is ended on the hosts of a run whose coordinator is gone, and what is remembered of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.backends.local import LocalBackend
+from tfcluster.coordinator import cleanup
+from tfcluster.errors import NodeLostError
+from tfcluster.plan.plan import NodePlan, Supervision, plan_to_json
+from tfcluster.rundir import journal, registry
+from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+
+KNOWN = {"pid": 5, "guard_pid": 6, "identity": {"pid": 5}}
+GONE = {"ended": ["agent"], "stays": [], "is_proved": True, "folder": "/c/nodes/r"}
+
+
+class Hosts(LocalBackend):
+    """Answers, by node; an error is that the node does not."""
+
+    def __init__(self, answers: Mapping[str, Mapping[str, Any] | NodeLostError]) -> None:
+        super().__init__(runtime_dir())
+        self.answers, self.asked = dict(answers), list[str]()
+
+    async def end_run(self, node: NodePlan, **_: object) -> Mapping[str, Any]:
+        self.asked.append(node.name)
+        answer = self.answers[node.name]
+        if isinstance(answer, NodeLostError):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
+    """A run on three hosts and this machine, of which two hosts were reached."""
+    plan = plan_of()
+    hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
+    plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
+    assert journal.write_json(paths.plan, plan_to_json(plan))
+    state.status, state.ended_at = Status.LOST, 100.0
+    state.agents = {"local": KNOWN, "a": dict(KNOWN), "b": dict(KNOWN)}
+    state.leases = cleanup.leases(paths, state, time.time())
+    assert journal.write_json(paths.state, state.to_json())
+    return state
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, **answers: Mapping[str, Any] | NodeLostError) -> Hosts:
+    hosts = Hosts(answers)
+    monkeypatch.setattr(cleanup, "_backend_of", lambda node: hosts)
+    return hosts
+
+
+def test_every_host_that_was_reached_may_have_tasks_until_its_lease_ends(lost: RunSnapshot) -> None:
+    assert sorted(lost.leases) == ["a", "b"]
+    assert all(600 < until - time.time() < 610 for until in lost.leases.values())
+    assert registry.is_open(lost)
+
+
+def test_a_host_is_asked_again_until_it_has_answered(
+    paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts = serve(monkeypatch, a=GONE, b=NodeLostError("b cannot be reached: no route"))
+    first, second = cleanup.end(paths)
+    assert (first.ended, first.folder, first.trouble) == (("agent",), "/c/nodes/r", "")
+    assert second.trouble == "b cannot be reached: no route"
+    assert second.until == lost.leases["b"]
+    assert registry.is_open(registry.load(paths))
+    hosts.answers["b"] = GONE
+    assert [one.node for one in cleanup.end(paths)] == ["b"]
+    assert hosts.asked == ["a", "b", "b"]
+    assert not registry.is_open(registry.load(paths))
+    assert cleanup.end(paths) == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (GONE | {"is_proved": False}, "nothing proves there that its agent has ended"),
+        (GONE | {"stays": ["worker:0"], "is_proved": False}, "worker:0 was killed there and lives"),
+    ],
+)
+def test_what_is_not_certain_is_said(
+    paths: RunPaths,
+    lost: RunSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Mapping[str, Any],
+    words: str,
+) -> None:
+    serve(monkeypatch, a=answer, b=GONE)
+    assert words in cleanup.end(paths)[0].trouble
+
+
+def test_nobody_is_asked_whose_lease_is_over(
+    paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost.leases = dict.fromkeys(lost.leases, time.time() - 1)
+    assert journal.write_json(paths.state, lost.to_json())
+    assert not registry.is_open(registry.load(paths))
+    assert cleanup.end(paths) == []

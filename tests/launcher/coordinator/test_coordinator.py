@@ -1,0 +1,237 @@
+"""What the coordinator makes of agents that go at any moment, and of faults of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from tests.launcher.conftest import plan_of
+from tests.launcher.preflight.test_doctor import Agent
+
+from tfcluster.backends.base import Capabilities
+from tfcluster.checkpoints.restore import PutBack
+from tfcluster.coordinator.attempts import Attempts
+from tfcluster.coordinator.coordinator import Coordinator
+from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.startup import Wishes
+from tfcluster.errors import SurroundingsError
+from tfcluster.nodes import orders
+from tfcluster.nodes.task_folders import Folders
+from tfcluster.plan.plan import NodePlan, Supervision
+from tfcluster.rundir.events import Restarting, Status
+from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.supervision import supervisor
+from tfcluster.supervision.decisions import Outcome
+
+TAKEN = {"type": "port_taken", "task": "worker:0", "host": "127.0.0.1", "port": 2222}
+
+
+def run_to_its_end(
+    paths: RunPaths, state: RunSnapshot, agent: Agent, *, secrets: tuple[str, ...] = ()
+) -> Outcome:
+    async def run() -> Outcome:
+        plan, journal = plan_of(), Journal(state, paths, secrets=secrets)
+        with closing(journal):
+            coordinator = Coordinator(
+                plan,
+                journal,
+                Harvest(plan, paths),
+                backend_of=lambda _: cast(Any, agent),
+                wishes=Wishes(),
+            )
+            return await coordinator.run()
+
+    return asyncio.run(run())
+
+
+def last_event(paths: RunPaths) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(paths.events.read_text().splitlines()[-1])
+    return found
+
+
+def test_what_stops_a_run_before_its_first_task_is_written_down(
+    paths: RunPaths, state: RunSnapshot
+) -> None:
+    outcome = run_to_its_end(paths, state, Agent({"hold_ports": [TAKEN]}))
+    assert outcome.exit_code == 3
+    told = last_event(paths)
+    assert told["type"] == "run_finished"
+    assert told["reason"].startswith("port 127.0.0.1:2222 (worker:0) is in use")
+    assert "write another port" in told["hint"]
+    assert (state.reason, state.hint) == (told["reason"], told["hint"])
+
+
+def test_so_is_what_stops_a_later_attempt_with_its_secrets_covered(
+    paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def starts(_: Attempts) -> None: ...
+
+    async def cannot(_: Attempts) -> None:
+        raise SurroundingsError("gpu1 said s3cr3t", cure="type s3cr3t there")
+
+    monkeypatch.setattr(Attempts, "first", starts)
+    monkeypatch.setattr(Attempts, "keep_going", cannot)
+    run_to_its_end(paths, state, Agent({}), secrets=("s3cr3t",))
+    told = last_event(paths)
+    assert (told["reason"], told["hint"]) == ("gpu1 said ********", "type ******** there")
+    assert "s3cr3t" not in paths.state.read_text()
+
+
+def test_agents_are_ended_also_when_bringing_home_breaks(
+    paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks(_: Coordinator) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Coordinator, "_finish", breaks)
+    monkeypatch.setattr(Harvest, "needs_agents", True)
+    agents: list[Any] = []
+
+    async def run() -> None:
+        agents.append(Agent({"hold_ports": [TAKEN]}))
+        plan = plan_of()
+        journal = Journal(state, paths)
+        with closing(journal):
+            harvest, wishes = Harvest(plan, paths), Wishes()
+            await Coordinator(
+                plan, journal, harvest, backend_of=lambda _: agents[0], wishes=wishes
+            ).run()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(run())
+    assert caught.group_contains(RuntimeError, match="a fault of ours")
+    assert agents[0].is_closed
+
+
+SILENT = {"type": "it is there, but answers nothing any more"}
+
+
+class Link:
+    """An agent whose tasks succeed at once; `last` is what it says, and then nothing more, when
+    it gets its first order of the kind `until`."""
+
+    heard_goodbye, has_ended, heard_at = True, True, 0.0
+
+    def __init__(self, until: str, last: dict[str, Any] | None) -> None:
+        self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
+        self.files = SimpleNamespace(is_lost=False, hurry=int)
+        self._until, self._last = until, last
+        self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def go(self) -> None:
+        self._said.put_nowait(self._last)
+        self._said.put_nowait(None)
+
+    async def send(self, message: dict[str, Any]) -> None:
+        if message["type"] == self._until:
+            if self._last != SILENT:
+                self.go()
+        elif message["type"] == "hold_ports":
+            ports = {entry["task"]: 2222 for entry in message["ports"]}
+            self._said.put_nowait({"type": "ports_held", "ports": ports})
+        elif message["type"] == "start":
+            for task in message["tasks"]:
+                named = {"task": task["task"], "attempt": message["attempt"]}
+                self._said.put_nowait({"type": "task_started", **named, "pid": 7})
+                end = {"exit_code": 0, "signal": None, "ended_by": "itself", "duration_s": 1.0}
+                self._said.put_nowait({"type": "task_exited", **named, **end})
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        while (message := await self._said.get()) is not None:
+            yield message
+        self.files.is_lost = True
+
+    def why_gone(self) -> str:
+        return "its agent went away"
+
+    async def close(self, **_: object) -> None:
+        self._said.put_nowait(None)
+
+
+class Node:
+    """A backend whose first agent goes; later ones stay."""
+
+    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
+
+    def __init__(self, until: str, last: dict[str, Any] | None) -> None:
+        self.links: list[Link] = []
+        self._until, self._last = until, last
+
+    async def connect(self, node: NodePlan, **_: object) -> Link:
+        self.links.append(Link("" if self.links else self._until, self._last))
+        return self.links[-1]
+
+    async def mend(self) -> list[str]:
+        return []
+
+    async def close(self, **_: object) -> list[str]:
+        return []
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        None,
+        {"type": "guard_lost"},
+        {"type": "agent_ending", "signal": 15},
+        {"type": "refused", "reason": "no room"},
+        SILENT,
+    ],
+    ids=["gone", "guard_lost", "agent_ending", "refused", "silent"],
+)
+@pytest.mark.parametrize(
+    ("moment", "status", "attempts"),
+    [
+        ("hold_ports", Status.FAILED, 0),
+        ("put back", Status.SUCCEEDED, 2),
+        ("start", Status.SUCCEEDED, 2),
+    ],
+)
+def test_an_agent_may_go_at_any_moment_before_its_tasks_run(
+    paths: RunPaths,
+    state: RunSnapshot,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    status: Status,
+    attempts: int,
+    last: dict[str, Any] | None,
+) -> None:
+    """`put back` is the whole restore of a `--resume`, which takes minutes where much was saved."""
+    node: Any = Node(moment, last)
+    journal = Journal(state, paths)
+    restarting = asyncio.Event()
+    journal.heard = lambda event: restarting.set() if isinstance(event, Restarting) else None
+    plan = replace(plan_of(), workdir=str(paths.root), supervision=Supervision(backoff_s=0.0))
+
+    async def put_back(folders: Folders, *_: object) -> PutBack:
+        if moment == "put back" and len(node.links) == 1:
+            node.links[0].go()
+            await restarting.wait()
+        return PutBack(None, (), ())
+
+    monkeypatch.setattr(Folders, "put_back", put_back)
+    monkeypatch.setattr(orders, "ANSWER_S", 0.2)
+    monkeypatch.setattr(supervisor, "START_ANSWER_S", 0.2)
+
+    async def run() -> Outcome:
+        coordinator = Coordinator(
+            plan,
+            journal,
+            Harvest(plan, paths),
+            backend_of=lambda _: node,
+            wishes=Wishes(looks_first=False),
+        )
+        async with asyncio.timeout(20):
+            return await coordinator.run()
+
+    with closing(journal):
+        outcome = asyncio.run(run())
+    assert (outcome.status, state.attempt) == (status, attempts)

@@ -1,0 +1,124 @@
+"""Which Python runs the tasks, and what is known of it before it is started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfcluster.discovery.interpreters import choose, read
+from tfcluster.errors import InterpreterError, UsageError
+
+
+def make_venv(folder: Path, *packages: str, config: str = "") -> Path:
+    """A folder that looks like a virtual environment; its python cannot be executed to any use."""
+    site = folder / "lib" / "python3.11" / "site-packages"
+    site.mkdir(parents=True)
+    for package in packages:
+        (site / f"{package}.dist-info").mkdir()
+    (folder / "pyvenv.cfg").write_text(f"home = /usr/bin\nversion = 3.11.7\n{config}")
+    python = folder / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho asked >&2\nexit 3\n")
+    python.chmod(0o755)
+    return python
+
+
+def test_versions_of_a_virtual_environment_are_read_from_its_folders(tmp_path: Path) -> None:
+    python = make_venv(tmp_path / "v", "tensorflow_cpu-2.21.0", "tf_keras-2.21.0", "six-1.16")
+    found = read(str(python), "why").result()
+    assert (found.path, found.version, found.why) == (str(python), "3.11.7", "why")
+    assert found.packages == {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}
+
+
+def test_a_python_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+    python = make_venv(tmp_path / "v", "numpy-1.26")
+    with pytest.raises(InterpreterError, match="does not work as Python: asked") as caught:
+        read(str(python), "why").result()
+    assert caught.value.exit_code == 3
+    assert "--python" in caught.value.cure
+
+
+def test_a_plain_python_is_asked_for_its_versions(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported!')\n")
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    found = read(str(link), "why", environ={"PYTHONPATH": str(tmp_path)}).result()
+    assert found.version == ".".join(map(str, sys.version_info[:3]))
+    assert "tensorflow" in found.packages
+
+
+def environments(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    work = tmp_path / "a" / "b"
+    work.mkdir(parents=True)
+    for name in ("venv", "conda"):
+        make_venv(tmp_path / name, "tensorflow-2.15.1")
+    make_venv(tmp_path / "a" / ".venv", "tensorflow-2.15.1")
+    on_path = make_venv(tmp_path / "path", "tensorflow-2.15.1")
+    (on_path.parent / "python3").symlink_to(on_path)
+    environ = {
+        "VIRTUAL_ENV": str(tmp_path / "venv"),
+        "CONDA_PREFIX": str(tmp_path / "conda"),
+        "PATH": str(on_path.parent),
+    }
+    return work, environ
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected", "why"),
+    [
+        ((), "venv/bin/python", "$VIRTUAL_ENV"),
+        (("VIRTUAL_ENV",), "conda/bin/python", "$CONDA_PREFIX"),
+        (("VIRTUAL_ENV", "CONDA_PREFIX"), "a/.venv/bin/python", ".venv above the workdir"),
+    ],
+)
+def test_the_first_python_of_the_contracts_order_is_taken(
+    tmp_path: Path, missing: tuple[str, ...], expected: str, why: str
+) -> None:
+    work, environ = environments(tmp_path)
+    left = {name: value for name, value in environ.items() if name not in missing}
+    found = choose(None, "", base=tmp_path, workdir=work, environ=left).result()
+    assert (found.path, found.why) == (str(tmp_path / expected), why)
+
+
+def test_without_any_environment_it_is_python3_on_path(tmp_path: Path) -> None:
+    _, environ = environments(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    found = choose(
+        None, "", base=tmp_path, workdir=elsewhere, environ={"PATH": environ["PATH"]}
+    ).result()
+    assert (found.path, found.why) == (str(tmp_path / "path/bin/python3"), "python3 on PATH")
+
+
+def test_a_shim_on_path_is_replaced_by_the_python_it_chooses(tmp_path: Path) -> None:
+    shim = tmp_path / "python3"
+    shim.write_text(f'#!/bin/sh\n[ "$PWD" = "{tmp_path}" ] && exec "{sys.executable}" "$@"\n')
+    shim.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    assert (found.path, found.why) == (sys.executable, "python3 on PATH")
+    asked = choose(str(shim), "--python", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    assert asked.path == str(shim)
+
+
+def test_last_of_all_our_own_python(tmp_path: Path) -> None:
+    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"}).result()
+    assert found.path == sys.executable
+
+
+@pytest.mark.parametrize("wish", ["venv", "venv/bin/python", "python3"])
+def test_the_python_asked_for_may_be_a_file_a_folder_or_a_name(tmp_path: Path, wish: str) -> None:
+    _, environ = environments(tmp_path)
+    found = choose(wish, "--python", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    assert Path(found.path).is_absolute()
+    assert found.why == "--python"
+
+
+def test_a_python_that_is_not_there_is_not_replaced_by_another(tmp_path: Path) -> None:
+    work, environ = environments(tmp_path)
+    with pytest.raises(UsageError, match=r"no Python at /no/python \(runtime\.python\)"):
+        choose(
+            "/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ
+        ).result()

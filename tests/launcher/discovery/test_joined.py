@@ -1,0 +1,55 @@
+"""Which tasks are this machine's is found by names, too, that lead to one of its addresses."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.discovery.planning import plan_join
+from tfcluster.errors import SurroundingsError
+
+NAMES = {"gpu1.lab": "198.51.100.7", "gpu2.lab": "127.0.1.1"}
+"""A host's own name leads to loopback on Debian."""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    def look_up(host: str, *_: Any) -> list[tuple[Any, ...]]:
+        if host not in NAMES:
+            raise socket.gaierror(f"{host} is unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (NAMES[host], 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    (tmp_path / "train.py").write_text("")
+    path = tmp_path / "spec.json"
+    cluster = {"worker": ["gpu1.lab:2222", "gpu2.lab:2222", "gpu3.lab:2222"]}
+    runtime = {"backend": "ssh", "hosts": {"gpu2.lab": {"env": {"HERE": "yes"}}}}
+    job = {"script": "train.py"}
+    path.write_text(json.dumps({"cluster": cluster, "job": job, "runtime": runtime}))
+    return path
+
+
+def test_a_name_of_this_machine_makes_a_task_its_own(spec: Path) -> None:
+    plan = plan_join(str(spec)).plan
+    assert [str(task.id) for task in plan.tasks] == ["worker:1"]
+    assert [str(task.id) for task in plan.elsewhere] == ["worker:0", "worker:2"]
+    assert plan.node("local").backend == "local", "whatever the spec says of ssh"
+    assert "HERE" in [var.name for var in plan.tasks[0].command.env]
+
+
+def test_a_name_that_leads_elsewhere_or_nowhere_does_not(
+    spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(NAMES, "gpu2.lab", "198.51.100.8")
+    with pytest.raises(SurroundingsError, match=r"gpu1\.lab, gpu2\.lab, gpu3\.lab"):
+        plan_join(str(spec))
+
+
+def test_tasks_that_are_named_are_its_own_whatever_their_names_lead_to(spec: Path) -> None:
+    plan = plan_join(str(spec), names=["worker:2", "worker:0", "worker:2"]).plan
+    assert [str(task.id) for task in plan.tasks] == ["worker:0", "worker:2"]
+    assert {task.node for task in plan.tasks} == {"local"}

@@ -1,0 +1,146 @@
+"""What is seen of this machine, and of the files of a job."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.agent.node import machine
+from tfcluster.discovery.machine_facts import gather, own_addresses, visible_gpus
+from tfcluster.errors import SpecError, UsageError
+from tfcluster.plan.context import Surroundings
+from tfcluster.spec.model import ClusterSpec
+
+
+def a_spec(job: dict[str, Any], **sections: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate({"cluster": {"worker": 2}, "job": job} | sections)
+
+
+def seen(
+    job: dict[str, Any], folder: Path, python: str | None = sys.executable, **sections: Any
+) -> Surroundings:
+    environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+    spec = a_spec(job, **sections)
+    return gather(spec, spec_dir=folder, bundle="/b/0123", python=python, environ=environ)
+
+
+def test_this_machine_knows_its_own_addresses() -> None:
+    found = own_addresses()
+    assert {"127.0.0.1", socket.gethostname()} <= found
+    assert not any("%" in address for address in found)
+
+
+def test_only_cores_this_process_may_use_count(tmp_path: Path) -> None:
+    before = os.sched_getaffinity(0)
+    first = min(before)
+    os.sched_setaffinity(0, {first})
+    try:
+        assert seen({"command": ["true"]}, tmp_path).cores.nodes == ((first,),)
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("script", "shown", "expected"),
+    [
+        ("echo 0; echo 1; echo 2", None, (0, 1, 2)),
+        ("echo 0; echo 1; echo 2", "2,0", (2, 0)),
+        ("echo 0; echo 1; echo 2", "1,-1,2", (1,)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", None, (0, 1)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-ab20,0", (1, 0)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-ab", (1,)),
+        ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-a,1", ()),
+        ("echo 0, GPU-aa10", "MIG-7", ()),
+        ("echo 0", "", ()),
+        ("echo 0", "-1", ()),
+        ("echo no driver; exit 9", None, ()),
+    ],
+)
+def test_gpus_are_those_that_the_driver_lists_and_the_shell_shows(
+    tmp_path: Path, script: str, shown: str | None, expected: tuple[int, ...]
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\n{script}\n")
+    smi.chmod(0o755)
+    environ = {"PATH": str(tmp_path)} | ({} if shown is None else {"CUDA_VISIBLE_DEVICES": shown})
+    assert visible_gpus(environ) == expected
+
+
+def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "SMI_S", 0.2)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nexec /bin/sleep 60\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert visible_gpus({"PATH": str(tmp_path)}) is None
+    assert machine.gpus() == ([], "nvidia-smi did not answer within 0 s")
+
+
+def test_without_a_driver_there_is_no_gpu(tmp_path: Path) -> None:
+    assert visible_gpus({"PATH": str(tmp_path)}) == ()
+
+
+def test_imports_are_followed_into_the_jobs_own_modules(tmp_path: Path) -> None:
+    (tmp_path / "main.py").write_text("import os\nimport mnist\nfrom pkg.data import load\n")
+    (tmp_path / "mnist.py").write_text("import tensorflow as tf\nimport main\n")
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "data.py").write_text("import numpy\n")
+    found = seen({"script": "main.py"}, tmp_path)
+    assert found.imports is not None
+    assert {"os", "tensorflow", "numpy"} <= found.imports
+
+
+def test_a_module_below_the_workdir_is_read_too(tmp_path: Path) -> None:
+    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer" / "__main__.py").write_text("import tensorflow\n")
+    assert seen({"module": "trainer"}, tmp_path).imports == frozenset({"tensorflow"})
+
+
+@pytest.mark.parametrize("job", [{"module": "json.tool"}, {"command": ["true"]}])
+def test_of_what_lies_elsewhere_nothing_is_claimed(tmp_path: Path, job: dict[str, Any]) -> None:
+    assert seen(job, tmp_path).imports is None
+
+
+def test_the_env_file_lies_beside_the_spec(tmp_path: Path) -> None:
+    (tmp_path / "my.env").write_text("A=1\n")
+    assert seen({"command": ["x"], "env_file": "my.env"}, tmp_path).env_file == (("A", "1"),)
+
+
+def test_an_env_file_that_cannot_be_read_is_the_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no\.env"):
+        seen({"command": ["x"], "env_file": "no.env"}, tmp_path)
+    (tmp_path / "bad.env").write_text("what\n")
+    with pytest.raises(SpecError, match=r"bad\.env:1"):
+        seen({"command": ["x"], "env_file": "bad.env"}, tmp_path)
+
+
+def test_the_python_asked_for_on_the_command_line_wins(tmp_path: Path) -> None:
+    runtime = {"python": "/no/such/python"}
+    found = seen({"command": ["x"]}, tmp_path, runtime=runtime)
+    assert found.interpreters["local"].path == sys.executable
+    assert found.interpreters["local"].why == "--python"
+    with pytest.raises(UsageError, match=r"runtime\.python"):
+        seen({"command": ["x"]}, tmp_path, python=None, runtime=runtime)
+
+
+def test_a_spec_names_its_python_per_host_for_all_or_at_large(tmp_path: Path) -> None:
+    hosts = {"*": {"python": "/all"}, "10.0.0.1": {"python": "/one"}}
+    found = seen(
+        {"command": ["x"]},
+        tmp_path,
+        python=None,
+        cluster={"worker": ["10.0.0.1:1", "10.0.0.2:1"]},
+        runtime={"python": "/large", "hosts": hosts},
+    )
+    assert {node: python.path for node, python in found.interpreters.items()} == {
+        "10.0.0.1": "/one",
+        "10.0.0.2": "/all",
+    }
+    assert all(python.version is None for python in found.interpreters.values())

@@ -1,0 +1,133 @@
+"""What a spec names on this machine must be there; each thing that is not is shown by its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.discovery import planning
+from tfcluster.errors import Problem, SpecError
+from tfcluster.spec.load import load_file
+
+FAR = {"worker": ["203.0.113.1:1", "203.0.113.2:1"]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "code" / "data").mkdir(parents=True)
+    for name in ("train.py", "code/train.py", "code/data/a.csv", "python"):
+        (tmp_path / name).touch()
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def problems(
+    folder: Path,
+    job: dict[str, Any],
+    *,
+    sets: tuple[str, ...] = (),
+    python: str | None = None,
+    **sections: Any,
+) -> list[Problem]:
+    """One field a line, so that places tell fields apart."""
+    spec = folder / "a.json"
+    spec.write_text(json.dumps({"cluster": {"worker": 2}, "job": job} | sections, indent=1))
+    loaded = load_file(spec, sets=sets)
+    try:
+        planning.require(loaded, environ={"PATH": "/bin:/usr/bin"}, python=python)
+    except SpecError as error:
+        return [
+            Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.cure)
+            for problem in error.problems
+        ]
+    return []
+
+
+def test_a_spec_whose_files_are_there_is_right(folder: Path) -> None:
+    job = {"workdir": "code", "script": "train.py", "include": ["no/*"], "env_file": "train.py"}
+    assert problems(folder, job, runtime={"python": "python"}) == []
+    assert problems(folder, {"module": "elsewhere"}, python="/no/python") == []
+
+
+def test_every_missing_file_is_named_with_its_line(folder: Path) -> None:
+    job = {
+        "script": "no.py",
+        "workdir": "code",
+        "prepare": {"script": "prepare.py"},
+        "env_file": "my.env",
+        "per_task": {"worker:1": {"script": "own.py"}},
+    }
+    found = problems(folder, job, runtime={"python": "venv/bin/python"})
+    below = f"it is relative to the workdir, {folder}/code"
+    beside = f"it is relative to the spec's folder, {folder}"
+    assert found[:4] == [
+        Problem("a.json:6:13", f"job.script: there is no script at {folder}/code/no.py", below),
+        Problem(
+            "a.json:9:14",
+            f"job.prepare.script: there is no script at {folder}/code/prepare.py",
+            below,
+        ),
+        Problem(
+            "a.json:14:15",
+            f"job.per_task.worker:1.script: there is no script at {folder}/code/own.py",
+            below,
+        ),
+        Problem("a.json:11:15", f"job.env_file: there is no file at {folder}/my.env", beside),
+    ]
+    (python,) = found[4:]
+    assert python.place == "a.json:19:13"
+    assert python.message == f"runtime.python: there is no Python at {folder}/venv/bin/python"
+
+
+def test_of_a_missing_workdir_nothing_more_is_said(folder: Path) -> None:
+    (found,) = problems(folder, {"workdir": "cod", "script": "train.py"})
+    assert found.place == "a.json:6:14"
+    assert found.message == f"job.workdir: there is no folder at {folder}/cod"
+    (found,) = problems(folder, {"workdir": "train.py", "script": "train.py"})
+    assert found.message == f"job.workdir: {folder}/train.py is not a folder"
+
+
+def test_the_option_that_set_a_field_is_its_place(folder: Path) -> None:
+    (found,) = problems(folder, {"script": "train.py"}, sets=("job.script=other.py",))
+    assert found.place == "--set job.script=other.py"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("data/*.csv", None),
+        ("data", None),
+        ("*.npz", "nothing in {workdir} matches *.npz"),
+        ("../train.py", "../train.py leads out of the workdir, {workdir}"),
+        ("/etc/hosts", "/etc/hosts leads out of the workdir, {workdir}"),
+    ],
+)
+def test_a_glob_that_finds_nothing_for_other_hosts_is_a_mistake(
+    folder: Path, pattern: str, said: str | None
+) -> None:
+    job = {"workdir": "code", "script": "train.py", "include": ["**/*.py", pattern]}
+    found = problems(folder, job, cluster=FAR)
+    if said is None:
+        assert found == []
+    else:
+        message = said.format(workdir=folder / "code")
+        assert [(one.place, one.message) for one in found] == [
+            ("a.json:13:4", f"job.include.1: {message}")
+        ]
+    assert problems(folder, job) == [], "no copy is made for tasks on this machine"
+
+
+def test_what_another_machine_has_is_not_looked_for_here(folder: Path) -> None:
+    hosts = {"203.0.113.1": {"workdir": "/scratch/no", "python": "/opt/no/python"}}
+    runtime = {"python": "/opt/no/python", "hosts": hosts}
+    assert problems(folder, {"script": "train.py"}, cluster=FAR, runtime=runtime) == []
+    contained = {"backend": "docker", "python": "/opt/no/python"}
+    assert problems(folder, {"script": "train.py"}, runtime=contained) == []
+
+
+def test_a_path_that_cannot_be_read_is_not_called_missing(folder: Path) -> None:
+    (found,) = problems(folder, {"script": f"{'x' * 300}.py"})
+    assert "cannot be read: File name too long" in found.message

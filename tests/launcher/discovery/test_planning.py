@@ -1,0 +1,69 @@
+"""From a spec to a plan on the machine that runs this test."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.discovery.planning import Planned, plan_spec
+from tfcluster.errors import SurroundingsError
+from tfcluster.spec.load import load_file
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def planned(folder: Path, environ: dict[str, str], job: dict[str, Any], **strategy: str) -> Planned:
+    path = folder / "tfcluster.json"
+    path.write_text(json.dumps({"cluster": {"worker": 2}, "job": job, "strategy": strategy}))
+    return plan_spec(load_file(path), python=sys.executable, environ=environ)
+
+
+def test_the_command_leads_to_the_unpacked_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    found = planned(tmp_path, environ, {"script": "train.py"})
+    plan = found.require()
+    python, boot, how, script = plan.tasks[0].command.argv
+    assert python == sys.executable
+    assert boot.startswith(f"{tmp_path}/cache/tfcluster/bundles/")
+    assert Path(boot).is_file()
+    assert (how, script) == ("script", str(tmp_path / "train.py"))
+    assert plan.spec_path == str(tmp_path / "tfcluster.json")
+
+
+def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
+    found = replace(found, around=replace(found.around, gpus=()))
+    assert ["NCCL" in str(obstacle) for obstacle in found.obstacles()] == [True]
+    with pytest.raises(SurroundingsError, match="NCCL"):
+        found.require()
+
+
+def test_what_the_command_line_added_is_kept_for_every_task(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    """A run that is resumed has the very commands that it had."""
+    own: dict[str, dict[str, list[str]]] = {
+        **{"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}},
+        **{"evaluator": {"command": ["serve"]}, "evaluator:0": {"args": ["b"]}},
+    }
+    path = tmp_path / "tfcluster.json"
+    spec: dict[str, Any] = {"cluster": {"worker": 3, "evaluator": 1}}
+    spec["job"] = {"command": ["true"], "args": ["x"], "per_task": own}
+    path.write_text(json.dumps(spec))
+    found = plan_spec(load_file(path), python=sys.executable, environ=environ, args=["--more"])
+    path.write_text(json.dumps(found.spec_to_keep()))
+    again = plan_spec(load_file(path), environ=environ)
+    commands = [task.command.argv for task in found.plan.tasks]
+    assert commands == [task.command.argv for task in again.plan.tasks]
+    assert [words[1:] for words in commands] == [("a", "--more"), (), ("x", "--more"), ("b",)]

@@ -1,0 +1,274 @@
+"""Which files of a workdir other machines get."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.privileges import without_override
+
+from tfcluster.errors import SurroundingsError
+from tfcluster.nodes import code_sync
+
+
+@pytest.fixture
+def workdir(tmp_path: Path) -> Path:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+def write(folder: Path, *names: str, size: int = 1) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * size)
+
+
+def git(folder: Path, *words: str) -> None:
+    who = ("-c", "user.name=anna", "-c", "user.email=anna@localhost", "-c", "init.defaultBranch=a")
+    allow = ("-c", "protocol.file.allow=always")
+    subprocess.run(
+        ["git", "-C", str(folder), *who, *allow, *words], check=True, capture_output=True
+    )
+
+
+def sent(folder: Path, *include: str) -> list[str]:
+    return [file.path for file in code_sync.snapshot(folder, include).files]
+
+
+def test_git_says_what_is_code(workdir: Path) -> None:
+    git(workdir, "init", "-q")
+    write(workdir, "train.py", "new.py", "data/big.bin", "gone.py")
+    (workdir / ".gitignore").write_text("data/\n")
+    git(workdir, "add", "train.py", "gone.py", ".gitignore")
+    (workdir / "gone.py").unlink()
+    assert sent(workdir) == [".gitignore", "new.py", "train.py"]
+    assert sent(workdir, "data/*.bin") == [".gitignore", "data/big.bin", "new.py", "train.py"]
+
+
+def test_of_a_folder_below_the_repository_only_what_is_in_it(workdir: Path) -> None:
+    git(workdir, "init", "-q")
+    write(workdir, "a.py", "jobs/b.py")
+    assert sent(workdir / "jobs") == ["b.py"]
+
+
+def test_a_workdir_that_git_ignores_is_sent_as_if_there_was_no_git(workdir: Path) -> None:
+    git(workdir, "init", "-q")
+    write(workdir, "scratch/train.py", "scratch/sub/a.py", "scratch/__pycache__/a.pyc")
+    (workdir / ".gitignore").write_text("scratch/\n")
+    assert sent(workdir / "scratch") == ["sub/a.py", "train.py"]
+
+
+def test_without_git_all_but_caches(workdir: Path) -> None:
+    write(workdir, "train.py", "sub/a.py", ".venv/bin/python", "sub/__pycache__/a.pyc")
+    assert sent(workdir) == ["sub/a.py", "train.py"]
+
+
+def test_submodules_and_other_repositories_come_along(workdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    git(tmp_path / "library", "init", "-q")
+    write(tmp_path / "library", "lib.py", "deep/er.py")
+    git(tmp_path / "library", "add", ".")
+    git(tmp_path / "library", "commit", "-q", "-m", "lib")
+    git(workdir, "init", "-q")
+    write(workdir, "train.py")
+    git(workdir, "submodule", "add", "-q", str(tmp_path / "library"), "libs/one")
+    git(workdir, "submodule", "add", "-q", str(tmp_path / "library"), "libs/two")
+    git(workdir, "submodule", "deinit", "-q", "-f", "libs/two")
+    (workdir / "other").mkdir()
+    git(workdir / "other", "init", "-q")
+    write(workdir / "other", "o.py", "ignored")
+    (workdir / "other/.gitignore").write_text("ignored\n")
+    found = [name for name in sent(workdir) if not name.startswith(".git")]
+    expected = ["libs/one/deep/er.py", "libs/one/lib.py", "other/.gitignore", "other/o.py"]
+    assert found == [*expected, "train.py"]
+
+
+def test_a_git_that_does_not_answer_is_an_error(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workdir / ".git").write_text("gitdir: /no/such/folder\n")
+    write(workdir, "train.py", "secret.env")
+    with pytest.raises(SurroundingsError, match="not a git repository: /no/such/folder"):
+        sent(workdir)
+    monkeypatch.setenv("PATH", str(workdir))
+    with pytest.raises(SurroundingsError, match="git is not installed here"):
+        sent(workdir)
+
+
+def test_a_hook_of_another_repository_changes_nothing(
+    workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(workdir, "init", "-q")
+    write(workdir, "train.py")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
+    assert sent(workdir) == ["train.py"]
+
+
+def test_an_included_folder_may_be_a_link(workdir: Path, tmp_path: Path) -> None:
+    write(tmp_path, "outside/a.csv", "outside/deep/b.csv")
+    write(workdir, "train.py", "real/c.csv")
+    git(workdir, "init", "-q")
+    (workdir / ".gitignore").write_text("*\n!train.py\n")  # itself, too
+    (workdir / "data").symlink_to(tmp_path / "outside")
+    (workdir / "near").symlink_to("real")
+    assert sent(workdir, "data") == ["data/a.csv", "data/deep/b.csv", "train.py"]
+    assert sent(workdir, "near/*.csv") == ["near", "real/c.csv", "train.py"]
+    assert {file.path: file.link for file in code_sync.snapshot(workdir, ["near"]).files}[
+        "near"
+    ] == "real"
+
+
+def test_a_link_stays_one_where_it_leads_to_something_that_is_sent(
+    workdir: Path, tmp_path: Path
+) -> None:
+    write(tmp_path, "elsewhere.txt", "folder/x")
+    write(workdir, "a/b.txt")
+    (workdir / "a/near").symlink_to("b.txt")
+    (workdir / "a/up").symlink_to("../a/b.txt")
+    (workdir / "a/late").symlink_to("../a/../a/b.txt")
+    (workdir / "far").symlink_to(tmp_path / "elsewhere.txt")
+    (workdir / "folder").symlink_to(tmp_path / "folder")
+    (workdir / "inner").symlink_to("a")
+    links = {file.path: file.link for file in code_sync.snapshot(workdir).files}
+    expected = {"a/near": "b.txt", "a/up": "../a/b.txt", "a/late": None, "far": None, "inner": "a"}
+    assert links == {"a/b.txt": None, **expected}
+
+
+@pytest.mark.parametrize("pattern", ["../x", "/etc/*", "a/../../x"])
+def test_what_is_included_lies_in_the_workdir(workdir: Path, pattern: str) -> None:
+    with pytest.raises(SurroundingsError, match=r"job\.include: .* leads out of the workdir"):
+        sent(workdir, pattern)
+
+
+def test_a_glob_that_finds_nothing_is_an_error(workdir: Path) -> None:
+    write(workdir, "data/a.csv")
+    with pytest.raises(SurroundingsError, match=r"nothing in .* matches data/\*\.cvs"):
+        sent(workdir, "data/*.cvs")
+
+
+def test_a_glob_too_long_for_a_name_finds_nothing(workdir: Path) -> None:
+    with pytest.raises(SurroundingsError, match=r"nothing in .* matches aaa"):
+        sent(workdir, "a" * 300)
+
+
+def test_too_much_is_refused_with_the_heaviest_folders(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_sync, "MOST_BYTES", 10_000_000)
+    for number in range(10):
+        write(workdir, f"data/images/train/{number}.png", size=1_000_000)
+    write(workdir, "notes.pdf", size=3_000_000)
+    write(workdir, "logs/a/1", "logs/b/2", size=1_000_000)
+    write(workdir, "train.py")
+    with pytest.raises(SurroundingsError) as caught:
+        sent(workdir)
+    told = "15 MB to send to other hosts, more than 10: "
+    heaviest = "data/images/train/ (10 MB), notes.pdf (3 MB), logs/ (2 MB)"
+    assert told + heaviest in str(caught.value)
+
+
+def test_too_many_files_are_refused_with_the_fullest_folders(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code_sync, "MOST_FILES", 5)
+    write(workdir, "train.py", *(f"shards/{number}" for number in range(7)))
+    with pytest.raises(SurroundingsError, match=r"8 files .* more than 5: shards/ \(7 files\)"):
+        sent(workdir)
+
+
+def test_names_are_taken_as_they_are(workdir: Path) -> None:
+    names = ["a b", "quo\"te's", "new\nline", "é✓", os.fsdecode(b"\xff\xfe"), "-rf", "$(x)"]
+    write(workdir, *names)
+    assert sent(workdir) == sorted(names)
+    git(workdir, "init", "-q")
+    assert sent(workdir) == sorted(names)
+
+
+def test_programs_stay_programs_and_nobody_else_may_write(workdir: Path) -> None:
+    write(workdir, "run.sh", "train.py")
+    (workdir / "run.sh").chmod(0o777)
+    (workdir / "train.py").chmod(0o600)
+    assert [oct(file.mode) for file in code_sync.snapshot(workdir).files] == ["0o755", "0o600"]
+
+
+def test_files_with_secrets_stay_here_unless_they_are_asked_for(workdir: Path) -> None:
+    write(workdir, "train.py", ".env", "spec.json")
+    withheld = [str(workdir / ".env"), str(workdir / "sub/../spec.json")]
+    (workdir / "sub").mkdir()
+    kept = [file.path for file in code_sync.snapshot(workdir, withheld=withheld).files]
+    assert kept == ["train.py"]
+    asked = [file.path for file in code_sync.snapshot(workdir, [".env"], withheld=withheld).files]
+    assert asked == [".env", "train.py"]
+
+
+CREDENTIALS = [".env", ".netrc", ".ssh/id_ed25519", ".aws/credentials", ".kube/config", "tls.pem",
+               ".docker/config.json", "deploy/KUBECONFIG", "keys/id_rsa.old", ".npmrc"]  # fmt: skip
+HARMLESS = [".env.example", "deploy_key.pub", "environment.yml", "monkey.py", "train.py"]
+
+
+def test_without_git_credentials_stay_here_unless_they_are_included(workdir: Path) -> None:
+    write(workdir, *CREDENTIALS, *HARMLESS)
+    kept = code_sync.snapshot(workdir)
+    assert [file.path for file in kept.files] == HARMLESS
+    assert kept.credentials == tuple(sorted(CREDENTIALS))
+    (warning,) = kept.warnings()
+    assert "look like credentials: .aws/credentials, .docker/config.json, .env" in warning
+    assert "and 5 more; a job that needs one there names it in job.include" in warning
+    asked = code_sync.snapshot(workdir, [".env", ".ssh"])
+    assert {".env", ".ssh/id_ed25519"} <= {file.path for file in asked.files}
+    assert not {".env", ".ssh/id_ed25519"} & set(asked.credentials)
+
+
+def test_a_link_to_a_credential_is_one(workdir: Path, tmp_path: Path) -> None:
+    write(tmp_path, "home/.aws/credentials", "home/notes")
+    write(workdir, "train.py")
+    (workdir / "cloud").symlink_to(tmp_path / "home/.aws/credentials")
+    (workdir / "notes").symlink_to(tmp_path / "home/notes")
+    assert sent(workdir) == ["notes", "train.py"]
+
+
+def test_of_credentials_git_sends_what_it_tracks(workdir: Path) -> None:
+    """To commit one was the user's own decision."""
+    git(workdir, "init", "-q")
+    write(workdir, "train.py", "tests/server.pem", ".env", "new.key")
+    git(workdir, "add", "train.py", "tests/server.pem")
+    assert sent(workdir) == ["tests/server.pem", "train.py"]
+    assert code_sync.snapshot(workdir).credentials == (".env", "new.key")
+
+
+SHOW = """
+import sys
+from pathlib import Path
+from tfcluster.nodes import code_sync as code
+found = code.snapshot(Path(sys.argv[1]))
+print([file.path for file in found.files])
+print(*found.warnings())
+"""
+
+
+@pytest.mark.parametrize("has_git", [False, True])
+def test_what_cannot_be_read_is_named(workdir: Path, *, has_git: bool) -> None:
+    write(workdir, "train.py", "jobs/a.py", "jobs/locked/b.py", "jobs/secret.py", "tracked/c.py")
+    if has_git:
+        git(workdir, "init", "-q")
+        git(workdir, "add", "train.py", "tracked")
+    for name in ("jobs/locked", "jobs/secret.py", "tracked"):
+        (workdir / name).chmod(0)
+    argv = without_override([sys.executable, "-c", SHOW, str(workdir / "jobs")])
+    inner = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    argv = without_override([sys.executable, "-c", SHOW, str(workdir)])
+    outer = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    for name in ("jobs/locked", "jobs/secret.py", "tracked"):
+        (workdir / name).chmod(0o700)
+    assert inner.startswith(
+        "['a.py']\nnot sent to other machines because they cannot be read here:"
+    )
+    assert "cannot be read here: locked, secret.py; make them readable" in inner
+    tracked = "tracked, tracked/c.py" if has_git else "tracked"
+    assert outer.startswith("['jobs/a.py', 'train.py']\n")
+    assert f"cannot be read here: jobs/locked, jobs/secret.py, {tracked};" in outer

@@ -1,0 +1,131 @@
+"""An evaluator elsewhere is kept in step, and holds nobody up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, cast
+
+import pytest
+
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.copying import CancelledError
+from tfcluster.checkpoints.store import Gathered
+from tfcluster.nodes import remote_checkpoints
+from tfcluster.nodes.remote_checkpoints import FarFollower
+from tfcluster.wire.file_transfer import FarFiles, FarFilesError, Sent
+
+
+class Host:
+    """Another machine, over a line that is cut until it `is_back`."""
+
+    def __init__(self) -> None:
+        self.is_back = asyncio.Event()
+        self.error: Exception | None = None
+        self.added: list[list[str]] = []
+
+    async def scan(self, folder: str) -> list[tuple[str, int, int]]:
+        await self.is_back.wait()
+        return []
+
+    async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
+        if self.error is not None:
+            raise self.error
+        self.added.append([one.path for one in files])
+        return 0
+
+
+@pytest.fixture(autouse=True)
+def _is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_checkpoints, "_PATIENCE_S", 0.3)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> list[Gathered]:
+    home = tmp_path / "model.h5"
+    home.mkdir()
+    (home / "model.h5").write_bytes(b"data")
+    checkpoint = Checkpoint(Kind.WEIGHTS, "model.h5", (Entry("model.h5", 4, 1),), ())
+    return [Gathered(home, 1, Kind.WEIGHTS, 4, checkpoint, home, ("d" * 64,))]
+
+
+def tell(tmp_path: Path, story: Callable[[Host, FarFollower, Callable[[], None]], Any]) -> None:
+    """`story`, in a thread beside the loop; the last it gets brings the line back."""
+
+    async def run() -> None:
+        host, loop = Host(), asyncio.get_running_loop()
+        files = lambda: cast(FarFiles, host)  # noqa: E731
+        follower = FarFollower(PurePosixPath("/there"), files, loop=loop, beside=tmp_path)
+
+        def back() -> None:
+            loop.call_soon_threadsafe(host.is_back.set)
+
+        await asyncio.to_thread(story, host, follower, back)
+
+    asyncio.run(run())
+    assert not [*tmp_path.glob(".outgoing-*")]
+
+
+def follow_until(condition: Callable[[], bool], follow: Callable[[], None]) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        follow()
+        time.sleep(0.01)
+
+
+def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
+    tmp_path: Path, held: list[Gathered]
+) -> None:
+    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+        follower.follow(held)
+        follower.follow(held)
+        assert host.added == []
+        back()
+        follow_until(lambda: follower._placed == held, lambda: follower.follow(held))
+        follower.follow(held)
+        assert host.added == [["model.h5"]]
+
+    tell(tmp_path, story)
+
+
+def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
+    tmp_path: Path, held: list[Gathered]
+) -> None:
+    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+        host.error = FarFilesError("No space left on device")
+        follower.follow(held)
+        back()
+        with pytest.raises(OSError, match="No space"):
+            follow_until(lambda: False, lambda: follower.follow(held))
+        host.error = None
+        follower.follow(held)
+        assert host.added == [["model.h5"]]
+
+    tell(tmp_path, story)
+
+
+def test_a_sending_that_takes_long_is_called_off_later_too(
+    tmp_path: Path, held: list[Gathered]
+) -> None:
+    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+        follower.follow(held)
+        with pytest.raises(CancelledError):
+            follower.follow(held, stopped=lambda: True)
+        back()
+        assert host.added == []
+
+    tell(tmp_path, story)
+
+
+def test_who_waits_may_give_up(tmp_path: Path, held: list[Gathered]) -> None:
+    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+        with pytest.raises(CancelledError):
+            follower.follow(held, stopped=lambda: True)
+        back()
+        follower.follow(held)
+        assert host.added == [["model.h5"]]
+
+    tell(tmp_path, story)

@@ -1,0 +1,85 @@
+"""How long agents' answers are waited for, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+from tests.launcher.coordinator.test_attempts import Lines
+
+from tfcluster.errors import NodeLostError
+from tfcluster.nodes import orders
+from tfcluster.nodes.orders import Answers
+from tfcluster.rundir.paths import RunPaths
+
+HELD = {"type": "ports_held", "ports": {}}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "SHOWN_AFTER_S", 0.02)
+    monkeypatch.setattr(orders, "ANSWER_S", 0.2)
+
+
+class Scene:
+    """The agents of `a` and `b`; what is told in their place, and what they say when."""
+
+    def __init__(self, folder: Path) -> None:
+        self.lines, self.told = Lines(RunPaths(folder)), list[str | None]()
+
+    async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
+        while not condition():
+            await self.lines.turn(0.01)
+
+    def wait(self, *, work_s: float | None = 0.0, lost: Collection[str] = ()) -> None:
+        waiting = Answers(self.lines, self.until, self.told.append).require(
+            ["a", "b"], "ports_held", what="to hold ports", work_s=work_s, is_lost=lost.__contains__
+        )
+
+        async def within_seconds() -> None:
+            async with asyncio.timeout(5):
+                await waiting
+
+        asyncio.run(within_seconds())
+
+
+def test_a_quick_answer_is_not_told_of(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.lines.keep("a", HELD)
+    scene.lines.keep("b", HELD)
+    scene.wait()
+    assert scene.told == []
+
+
+def test_who_does_not_answer_is_named_and_given_up(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.lines.keep("b", HELD)
+    with pytest.raises(NodeLostError, match="a: the agent was told to hold ports, and does"):
+        scene.wait()
+    assert scene.told == ["a to hold ports", None]
+
+
+def test_a_node_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    scene.lines.keep("b", HELD)
+    scene.wait(lost={"a"})
+    assert scene.told == []
+
+
+@pytest.mark.parametrize("work_s", [60.0, None])
+def test_an_answer_that_takes_its_time_is_waited_for(tmp_path: Path, work_s: float | None) -> None:
+    scene = Scene(tmp_path)
+    scene.lines.keep("a", HELD)
+
+    async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
+        if scene.told:
+            await asyncio.sleep(0.3)  # longer than any answer but this one may take
+            scene.lines.keep("b", HELD)
+        while not condition():
+            await scene.lines.turn(0.01)
+
+    scene.until = until  # type: ignore[method-assign]
+    scene.wait(work_s=work_s)
+    assert scene.told == ["b to hold ports", None]

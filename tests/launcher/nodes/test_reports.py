@@ -1,0 +1,134 @@
+"""Whatever an agent passes on from its tasks becomes an event, or nothing; never an error."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tfcluster.agent import budgets
+from tfcluster.nodes.reports import PREPARE, saved, to_event
+from tfcluster.nodes.task_reports import cleaned
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event
+
+NAMED: dict[str, Any] = {"task": "worker:0", "attempt": 1}
+
+
+def report(**event: Any) -> Event | None:
+    """What a task's report becomes behind the border."""
+    if (taken := cleaned(event)) is None:
+        return None
+    return to_event("local", {"type": "task_event", **NAMED, "event": taken})
+
+
+TABLE: list[tuple[dict[str, Any], Event | None]] = [
+    ({"type": "welcome", "pid": 1, "guard_pid": 2},
+     ev.NodeConnected(node="local", pid=1, guard_pid=2)),
+    ({"type": "ports_held", "ports": {"worker:0": 5}},
+     ev.PortsHeld(node="local", ports={"worker:0": 5})),
+    ({"type": "task_started", **NAMED, "pid": 7},
+     ev.TaskStarted(**NAMED, node="local", pid=7)),
+    ({"type": "task_exited", **NAMED, "exit_code": None, "signal": 9, "ended_by": "tfcluster",
+      "duration_s": 1.5, "peak_rss_bytes": 4},
+     ev.TaskExited(**NAMED, exit_code=None, signal=9, ended_by="tfcluster", duration_s=1.5,
+                   peak_rss_bytes=4)),
+    ({"type": "log_lost", **NAMED, "bytes": 3, "reason": "disk full"},
+     ev.LogLost(**NAMED, bytes=3, reason="disk full")),
+    ({"type": "unkillable", **NAMED, "pids": [7]},
+     ev.Warned(message="worker:0 (pid 7) was killed and still lives, in uninterruptible sleep:"
+                       " a dead file server, a device driver")),
+    ({"type": "unkillable", "task": None, "pids": [7, 8]},
+     ev.Warned(message="something an earlier attempt left running (pid 7, 8) was killed and still"
+                       " lives, in uninterruptible sleep: a dead file server, a device driver")),
+    ({"type": "task_started", "task": PREPARE, "attempt": 0, "pid": 7},
+     ev.PrepareStarted(node="local")),
+    ({"type": "task_exited", "task": PREPARE, "attempt": 0, "exit_code": 4, "duration_s": 2.0},
+     ev.PrepareFinished(node="local", exit_code=4, duration_s=2.0)),
+    ({"type": "task_event", "task": PREPARE, "attempt": 0, "event": {"type": "ready"}}, None),
+    ({"type": "refused", "reason": "odd"}, None),
+    ({"type": "of a newer agent"}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "event"), TABLE, ids=lambda value: None)
+def test_messages_of_an_agent(message: dict[str, Any], event: Event | None) -> None:
+    assert to_event("local", message) == event
+
+
+def test_reports_of_a_task() -> None:
+    assert report(type="ready") == ev.TaskReady(**NAMED)
+    assert report(type="note", message="mind") == ev.Warned(message="worker:0: mind")
+    assert report(type="progress", step=3, epoch=1, metrics={"loss": 2}, steps_per_second=4) == (
+        ev.Progress(**NAMED, step=3, epoch=1, metrics={"loss": 2.0}, steps_per_second=4.0)
+    )
+    assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
+        ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
+    )
+    found = cleaned({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
+    assert found is not None
+    assert saved(found) == ("ckpt-3", 3, 7)
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"type": "progress"},
+    {"type": "progress", "step": None},
+    {"type": "progress", "step": "many"},
+    {"type": "progress", "step": math.inf},
+    {"type": "progress", "step": -1},
+    {"type": "progress", "step": 1 << 63},
+    {"type": "error"},
+    {"type": "error", "exception": "E"},
+    {"type": "note"},
+    {"type": "note", "message": 5},
+    {"type": "saved"},
+    {"type": "saved", "path": 5},
+    {"type": "saved", "path": None, "step": 1},
+    {"type": "chaos", "fault": None},
+    {"type": "of a newer version"},
+    {"type": ["progress"]},
+    {},
+]
+
+
+@pytest.mark.parametrize("event", MALFORMED, ids=repr)
+def test_a_malformed_report_does_not_count(event: dict[str, Any]) -> None:
+    assert cleaned(event) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"),
+    [
+        ({"metrics": 5}, {}),
+        ({"metrics": {"loss": "high", "accuracy": 1}}, {"metrics": {"accuracy": 1.0}}),
+        ({"metrics": {"loss": 10**400}}, {"metrics": {"loss": math.inf}}),
+        ({"epoch": "first", "steps_per_second": -1.0, "examples_per_second": math.nan}, {}),
+        ({"step": 2.0, "epoch": 3}, {"step": 2, "epoch": 3}),
+        ({"of_a_newer_version": 1}, {}),
+    ],
+    ids=repr,
+)
+def test_of_a_report_with_a_wrong_field_the_rest_counts(
+    given: dict[str, Any], taken: dict[str, Any]
+) -> None:
+    assert cleaned({"type": "progress", "step": 1, **given}) == (
+        {"type": "progress", "step": 1} | taken
+    )
+
+
+def test_a_saved_without_a_usable_step_has_none() -> None:
+    for step in ("3", 3.5, True, [3]):
+        found = cleaned({"type": "saved", "path": "ckpt", "step": step})
+        assert found is not None
+        assert saved(found) == ("ckpt", None, None)
+
+
+def test_what_is_too_long_is_cut() -> None:
+    many = {f"{number} " + "n" * 999: 1.0 for number in range(500)}
+    found = cleaned({"type": "progress", "step": 1, "metrics": many})
+    assert found is not None
+    assert len(found["metrics"]) == budgets.REPORT_NAMES
+    assert {len(name) for name in found["metrics"]} == {budgets.REPORT_NAME}
+    note = cleaned({"type": "note", "message": "x" * 50_000})
+    assert note == {"type": "note", "message": "x" * budgets.NOTE_TEXT + " …"}

@@ -1,0 +1,98 @@
+"""The folders of tasks on other machines, some of which go while they are filled."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.nodes.hub import Exchange
+from tfcluster.nodes.remote_folders import Site
+from tfcluster.nodes.task_folders import Folders
+from tfcluster.plan.plan import NodePlan
+from tfcluster.plan.remote_paths import There
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire.file_transfer import FarFiles, FarFilesError
+
+NODES = ("10.0.0.1", "10.0.0.2")
+
+
+class Lines:
+    """Two agents: each answers an order to receive files as the test says, or is gone."""
+
+    def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
+        self._paths, self._answers = paths, answers
+        self.orders: list[tuple[str, str]] = []
+        self._files = {node: FarFiles(self._hearing(node), self._nothing) for node in NODES}
+
+    def _hearing(self, node: str) -> Any:
+        async def hear(message: dict[str, Any]) -> None:
+            self.orders.append((node, message["type"]))
+            answer = self._answers[node]
+            if answer is None:
+                self._files[node].lost()
+            else:
+                self._files[node].hear({**answer, "id": message["id"]})
+
+        return hear
+
+    async def _nothing(self, name: str, offset: int, data: bytes) -> None:
+        raise AssertionError("there is nothing to send")
+
+    def site(self, node: str) -> Site:
+        return Site(node, "run", self._paths, There("/cache", "run"))
+
+    def files(self, node: str) -> FarFiles:
+        return self._files[node]
+
+    def is_lost(self, node: str) -> bool:
+        return self._files[node].is_lost
+
+
+def put_back(folder: Path, **answers: dict[str, Any] | None) -> None:
+    plan = plan_of()
+    nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES)
+    tasks = tuple(replace(t, node=node) for t, node in zip(plan.tasks, NODES, strict=True))
+    plan = replace(plan, nodes=nodes, tasks=tasks)
+    paths = RunPaths(folder)
+    by_node = dict(zip(NODES, answers.values(), strict=True))
+
+    async def scenario() -> None:
+        folders = Folders(plan, paths, cast(Exchange, Lines(paths, by_node)))
+        async with asyncio.timeout(30):
+            await folders.put_back((), [task.id for task in plan.tasks])
+
+    asyncio.run(scenario())
+
+
+RECEIVED = {"type": "received"}
+FAILED = {"type": "receive_failed", "error": "No space left on device"}
+
+
+def test_a_node_that_is_lost_meanwhile_is_no_fault_of_the_run_folder(tmp_path: Path) -> None:
+    put_back(tmp_path, first=RECEIVED, second=None)
+
+
+def test_a_node_that_cannot_write_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FarFilesError, match="No space left"):
+        put_back(tmp_path, first=RECEIVED, second=FAILED)
+
+
+def test_a_node_is_asked_once_for_the_curves_of_all_its_tasks(tmp_path: Path) -> None:
+    plan = plan_of(*(f"worker:{index}" for index in range(30)))
+    nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES)
+    tasks = tuple(replace(task, node=NODES[task.id.index % 2]) for task in plan.tasks)
+    nothing = {"type": "scanned", "entries": []}
+    lines = Lines(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
+
+    async def scenario() -> None:
+        spread = replace(plan, nodes=nodes, tasks=tasks)
+        folders = Folders(spread, RunPaths(tmp_path), cast(Exchange, lines))
+        await asyncio.to_thread(folders.bring_tensorboard, stopped=lambda: False)
+
+    asyncio.run(scenario())
+    assert lines.orders == [(node, "scan") for node in NODES]

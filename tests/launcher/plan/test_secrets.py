@@ -1,0 +1,65 @@
+"""Which variables are secret, and what is left of them in what a run keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.errors import UsageError
+from tfcluster.plan.environment import Layer, resolve
+from tfcluster.plan.secrets import covered, holds_secrets, is_secret
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "HF_TOKEN", "DB_PASSWORD",
+        "MYSQL_PWD_PASSWD", "apikey", "Client_Secret", "MLFLOW_TRACKING_PASSWORD", "TOKEN_2",
+        "SSH_KEY_PASSPHRASE", "GITHUB_PAT", "BASIC_AUTH", "API_KEYS", "PASSWORDS",
+    ],
+)  # fmt: skip
+def test_names_that_tell_a_secret(name: str) -> None:
+    assert is_secret(name, named=(), shown=())
+    assert not is_secret(name, named=(), shown=(name,))
+    assert is_secret(name, named=(name,), shown=(name,)), "job.secrets says so itself"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SEED", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD", "TF_COMPAT", "XPAT", "MONKEY",
+        "PATH", "PYTHONPATH",
+        "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK", "AUTHOR", "TF_CPP_MIN_LOG_LEVEL",
+    ],
+)  # fmt: skip
+def test_names_that_do_not(name: str) -> None:
+    assert not is_secret(name, named=(), shown=())
+    assert is_secret(name, named=(name,), shown=())
+
+
+def test_a_variable_of_such_a_name_is_hidden_whoever_set_it() -> None:
+    layers = [Layer("job.env", {"API_KEY": "a", "PAD_TOKEN": "b", "SEED": "1"})]
+    found = resolve(layers, launcher={}, secrets=(), not_secret=("PAD_TOKEN",))
+    assert {name: var.shown for name, var in found.items()} == {
+        "API_KEY": "********", "PAD_TOKEN": "b", "SEED": "1",
+    }  # fmt: skip
+
+
+def test_the_kept_spec_says_where_such_values_come_from_instead() -> None:
+    spec = {
+        "cluster": {"worker": [{"address": "a:1", "env": {"HF_TOKEN": "x", "SEED": "1"}}, "b:1"]},
+        "job": {"script": "a.py", "env": {"API_KEY": "x", "PAD_TOKEN": "y"}, "args": ["env"]},
+        "runtime": {"hosts": {"*": {"env": {"DB_PASSWORD": "x"}, "python": "p"}}},
+    }
+    assert covered(spec, shown=["PAD_TOKEN"]) == {
+        "cluster": {"worker": [{"address": "a:1", "env": {"HF_TOKEN": None, "SEED": "1"}}, "b:1"]},
+        "job": {"script": "a.py", "env": {"API_KEY": None, "PAD_TOKEN": "y"}, "args": ["env"]},
+        "runtime": {"hosts": {"*": {"env": {"DB_PASSWORD": None}, "python": "p"}}},
+    }
+    assert holds_secrets(spec, shown=())
+    assert not holds_secrets({"job": {"env": {"API_KEY": None, "SEED": "1"}}}, shown=())
+
+
+def test_resuming_without_such_a_value_says_how_to_give_it() -> None:
+    with pytest.raises(UsageError, match="takes API_KEY from your environment") as caught:
+        resolve([Layer("job.env", {"API_KEY": None})], launcher={}, secrets=())
+    assert caught.value.cure == "export API_KEY=…"

@@ -1,0 +1,114 @@
+"""What `doctor` says of nodes whose agents answer otherwise than they should: it never waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+from tests.launcher.coordinator.test_attempts import Lines
+
+from tfcluster.backends.base import Backend, Capabilities
+from tfcluster.plan.plan import NodePlan
+from tfcluster.preflight import doctor
+from tfcluster.preflight.probes import Inspection
+from tfcluster.preflight.rules import Look
+from tfcluster.rundir.paths import RunPaths
+
+ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
+HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
+Answers = dict[str, list[dict[str, Any]]]
+
+
+class Agent:
+    """Answers each kind of order with these messages; `gone` is that its line ends."""
+
+    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
+    heard_goodbye, has_ended, heard_at = True, False, 0.0
+
+    def __init__(self, answers: Answers) -> None:
+        self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
+        self.files = SimpleNamespace(is_lost=False)
+        self.is_closed = False
+        self._answers = answers
+        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def connect(self, node: NodePlan, **_: object) -> Agent:
+        return self
+
+    async def send(self, message: dict[str, Any]) -> None:
+        for answer in self._answers.get(message["type"], ()):
+            self._said.put_nowait(answer)
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        while (message := await self._said.get())["type"] != "gone":
+            yield message
+        self.files.is_lost = True
+
+    def why_gone(self) -> str:
+        return "its agent went away (killed)"
+
+    async def close(self, **_: object) -> tuple[str, ...]:
+        self.is_closed = True
+        self._said.put_nowait({"type": "gone"})
+        return ()
+
+
+Examine = Callable[[Answers], Look]
+
+
+@pytest.fixture
+def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
+    def look(answers: Answers) -> Look:
+        def backend_of(node: NodePlan) -> Backend:
+            agent: Any = Agent(answers)
+            return agent  # type: ignore[no-any-return]
+
+        async def within_seconds() -> Look:
+            async with asyncio.timeout(10):
+                plan = replace(plan_of(), workdir=str(tmp_path))
+                return await doctor._examine(plan, tmp_path, deep=False)
+
+        monkeypatch.setattr(doctor, "_backend_of", backend_of)
+        return asyncio.run(within_seconds())
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ({"type": "refused", "reason": ENOSPC}, f"its agent could not obey ({ENOSPC})"),
+        ({"type": "guard_lost"}, "the guard beside its agent was killed"),
+        ({"type": "gone"}, "its agent went away (killed)"),
+    ],
+    ids=str,
+)
+def test_an_agent_that_cannot_hold_ports_is_a_finding_in_its_words(
+    examine: Examine, message: dict[str, Any], said: str
+) -> None:
+    (finding,) = examine({"hold_ports": [message]}).fatal
+    assert (finding.node, finding.what) == ("local", said)
+
+
+def test_one_that_refuses_to_be_looked_at_is_a_finding_too(examine: Examine) -> None:
+    refused = {"type": "refused", "reason": "start: OSError: no room"}
+    (finding,) = examine({"hold_ports": [HELD], "start": [refused]}).fatal
+    assert "its agent could not obey (start: OSError: no room)" in finding.what
+
+
+def test_a_node_that_goes_just_before_the_look_is_a_finding(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    lines = Lines(paths)
+    lines.keep("local", {"type": "start_failed", "task": "preflight", "error": "it went away"})
+
+    async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
+        assert condition(), "nothing will come in any more"
+
+    look = asyncio.run(Inspection(plan_of(), paths, lines, until).look(["local"], {}))
+    assert [finding.what for finding in look.fatal] == ["it cannot be looked at: it went away"]

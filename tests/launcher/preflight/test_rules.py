@@ -1,0 +1,215 @@
+"""What a look at the nodes finds wrong, and what it lets pass."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.errors import PreflightError
+from tfcluster.nodes import probe_answers
+from tfcluster.nodes.probe_answers import Seen
+from tfcluster.nodes.remote_folders import Site
+from tfcluster.plan.plan import Command
+from tfcluster.preflight import rules
+from tfcluster.preflight.rules import Finding, Look, Needs
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.supervision.connectivity import between
+from tfcluster.ui.preflight_table import table
+
+VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
+A = Seen("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
+B, C = replace(A, node="b"), replace(A, node="c")
+
+
+def found(*those: Seen, **needs: Any) -> list[Finding]:
+    return list(rules.judge(those, Needs(**needs)))
+
+
+def test_equal_nodes_that_reach_each_other_are_well() -> None:
+    assert found(A, B, C) == []
+
+
+def test_the_one_with_another_version_is_named_not_the_two_that_agree() -> None:
+    (finding,) = found(A, replace(B, packages={**VERSIONS, "tensorflow": "2.16.1"}), C)
+    assert finding.node == "b"
+    assert finding.what == "TensorFlow is 2.16.1 there, 2.15.1 on the others"
+    assert finding.is_fatal
+
+
+def test_another_numpy_is_told_and_ends_nothing() -> None:
+    (finding,) = found(A, B, replace(C, packages={**VERSIONS, "numpy": "2.0.0"}))
+    assert (finding.node, finding.is_fatal) == ("c", False)
+
+
+def test_a_python_without_tensorflow_matters_to_a_job_that_imports_it() -> None:
+    bare = [replace(one, packages={}) for one in (A, B)]
+    assert [finding.what for finding in found(*bare)] == ["its Python has no TensorFlow"] * 2
+    assert found(*bare, tensorflow=False) == []
+
+
+def test_a_patch_of_python_does_not_matter_its_minor_does() -> None:
+    assert found(A, replace(B, python="3.11.2")) == []
+    (finding,) = found(A, B, replace(C, python="3.12.1"))
+    assert finding.what == "Python is 3.12 there, 3.11 on the others"
+
+
+def test_gpus_must_be_as_many_and_of_one_kind() -> None:
+    two = replace(A, gpus=("H100", "H100"))
+    (finding,) = found(two, replace(B, gpus=two.gpus), replace(C, gpus=("H100",)))
+    assert finding.what == "GPUs is 1 × H100 there, 2 × H100 on the others"
+
+
+def test_a_blocked_port_is_told_from_the_side_that_cannot_reach_it() -> None:
+    line = ("b", "worker:1", "10.0.0.2", 2222, "Connection timed out")
+    (finding,) = found(replace(A, unreachable=(line,)), B)
+    assert finding.node == "a"
+    assert "worker:1 (10.0.0.2:2222) cannot be reached from there" in finding.what
+
+
+def test_that_nobody_reaches_a_host_that_gave_no_report_is_no_news() -> None:
+    line = ("b", "worker:1", "10.0.0.2", 2222, "Connection refused")
+    assert rules.judge([replace(A, unreachable=(line,))], Needs(), silent={"b"}) == ()
+
+
+def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
+    bad = replace(A, strange_names=("gpu7",), free_bytes=10**6, clock_ahead_s=-90.0)
+    assert [(f.what, f.is_fatal) for f in found(bad, B)] == [
+        ("gpu7 is not one of its own addresses", True),
+        ("only 1 MB of disk are free", False),
+        ("its clock differs from ours by -90 s", False),
+    ]
+
+
+def test_parameter_servers_and_tuners_need_not_be_alike() -> None:
+    other = replace(B, packages={}, gpus=("H100",))
+    assert found(A, other, tensorflow=False, gang=False) == []
+
+
+def test_what_is_no_report_is_refused() -> None:
+    for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
+        with pytest.raises(ValueError, match="not a probe's report"):
+            probe_answers.read(line, now=0.0)
+
+
+REPORT: dict[str, Any] = {
+    **{"node": "a", "python": "3.11.7", "packages": VERSIONS, "gpus": ["H100"], "gpu_trouble": ""},
+    **{"clock": 5.0, "free_bytes": 10**12, "shm_bytes": None, "strange_names": [], "cores": 4},
+    **{"not_listening": [], "unreachable": [["b", "worker:1", "10.0.0.2", 2222, "no answer"]]},
+    **{"executable": "/py", "port_range": [1, 2], "proxies": {}, "unwritable": []},
+    **{"script_sha256": None, "imported": None},
+    **{"core_nodes": [[0, 1], [2, 3]], "core_limit": None, "named": ["OMP_NUM_THREADS"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("unreachable", [["b", "worker:1"]]),
+        ("unreachable", 5),
+        ("shm_bytes", "x"),
+        ("free_bytes", float("inf")),
+        ("clock", 10**400),
+        ("imported", 5),
+        ("imported", {}),
+        ("imported", {"version": "2", "seconds": 1, "devices": 5}),
+        ("packages", ["tensorflow"]),
+        ("port_range", ["a"]),
+    ],
+    ids=str,
+)
+def test_what_is_no_report_of_ours_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"report|values to unpack|invalid literal"):
+        probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
+
+
+@pytest.mark.parametrize("field", REPORT)
+@pytest.mark.parametrize("value", [5, "x", None, [{}], [[]], {"a": [1]}, {"error": {}}], ids=str)
+def test_what_is_taken_for_a_report_can_be_judged(field: str, value: object) -> None:
+    try:
+        one = probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
+    except ValueError:
+        return
+    found(one, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
+    assert table(Look(("a",), (one,), ()), width=None, colours=False)
+
+
+def test_the_error_tells_all_of_it_with_the_cures() -> None:
+    error = PreflightError([("a", "no TensorFlow", "install it"), ("b", "no disk", "make room")])
+    assert error.exit_code == 3
+    assert str(error) == (
+        "nothing was started:\na: no TensorFlow\n  → install it\nb: no disk\n  → make room"
+    )
+
+
+def test_a_driver_that_hangs_is_no_machine_without_gpus() -> None:
+    silent = replace(B, gpu_trouble="nvidia-smi did not answer within 5 s")
+    two = replace(A, gpus=("H100", "H100"))
+    (finding,) = found(two, silent, nccl={"a": ["worker:0"], "b": ["worker:1"]})
+    assert (finding.node, finding.what, finding.is_fatal) == ("b", silent.gpu_trouble, False)
+
+
+def test_nccl_without_a_gpu_and_a_gpu_that_is_not_there() -> None:
+    nccl = found(A, nccl={"a": ["worker:0", "worker:1"]})
+    assert [f.what for f in nccl] == [
+        "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"
+    ]
+    (finding,) = found(replace(A, gpus=("H100",)), gpu_indexes={"a": 1})
+    assert finding.what == "GPU 1 is asked for, and it has 1"
+
+
+def test_a_folder_all_write_to_must_be_writable_a_data_set_may_be_read_only() -> None:
+    one = replace(A, unwritable=(("/mnt/exp", "Read-only file system"), ("/mnt/data", "…")))
+    assert [(f.what, f.is_fatal) for f in found(one, writes="/mnt/exp")] == [
+        ("/mnt/exp cannot be written: Read-only file system", True),
+        ("/mnt/data cannot be written: …", False),
+    ]
+
+
+def test_another_script_on_a_shared_folder_is_no_accident() -> None:
+    one = replace(A, script_sha256="aa")
+    assert found(one, script_sha256="aa") == []
+    assert [f.check for f in found(one, script_sha256="bb")] == ["script"]
+    assert found(A, script_sha256="bb") == []  # where it is not there yet it will be sent
+
+
+def test_an_import_that_fails_is_told_with_its_last_line() -> None:
+    one = replace(A, imported={"error": "ImportError: libcudart.so.12"}, executable="/tf/python")
+    (finding,) = found(one)
+    assert finding.what == "import tensorflow fails: ImportError: libcudart.so.12"
+    assert "/tf/python" in finding.cure
+
+
+def test_a_look_is_read_back_as_it_was_written() -> None:
+    look = Look(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
+    again = Look.from_json(json.loads(json.dumps(look.to_json())))
+    assert json.dumps(again.to_json()) == json.dumps(look.to_json())
+    assert look.told == look.findings
+    look.require()
+
+
+def test_a_look_that_found_something_fatal_says_all_of_it() -> None:
+    look = Look(("a",), (A,), ()).with_more([Finding("a", "ports", "taken", "another")])
+    with pytest.raises(PreflightError, match="a: taken"):
+        look.require()
+
+
+def test_a_node_is_asked_for_the_script_of_the_first_task_or_for_none(paths: RunPaths) -> None:
+    plan = plan_of("worker:0", "worker:1", "worker:2")
+    scripts = ("/job/train.py", "/job/other.py", "/job/train.py")
+    tasks = tuple(
+        replace(task, node=f"n{n}", command=Command(("python", script), (), "/job"))
+        for n, (task, script) in enumerate(zip(plan.tasks, scripts, strict=True))
+    )
+    plan = replace(plan, tasks=tasks)
+    nodes, ports = ["n0", "n1", "n2"], {task.id: 2222 for task in tasks}
+    asked = [
+        probe_answers.order_for(plan, Site(node, paths.run_id, paths), between(plan, nodes, ports))[
+            "script"
+        ]
+        for node in nodes
+    ]
+    assert asked == ["/job/train.py", None, "/job/train.py"]

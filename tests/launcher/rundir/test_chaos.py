@@ -1,0 +1,158 @@
+"""`--chaos`: what can be written, who is told, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.launcher.conftest import plan_of
+
+from tfcluster.errors import UsageError
+from tfcluster.nodes import orders
+from tfcluster.nodes.remote_folders import site_of
+from tfcluster.plan.attempt import Attempt
+from tfcluster.plan.plan import EnvVar, Plan, TaskId
+from tfcluster.rundir import chaos
+from tfcluster.rundir.chaos import Fault
+from tfcluster.rundir.paths import RunPaths
+
+W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
+
+
+def one(text: str, plan: Plan | None = None) -> Fault:
+    (fault,) = chaos.parse([text], plan or plan_of())
+    return fault
+
+
+def refused(text: str, plan: Plan | None = None) -> str:
+    with pytest.raises(UsageError) as caught:
+        chaos.parse([text], plan or plan_of())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("kill worker:1 at step 50", {"do": "kill", "place": "step", "number": 50}),
+        ("  exit 3   worker-1 at  start", {"do": "exit", "exit_code": 3, "place": "start"}),
+        ("hang worker:1 at join", {"do": "hang", "place": "join"}),
+        ("raise worker:1 at save 2", {"do": "raise", "place": "save", "number": 2}),
+        ("term worker:1 at save", {"do": "term", "place": "save", "number": 1}),
+        ("kill-agent worker:1 at step 7", {"do": "report", "place": "step", "number": 7}),
+    ],
+)
+def test_a_task_is_told_of_its_own_faults_in_their_attempt(
+    text: str, expected: dict[str, Any]
+) -> None:
+    fault = one(text)
+    told = {"fault": " ".join(text.split()), **expected}
+    assert chaos.settings_for([fault], W1, 1) == [told]
+    assert chaos.settings_for([fault], W1, 2) == []
+    assert chaos.settings_for([fault], W0, 1) == []
+
+
+def test_several_at_once_and_in_a_later_attempt() -> None:
+    texts = [
+        "kill worker:1 at step 5; stop worker:0 at save in attempt 2;",
+        "term worker:0 at start",
+    ]
+    faults = chaos.parse(texts, plan_of())
+    assert [(f.verb, f.task, f.attempt) for f in faults] == [
+        ("kill", W1, 1), ("stop", W0, 2), ("term", W0, 1),
+    ]  # fmt: skip
+
+
+def test_an_agent_is_ordered_to_die_and_other_faults_are_the_tasks_own() -> None:
+    faults = chaos.parse(["kill-agent local at step 7", "kill worker:1 at step 7"], plan_of())
+    assert faults[0].witness == W0, "the chief counts"
+    assert chaos.order(faults, faults[0].text) == ("local", {"type": "die"})
+    assert chaos.order(faults, faults[1].text) is None
+
+
+def test_what_serves_is_hit_at_a_step_of_the_chief_who_counts_them() -> None:
+    plan = plan_of("chief:0", "worker:0", "ps:0")
+    fault = one("kill ps:0 at step 50", plan)
+    (told,) = chaos.settings_for([fault], TaskId("chief", 0), 1)
+    assert (told["do"], told["task"]) == ("report", "ps:0")
+    node, order = chaos.order([fault], fault.text) or ("", {})
+    assert (node, order["signal"], order["tasks"]) == ("local", signal.SIGKILL, ["ps:0"])
+    assert one("hang ps:0 at start", plan).witness == TaskId("ps", 0)
+    assert "ps:0 only serves" in refused("hang ps:0 at step 50", plan)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kil worker:1 at step 5", "'kil' is not a fault"),
+        ("kill worker:1", "here it ends, and 'at' is missing"),
+        ("kill worker at step 5", "'worker' is no task"),
+        ("kill worker:7 at step 5", "there is no worker:7 in the cluster"),
+        ("kill-agent gpu9 at step 5", "the nodes are local"),
+        ("kill worker:1 on step 5", "'at' belongs here, not 'on'"),
+        ("kill worker:1 at noon", "'noon' is not a place"),
+        ("kill worker:1 at step 0", "a step is a number, 1 or more, not '0'"),
+        ("kill worker:1 at step ³", "not '³'"),
+        ("exit 256 worker:1 at start", "0 to 255, not '256'"),
+        ("exit worker:1 at start", "an exit code is a number"),
+        ("kill worker:1 at step 5 in attempt", "an attempt is missing"),
+        ("kill worker:1 at step 5 in attempt 2 now", "nothing may follow here"),
+        ("", "a fault is missing"),
+        ("kill worker:1 at step 5; kill worker:1  at step 5", "stands there twice"),
+    ],
+)
+def test_a_wrong_fault_is_refused_with_what_is_wrong(text: str, said: str) -> None:
+    assert said in refused(text)
+
+
+WORDS = [*chaos.VERBS, *chaos.PLACES, "at", "in", "attempt", "worker:1", "worker:9", "3", "0", ";"]
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=9).map(" ".join))
+def test_any_words_are_a_fault_or_refused(text: str) -> None:
+    try:
+        faults = chaos.parse([text], plan_of())
+    except UsageError:
+        return
+    for fault in faults:
+        assert chaos.parse([fault.text], plan_of()) == (fault,), "its text says it all"
+
+
+def test_the_wrong_word_is_pointed_at_and_the_cure_named() -> None:
+    lines = refused("kill worker:7  at step 5").splitlines()
+    assert lines[1:] == [
+        "    kill worker:7 at step 5",
+        "         ^^^^^^^^",
+        "  → the tasks are worker:0, worker:1",
+    ]
+    assert "kill worker:1 at step 50" in refused("kill"), "the grammar, with an example"
+
+
+@pytest.mark.parametrize("place", ["step 5", "start", "join", "save"])
+def test_without_our_boot_nothing_can_be_injected(place: str) -> None:
+    said = refused(f"kill worker:1 at {place}", plan_of(hooks=False))
+    assert "it is a command, or its hooks are off" in said
+    assert ("reports no steps" in said) is (place == "step 5")
+
+
+def test_a_plain_job_reports_no_steps_and_waits_for_nobody() -> None:
+    plain = plan_of(kind="plain")
+    assert "reports no steps" in refused("kill worker:1 at step 5", plain)
+    assert "never waits" in refused("kill worker:1 at join", plain)
+    assert one("kill worker:1 at start", plain).place == "start"
+
+
+def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> None:
+    plan = plan_of()
+    settings = EnvVar("TFCLUSTER_SETTINGS", '{"communication": "RING"}', "tfcluster")
+    tasks = tuple(replace(t, command=replace(t.command, env=(settings,))) for t in plan.tasks)
+    attempt = Attempt(replace(plan, tasks=tasks), 1, (W0, W1), {W0: 1000, W1: 1001})
+    faults = chaos.parse(["kill worker:1 at step 5"], plan)
+    order = orders.start(attempt, site_of("local", paths, {}), holds_ports=True, chaos=faults)
+    found = [json.loads(task["env"]["TFCLUSTER_SETTINGS"]) for task in order["tasks"]]
+    assert found[0] == {"communication": "RING"}
+    assert found[1] == {"communication": "RING", "chaos": chaos.settings_for(faults, W1, 1)}

@@ -1,0 +1,147 @@
+"""The coordinator's socket: what it answers, also to those who talk nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tfcluster.errors import SurroundingsError
+from tfcluster.rundir import control
+from tfcluster.rundir.paths import RunPaths
+
+_T = TypeVar("_T")
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    if request.get("op") == "status":
+        return {"ok": True, "state": {"run": "demo"}}
+    raise ValueError(f"unknown op {request.get('op')!r}")
+
+
+def with_server(path: Path, ask: Callable[[], _T]) -> _T:
+    async def talk() -> _T:
+        async with control.serve(path, answer):
+            return await asyncio.to_thread(ask)
+
+    return asyncio.run(talk())
+
+
+def say(path: Path, data: bytes) -> bytes:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(5)
+        connection.connect(str(path))
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def test_a_request_is_answered_and_the_socket_is_gone_afterwards(paths: RunPaths) -> None:
+    path = paths.control_socket
+    reply = with_server(path, lambda: control.ask(path, {"op": "status"}))
+    assert reply == {"ok": True, "state": {"run": "demo"}}
+    assert not path.exists()
+    with pytest.raises(OSError, match="No such file"):
+        control.ask(path, {"op": "status"})
+
+
+def test_only_this_user_can_reach_it(paths: RunPaths) -> None:
+    path = paths.control_socket
+    mode = with_server(path, lambda: path.parent.stat().st_mode)
+    assert mode & 0o077 == 0
+
+
+SAY = """
+import os, socket, sys
+os.setuid(65534)
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.settimeout(5)
+    connection.connect(sys.argv[1])
+    connection.sendall(b'{"op": "status"}\\n')
+    os.write(1, connection.recv(1000))
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_is_hung_up_on(paths: RunPaths) -> None:
+    """Also where the modes of folder and socket let them in."""
+    path = paths.control_socket
+
+    def ask_as_another() -> bytes:
+        path.parent.parent.chmod(0o755)
+        path.parent.chmod(0o755)
+        path.chmod(0o777)
+        argv = [sys.executable, "-I", "-S", "-c", SAY, str(path)]
+        return subprocess.run(argv, capture_output=True, check=False).stdout
+
+    assert with_server(path, ask_as_another) == b""
+
+
+@pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"op": "dance"}', b"\xff\xfe"])
+def test_nonsense_is_answered_with_the_reason(paths: RunPaths, line: bytes) -> None:
+    path = paths.control_socket
+    assert b'"ok": false' in with_server(path, lambda: say(path, line + b"\n"))
+
+
+def test_a_line_without_end_is_hung_up_on(
+    paths: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = paths.control_socket
+    assert with_server(path, lambda: say(path, b"x" * 200_000)) == b""
+    assert caplog.text == "", "nothing is written beside the views"
+
+
+def test_a_client_that_stays_holds_nobody_up(
+    paths: RunPaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = paths.control_socket
+    with socket.socket(socket.AF_UNIX) as client:
+
+        def ask_and_stay() -> bytes:
+            client.connect(str(path))
+            client.sendall(b'{"op": "status"}\n')
+            return client.recv(1000)
+
+        assert b"demo" in with_server(path, ask_and_stay)
+    assert caplog.text == ""
+
+
+def test_a_socket_that_a_killed_coordinator_left_is_replaced(paths: RunPaths) -> None:
+    path = paths.control_socket
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as old:
+        old.bind(str(path))
+    assert with_server(path, lambda: control.ask(path, {"op": "status"}))["ok"] is True
+
+
+def test_a_folder_that_is_too_deep_is_named_with_the_cure(tmp_path: Path) -> None:
+    path = tmp_path / ("d" * 120) / "demo.ctl"
+    with pytest.raises(SurroundingsError, match="XDG_RUNTIME_DIR"):
+        with_server(path, lambda: None)
+
+
+def test_a_socket_that_was_cleared_away_is_made_again(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the user's last session goes XDG_RUNTIME_DIR, and a run in the background goes on."""
+    monkeypatch.setattr(control, "_LISTEN_AGAIN_S", 0.01)
+    path = paths.control_socket
+
+    def clear_and_ask() -> dict[str, Any]:
+        shutil.rmtree(path.parent)
+        deadline = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return control.ask(path, {"op": "status"})
+
+    assert with_server(path, clear_and_ask)["ok"] is True
+    assert not path.exists()

@@ -1,0 +1,188 @@
+"""What a history of events makes of a run's state."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+
+import pytest
+
+from tfcluster.errors import PrepareError
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event, Status, to_line
+from tfcluster.rundir.fold import apply
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.supervision.decisions import Outcome
+
+STARTED = [
+    ev.RunStarted(version="1", run="demo"),
+    ev.NodeConnected(node="local", pid=10, guard_pid=11),
+    ev.PortsHeld(node="local", ports={"worker:0": 4000, "worker:1": 4001}),
+    ev.TaskStarted(task="worker:0", attempt=1, node="local", pid=20),
+    ev.TaskStarted(task="worker:1", attempt=1, node="local", pid=21),
+]
+OUT = ev.TaskExited(task="worker:0", attempt=1, exit_code=0, duration_s=5.0)
+
+
+def replay(state: RunSnapshot, paths: RunPaths, events: list[Event]) -> RunSnapshot:
+    for second, event in enumerate(events):
+        apply(state, event, 200.0 + second, paths)
+    return state
+
+
+def tasks(state: RunSnapshot) -> dict[str, str]:
+    return {task.task: task.state for task in state.tasks}
+
+
+def test_before_anything_has_happened(state: RunSnapshot) -> None:
+    assert state.status is Status.STARTING
+    assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
+
+
+def test_the_run_is_running_once_all_tasks_are_started(state: RunSnapshot, paths: RunPaths) -> None:
+    assert replay(state, paths, [*STARTED[:4]]).status is Status.STARTING
+    assert replay(state, paths, [STARTED[4]]).status is Status.RUNNING
+    assert state.agents == {"local": {"pid": 10, "guard_pid": 11}}
+    first = state.task("worker:0")
+    assert (first.address, first.pid, first.log) == (
+        "127.0.0.1:4000",
+        20,
+        "logs/attempt-1/worker-0.log",
+    )
+
+
+def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    steps = [
+        ev.Progress(
+            task="worker:1",
+            attempt=1,
+            step=5,
+            metrics={"loss": 2.0},
+            steps_per_second=4,
+            mean_steps_per_second=3,
+        ),
+        ev.Progress(task="worker:1", attempt=1, step=9, epoch=1, metrics={"loss": 1.0}),
+    ]
+    replay(state, paths, [*STARTED, *steps])
+    task = state.task("worker:1")
+    assert (task.state, task.step, task.epoch, task.metrics) == ("running", 9, 1, {"loss": 1.0})
+    assert (task.steps_per_second, task.mean_steps_per_second) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("exited", "expected"),
+    [
+        (OUT, "succeeded"),
+        (ev.TaskExited(task="worker:0", attempt=1, exit_code=3), "failed"),
+        (ev.TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9), "failed"),
+        (
+            ev.TaskExited(
+                task="worker:0", attempt=1, exit_code=None, signal=9, ended_by="tfcluster"
+            ),
+            "stopped",
+        ),
+        (
+            ev.TaskExited(task="worker:0", attempt=1, exit_code=143, ended_by="tfcluster"),
+            "stopped",
+        ),
+    ],
+)
+def test_how_a_task_ended(
+    state: RunSnapshot, paths: RunPaths, exited: Event, expected: str
+) -> None:
+    replay(state, paths, [*STARTED, exited])
+    assert tasks(state) == {"worker:0": expected, "worker:1": "starting"}
+    assert state.task("worker:0").ended_at == 205.0
+
+
+def test_tasks_of_a_lost_node_are_lost_unless_their_end_is_known(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    stopping = ev.TaskStopping(task="worker:1", attempt=1, why="a node is lost")
+    replay(state, paths, [*STARTED, OUT, ev.NodeLost(node="local", reason="gone"), stopping])
+    assert tasks(state) == {"worker:0": "succeeded", "worker:1": "lost"}
+    late = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, ended_by="tfcluster")
+    assert tasks(replay(state, paths, [late]))["worker:1"] == "stopped"
+
+
+def test_a_run_that_is_stopped_and_finished(state: RunSnapshot, paths: RunPaths) -> None:
+    replay(state, paths, [*STARTED, ev.RunStopping(why="Ctrl-C")])
+    assert state.status is Status.STOPPING
+    replay(state, paths, [ev.RunFinished(status="interrupted", exit_code=130)])
+    assert (state.status, state.exit_code, state.ended_at) == (Status.INTERRUPTED, 130, 200.0)
+    assert (state.reason, state.hint) == (None, None)
+
+
+def test_why_a_run_ended_is_kept_where_no_task_is_to_blame(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    error = PrepareError("prepare failed on local", cure="look at its log")
+    replay(state, paths, [Outcome(Status.FAILED, 3, error).event()])
+    assert (state.diagnosis, state.reason) == (None, "prepare failed on local")
+    assert state.hint == "look at its log"
+    again = RunSnapshot.from_json(state.to_json())
+    assert (again.reason, again.hint) == (state.reason, state.hint)
+
+
+def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPaths) -> None:
+    error = ev.TaskError(task="worker:0", attempt=1, exception="ValueError", message="no", line=3)
+    cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
+    lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
+    replay(state, paths, [*STARTED, error, lost, lost, ev.Warned(message="mind"), cause])
+    assert RunSnapshot.from_json(state.to_json() | {"of a newer version": 1, "_places": 1}) == state
+    assert state.task("worker:0").log_lost_bytes == 14
+    assert state.warnings == ["mind"]
+    assert (state.task("worker:0").error or {})["line"] == 3
+
+
+def test_a_loss_that_is_no_number_is_written_as_json_has_it(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    """Python would write NaN, at which every other reader of JSON stops."""
+    metrics = {"loss": math.nan, "norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
+    step = ev.Progress(task="worker:0", attempt=1, step=3, metrics=metrics)
+    replay(state, paths, [*STARTED, step])
+    written = metrics | {"loss": "NaN", "norm": "-Infinity"}
+    assert json.loads(to_line(step, seq=1, time=0.0))["metrics"] == written
+    assert state.to_json()["tasks"][0]["metrics"] == written
+    read = RunSnapshot.from_json(state.to_json()).task("worker:0").metrics
+    assert math.isnan(read.pop("loss"))
+    assert read == {"norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
+
+
+def test_a_metric_that_no_float_can_hold_is_damage(state: RunSnapshot) -> None:
+    """No view could show it."""
+    damaged = state.to_json()
+    damaged["tasks"][0]["metrics"] = {"loss": 10**400}
+    with pytest.raises(ValueError, match="metrics"):
+        RunSnapshot.from_json(damaged)
+
+
+def test_every_kind_of_event_has_a_name_of_its_own() -> None:
+    kinds = Event.__subclasses__()
+    names = {kind.type for kind in kinds}
+    assert "run_finished" in names
+    assert len({kind.__name__ for kind in kinds}) == len(names)
+    assert all(fields(kind) for kind in kinds)
+
+
+def test_a_task_whose_restart_was_called_off_is_not_restarting_for_ever(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    killed = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, duration_s=1.0)
+    again = ev.Restarting(reason="worker:1: killed", attempt=2, of=4, from_step=None, delay_s=1.0)
+    end = ev.RunFinished(status="interrupted", exit_code=130)
+    replay(state, paths, [*STARTED, killed, OUT, again, end])
+    assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
+
+
+def test_late_news_of_an_attempt_that_another_has_followed_change_nothing(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    replay(state, paths, [*STARTED, again, OUT])
+    assert (tasks(state)["worker:0"], state.task("worker:0").exit_code) == ("starting", None)

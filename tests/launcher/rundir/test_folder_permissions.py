@@ -1,0 +1,80 @@
+"""Where a run keeps its things is its user's alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfcluster.errors import RunFolderError, SurroundingsError
+from tfcluster.rundir import journal, paths
+
+
+def writable_by_all(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+
+
+def a_link(place: Path) -> None:
+    place.symlink_to(place.parent)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "words"),
+    [(writable_by_all, "other users can write to it"), (a_link, "not a folder but a link")],
+)
+def test_sockets_are_not_put_where_somebody_else_was_first(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prepare: Callable[[Path], None],
+    words: str,
+) -> None:
+    place = tmp_path / "tfcluster"
+    prepare(place)
+    monkeypatch.setattr(journal, "runtime_dir", lambda: place)
+    with pytest.raises(SurroundingsError, match=words) as raised:
+        journal.make_runtime_dir()
+    assert str(place) in raised.value.message
+    assert "XDG_RUNTIME_DIR" in raised.value.cure
+
+
+def test_the_folder_of_sockets_is_made_for_its_user_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tfcluster"
+    monkeypatch.setattr(journal, "runtime_dir", lambda: place)
+    journal.make_runtime_dir()
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+def test_an_id_that_another_run_has_is_not_taken(home_dir: Path) -> None:
+    ids = iter(["demo-1", "demo-1", "demo-2"])
+    first = journal.make_new(lambda: next(ids), home_dir)
+    second = journal.make_new(lambda: next(ids), home_dir)
+    assert (first.run_id, second.run_id) == ("demo-1", "demo-2")
+    assert (home_dir / "latest").resolve() == second.root
+
+
+def test_a_home_that_is_a_file_is_no_id_that_is_taken(home_dir: Path) -> None:
+    home_dir.write_text("")
+    with pytest.raises(RunFolderError, match="File exists"):
+        journal.make_new(lambda: "demo-1", home_dir)
+
+
+@pytest.mark.parametrize(
+    ("environ", "temp", "above"),
+    [
+        ({}, "/elsewhere", "/tmp"),
+        ({"TMPDIR": "/scratch"}, "/scratch", "/scratch"),
+        ({"TMPDIR": "/far" * 20}, "/far" * 20, "/tmp"),
+        ({"XDG_RUNTIME_DIR": "/nowhere"}, "/elsewhere", "/tmp"),
+    ],
+)
+def test_sockets_lie_in_the_temp_folder_where_its_path_is_short(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], temp: str, above: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", temp)
+
+    assert str(paths.runtime_dir(environ)) == f"{above}/tfcluster-{os.getuid()}"

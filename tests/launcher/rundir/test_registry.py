@@ -1,0 +1,191 @@
+"""Which run a user means, and what `ps`-like commands see of runs whose coordinator is gone."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.launcher.conftest import MakeRun
+
+from tfcluster.errors import RunFolderError, UnknownRunError
+from tfcluster.rundir import journal, registry
+from tfcluster.rundir.events import Status
+from tfcluster.rundir.registry import ProcessIdentity
+
+
+def test_by_id_last_four_characters_name_and_spec_file(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    older = make_run("alpha", started=1.0, spec=str(tmp_path / "a.json"))
+    newer = make_run("alpha", started=2.0)
+    other = make_run("beta", started=3.0)
+
+    assert registry.resolve(older.run_id) == older
+    assert registry.resolve(older.run_id[-4:]) == older
+    assert registry.resolve("alpha") == newer, "a name means its latest run"
+    assert registry.resolve("a.json") == older
+    assert registry.resolve(str(tmp_path / "a.json")) == older
+    assert registry.resolve(str(tmp_path / "b" / ".." / "a.json")) == older
+    assert registry.resolve(None) == other
+
+
+def test_what_is_to_be_ended_is_the_one_that_lives(make_run: MakeRun) -> None:
+    live = make_run("alpha", status=Status.RUNNING, started=1.0)
+    over = make_run("alpha", started=2.0)
+    assert registry.resolve("alpha") == over
+    assert registry.resolve("alpha", live_only=True) == live
+    assert registry.resolve(over.run_id, live_only=True) == over
+
+
+def test_a_run_that_is_not_known_is_named_with_what_is_near(make_run: MakeRun) -> None:
+    make_run("resnet")
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve("resmet")
+    assert "no run is known as 'resmet'" in caught.value.message
+    assert "resnet" in caught.value.cure
+    assert caught.value.exit_code == 2
+
+
+def test_nothing_means_the_only_live_run_or_the_list(make_run: MakeRun) -> None:
+    make_run("over")
+    with pytest.raises(UnknownRunError, match="no run is live"):
+        registry.resolve(None, live_only=True)
+
+    live = make_run("live", status=Status.RUNNING, started=2.0)
+    assert registry.resolve(None, live_only=True) == live
+
+    second = make_run("live", status=Status.STARTING, started=3.0)
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve(None, live_only=True)
+    assert live.run_id in caught.value.message
+    assert second.run_id in caught.value.message
+    assert "over" not in caught.value.message
+
+
+def test_wait_means_the_live_run_else_background_runs_from_the_latest_on(make_run: MakeRun) -> None:
+    older = make_run("older", started=1.0, background=True)
+    newer = make_run("newer", started=2.0, background=True)
+    make_run("foreground", started=3.0)
+    assert registry.to_wait_for() == newer
+    newer.waited.touch()
+    assert registry.to_wait_for() == older
+    older.waited.touch()
+    with pytest.raises(UnknownRunError, match="no run is live"):
+        registry.to_wait_for()
+
+    live = make_run("live", status=Status.RUNNING, started=4.0)
+    assert registry.to_wait_for() == live
+    make_run("second", status=Status.RUNNING, started=5.0)
+    with pytest.raises(UnknownRunError, match="2 runs are live"):
+        registry.to_wait_for()
+
+
+def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
+    make_run: MakeRun,
+) -> None:
+    paths = make_run(status=Status.LOST)
+    lost = registry.load(paths)
+    assert registry.is_open(lost)
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve(None, live_only=True)
+    assert f"tfcluster down {paths.run_id}" in caught.value.cure
+
+    lost.ended_at = 1.0
+    journal.write_json(paths.state, lost.to_json())
+    assert not registry.is_open(registry.load(paths))
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve(None, live_only=True)
+    assert "down" not in caught.value.cure
+
+
+def test_the_socket_is_where_the_coordinator_made_it(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    paths = make_run(status=Status.RUNNING)
+    state = registry.load(paths)
+    assert registry.control_socket(paths, state) == paths.control_socket
+    state.runtime_dir = "/run/user/1000/tfcluster"
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert registry.control_socket(paths, state) == Path(
+        "/run/user/1000/tfcluster", paths.control_socket.name
+    )
+
+
+def test_no_run_at_all(home_dir: Path) -> None:
+    assert registry.runs(home_dir) == []
+    with pytest.raises(UnknownRunError, match="there is no run yet"):
+        registry.resolve(None)
+
+
+def test_a_run_whose_coordinator_is_gone_is_lost(make_run: MakeRun) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    paths = make_run(status=Status.RUNNING, pid=gone.pid)
+    assert registry.load(paths).status is Status.LOST
+    assert registry.load(make_run(status=Status.RUNNING)).status is Status.RUNNING
+
+
+def test_a_coordinator_that_ends_its_run_while_we_look_is_not_lost(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make_run(status=Status.RUNNING)
+    over = make_run(exit_code=143, status=Status.INTERRUPTED)
+
+    def end_then_look(identity: ProcessIdentity) -> bool:
+        paths.state.write_bytes(over.state.read_bytes())
+        return False
+
+    monkeypatch.setattr(ProcessIdentity, "is_alive", end_then_look)
+    assert registry.load(paths).status is Status.INTERRUPTED
+
+
+def test_a_recycled_pid_is_not_the_coordinator(make_run: MakeRun) -> None:
+    """Same number, another start time: process 1 has its own."""
+    paths = make_run(status=Status.RUNNING, pid=1)
+    assert registry.load(paths).status is Status.LOST
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"status": "of a newer version"}', "null"])
+def test_an_unreadable_state_is_an_error_that_says_what_to_do(make_run: MakeRun, text: str) -> None:
+    broken, sound = make_run("broken"), make_run("sound")
+    broken.state.write_text(text)
+    with pytest.raises(RunFolderError, match=r"is damaged: .* cannot be read"):
+        registry.load(broken)
+    assert [paths for paths, _ in registry.runs()] == [sound], "the others are still listed"
+
+
+def test_an_id_is_unlike_every_other_and_easy_to_type() -> None:
+    ids = {registry.new_run_id("demo", 0.0) for _ in range(200)}
+    assert len(ids) >= 195, "a million ids: five clashes among 200 do not happen"
+    assert not set("0o1l") & set("".join(found[-4:] for found in ids))
+
+
+def test_delete_takes_the_socket_of_a_killed_coordinator_along(make_run: MakeRun) -> None:
+    paths = make_run(status=Status.LOST)
+    paths.control_socket.parent.mkdir(parents=True, exist_ok=True)
+    paths.control_socket.touch()
+    registry.delete(paths)
+    assert not paths.root.exists()
+    assert not paths.control_socket.exists()
+
+
+def test_latest_goes_with_the_run_it_names(make_run: MakeRun) -> None:
+    older, newer = make_run(), make_run()
+    latest = newer.root.parent.parent / "latest"
+    registry.delete(older)
+    assert latest.resolve() == newer.root.resolve()
+    registry.delete(newer)
+    assert not latest.is_symlink()
+
+
+def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one" / "logs").mkdir(parents=True)
+    (tmp_path / "runs" / "one" / "logs" / "worker-0.log").write_bytes(b"x" * 1000)
+    (tmp_path / "runs" / "one" / "state.json").write_bytes(b"x" * 24)
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"x" * 5000)
+    (tmp_path / "runs" / "one" / "link").symlink_to(outside)
+    link_bytes = len(str(outside))
+    assert registry.bytes_of(tmp_path) == 1024 + link_bytes

@@ -1,0 +1,49 @@
+"""The table of states: every state can be reached, every end is one, nothing leads back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tfcluster.rundir import states
+from tfcluster.rundir.events import Status
+
+
+def reached(table: Mapping[str, Mapping[str, str]], first: str) -> set[str]:
+    found, waiting = {first}, [first]
+    while waiting:
+        new = set(table[waiting.pop()].values()) - found
+        found |= new
+        waiting += new
+    return found
+
+
+@pytest.mark.parametrize(
+    ("table", "first"), [(states.NODE, "connecting"), (states.TASK, "waiting")]
+)
+def test_every_state_is_in_the_table_and_can_be_reached(
+    table: Mapping[str, Mapping[str, str]], first: str
+) -> None:
+    assert reached(table, first) == set(table)
+
+
+def test_a_run_reaches_every_state_that_is_not_final_and_leaves_no_final_one() -> None:
+    assert set(states.RUN) == set(Status)
+    found = reached(states.RUN, Status.STARTING)  # type: ignore[arg-type]
+    assert found == {status for status in Status if not status.is_final}
+    assert all(states.RUN[status] == {} for status in Status if status.is_final)
+
+
+def test_what_the_table_does_not_name_changes_nothing() -> None:
+    assert states.after(states.RUN, Status.SUCCEEDED, "restarting") is Status.SUCCEEDED
+    assert states.after(states.RUN, Status.STOPPING, "restarting") is Status.STOPPING
+    assert states.after(states.TASK, "succeeded", "node_lost") == "succeeded"
+    assert states.after(states.TASK, "lost", "exited_badly") == "failed"
+
+
+def test_a_task_that_ended_starts_again_only_through_a_start() -> None:
+    for ended in ("succeeded", "failed", "stopped", "lost"):
+        onward = set(states.TASK[ended].values())
+        assert onward <= {"restarting", "starting", "succeeded", "failed", "stopped", "lost"}
+        assert states.after(states.TASK, ended, "joined") == ended

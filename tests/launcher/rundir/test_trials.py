@@ -1,0 +1,124 @@
+"""What is known of the trials of a search, as their events come in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfcluster.nodes.reports import to_event
+from tfcluster.nodes.task_reports import cleaned
+from tfcluster.rundir.events import Trial, to_line
+from tfcluster.rundir.fold import apply
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
+
+FOUND = {"objective": "val_loss", "direction": "min"}
+
+
+def trial(name: str, status: str | None, **facts: Any) -> Trial:
+    return Trial(task="chief:0", attempt=1, id=name, status=status, **facts)
+
+
+def replay(state: RunSnapshot, paths: RunPaths, *events: Trial) -> RunSnapshot:
+    for second, event in enumerate(events):
+        apply(state, event, 100.0 + second, paths)
+    return state
+
+
+def said(report: dict[str, Any], *, task: str = "chief:0") -> Any:
+    if (taken := cleaned(report)) is None:
+        return None
+    return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": taken})
+
+
+# -- from reports to events
+
+
+def test_the_oracle_s_word_becomes_an_event_with_the_tuner_s_task() -> None:
+    values = {"units": 64, "rate": 1e-3}
+    event = said({"type": "trial", "id": "3", "status": "RUNNING", "tuner": "worker-1", **FOUND,
+                  "values": values, "score": None, "best_step": 0})  # fmt: skip
+    assert (event.id, event.status, event.tuner) == ("3", "RUNNING", "worker:1")
+    assert (event.values, event.score) == (values, None)
+    assert b'"type":"trial"' in to_line(event, seq=1, time=0.0)
+
+
+def test_a_tuner_that_searches_alone_is_called_by_its_task() -> None:
+    report = {"type": "trial", "id": "0", "status": "COMPLETED", "tuner": "tuner0", "score": 0.5}
+    assert said(report, task="worker:0").tuner == "worker:0"
+
+
+def test_a_score_that_is_no_number_is_none() -> None:
+    assert (
+        said({"type": "trial", "id": "0", "status": "INVALID", "score": float("nan")}).score is None
+    )
+
+
+def test_a_tuner_s_own_word_is_news_where_it_says_why() -> None:
+    assert said({"type": "trial_ended", "id": "0", "message": None}) is None
+    event = said({"type": "trial_ended", "id": "0", "message": "ValueError: x"}, task="worker:0")
+    assert (event.id, event.status, event.message) == ("0", None, "ValueError: x")
+
+
+@pytest.mark.parametrize("report", [{"type": "trial"}, {"type": "trial", "id": "0"}])
+def test_a_malformed_report_is_nobody_s_event(report: dict[str, Any]) -> None:
+    assert said(report) is None
+
+
+# -- from events to the state
+
+
+def test_a_trial_is_known_from_its_start_to_its_score(state: RunSnapshot, paths: RunPaths) -> None:
+    begun = trial("0", "RUNNING", tuner="worker:1", values={"units": 8}, **FOUND)
+    replay(state, paths, begun)
+    assert state.trials == [
+        {"id": "0", "status": "RUNNING", "tuner": "worker:1", "values": {"units": 8},
+         "started_at": 100.0, **FOUND}
+    ]  # fmt: skip
+    assert state.best_trial is None
+    replay(state, paths, trial("0", "COMPLETED", score=0.5, best_step=2))
+    (known,) = state.trials
+    assert (known["score"], known["tuner"], known["ended_at"]) == (0.5, "worker:1", 100.0)
+    assert state.best_trial == "0"
+
+
+def test_the_best_is_by_the_objective_s_direction(state: RunSnapshot, paths: RunPaths) -> None:
+    scores = {"0": 0.5, "1": 0.3, "2": 0.9}
+    replay(state, paths, *(trial(n, "COMPLETED", score=s, **FOUND) for n, s in scores.items()))
+    assert state.best_trial == "1"
+    for known in state.trials:
+        known["direction"] = "max"
+    replay(state, paths, trial("3", "FAILED"))
+    assert state.best_trial == "2"
+
+
+def test_of_equal_trials_the_first_is_the_best(state: RunSnapshot, paths: RunPaths) -> None:
+    replay(state, paths, *(trial(n, "COMPLETED", score=0.5, **FOUND) for n in "012"))
+    assert state.best_trial == "0"
+
+
+def test_a_failed_or_half_done_trial_is_never_the_best(state: RunSnapshot, paths: RunPaths) -> None:
+    replay(state, paths, trial("0", "INVALID", score=0.1), trial("1", "RUNNING"))
+    assert state.best_trial is None
+
+
+def test_a_trial_that_is_begun_again_is_the_same_one(state: RunSnapshot, paths: RunPaths) -> None:
+    failed = trial("0", "INVALID", message="ValueError: x", score=0.1)
+    replay(state, paths, trial("0", "RUNNING", tuner="worker:0"), failed)
+    replay(state, paths, trial("0", "RUNNING", tuner="worker:1"))
+    assert state.trials == [
+        {"id": "0", "status": "RUNNING", "tuner": "worker:1", "started_at": 100.0}
+    ]
+
+
+def test_why_it_failed_may_come_from_the_tuner(state: RunSnapshot, paths: RunPaths) -> None:
+    replay(state, paths, trial("0", "FAILED"), trial("0", None, message="ValueError: x"))
+    (known,) = state.trials
+    assert (known["status"], known["message"]) == ("FAILED", "ValueError: x")
+
+
+def test_the_state_survives_the_disk(state: RunSnapshot, paths: RunPaths) -> None:
+    replay(state, paths, trial("0", "COMPLETED", score=0.5, values={"a": True}, **FOUND))
+    again = RunSnapshot.from_json(state.to_json())
+    assert (again.trials, again.best_trial) == (state.trials, "0")

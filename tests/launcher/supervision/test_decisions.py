@@ -1,0 +1,70 @@
+"""What the tasks' exits mean for the run, as a table."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.plan.plan import TaskId
+from tfcluster.supervision.decisions import Next, TaskEnd, judge
+
+WORDS = {
+    "runs": {"running": True},
+    "ok": {"running": False, "ok": True},
+    "bad": {"running": False},
+    "collateral": {"running": False, "collateral": True},
+    "ended by us": {"running": False, "ended_by_us": True},
+}
+
+
+def ends(text: str) -> list[TaskEnd]:
+    """``chief:0 ok, worker:0 runs`` → the tasks' ends."""
+    found = []
+    for part in text.split(", "):
+        task, _, word = part.partition(" ")
+        kind = TaskId.parse(task)
+        found.append(TaskEnd(id=kind, serves=kind.job == "ps", **WORDS[word]))
+    return found
+
+
+TABLE = [
+    ("worker:0 runs, worker:1 runs", Next.GO_ON),
+    ("worker:0 runs, worker:1 ok", Next.GO_ON),
+    ("worker:0 ok, worker:1 runs", Next.FINISH),
+    ("worker:0 ok, worker:1 ok", Next.SUCCEED),
+    ("worker:0 bad, worker:1 runs", Next.FAIL),
+    ("worker:0 runs, worker:1 bad", Next.FAIL),
+    ("worker:0 collateral, worker:1 runs", Next.AWAIT_CAUSE),
+    ("worker:0 collateral, worker:1 bad", Next.FAILED),
+    ("worker:0 collateral, worker:1 collateral", Next.FAILED),
+    ("worker:0 collateral, worker:1 ended by us", Next.FAILED),
+    ("worker:0 ok, worker:1 collateral", Next.SUCCEED),
+    ("worker:0 ok, worker:1 bad", Next.FAILED),
+    ("worker:0 ok, worker:1 ended by us", Next.SUCCEED),
+    ("chief:0 ok, worker:0 runs, ps:0 runs", Next.FINISH),
+    ("chief:0 runs, worker:0 ok, ps:0 runs", Next.GO_ON),
+    ("chief:0 ok, worker:0 bad, evaluator:0 runs", Next.FAIL),
+    ("chief:0 ok, worker:0 collateral, evaluator:0 runs", Next.FINISH),
+    ("chief:0 ok, worker:0 ok, evaluator:0 ended by us", Next.SUCCEED),
+    ("chief:0 runs, worker:0 collateral, worker:1 bad", Next.FAIL),
+]
+
+
+@pytest.mark.parametrize(("tasks", "expected"), TABLE)
+def test_a_gang(tasks: str, expected: Next) -> None:
+    found = ends(tasks)
+    chief = next((t.id for t in found if t.id.job == "chief"), TaskId("worker", 0))
+    assert judge(found, chief=chief, gang=True) is expected
+
+
+@pytest.mark.parametrize(
+    ("tasks", "expected"),
+    [
+        ("worker:0 bad, worker:1 runs", Next.GO_ON),
+        ("worker:0 ok, worker:1 runs", Next.GO_ON),
+        ("worker:0 bad, worker:1 ok", Next.FAILED),
+        ("worker:0 ok, worker:1 collateral", Next.FAILED),
+        ("worker:0 ok, worker:1 ok", Next.SUCCEED),
+    ],
+)
+def test_plain_tasks_have_nothing_to_do_with_each_other(tasks: str, expected: Next) -> None:
+    assert judge(ends(tasks), chief=TaskId("worker", 0), gang=False) is expected

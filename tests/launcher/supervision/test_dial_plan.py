@@ -1,0 +1,53 @@
+"""Who dials whom: in a small run all dial all, in a large one enough to find what is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.launcher.conftest import plan_of
+
+from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.supervision.connectivity import Calls, between
+
+
+def spread(tasks: int, nodes: int) -> tuple[Plan, list[str], dict[TaskId, int]]:
+    """So many workers dealt out over so many nodes, with a port each."""
+    names = [f"node-{number}" for number in range(nodes)]
+    plan = plan_of(*(f"worker:{index}" for index in range(tasks)))
+    placed = [replace(t, node=names[t.id.index % nodes]) for t in plan.tasks]
+    plan = replace(plan, tasks=tuple(placed))
+    return plan, names, {task.id: 2000 + task.id.index for task in placed}
+
+
+def count(calls: Calls) -> int:
+    return sum(len(tasks) for tasks in calls.dialled.values())
+
+
+def test_in_a_small_run_every_node_dials_every_task_of_the_others() -> None:
+    calls = between(*spread(12, 3))
+    assert count(calls) == 12 * 2
+    assert {port["task"] for port in calls.of("node-0")} == {
+        f"worker:{index}" for index in range(12) if index % 3
+    }
+
+
+@given(st.integers(65, 300), st.integers(2, 40))
+def test_in_a_large_one_every_line_and_every_port_is_tried(tasks: int, nodes: int) -> None:
+    plan, names, ports = spread(tasks, nodes)
+    calls = between(plan, names, ports)
+    for caller in names:
+        dialled = calls.dialled[caller]
+        assert {task.node for task in dialled} == {*names} - {caller}
+        assert len({task.id for task in dialled}) == len(dialled)
+    assert all(calls.callers[task] for task in ports)
+
+
+def test_a_thousand_tasks_on_fifty_nodes_are_dialled_no_more_often_than_lines_are_there() -> None:
+    assert count(between(*spread(1000, 50))) == 50 * 49
+    assert count(between(*spread(1000, 2))) == 1000
+
+
+def test_a_run_on_one_node_dials_nobody() -> None:
+    assert count(between(*spread(100, 1))) == 0

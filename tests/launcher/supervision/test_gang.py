@@ -1,0 +1,126 @@
+"""How long a task gets when it is asked to end, and who of the gang is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.plan.keras_settings import settings_json
+from tfcluster.plan.plan import EnvVar, TaskId
+from tfcluster.rundir.events import TaskExited
+from tfcluster.spec.model import ClusterSpec
+from tfcluster.supervision.failure import Kind
+from tfcluster.supervision.gang import Gang, longest_grace_s, stops
+
+SAVES = {"type": "saves_on_sigterm"}
+WAITS = {"type": "waiting_for_peers"}
+READY = {"type": "ready"}
+PROGRESS = {"type": "progress", "step": 1}
+
+
+def started(*tasks: str, hooks: bool = True) -> Gang:
+    gang = Gang(plan_of(*tasks, hooks=hooks))
+    for member in gang:
+        member.started_at = 0.0
+    return gang
+
+
+@pytest.mark.parametrize(
+    ("hooks", "reports", "most_s", "expected"),
+    [
+        (True, [], 30.0, 2.0),
+        (True, [], 1.0, 1.0),
+        (True, [SAVES], 30.0, 30.0),
+        (True, [SAVES], 300.0, 300.0),
+        (True, [SAVES, WAITS], 30.0, 0.0),
+        (True, [WAITS, READY], 30.0, 2.0),
+        (True, [WAITS, PROGRESS, SAVES], 30.0, 30.0),
+        (True, [{"type": ["odd"]}, {}], 30.0, 2.0),
+        (False, [], 30.0, 10.0),
+        (False, [], 5.0, 5.0),
+    ],
+)
+def test_grace(
+    hooks: bool, reports: list[dict[str, object]], most_s: float, expected: float
+) -> None:
+    (member,) = started("worker:0", hooks=hooks)
+    for report in reports:
+        member.note_report(report, 0.0)
+    assert member.stop_grace_s(most_s) == expected
+
+
+def test_tasks_that_are_stopped_alike_are_one_order() -> None:
+    gang = started("worker:0", "worker:1", "worker:2")
+    saver = gang.get("worker:1")
+    assert saver is not None
+    saver.note_report(SAVES, 0.0)
+    orders = stops(gang.running(), None, most_s=30.0)
+    assert {tuple(order.tasks): order.grace_s for order in orders} == {
+        ("worker:0", "worker:2"): 2.0,
+        ("worker:1",): 30.0,
+    }
+    assert longest_grace_s(orders) == 30.0
+    (at_once,) = stops(gang.running(), 0.0, most_s=30.0)
+    assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
+    assert longest_grace_s([]) == 0.0
+
+
+def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", words: str = "") -> None:
+    member = gang.get(task)
+    assert member is not None
+    event = TaskExited(task=task, attempt=1, exit_code=1, ended_by=ended_by)
+    gang.note_exit(member, event, error=None, last_lines=words)
+
+
+def test_a_task_we_ended_is_never_to_blame() -> None:
+    gang = started()
+    exit_of(gang, "worker:0", ended_by="tfcluster")
+    assert gang.failures == []
+    assert [str(member.id) for member in gang.running()] == ["worker:1"]
+
+
+def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
+    said = "Traceback (most recent call last):\nValueError: Cannot convert '1' to a shape.\n"
+    for version, is_asked in (("3", True), ("auto", False)):
+        spec = ClusterSpec.model_validate(
+            {"cluster": {"worker": 1}, "job": {"script": "x.py"}, "keras": {"version": version}}
+        )
+        settings = EnvVar("TFCLUSTER_SETTINGS", settings_json(spec), "tfcluster")
+        plan = plan_of("worker:0")
+        command = replace(plan.tasks[0].command, env=(settings,))
+        gang = Gang(replace(plan, tasks=(replace(plan.tasks[0], command=command),)))
+        exit_of(gang, "worker:0", words=said)
+        (failure,) = gang.failures
+        assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
+
+
+def test_idle_tasks_are_told_once_and_servers_only_when_no_worker_trains() -> None:
+    gang = started("ps:0", "worker:0", "worker:1")
+    serving, training = gang.get("worker:0"), gang.get("worker:1")
+    assert serving is not None
+    assert training is not None
+    serving.note_report({"type": "serving"}, 0.0)
+    assert gang.idle() == []
+    training.is_lost = True
+    ps, worker = gang.idle()
+    assert worker is serving
+    ps.is_stopping = worker.is_stopping = True
+    assert gang.idle() == []
+
+
+def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
+    gang = started()
+    gang.lose_node("local", "its agent went away")
+    assert gang.running() == []
+    assert not any(end.running or end.ok for end in gang.ends(TaskId("worker", 0)))
+    assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
+    assert gang.get("worker:7") is gang.get(None) is None
+
+
+def test_what_ran_before_a_restart_has_started_although_the_next_attempt_has_not() -> None:
+    """Else a run that is stopped while the state is put back would not copy its outputs."""
+    gang = started("worker:0", "worker:1")
+    gang.enlist([member.id for member in gang], 2)
+    assert gang.has_started

@@ -1,0 +1,502 @@
+"""Known messages, each as TensorFlow, Keras or Python writes it, with its cure and its section."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.supervision import failure as hints
+from tfcluster.supervision.failure import Failure, Kind
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/failures.md").read_text()
+ROWS = [*hints.MESSAGES, *hints.CIRCUMSTANCES.values()]
+RUNTIME = "tensorflow.python.framework.errors_impl"
+GRAPH = (
+    "Graph execution error:\n\nDetected at node IteratorGetNext defined at"
+    " (most recent call last):\n"
+    '  File "/job/main.py", line 40, in <module>\n\n'
+)
+
+MESSAGES = [
+    (
+        "configured-at-startup",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "Collective ops must be configured at program startup",
+    ),
+    ("port-taken", Kind.PORT_TAKEN, f"{RUNTIME}.UnknownError", "Could not start gRPC server"),
+    (
+        "port-taken",
+        Kind.PORT_TAKEN,
+        "RuntimeError",
+        "Failed to bind to address 127.0.0.1:8000; set GRPC_VERBOSITY=debug environment variable",
+    ),
+    ("own-port-taken", Kind.EXCEPTION, "OSError", "[Errno 98] Address already in use"),
+    (
+        "keras-3",
+        Kind.PERMANENT,
+        "ValueError",
+        "Invalid reduction dimension 0 for input with 0 dimensions. for '{{node Mean}}'",
+    ),
+    (
+        "keras-3",
+        Kind.PERMANENT,
+        "ValueError",
+        "Attempt to convert a value (PerReplica:{\n  0: <tf.Tensor>\n}) with an unsupported type",
+    ),
+    (
+        "keras-3",
+        Kind.PERMANENT,
+        "ValueError",
+        "Attempt to convert a value ({'left': PerReplica:{\n  0: <tf.Tensor>\n}}) with an",
+    ),
+    (
+        "keras-3-parameter-server",
+        Kind.PERMANENT,
+        "ValueError",
+        "To use this dataset, you need to pass this dataset to"
+        " ClusterCoordinator.create_per_worker_dataset.",
+    ),
+    (
+        "keras-3-refused",
+        Kind.PERMANENT,
+        "tfcluster_workers.keras3.Keras3Error",
+        "the metric `top` was made outside strategy.scope(), so each worker would count its own"
+        " share only: make it inside",
+    ),
+    (
+        "keras-3-refused",
+        Kind.PERMANENT,
+        "SystemExit",
+        "keras_mnist: Keras 3.16.0 is not among the releases whose `fit` tfcluster mends",
+    ),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "ValueError",
+        "When using `save_weights_only=True` in `ModelCheckpoint`, the filepath provided must end"
+        " in `.weights.h5` (Keras weights format). Received: filepath=ckpt/at-{epoch}",
+    ),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'keras._tf_keras.keras' has no attribute 'experimental'",
+    ),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "in user code:\n\n    AttributeError: 'Mean' object has no attribute 'reset_states'",
+    ),
+    ("keras-2-script", Kind.PERMANENT, "ValueError", "Cannot convert '1' to a shape."),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'tensorflow.keras.layers.experimental'",
+    ),
+    ("old-keras", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'keras.engine'"),
+    (
+        "old-keras",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tf_keras.api._v2.keras.utils' has no attribute 'np_utils'",
+    ),
+    (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tensorflow' has no attribute 'estimator'",
+    ),
+    (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "ImportError",
+        "cannot import name 'estimator_training' from 'tensorflow.python.distribute'",
+    ),
+    (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'tensorflow_estimator'",
+    ),
+    (
+        "estimator-eager",
+        Kind.PERMANENT,
+        "TypeError",
+        "cannot pickle '_thread.lock' object",
+    ),
+    (
+        "estimator-eager",
+        Kind.PERMANENT,
+        "ValueError",
+        "MultiWorkerMirroredStrategy cannot be deep copied in eager mode. If you're using",
+    ),
+    (
+        "tf1-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tensorflow' has no attribute 'logging'",
+    ),
+    (
+        "tf1-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'tensorflow._api.v2.train' has no attribute 'GradientDescentOptimizer'",
+    ),
+    ("tf1-script", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'tensorflow.examples'"),
+    (
+        "tf1-script",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'tensorflow.contrib.distribute'",
+    ),
+    (
+        "file-shard",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        "Could not apply FILE based sharding: the dataset only has 1 file(s), which is not enough"
+        " for the required 2 shards/workers.If you are using datasets with distribution strategy",
+    ),
+    (
+        "file-shard",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        "There aren't enough elements in this dataset for each shard to have at least one element",
+    ),
+    (
+        "tf-keras-missing",
+        Kind.PERMANENT,
+        "ImportError",
+        "Keras cannot be imported. Your environment has TF_USE_LEGACY_KERAS set to True, but you"
+        " do not have the tf_keras package installed.",
+    ),
+    (
+        "tensorboard-missing",
+        Kind.PERMANENT,
+        "tensorflow.python.summary.tb_summary.TBNotInstalledError",
+        "TensorBoard is not installed, missing implementation for `tf.summary.image`",
+    ),
+    (
+        "versions",
+        Kind.PERMANENT,
+        "ImportError",
+        "/lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.32' not found (required by x.so)",
+    ),
+    (
+        "versions",
+        Kind.PERMANENT,
+        "TypeError",
+        "Descriptors cannot be created directly.\nIf this call came from a _pb2.py file",
+    ),
+    ("import-error", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'wandb'"),
+    ("import-error", Kind.PERMANENT, "ImportError", "cannot import name 'x' from 'y'"),
+    ("syntax-error", Kind.PERMANENT, "SyntaxError", "invalid syntax (main.py, line 3)"),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        "ValueError",
+        "Disallowed task type found in cluster spec. Allowed types are ('chief', 'worker')",
+    ),
+    ("tf-config", Kind.PERMANENT, "KeyError", "'evaluator'"),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "the script makes a server: this task would be ps:0 of {}",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        'Could not interpret "10.0.0.1" as a host-port pair.',
+    ),
+    (
+        "kerastuner",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "KERASTUNER_ORACLE_IP environment variable was set, but KERASTUNER_TUNER_ID was not",
+    ),
+    (
+        "chief-alone",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        f"{GRAPH}Collective ops is aborted by: Collective instance 770 expected type 0 and"
+        " data_type 1 but got type 0 and data_type 9\nAdditional GRPC error information",
+    ),
+    (
+        "hosts-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        "Collective ops is aborted by: Device /job:worker/replica:0/task:1/device:GPU:0 is joining"
+        " a group with size 8, but that group has size 4 (group_key=1)",
+    ),
+    (
+        "hosts-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        "Collective ops is aborted by: Shape mismatch in the collective instance 100",
+    ),
+    (
+        "uneven-batches",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.OutOfRangeError",
+        f"{GRAPH}End of sequence\n\t [[{{{{node IteratorGetNext}}}}]]",
+    ),
+    (
+        "uneven-batches",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.OutOfRangeError",
+        "Collective ops is aborted by: [_Derived_]End of sequence",
+    ),
+    (
+        "gpu-memory",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.ResourceExhaustedError",
+        f"{GRAPH}OOM when allocating tensor with shape[8192,8192] and type float on /device:GPU:0",
+    ),
+    ("memory", Kind.EXCEPTION, "MemoryError", ""),
+    (
+        "memory",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.ResourceExhaustedError",
+        "OOM when allocating tensor with shape[9,9] and type float on /job:worker/replica:0/task:0"
+        "/device:CPU:0 by allocator cpu",
+    ),
+    (
+        "memory",
+        Kind.EXCEPTION,
+        "numpy.core._exceptions._ArrayMemoryError",
+        "Unable to allocate 74.5 GiB for an array with shape (10000000000,)",
+    ),
+    (
+        "shared-file",
+        Kind.PERMANENT,
+        "BlockingIOError",
+        "[Errno 11] Unable to synchronously create file (unable to lock file, errno = 11, error"
+        " message = 'Resource temporarily unavailable')",
+    ),
+    (
+        "shared-file",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.NotFoundError",
+        "/job/model/variables/variables_temp/part-00000-of-00001.data-00000-of-00001; No such file"
+        " or directory [Op:MergeV2Checkpoints]",
+    ),
+    (
+        "damaged-data",
+        Kind.PERMANENT,
+        f"{RUNTIME}.DataLossError",
+        GRAPH + "corrupted record at 4589\n\t [[{{node IteratorGetNext}}]]",
+    ),
+    (
+        "damaged-data",
+        Kind.PERMANENT,
+        f"{RUNTIME}.DataLossError",
+        "{{function_node __wrapped__IteratorGetNext}} truncated record at 1128204' failed with"
+        " Read less bytes than requested [Op:IteratorGetNext]",
+    ),
+    (
+        "download-race",
+        Kind.EXCEPTION,
+        "tensorflow_datasets.core.download.download_manager.NonMatchingChecksumError",
+        "Artifact https://example.org/x.tar, downloaded to /data/x, has wrong checksum",
+    ),
+    (
+        "download-race",
+        Kind.EXCEPTION,
+        "ValueError",
+        "Incomplete or corrupted file detected. The sha256 file hash does not match",
+    ),
+    (
+        "name-lookup",
+        Kind.EXCEPTION,
+        "Exception",
+        "URL fetch failure on https://example.org/mnist.npz: None -- [Errno -3] Temporary failure"
+        " in name resolution",
+    ),
+    (
+        "name-lookup",
+        Kind.EXCEPTION,
+        "socket.gaierror",
+        "[Errno -2] Name or service not known",
+    ),
+    ("disk-full", Kind.EXCEPTION, "OSError", "[Errno 28] No space left on device: '/job/ckpt'"),
+    (
+        "incarnation",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.AbortedError",
+        "/job:worker/replica:0/task:1 unexpectedly tried to connect with a different incarnation."
+        " It has likely restarted.\nThe error could be from a previous operation. Restart your"
+        " program to reset.",
+    ),
+    (
+        "nccl",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.InternalError",
+        "NCCL: unhandled system error. Set NCCL_DEBUG=WARN for detail.",
+    ),
+    (
+        "heartbeat",
+        Kind.COLLATERAL,
+        f"{RUNTIME}.UnavailableError",
+        "Collective ops is aborted by: Error reported from /job:worker/task:1: Task"
+        " /job:worker/replica:0/task:1 heartbeat timeout.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("anchor", "kind", "exception", "message"), MESSAGES)
+def test_a_message_is_known_from_the_report_and_from_the_log(
+    anchor: str, kind: Kind, exception: str, message: str
+) -> None:
+    error: dict[str, Any] = {"exception": exception, "message": message}
+    reported = Failure("worker:0", 1, None, error=error)
+    place = '  File "/job/main.py", line 40, in <module>\n    main()\n'
+    log = f"epoch 1\nTraceback (most recent call last):\n{place}{exception}: {message}\n"
+    logged = Failure("worker:0", 1, None, last_lines=log)
+    for failure in (reported, logged):
+        assert failure.kind is kind
+        assert failure.docs == f"docs/failures.md#{anchor}"
+        assert failure.hint
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "number", "log", "anchor"),
+    [
+        (2, None, "python: can't open file '/job/x.py': [Errno 2] No such file", "script-missing"),
+        (1, None, '  File "/job/x.py", line 3\n    if\n      ^\nSyntaxError: no', "syntax-error"),
+        (1, None, "E chttp2: 'https' scheme not supported in proxy URI 'https://p'", "proxy"),
+        (
+            None,
+            6,
+            "F grpc_server_lib.cc:103] Non-OK-status: Stop() status: UNIMPLEMENTED: Clean shutdown"
+            " is not currently implemented\nFatal Python error: Aborted",
+            "peer-never-came",
+        ),
+        (1, None, "CUDA_ERROR_OUT_OF_MEMORY: out of memory", "gpu-memory"),
+        (None, 6, "terminate called after throwing an instance of 'std::bad_alloc'", "memory"),
+    ],
+)
+def test_a_task_without_an_exception_is_known_by_its_last_lines(
+    exit_code: int | None, number: int | None, log: str, anchor: str
+) -> None:
+    failure = Failure("worker:0", exit_code, number, last_lines=log)
+    assert failure.docs == f"docs/failures.md#{anchor}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "its container r-worker-1 was killed (docker kill, docker stop, a daemon that ended)",
+        "its container r-worker-1 is paused; `docker unpause r-worker-1` lets it go on",
+        "its container r-worker-1 has been removed",
+        "its container r-worker-1 ended with exit code 1: no such file",
+    ],
+)
+def test_the_end_of_a_container_is_known(words: str) -> None:
+    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, words=words)
+    assert failure.kind is Kind.NODE_LOST
+    assert failure.docs == "docs/failures.md#container-lost"
+
+
+def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
+    traceback = (
+        "Traceback (most recent call last):\n"
+        '  File "/x/site-packages/tensorflow/python/distribute/cluster_resolver/'
+        'tfconfig_cluster_resolver.py", line 48, in _load_tf_config\n'
+        "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)\n"
+    )
+    error = {"exception": "json.decoder.JSONDecodeError", "message": "Expecting value: line 1"}
+    failure = Failure("worker:0", 1, None, error=error | {"traceback": traceback})
+    assert failure.docs == "docs/failures.md#tf-config"
+    assert failure.kind is Kind.PERMANENT
+    elsewhere = Failure("worker:0", 1, None, error=error | {"traceback": "json/decoder.py"})
+    assert elsewhere.kind is Kind.EXCEPTION
+
+
+def test_a_line_that_the_message_names_is_not_said_twice() -> None:
+    said = "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone"
+    error = {"exception": "tfcluster_workers.errors.ClusterChangedError", "message": said}
+    failure = Failure("worker:0", 1, None, error=error | {"file": "/job/main.py", "line": 3})
+    assert failure.reason == f"ClusterChangedError: {said}"
+
+
+@pytest.mark.parametrize(
+    ("exception", "message"),
+    [
+        ("AttributeError", "'Namespace' object has no attribute 'lr'"),
+        ("AttributeError", "'Config' object has no attribute 'output_shape'"),
+        ("AttributeError", "module 'keras.layers' has no attribute 'Dens'"),
+        ("TypeError", "train() got an unexpected keyword argument 'workers'"),
+        ("TypeError", "Model.fit() got an unexpected keyword argument 'epoch'"),
+        ("ValueError", "Unrecognized keyword arguments passed to Dense: {'unit': 3}"),
+    ],
+)
+def test_a_slip_of_the_script_is_no_matter_of_keras(exception: str, message: str) -> None:
+    assert hints.find(f"{exception}: {message}") is None
+
+
+@pytest.mark.parametrize("anchor", ["keras-2-script", "keras-3", "keras-3-parameter-server"])
+def test_where_keras_3_was_asked_for_the_hint_is_to_leave_it(anchor: str) -> None:
+    message = next(message for name, _, _, message in MESSAGES if name == anchor)
+    error = {"exception": "ValueError", "message": message}
+    assert Failure("worker:0", 1, None, error=error).hint != hints.WITHOUT_KERAS_3
+    asked = Failure("worker:0", 1, None, error=error, asks_for_keras_3=True)
+    assert asked.hint == hints.WITHOUT_KERAS_3
+    assert asked.docs == f"docs/failures.md#{anchor}"
+
+
+BENIGN = [
+    "W local_rendezvous.cc:404] Local rendezvous is aborting with status: OUT_OF_RANGE: End of"
+    " sequence",
+    "E cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: UNKNOWN ERROR (303)",
+    "wandb not available (ImportError: No module named 'wandb'), going on without",
+]
+
+
+@pytest.mark.parametrize("line", BENIGN)
+def test_what_healthy_tasks_say_is_no_failure(line: str) -> None:
+    failure = Failure("worker:0", 3, None, last_lines=f"{line}\n" * 3)
+    assert failure.hint is None
+    assert failure.kind is Kind.EXIT_CODE
+
+
+def test_every_row_has_its_section_and_every_section_its_row() -> None:
+    anchors = re.findall(r'^<a id="([\w-]+)"></a>$', PAGE, re.MULTILINE)
+    assert len(anchors) == len(set(anchors))
+    assert set(anchors) == {row.anchor for row in ROWS}
+    assert set(re.findall(r"\(#([\w-]+)\)", PAGE)) == set(anchors)
+
+
+def test_sections_say_which_failures_are_permanent() -> None:
+    section = re.compile(r'^<a id="([\w-]+)"></a>\n### (.*)$', re.MULTILINE)
+    said = {anchor for anchor, title in section.findall(PAGE) if title.endswith("(permanent)")}
+    rows = {row.anchor for row in ROWS if row.kind == hints.PERMANENT}
+    assert said == rows | {"start-failed"}
+
+
+def test_every_message_row_is_tried_here() -> None:
+    tried = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
+    tried |= {"container-lost"}
+    assert {row.anchor for row in hints.MESSAGES} == tried
+
+
+def test_the_page_is_linked_from_the_readme() -> None:
+    assert "](docs/failures.md)" in (ROOT / "README.md").read_text()
+
+
+def test_where_files_are_put_by_hand_is_no_sign_of_a_race() -> None:
+    said = "mnist: its files belong into /home/ann/tensorflow_datasets/downloads/manual/mnist"
+    assert hints.find(said) is None

@@ -1,0 +1,189 @@
+"""Who blames another task, in the words that real TensorFlow was heard to say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.supervision import log_errors
+from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.log_errors import Raised
+
+RECORDINGS = Path(__file__).parents[2] / "integration/faults/recordings.json"
+RUNTIME = "tensorflow.python.framework.errors_impl"
+CLOSED = "Collective ops is aborted by: Socket closed"
+OPENING = "Traceback (most recent call last):"
+PEER_GONE = f'{OPENING}\n  File "/job/main.py", line 3, in <module>\n{RUNTIME}.UnavailableError: '
+GONE = f"{PEER_GONE}{CLOSED}\nAdditional GRPC error information from remote target"
+ANSWER = f'{OPENING}\n  File "/job/main.py", line 9, in <module>\nRuntimeError: training failed\n'
+DIRECT = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+MEANWHILE = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def recorded() -> list[Any]:
+    found = json.loads(RECORDINGS.read_text())
+    return [
+        pytest.param(said, role, id=f"{version}-{situation}-{role}")
+        for version, about in found.items()
+        for situation, roles in about["situations"].items()
+        for role, said in roles.items()
+        if said["exit_code"] or said["signal"]
+    ]
+
+
+@pytest.mark.parametrize(("said", "role"), recorded())
+def test_what_tensorflow_said_is_understood(said: dict[str, Any], role: str) -> None:
+    """By the task's own report, and by the log of one that has no hooks."""
+    log = "\n".join(said["last_lines"])
+    error = None
+    if said["exception"]:
+        error = {"exception": said["exception"], "message": said["message"]}
+        log += f"\n{OPENING}\n{said['exception']}: {said['message']}\n"
+    ends = said["exit_code"], said["signal"]
+    for failure in (Failure("w", *ends, error=error), Failure("w", *ends, last_lines=log)):
+        assert failure.is_collateral == (role == "survivor")
+
+
+@pytest.mark.parametrize(
+    ("exception", "message", "blames"),
+    [
+        (f"{RUNTIME}.UnavailableError", CLOSED, True),
+        (f"{RUNTIME}.AbortedError", "cluster check alive failed, /job:worker is down", True),
+        (f"{RUNTIME}.InternalError", "recvmsg:Connection reset by peer", True),
+        ("grpc._channel._InactiveRpcError", 'details = "failed to connect to all addresses"', True),
+        (f"{RUNTIME}.UnavailableError", "the storage service answers 503", False),
+        (f"{RUNTIME}.ResourceExhaustedError", f"OOM; before: {CLOSED}", False),
+        ("ValueError", "the dashboard said 'Socket closed'", False),
+        ("ConnectionResetError", "[Errno 104] Connection reset by peer", False),
+        (
+            f"{RUNTIME}.InvalidArgumentError",
+            "Graph execution error:\n2 root error(s) found.\n  (0) INVALID_ARGUMENT: label 11 is"
+            f" out of range\n  (1) UNAVAILABLE: {CLOSED}\n0 successful operations.",
+            False,
+        ),
+        (
+            f"{RUNTIME}.UnavailableError",
+            f"Graph execution error:\n2 root error(s) found.\n  (0) UNAVAILABLE: {CLOSED}\n"
+            f"  (1) UNAVAILABLE: {CLOSED}\n0 successful operations.",
+            True,
+        ),
+    ],
+)
+def test_only_the_runtimes_own_words_count(exception: str, message: str, blames: bool) -> None:
+    assert log_errors.blames_a_peer(Raised(exception, message)) is blames
+
+
+@pytest.mark.parametrize(
+    ("traceback", "blames"),
+    [
+        (f"{GONE}{DIRECT}{ANSWER}", True),
+        (f"{GONE}{MEANWHILE}{ANSWER}", True),
+        (f"{GONE}{MEANWHILE}{ANSWER}{MEANWHILE}{ANSWER}", True),
+        (ANSWER, False),
+        (f"{ANSWER}{DIRECT}{ANSWER}", False),
+        (f"{GONE}\ncaught, trying again\n{ANSWER}", False),
+        (f"{GONE}{DIRECT}{ANSWER}\ncaught, trying again\n{ANSWER}", False),
+    ],
+)
+def test_an_answer_to_a_lost_peer_is_a_consequence_too(traceback: str, blames: bool) -> None:
+    error = {"exception": "RuntimeError", "message": "training failed", "traceback": traceback}
+    assert Failure("w", 1, None, error=error).is_collateral is blames
+    assert Failure("w", 1, None, last_lines=f"epoch 2\n{traceback}").is_collateral is blames
+
+
+@pytest.mark.parametrize(
+    ("line", "tells"),
+    [
+        ("E base_collective_executor.cc:252] StartAbort UNAVAILABLE: Socket closed", True),
+        (':UNKNOWN:Error received from peer {grpc_message:"Socket closed", grpc_status:14}', True),
+        ("the viewer went away: Socket closed", False),
+    ],
+)
+def test_a_log_without_an_exception(line: str, tells: bool) -> None:
+    assert log_errors.tells_of_a_lost_peer(f"{line}\n") is tells
+    assert not log_errors.tells_of_a_lost_peer(f"{line}\n" + "epoch 3\n" * 30)
+
+
+def test_the_last_frame_of_the_users_own_code_is_named() -> None:
+    log = (
+        "WARNING: All log messages before absl::InitializeLog()\n"
+        f"{OPENING}\n"
+        '  File "/job/main.py", line 7, in <module>\n    fit()\n'
+        '  File "/job/model.py", line 3, in fit\n    model.fit(x)\n'
+        "E0000 00:00:17.2 ring_alg.cc:291] Aborting\nRPC: /tensorflow.WorkerService/RecvBuf\n"
+        '  File "/env/lib/python3.11/site-packages/keras/x.py", line 70, in handle\n'
+        '  File "/usr/lib/python3.11/multiprocessing/pool.py", line 774, in get\n'
+        "data.Broken: row 3\nand row 4\n"
+    )
+    assert log_errors.read(log) == Raised("data.Broken", "row 3\nand row 4", "/job/model.py", 3)
+
+
+def test_an_exception_that_was_caught_long_ago_did_not_end_the_task() -> None:
+    log = f"{ANSWER}" + "going on\n" * 500
+    assert log_errors.read(log) is None
+    assert Failure("w", 1, None, last_lines=log).kind is Kind.EXIT_CODE
+
+
+def test_a_script_that_python_cannot_read() -> None:
+    log = "  File \"/job/main.py\", line 3\n    if x\n        ^\nSyntaxError: expected ':'\n"
+    assert log_errors.read(log) == Raised("SyntaxError", "expected ':'", "/job/main.py", 3)
+    imported = f'{OPENING}\n  File "/job/main.py", line 1, in <module>\n    import model\n'
+    assert log_errors.read(imported + log.replace("main", "model")) == Raised(
+        "SyntaxError", "expected ':'", "/job/model.py", 3
+    )
+
+
+KERAS_3 = (
+    "Exception encountered when calling Sequential.call().\n\n\x1b[1mInput 0 with name 'None' of"
+    " layer 'dense' is incompatible with the layer\x1b[0m\n\nArguments received by"
+    " Sequential.call():\n  • inputs=tf.Tensor(shape=(None, 9), dtype=float32)\n"
+    "  • training=False\n  • mask=None\n  • kwargs=<class 'inspect._empty'>"
+)
+KERAS_2 = (
+    "Exception encountered when calling layer 'dense' (type Dense).\n\nno such axis\n\n"
+    "Call arguments received by layer 'dense' (type Dense):\n  • inputs=tf.Tensor(shape=(2, 3))"
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        (
+            KERAS_3,
+            "Exception encountered when calling Sequential.call().\nInput 0 with name 'None' of"
+            " layer 'dense' is incompatible with the layer (main.py:10)",
+        ),
+        (
+            KERAS_2,
+            "Exception encountered when calling layer 'dense' (type Dense).\nno such axis"
+            " (main.py:10)",
+        ),
+        (
+            "Collective instance 770 expected type 0\nAdditional GRPC error information from remote"
+            " target /job:worker/replica:0/task:0 while calling /tensorflow.WorkerService/X:\n"
+            ':{"created":"@1795379759.26","grpc_message":"Collective instance 770"}\nRestart your'
+            " program to reset. [Op:CollectiveReduceV2]",
+            "Collective instance 770 expected type 0\nRestart your program to reset."
+            " [Op:CollectiveReduceV2] (main.py:10)",
+        ),
+    ],
+    ids=["Keras 3", "Keras 2", "gRPC"],
+)
+def test_of_what_keras_and_grpc_say_the_sentence_is_left(message: str, said: str) -> None:
+    assert log_errors.brief(message, place="(main.py:10)") == said
+
+
+def test_a_line_of_our_own_package_and_of_cython_is_nobodys_in_a_log() -> None:
+    wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3_trainer.py"
+    log = (
+        f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
+        f'  File "{wrapper}", line 121, in call\n    return original()\nValueError: no\n'
+    )
+    assert log_errors.read(log) == Raised("ValueError", "no", "/job/main.py", 10)
+    job = "/x/tfcluster_workers/jobs/broken.py"
+    assert log_errors.read(log.replace("/job/main.py", job)) == Raised("ValueError", "no", job, 10)
+    cython = log.replace(wrapper, "h5py/h5f.pyx")
+    assert log_errors.read(cython) == Raised("ValueError", "no", "/job/main.py", 10)

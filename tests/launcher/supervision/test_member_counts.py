@@ -1,0 +1,98 @@
+"""A gang is counted by standings: the same answers as from all its members, at a constant price."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+from tests.launcher.supervision.story import COLLATERAL, story
+
+from tfcluster.plan.plan import TaskId
+from tfcluster.rundir.events import TaskExited
+from tfcluster.supervision import member_counts
+from tfcluster.supervision.decisions import judge
+from tfcluster.supervision.gang import Gang
+from tfcluster.supervision.member import Member
+
+CHIEF = TaskId("worker", 0)
+
+
+def _exit(member: Member, code: int, by: str = "itself") -> None:
+    member.exit = TaskExited(
+        task=str(member.id), attempt=1, exit_code=code, signal=None, ended_by=by
+    )
+
+
+CHANGES: list[Callable[[Gang, Member, float], object]] = [
+    lambda gang, member, now: member.note_start(now),
+    lambda gang, member, now: member.note_report({"type": "waiting_for_peers"}, now),
+    lambda gang, member, now: member.note_report({"type": "ready"}, now),
+    lambda gang, member, now: setattr(member, "answer_by", now + 15),
+    lambda gang, member, now: setattr(member, "is_stopping", True),
+    lambda gang, member, now: setattr(member, "frozen_by", 19),
+    lambda gang, member, now: _exit(member, 0),
+    lambda gang, member, now: _exit(member, 1),
+    lambda gang, member, now: _exit(member, 143, by="tfcluster"),
+    lambda gang, member, now: member.fails(last_lines=COLLATERAL),
+    lambda gang, member, now: setattr(member, "is_lost", True),
+    lambda gang, member, now: setattr(member, "is_due_again", True),
+    lambda gang, member, now: gang.renew(member),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_its_answers_are_those_of_a_look_at_every_member(seed: int) -> None:
+    chance = random.Random(seed)
+    gang = Gang(plan_of("worker:0", "worker:1", "worker:2", "ps:0", "evaluator:0"))
+    for now in range(60):
+        chance.choice(CHANGES)(gang, chance.choice([*gang]), float(now))
+        members = [*gang]
+        living = [m for m in members if m.is_running or m.is_awaited]
+        waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
+        assert gang.running() == [m for m in members if m.is_running]
+        assert gang.tally.waits_since() == min(filter(None, waiting), default=None)
+        assert {one.answer_by for one in gang.tally.standings() if one.lives} == {
+            m.answer_by for m in living
+        }
+        for is_gang in (True, False):
+            every = [member.end() for member in members]
+            assert judge(gang.ends(CHIEF), chief=CHIEF, gang=is_gang) is judge(
+                every, chief=CHIEF, gang=is_gang
+            )
+
+
+def test_an_event_costs_as_much_in_a_gang_of_hundreds_as_in_one_of_ten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the start through reports and a crash to the end of the last survivor."""
+    assert _looks_per_task(300, monkeypatch) <= _looks_per_task(10, monkeypatch) * 1.1
+
+
+def _looks_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """How often a member's standing is found, or its end looked at."""
+    looks = 0
+    standing_of, end = member_counts.standing_of, Member.end
+
+    def counted(member: Member) -> Any:
+        nonlocal looks
+        looks += 1
+        return standing_of(member)
+
+    def counted_end(member: Member) -> Any:
+        nonlocal looks
+        looks += 1
+        return end(member)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(member_counts, "standing_of", counted)
+        patch.setattr(Member, "end", counted_end)
+        names = [f"worker:{index}" for index in range(size)]
+        told = story(*names)
+        for kind in ("waiting_for_peers", "ready", "progress"):
+            for name in names:
+                told.says(name, kind, step=1)
+        told.exits(names[-1], 1).ended(*names[:-1])
+    return looks / size

@@ -1,0 +1,446 @@
+"""Histories nobody wrote down: whatever happens to the tasks, a run ends, and ends well-ordered.
+
+A small world stands in for agents and tasks. It obeys the supervisor, as agents do, and lets
+things befall the tasks at random; after that it lets everything go its way.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Status
+from tfcluster.supervision import decisions as do
+from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.supervisor import Supervisor
+
+HISTORIES = 30
+"""Of each kind; thousands were run by hand."""
+LAST_LINES = (
+    "",
+    "UnavailableError: Collective ops is aborted by: Socket closed",
+    "UnknownError: Could not start gRPC server",
+    "ModuleNotFoundError: No module named 'x'",
+)
+ERROR = {"exception": "ValueError", "message": "bad", "file": "main.py", "line": 3}
+
+
+@dataclass
+class Process:
+    """A task's process as its agent knows it."""
+
+    id: TaskId
+    attempt: int
+    node: str
+    is_started: bool = False
+    is_stopping: bool = False
+    is_frozen: bool = False
+    kill_at: float | None = None
+    is_part_of_all: bool = False
+    """It serves, or it has joined a strategy whose steps are those of all."""
+
+
+class World:
+    """Agents and tasks under one supervisor; `step` makes something happen."""
+
+    def __init__(self, plan: Plan, seed: int) -> None:
+        self.plan, self.random = plan, random.Random(seed)
+        self.now = 100.0
+        self.storm = self.random.choice((0.0, 0.04, 0.2))
+        self.supervisor = Supervisor(plan, jitter=self.random.random)
+        self.alive: dict[tuple[str, int], Process] = {}
+        self.alone: list[do.StartAlone] = []
+        self.codes: dict[str, int | None] = {}
+        """How each task last ended."""
+        self.cut_off: dict[str, bool] = {}
+        """Whether it was ended while it worked by itself."""
+        self.lost: set[str] = set()
+        self.gone: set[str] = set()
+        self.deaf: set[str] = set()
+        """Nodes whose agents do nothing any more."""
+        self.is_homing = self.is_stopped = self.is_calm = False
+        self.begun: list[tuple[float, do.Again]] = []
+        self.events: list[ev.Event] = []
+        self.supervisor.begin_run(self.now)
+        self._begin(1, tuple(task.id for task in plan.tasks))
+
+    # -- what the coordinator does
+
+    def _begin(self, number: int, members: tuple[TaskId, ...]) -> None:
+        to_start = self.supervisor.begin(number, members)
+        self.alone.clear()
+        core = [p for p in self.alive.values() if p.id.job != "evaluator"]
+        assert core == [], "a gang began while one before it was alive"
+        if not self.is_calm and self.random.random() < 0.2:  # something crosses the put-back
+            self._befall()
+        self._order(to_start, number)
+
+    def _order(self, tasks: list[TaskId], number: int) -> None:
+        for task in self.supervisor.order(tasks, number, self.now):
+            node = self.plan.task(task).node
+            if node not in self.lost:
+                assert not any(p.id == task for p in self.alive.values()), f"{task} runs twice"
+                self.alive[str(task), number] = Process(task, number, node)
+
+    def obey(self) -> None:
+        for action in self.supervisor.orders.take():
+            match action:
+                case do.Record(event):
+                    self.events.append(event)
+                case do.StopTasks(node, tasks, grace_s):
+                    self._stop(node, tasks, grace_s)
+                case do.StartAlone():
+                    self.alone.append(action)
+                case do.BringHome():
+                    self.is_homing = True
+                case do.DropNode(node):
+                    self._lose(node)
+                case do.DumpStacks():
+                    pass
+
+    def _stop(self, node: str, tasks: tuple[str, ...], grace_s: float) -> None:
+        for process in self.alive.values():
+            if process.node == node and str(process.id) in tasks:
+                process.is_stopping = True
+                kill_at = self.now + grace_s
+                process.kill_at = min(kill_at, process.kill_at or kill_at)
+
+    def _lose(self, node: str) -> None:
+        self.lost.add(node)
+        self.deaf.discard(node)
+        self.alive = {key: p for key, p in self.alive.items() if p.node != node}
+
+    def _reconnect(self) -> None:
+        for node in sorted(self.lost - self.gone):
+            if not self.is_calm and self.random.random() < 0.2:
+                self.gone.add(node)
+                self.supervisor.gone(node, "no route", self.now)
+                self.obey()
+            else:
+                self.lost.discard(node)
+
+    def start_what_is_due(self) -> None:
+        if (again := self.supervisor.again) is not None:
+            assert not self.is_stopped, "a restart after a stop was asked for"
+            self.begun.append((self.now, again))
+            self.pass_time(again.delay_s)
+            if self.supervisor.again is again:
+                self._reconnect()
+            if self.supervisor.again is again:
+                self._begin(again.number, again.members)
+        elif self.alone:
+            wanted = self.alone.pop(0)
+            self._reconnect()
+            self._order([wanted.task], wanted.attempt)
+
+    # -- what happens
+
+    def pass_time(self, seconds: float) -> None:
+        until = self.now + seconds
+        while True:
+            kills = [p.kill_at for p in self._reachable() if p.kill_at is not None]
+            due = [at for at in (self.supervisor.wake_at, *kills) if at is not None]
+            if self.supervisor.outcome is not None or not due or min(due) > until:
+                break
+            self.now = max(self.now, min(due))
+            for process in [p for p in self._reachable() if p.kill_at is not None]:
+                if process.kill_at is not None and process.kill_at <= self.now:
+                    self._exit(process, None, signal.SIGKILL)
+            self.supervisor.tick(self.now)
+            self.obey()
+        self.now = until
+
+    def _reachable(self) -> list[Process]:
+        return [p for p in self.alive.values() if p.node not in self.deaf and p.is_started]
+
+    def _start(self, process: Process) -> None:
+        process.is_started = True
+        self.supervisor.started(str(process.id), process.attempt, self.now)
+        if self.plan.strategy == "parameter_server" and self.plan.task(process.id).serves:
+            self._say(process, {"type": "serving"})
+
+    def _say(self, process: Process, report: dict[str, object]) -> None:
+        process.is_part_of_all |= report["type"] in ("serving", "waiting_for_peers")
+        self.supervisor.reported(str(process.id), process.attempt, report, self.now)
+
+    def _exit(
+        self, process: Process, code: int | None, number: int | None = None, last: str = ""
+    ) -> None:
+        if self.alive.pop((str(process.id), process.attempt), None) is None:
+            return
+        self.codes[str(process.id)] = code
+        self.cut_off[str(process.id)] = process.is_stopping and not process.is_part_of_all
+        by = "tfcluster" if process.is_stopping else "itself"
+        event = ev.TaskExited(
+            task=str(process.id),
+            attempt=process.attempt,
+            exit_code=code,
+            signal=number,
+            ended_by=by,
+        )
+        error = ERROR if code == 1 and not last else None
+        self.supervisor.exited(event, self.now, error=error, last_lines=last)
+        self.obey()
+
+    def _befall(self) -> None:
+        """Something that can happen to anybody."""
+        found = self.random
+        if found.random() < self.storm:
+            node = found.choice(self.plan.nodes).name
+            if node not in self.lost:
+                self._lose(node)
+                self.supervisor.node_lost(node, "no route", self.now)
+        elif found.random() < 0.02:
+            self.deaf.add(found.choice(self.plan.nodes).name)
+        elif found.random() < 0.02:
+            self.is_stopped = True
+            self.supervisor.stop(Stop("Ctrl-C", 130, now=found.random() < 0.2), self.now)
+        elif self._reachable():
+            self._befall_task(found.choice(self._reachable()))
+        self.obey()
+
+    def _befall_task(self, process: Process) -> None:
+        found = self.random
+        task, attempt = str(process.id), process.attempt
+        reports: list[dict[str, object]] = [
+            {"type": "waiting_for_peers"},
+            {"type": "ready"},
+            {"type": "progress", "step": found.randrange(50)},
+            {"type": "saved", "path": "ckpt", "step": found.randrange(50)},
+            {"type": "saved", "path": "ckpt"},
+            {"type": "saved_elsewhere", "step": found.randrange(50)},
+            {"type": "error", "traceback": "", **ERROR},
+            {"type": "saves_on_sigterm"},
+            {"type": "evaluated", "step": found.randrange(50)},
+            {"type": "verdict", "ok": False, "reason": "all failed"},
+        ]
+        match found.randrange(12):
+            case 0:
+                code = found.choice((0, 0, 1, 3, 42, 143))
+                self._exit(process, code, last=found.choice(LAST_LINES))
+            case 1:
+                self._exit(process, None, found.choice((signal.SIGKILL, signal.SIGSEGV)))
+            case 2 if not process.is_stopping:
+                process.is_frozen = not process.is_frozen
+                if process.is_frozen:
+                    self.supervisor.froze(task, attempt, signal.SIGSTOP, self.now)
+                else:
+                    self.supervisor.thawed(task, attempt)
+            case 3:
+                self.supervisor.gathered(found.choice((None, found.randrange(50))), self.now)
+            case 4 if found.random() < 0.1:
+                self._fail_to_start(process)
+            case _:
+                self._say(process, found.choice(reports))
+
+    def _fail_to_start(self, process: Process) -> None:
+        for other in self.alive.values():
+            if not other.is_started and other.node not in self.deaf:
+                del self.alive[str(other.id), other.attempt]
+                name = str(other.id)
+                self.supervisor.start_failed(name, other.attempt, "no file", self.now)
+                return
+
+    def step(self) -> None:
+        choice = self.random.random()
+        awaited = [p for p in self.alive.values() if not p.is_started and p.node not in self.deaf]
+        if awaited and choice < 0.5:
+            self._start(awaited[0])
+        elif self.is_homing and choice < 0.6:
+            self._bring_home()
+        elif (self.supervisor.again or self.alone) and choice < 0.7:
+            self.start_what_is_due()
+        elif choice < 0.85:
+            self._befall()
+        else:
+            self.pass_time(self.random.choice((0.0, 0.1, 1.0, 5.0, 20.0, 200.0)))
+        self.obey()
+
+    def _bring_home(self) -> None:
+        self.is_homing = False
+        self.supervisor.home(self.random.choice((None, self.random.randrange(50))), self.now)
+
+    def calm_down(self) -> None:
+        """Nothing befalls anybody any more: who trains ends with 0, who serves stays.
+
+        An agent that was told nothing goes on, for nobody could tell: local ones send no pings.
+        """
+        self.is_calm = True
+        told = {p.node for p in self.alive.values() if p.is_stopping or not p.is_started}
+        self.deaf &= told
+        self.obey()
+        for process in [p for p in self.alive.values() if not p.is_started]:
+            if process.node not in self.deaf:
+                self._start(process)
+                self.obey()
+        if self.is_homing:
+            self._bring_home()
+        elif self.supervisor.again or self.alone:
+            self.start_what_is_due()
+        for process in self._reachable():
+            if process.is_frozen and not process.is_stopping:
+                process.is_frozen = False
+                self.supervisor.thawed(str(process.id), process.attempt)
+            if process.is_stopping:
+                self._exit(process, None, signal.SIGTERM)
+            elif not self._stays(process):
+                self._exit(process, 0)
+        self.obey()
+        self.pass_time(10.0)
+
+    def _stays(self, process: Process) -> bool:
+        job = process.id.job
+        serves = self.plan.strategy == "parameter_server" and self.plan.task(process.id).serves
+        return serves or job in ("ps", "evaluator") or self._waits_for_its_chief(process)
+
+    def _waits_for_its_chief(self, process: Process) -> bool:
+        """A search's hands ask for work as long as nobody tells them that it is done."""
+        is_hand = self.plan.kind == "tuner" and process.id.job == "worker"
+        living = any(p.id.job == "chief" for p in self.alive.values())
+        return is_hand and not living and self.codes.get("chief:0") != 0
+
+    # -- what must hold
+
+    def check(self) -> None:
+        outcome = self.supervisor.outcome
+        if self.is_stopped:
+            assert self.supervisor.again is None
+        if outcome is not None:
+            running = [p for p in self.alive.values() if p.is_started]
+            assert all(p.is_stopping for p in running), f"forgotten: {running}"
+            if outcome.status is Status.SUCCEEDED and self.plan.hooks:
+                hands = [m for m in self.supervisor.gang if m.id.job in ("chief", "worker")]
+                cut = [t.id for t in hands if self.cut_off.get(str(t.id))]
+                assert not cut or self.plan.kind == "tuner", f"ended at work: {cut}"
+        restarts = [e for e in self.events if isinstance(e, ev.Restarting)]
+        for unit, count in Counter(e.task for e in restarts if not e.members).items():
+            last = next(e for e in reversed(restarts) if e.task == unit)
+            assert count <= last.of - 1, f"{unit}: {count} restarts of {last.of} attempts"
+        assert len(self.supervisor.gang.lone_failures) <= 3 * len(self.plan.tasks)
+
+
+def kinds() -> dict[str, Plan]:
+    def spread(plan: Plan) -> Plan:
+        """The odd ones of each job on another node."""
+        tasks = tuple(
+            replace(t, node="far" if t.id.index % 2 or t.id.job == "evaluator" else "local")
+            for t in plan.tasks
+        )
+        return replace(plan, tasks=tasks, nodes=(*plan.nodes, NodePlan("far", "ssh", None, "/")))
+
+    def ruled(plan: Plan, **policy: object) -> Plan:
+        return replace(plan, supervision=Supervision(**policy))  # type: ignore[arg-type]
+
+    workers = plan_of("worker:0", "worker:1", "worker:2")
+    followed = plan_of("chief:0", "worker:0", "evaluator:0")
+    served = plan_of("chief:0", "worker:0", "worker:1", "ps:0")
+    served = replace(served, tasks=tuple(replace(t, serves=True) for t in served.tasks))
+    served = replace(served, tasks=(replace(served.tasks[0], serves=False), *served.tasks[1:]))
+    trained_apart = served  # by workers that never say that they serve
+    served = replace(served, strategy="parameter_server")
+    search = plan_of("chief:0", "worker:0", "worker:1", kind="tuner")
+    plain = plan_of("worker:0", "worker:1", kind="plain")
+    return {
+        "gang": workers,
+        "gang on two nodes": ruled(spread(workers), backoff_s=0.0),
+        "shrinking": ruled(spread(workers), min_workers=1, max_restarts=1),
+        "deadlines": ruled(
+            followed,
+            start_deadline_s=10,
+            stall_deadline_s=15,
+            restart_on_error=True,
+            max_restarts=50,
+        ),
+        "run deadline": ruled(workers, run_deadline_s=300),
+        "evaluator": ruled(followed, restart_on_error=True, max_restarts=20, backoff_s=0.0),
+        "evaluator far away": ruled(spread(followed), restart_on_error=True, max_restarts=20),
+        "parameter server": ruled(served, restart_on_error=True, max_restarts=9),
+        "parameter server on two nodes": ruled(spread(served), max_restarts=9),
+        "workers that train by themselves": ruled(trained_apart, restart_on_error=True),
+        "the same without hooks": ruled(replace(trained_apart, hooks=False)),
+        "search": ruled(search, restart_on_error=True, max_restarts=9),
+        "search on two nodes": spread(search),
+        "plain": plain,
+        "plain on two nodes": ruled(spread(plain), restart_on_error=True),
+        "without hooks": ruled(replace(workers, hooks=False), max_restarts=0),
+    }
+
+
+KINDS = kinds()
+
+
+def play(plan: Plan, seed: int) -> World:
+    world = World(plan, seed)
+    for _ in range(world.random.choice((5, 30, 120, 400))):
+        world.obey()
+        if world.supervisor.outcome is not None:
+            break
+        world.step()
+        world.check()
+    for _ in range(400):
+        if world.supervisor.outcome is not None:
+            break
+        world.calm_down()
+        world.check()
+    assert world.supervisor.outcome is not None, "it would hang for ever"
+    return world
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_history_ends(kind: str) -> None:
+    for seed in range(HISTORIES):
+        try:
+            play(KINDS[kind], seed)
+        except Exception as error:
+            error.add_note(f"play(KINDS[{kind!r}], {seed})")
+            raise
+
+
+def always(befall: Callable[[World, Process], None], kind: str) -> World:
+    """The same befalls each task as soon as it has started, for ever."""
+    world = World(KINDS[kind], 0)
+    for _ in range(1000):
+        world.is_calm = True
+        world.obey()
+        if world.supervisor.outcome is not None:
+            return world
+        for process in list(world.alive.values()):
+            if not process.is_started:
+                world._start(process)
+                world.obey()
+            if process.is_stopping:
+                world._exit(process, None, signal.SIGTERM)
+            else:
+                befall(world, process)
+                world.obey()
+        if world.is_homing:
+            world.is_homing = False
+            world.supervisor.home(7, world.now)
+        world.obey()
+        world.start_what_is_due()
+        world.pass_time(1.0)
+    raise AssertionError("it goes on for ever")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [(1, ""), (3, ""), (42, ""), (143, ""), *((1, last) for last in LAST_LINES[1:])],
+)
+def test_what_fails_alike_each_time_is_given_up(kind: str, code: int, last: str) -> None:
+    reports = [{"type": "saved", "path": "x", "step": 7}, {"type": "progress", "step": 5}]
+
+    def befall(world: World, process: Process) -> None:
+        for report in reports:
+            world.supervisor.reported(str(process.id), process.attempt, report, world.now)
+        world._exit(process, code, last=last)
+
+    always(befall, kind)

@@ -1,0 +1,149 @@
+"""What is started again, after how long, and why not (a table)."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.plan.plan import Supervision, TaskId
+from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.restart_policy import (
+    FREE_IN_A_ROW,
+    LONGEST_BACKOFF_S,
+    GiveUp,
+    Past,
+    Restart,
+    attempts_in_all,
+    decide,
+    restarts_alone,
+)
+
+ERROR = {"exception": "ValueError", "message": "bad", "file": "main.py", "line": 3}
+OTHER = {**ERROR, "line": 9}
+SAME = ("ValueError", "main.py", 3)
+IMPORT = {"exception": "ModuleNotFoundError", "message": "No module named 'x'", "file": "m.py"}
+
+
+def failure(code: int | None = None, number: int | None = None, **facts: Any) -> Failure:
+    return Failure(task="worker:1", exit_code=code, signal=number, **facts)
+
+
+KILLED = failure(number=signal.SIGKILL)
+RAISED = failure(1, error=ERROR)
+
+
+def verdict(
+    failed: Failure, past: Past, *, advanced: bool = False, jitter: float = 0.0, **policy: Any
+) -> Restart | GiveUp:
+    return decide(
+        failed, past, Supervision(**policy), advanced=advanced, progressed=False, jitter=jitter
+    )
+
+
+@pytest.mark.parametrize(
+    ("failed", "policy", "advanced", "restarted"),
+    [
+        (KILLED, {}, False, True),
+        (KILLED, {"max_restarts": 0}, False, False),
+        (failure(number=signal.SIGSEGV), {}, False, True),
+        (failure(number=signal.SIGKILL, out_of_memory="cgroup"), {}, False, True),
+        (failure(observed=Kind.NODE_LOST, words="gone"), {}, False, True),
+        (failure(observed=Kind.FROZEN, words="SIGSTOP"), {}, False, True),
+        (failure(observed=Kind.STALLED, words="silent"), {}, False, True),
+        (failure(observed=Kind.LATE, words="hung"), {}, False, True),
+        (failure(observed=Kind.START_FAILED, words="no such file"), {}, True, False),
+        (RAISED, {}, False, False),
+        (RAISED, {}, True, True),
+        (RAISED, {"restart_on_error": True}, False, True),
+        (RAISED, {"restart_on_error": True, "max_restarts": 0}, False, False),
+        (failure(3), {}, False, False),
+        (failure(3), {}, True, True),
+        (failure(3), {"restart_on_error": True}, False, True),
+        (failure(1, error=IMPORT), {"restart_on_error": True}, True, False),
+        (failure(42), {"max_restarts": 0}, False, True),
+        (failure(143, saved=True), {"max_restarts": 0}, False, True),
+        (failure(143), {}, False, False),
+        (failure(1, last_lines="Could not start gRPC server"), {"max_restarts": 0}, False, True),
+    ],
+)
+def test_what_is_restarted(
+    failed: Failure, policy: dict[str, Any], advanced: bool, restarted: bool
+) -> None:
+    found = verdict(failed, Past(), advanced=advanced, **policy)
+    assert isinstance(found, Restart) is restarted, found
+
+
+def test_only_what_counts_spends_the_budget() -> None:
+    past = Past()
+    for failed in (KILLED, failure(42), failure(1, last_lines="Could not start gRPC server")):
+        found = verdict(failed, past)
+        assert isinstance(found, Restart)
+        past = found.past
+    assert (past.spent, past.free) == (1, 2)
+    assert attempts_in_all(past, Supervision(max_restarts=3)) == 6
+
+
+def test_the_budget_names_itself_when_it_is_used_up() -> None:
+    found = verdict(KILLED, Past(spent=3))
+    assert found == GiveUp("supervision.max_restarts = 3 is used up", exhausted=True)
+
+
+def test_the_same_exception_gets_no_third_try_without_a_newer_checkpoint() -> None:
+    first = verdict(RAISED, Past(), restart_on_error=True)
+    assert isinstance(first, Restart)
+    assert first.past.signature == SAME
+    assert isinstance(verdict(RAISED, first.past, restart_on_error=True), GiveUp)
+    assert isinstance(verdict(RAISED, first.past, advanced=True), Restart)
+    elsewhere = failure(1, error=OTHER)
+    assert isinstance(verdict(elsewhere, first.past, restart_on_error=True), Restart)
+
+
+def test_free_restarts_are_not_endless_without_progress() -> None:
+    past = Past()
+    for _ in range(FREE_IN_A_ROW):
+        found = verdict(failure(42), past)
+        assert isinstance(found, Restart)
+        past = found.past
+    assert isinstance(verdict(failure(42), past), GiveUp)
+    assert isinstance(verdict(failure(42), past, advanced=True), Restart)
+    steps = decide(failure(42), past, Supervision(), advanced=False, progressed=True)
+    assert isinstance(steps, Restart)
+
+
+def test_pauses_double_up_to_a_minute_and_begin_anew_after_progress() -> None:
+    def pause(in_vain: int, *, advanced: bool = False, jitter: float = 0.0) -> float:
+        found = verdict(
+            KILLED, Past(in_vain=in_vain), advanced=advanced, jitter=jitter, max_restarts=99
+        )
+        assert isinstance(found, Restart)
+        return found.delay_s
+
+    assert [pause(n) for n in range(8)] == [1, 2, 4, 8, 16, 32, 60, LONGEST_BACKOFF_S]
+    assert pause(6, advanced=True) == 1
+    assert pause(0) < pause(0, jitter=0.99) <= 1.25
+    assert verdict(KILLED, Past(in_vain=5), backoff_s=0.0) == Restart(0.0, Past(spent=1, in_vain=6))
+
+
+def test_a_stolen_port_waits_for_nothing_and_wants_others() -> None:
+    found = verdict(failure(1, last_lines="Could not start gRPC server"), Past(in_vain=4))
+    assert isinstance(found, Restart)
+    assert (found.delay_s, found.fresh_ports) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "kind", "alone"),
+    [
+        (["worker:0", "worker:1", "evaluator:0"], "training", ["evaluator:0"]),
+        (["chief:0", "worker:0"], "training", []),
+        (["chief:0", "worker:0", "worker:1"], "tuner", ["worker:0", "worker:1"]),
+        (["worker:0", "worker:1"], "tuner", ["worker:1"]),
+        (["worker:0", "worker:1"], "plain", ["worker:0", "worker:1"]),
+        (["chief:0", "ps:0"], "training", []),
+    ],
+)
+def test_who_restarts_alone(tasks: list[str], kind: Any, alone: list[str]) -> None:
+    plan = plan_of(*tasks, kind=kind)
+    assert [t for t in tasks if restarts_alone(plan, TaskId.parse(t))] == alone

@@ -1,0 +1,140 @@
+"""Of several failed tasks, one is the cause; the others follow it or share its mistake."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfcluster.rundir import events as ev
+from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.verdicts import root_cause, to_json
+
+RUNTIME = "tensorflow.python.framework.errors_impl"
+ABORTED = "Collective ops is aborted by: Socket closed"
+
+
+def report(exception: str, message: str, line: int = 12) -> dict[str, Any]:
+    return {"exception": exception, "message": message, "file": "/job/main.py", "line": line}
+
+
+def victim(task: str) -> Failure:
+    return Failure(task, 1, None, error=report(f"{RUNTIME}.UnavailableError", ABORTED))
+
+
+def raised(task: str, message: str = "no", line: int = 12) -> Failure:
+    return Failure(task, 1, None, error=report("ValueError", message, line))
+
+
+def seen(task: str, kind: Kind) -> Failure:
+    return Failure(task, None, None, observed=kind, words="it was silent")
+
+
+def killed(task: str) -> Failure:
+    return Failure(task, None, signal.SIGKILL, last_lines=ABORTED)
+
+
+ZERO, ONE, TWO = "worker:0", "worker:1", "worker:2"
+
+
+@pytest.mark.parametrize(
+    ("failures", "cause"),
+    [
+        ([victim(ZERO), raised(ONE)], 1),
+        ([raised(ONE), victim(ZERO)], 0),
+        ([victim(ZERO), killed(ONE), victim(TWO)], 1),
+        ([raised(ZERO), killed(ONE)], 0),
+        ([killed(ONE), raised(ZERO)], 0),
+        ([victim(ZERO), victim(ONE)], 0),
+        ([victim(ZERO), seen(ONE, Kind.LATE)], 1),
+        ([victim(ZERO), seen(ONE, Kind.FROZEN)], 1),
+        ([victim(ZERO), seen(ONE, Kind.NODE_LOST)], 1),
+        ([seen(ONE, Kind.NODE_LOST), raised(ZERO)], 0),
+        ([victim(ZERO), seen(ONE, Kind.LATE), raised(TWO)], 2),
+        ([seen(ONE, Kind.STALLED), killed(TWO)], 1),
+    ],
+)
+def test_the_first_that_follows_no_other_is_the_cause(failures: list[Failure], cause: int) -> None:
+    assert root_cause(failures) is failures[cause]
+
+
+def test_nothing_failed_nothing_is_said() -> None:
+    assert root_cause([]) is None
+    assert to_json([]) is None
+
+
+def test_the_facts_are_what_the_event_takes() -> None:
+    cause = Failure(
+        ONE, 1, None, node="gpu2", attempt=3, error=report("ModuleNotFoundError", "No module")
+    )
+    facts = to_json([victim(ZERO), cause, victim(TWO)])
+    assert facts == {
+        "root_cause": {
+            "task": ONE,
+            "node": "gpu2",
+            "attempt": 3,
+            "kind": "permanent",
+            "reason": "ModuleNotFoundError: No module (main.py:12)",
+            "exit_code": 1,
+            "exception": "ModuleNotFoundError",
+            "file": "/job/main.py",
+            "line": 12,
+            "hint": cause.hint,
+            "docs": "docs/failures.md#import-error",
+        },
+        "collateral": (ZERO, TWO),
+        "attempt": 3,
+    }
+    assert ev.Diagnosis(**facts).collateral == (ZERO, TWO)
+
+
+def test_a_mistake_that_all_share_is_said_once_and_nobody_called_collateral() -> None:
+    facts = to_json([raised(ZERO), raised(ONE, message="no, says 1"), raised(TWO)])
+    assert facts is not None
+    assert facts["root_cause"]["also"] == [ONE, TWO]
+    assert facts["root_cause"]["reason"].endswith("(main.py:12)\nthe same on worker:1, worker:2")
+    assert facts["collateral"] == ()
+
+
+def test_another_mistake_is_neither_the_same_nor_collateral() -> None:
+    facts = to_json([raised(ZERO), raised(ONE, line=99), killed(TWO)])
+    assert facts is not None
+    assert "also" not in facts["root_cause"]
+    assert facts["collateral"] == ()
+
+
+def test_where_all_follow_somebody_the_hint_is_the_network() -> None:
+    facts = to_json([victim(ZERO), victim(ONE)])
+    assert facts is not None
+    assert facts["root_cause"]["kind"] == "collateral"
+    assert "network" in facts["root_cause"]["hint"]
+    assert facts["collateral"] == (ONE,)
+
+
+KINDS = st.sampled_from([victim, raised, killed, lambda task: seen(task, Kind.LATE)])
+FAILURES = st.lists(KINDS, max_size=6).map(
+    lambda made: [make(f"worker:{n}") for n, make in enumerate(made)]
+)
+
+
+@given(FAILURES)
+def test_a_victim_is_blamed_only_among_victims(failures: list[Failure]) -> None:
+    cause = root_cause(failures)
+    if cause is None:
+        assert failures == []
+    elif cause.is_collateral:
+        assert all(failure.is_collateral for failure in failures)
+    else:
+        certain = [f for f in failures if not f.is_collateral and f.observed is None]
+        assert certain == [] or cause is certain[0]
+
+
+@given(FAILURES, FAILURES)
+def test_later_victims_change_nothing(failures: list[Failure], later: list[Failure]) -> None:
+    cause = root_cause(failures)
+    more = [*failures, *(victim(f.task) for f in later)]
+    if cause is not None:
+        assert root_cause(more) is cause

@@ -1,0 +1,124 @@
+"""What the live view says about events: one line, or nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event
+from tfcluster.ui.event_lines import format_event
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (ev.Progress(task="worker:0", attempt=1, step=3), None),
+        (ev.PrepareFinished(node="local", exit_code=0, duration_s=2), "prepared local in 2.0 s"),
+        (
+            ev.PrepareFinished(node="local", exit_code=2, duration_s=2),
+            "prepare failed on local after 2.0 s: exit 2",
+        ),
+        (
+            ev.TaskExited(task="ps:0", attempt=1, exit_code=None, signal=15, ended_by="tfcluster"),
+            "ps:0 ended after 0.0 s: SIGTERM (stopped by tfcluster)",
+        ),
+        (
+            ev.TaskError(
+                task="worker:1",
+                attempt=1,
+                exception="ValueError",
+                message="bad shape\nand more",
+                file="train.py",
+                line=12,
+            ),
+            "worker:1 raised ValueError at train.py:12: bad shape",
+        ),
+        (
+            ev.CheckpointGathered(path="checkpoints/ckpt-12", step=1200, kind="tf_checkpoint"),
+            "gathered a checkpoint of step 1,200: checkpoints/ckpt-12",
+        ),
+        (
+            ev.CheckpointGathered(
+                path="checkpoints/ckpt-12", step=None, save=12, kind="tf_checkpoint"
+            ),
+            "gathered a checkpoint, save 12: checkpoints/ckpt-12",
+        ),
+        (
+            ev.Restarting(reason="worker:1: out", attempt=2, of=4, from_checkpoint="ckpt-12"),
+            "attempt 2 of 4, from ckpt-12: worker:1: out",
+        ),
+        (
+            ev.LogLost(task="worker:0", attempt=1, bytes=5_000_000, reason="No space left"),
+            "5.0 MB of worker:0's log are lost: No space left",
+        ),
+        (ev.Warned(message="mind the gap"), "mind the gap"),
+        (
+            ev.Restarting(
+                reason="worker:1: killed by SIGKILL", attempt=2, of=4, from_step=1200, delay_s=2.0
+            ),
+            "attempt 2 of 4, from step 1,200, in 2.0 s: worker:1: killed by SIGKILL",
+        ),
+        (
+            ev.Restarting(reason="worker:1: killed by SIGKILL", attempt=3, of=4),
+            "attempt 3 of 4: worker:1: killed by SIGKILL;"
+            " from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR",
+        ),
+        (
+            ev.Restarting(
+                reason="worker:2: exit code 3\nthe same on worker:1",
+                attempt=2,
+                of=4,
+                from_step=5,
+                members=("worker:0", "worker:1"),
+            ),
+            "attempt 2 of 4, with 2 tasks left, from step 5: worker:2: exit code 3",
+        ),
+        (
+            ev.Restarting(
+                reason="worker:1: killed by SIGKILL", attempt=2, of=4, task="worker:1", delay_s=0.5
+            ),
+            "worker:1 alone: attempt 2 of 4, in 0.5 s: killed by SIGKILL",
+        ),
+        (
+            ev.Diagnosis(root_cause={"task": "worker:1"}, collateral=("worker:0", "worker:2")),
+            "worker:0, worker:2 failed because of worker:1",
+        ),
+        (ev.Diagnosis(root_cause={"task": "worker:1"}), None),
+        (
+            ev.Stalled(silent_s=600),
+            "nothing was heard of any task for 10 min 00 s:"
+            " their stacks are in the logs, training goes on",
+        ),
+        (
+            ev.Stalled(silent_s=61, deadline_s=60),
+            "nothing was heard of any task for 1 min 01 s (stall_deadline_s is 1 min 00 s):"
+            " their stacks are in the logs",
+        ),
+        (
+            ev.TaskFrozen(task="worker:1", attempt=1, signal=19),
+            "worker:1 was stopped by SIGSTOP: it neither runs nor ends",
+        ),
+        (ev.TaskThawed(task="worker:1", attempt=1), "worker:1 runs again"),
+        (
+            ev.Finishing(tasks=["worker:1", "evaluator:0"], left_s=55),
+            "the chief has finished; worker:1, evaluator:0 may run for 55 s more"
+            " (supervision.finish_grace_s)",
+        ),
+        (
+            ev.NodeReconnected(node="local", pid=1, guard_pid=2),
+            "node local is back",
+        ),
+        (
+            ev.ChaosInjected(fault="kill worker:1 at step 50", task="worker:1", step=50),
+            "rehearsed fault: kill worker:1 at step 50",
+        ),
+    ],
+)
+def test_events_are_told(event: Event, said: str | None) -> None:
+    told = format_event(event.to_json())
+    assert (told.text if told else None) == said
+
+
+@pytest.mark.parametrize("event", [{}, {"type": "task_exited"}, {"type": "of_the_future"}])
+def test_odd_events_say_nothing(event: dict[str, object]) -> None:
+    assert format_event(event) is None

@@ -1,0 +1,172 @@
+"""What has happened to a run, as summary, `status` and status line tell it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.rundir.events import Status
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.ui import history
+from tfcluster.ui.follow import format_status_line
+from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
+from tfcluster.ui.render import part_lines, plain_text
+
+START = 1_700_000_000.0
+KILLED = {"attempt": 2, "of": 4, "from_step": 1200, "reason": "worker:1: killed by SIGKILL"}
+
+
+def snapshot(status: Status = Status.RUNNING) -> RunSnapshot:
+    """The second attempt of two workers; worker:0 has been stopped, worker:1 has failed."""
+    tasks = [
+        TaskSnapshot(
+            f"worker:{index}", "local", f"127.0.0.1:4000{index}", state=state, attempt=2,
+            started_at=START, log=f"logs/attempt-2/worker-{index}.log",
+        )
+        for index, state in enumerate(["stopped", "failed"])
+    ]  # fmt: skip
+    tasks[0].signal, tasks[0].ended_by, tasks[0].ended_at = 15, "tfcluster", START + 3
+    tasks[1].exit_code, tasks[1].ended_by, tasks[1].ended_at = 3, "itself", START + 2
+    return RunSnapshot(
+        run="demo-k7f3", name="demo", status=status, tasks=tasks, host="laptop", boot_id="b",
+        pid=1, pid_start=1, started_at=START, attempt=2, restarts=[dict(KILLED)],
+        ended_at=START + 65 if status.is_final else None,
+        diagnosis={
+            "root_cause": {
+                "task": "worker:1", "attempt": 2, "exit_code": 3, "reason": "exit code 3",
+                "hint": "look at train.py", "docs": "docs/failures.md#exit",
+                "not_restarted": "restarts are off",
+            },
+            "collateral": [],
+        },
+    )  # fmt: skip
+
+
+def shown(run: RunSnapshot, paths: RunPaths, width: int = 100) -> str:
+    return plain_text(status_panel(run, paths, now=START + 10, here="laptop"), width)
+
+
+def test_restarts_are_listed_with_their_reasons(paths: RunPaths) -> None:
+    run = snapshot(Status.SUCCEEDED)
+    text = plain_text(closing_panel(run, paths), 100)
+    assert "attempt   2 of 4" in text
+    assert "restarts  attempt 2 from step 1,200: worker:1: killed by SIGKILL" in text
+
+
+def test_of_very_many_restarts_the_last_are_listed() -> None:
+    run = snapshot()
+    run.restarts = [KILLED | {"attempt": number} for number in range(2, 40)]
+    facts = dict(history.facts(run))
+    assert facts["attempt"] == "39 of 4"
+    assert facts["restarts"].splitlines()[0] == "… 28 restarts before"
+    assert len(facts["restarts"].splitlines()) == 11
+
+
+def test_a_task_that_restarts_alone_is_no_attempt_of_all() -> None:
+    run = snapshot()
+    run.restarts = [KILLED | {"task": "worker:1", "from_step": None}]
+    assert dict(history.facts(run)) == {
+        "restarts": "worker:1 attempt 2: worker:1: killed by SIGKILL"
+    }
+    assert "attempt" not in format_status_line(run, {}, now=START, width=100)
+
+
+def test_a_task_that_raised_the_same_error_is_marked_although_it_was_ended() -> None:
+    run = snapshot(Status.FAILED)
+    assert run.diagnosis is not None
+    assert history.blame(run, run.tasks[0]) == ""
+    run.diagnosis["root_cause"]["also"] = ["worker:0"]
+    assert history.blame(run, run.tasks[0]) == " (same error)"
+
+
+def test_a_failure_is_explained_as_long_as_it_matters(paths: RunPaths) -> None:
+    assert "root cause" not in shown(snapshot(Status.RUNNING), paths)
+    assert "root cause" not in shown(snapshot(Status.SUCCEEDED), paths)
+    assert root_cause_panel(snapshot(Status.SUCCEEDED), paths) is None
+    failed = shown(snapshot(Status.FAILED), paths)
+    assert "root cause: worker:1: exit code 3" in failed
+    assert "→ look at train.py (`tfcluster help failures#exit`)" in failed
+    assert "Not started again: restarts are off." in failed
+    assert "Not started" not in shown(snapshot(Status.RESTARTING), paths)
+
+
+def test_who_is_to_blame_and_who_only_followed() -> None:
+    run = snapshot(Status.FAILED)
+    cause, stopped = run.tasks[1], run.tasks[0]
+    assert (history.blame(run, cause), history.blame(run, stopped)) == (" (cause)", "")
+    assert run.diagnosis is not None
+    run.diagnosis["collateral"] = ["worker:0"]
+    stopped.state, stopped.ended_by, stopped.exit_code = "failed", "itself", 1
+    assert history.blame(run, stopped) == " (collateral)"
+    run.status = Status.SUCCEEDED
+    assert history.blame(run, cause) == history.blame(run, stopped) == ""
+
+
+def test_the_log_is_that_of_the_attempt_that_failed() -> None:
+    run = snapshot(Status.FAILED)
+    assert history.log_of_cause(run) == "logs/attempt-2/worker-1.log"
+    assert run.diagnosis is not None
+    run.diagnosis["root_cause"]["attempt"] = 1
+    assert history.log_of_cause(run) == "logs/attempt-1/worker-1.log"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({}, "never detected, not resumed"),
+        ({"detected_after_s": 0.004}, "detected after 4 ms, not resumed"),
+        (
+            {"detected_after_s": 0.2, "resumed_after_s": 2.31, "resumed_step": 41},
+            "detected after 0.2 s, resumed after 2.3 s at step 41",
+        ),
+    ],
+)
+def test_rehearsed_faults_say_what_came_of_them(record: dict[str, float], said: str) -> None:
+    run = snapshot()
+    run.chaos = [{"fault": "kill worker:1 at step 50", **record}]
+    assert dict(history.facts(run))["rehearsed"] == f"kill worker:1 at step 50: {said}"
+
+
+def test_what_is_waited_for_and_which_task_stands_still(paths: RunPaths) -> None:
+    run = snapshot(Status.RESTARTING)
+    run.waits_for, run.nodes = "the agent of local", {"local": "lost"}
+    run.tasks[0].frozen_by = 19
+    assert "waits for    the agent of local" in shown(run, paths)
+    assert "nodes        local is lost" in shown(run, paths)
+    assert "worker:0  stopped by SIGSTOP" in shown(run, paths)
+    line = format_status_line(run, {}, now=START + 12, width=100)
+    assert line == ("restarting 12 s · attempt 2 · waits for the agent of local · worker:0 stopped")
+
+
+def test_where_a_resumed_run_began(paths: RunPaths) -> None:
+    run = snapshot()
+    run.resumed_from = {"run": "demo-aaaa", "step": 1200, "a newer": "key"}
+    assert "resumed      demo-aaaa at step 1,200" in shown(run, paths)
+    run.resumed_from = {"run": "demo-aaaa", "step": None}
+    assert dict(history.facts(run))["resumed"] == "demo-aaaa"
+
+
+def test_a_lost_run_asks_for_cleaning_until_it_was_done(paths: RunPaths) -> None:
+    run = snapshot(Status.LOST)
+    run.ended_at = None
+    assert "`tfcluster down demo-k7f3` cleans up" in shown(run, paths)
+    run.ended_at = START + 5
+    assert "cleans up" not in shown(run, paths)
+
+
+def test_a_run_of_another_host_is_said_to_be_there(paths: RunPaths) -> None:
+    run = snapshot()
+    assert "running on laptop" in plain_text(status_panel(run, paths, now=START, here="gpu1"), 80)
+    grid = runs_grid([run], now=START, here="gpu1")
+    assert "running on laptop" in part_lines(grid, 100)[1]
+    assert " on " not in part_lines(runs_grid([run], now=START, here="laptop"), 100)[1]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_nothing_is_wider_than_a_narrow_screen(paths: RunPaths, width: int) -> None:
+    run = snapshot(Status.FAILED)
+    run.chaos = [{"fault": "kill worker:1 at step 50", "detected_after_s": 0.2}]
+    run.resumed_from, run.waits_for = {"run": "demo-aaaa", "step": 1200}, "a pause of 2 s"
+    panels = [status_panel(run, paths, now=START), closing_panel(run, paths)]
+    for line in "\n".join(plain_text(panel, width) for panel in panels).splitlines():
+        assert len(line) <= width or "/" in line

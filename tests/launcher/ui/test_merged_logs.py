@@ -1,0 +1,283 @@
+"""The merged stream: every line whole, attributed, in order per task."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui import merged_logs
+from tfcluster.ui.merged_logs import Dress, LogFilter, MergedLogs, rank
+
+Write = Callable[..., Path]
+
+
+def drained(paths: RunPaths, wanted: LogFilter | None = None, dress: Dress | None = None) -> str:
+    logs = MergedLogs(paths, wanted, dress)
+    try:
+        return b"".join(logs.drain()).decode("utf-8", "surrogateescape")
+    finally:
+        logs.close()
+
+
+def test_lines_carry_their_task(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:1", b"one\n")
+    write_log("chief:0", b"zero\nmore")
+    assert drained(paths) == "chief:0 │ zero\nchief:0 │ more\nworker:1 │ one\n"
+
+
+def test_files_and_lines_that_come_later_are_shown_once(paths: RunPaths, write_log: Write) -> None:
+    logs = MergedLogs(paths)
+    assert list(logs.advance()) == []
+    write_log("worker:0", b"a\nb")
+    logs.discover()
+    assert b"".join(logs.advance()) == "worker:0 │ a\n".encode()
+    write_log("worker:0", b"\n")
+    write_log("worker:1", b"c")
+    logs.end_task("worker:1", 1)
+    assert b"".join(logs.advance()) == "worker:0 │ b\nworker:1 │ c\n".encode()
+    assert list(logs.drain()) == []
+    logs.close()
+
+
+def test_a_task_that_has_ended_gives_its_last_line_at_once(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"killed in mid-")
+    logs = MergedLogs(paths)
+    assert list(logs.advance()) == []
+    logs.end_task("worker:0", 1)
+    assert b"".join(logs.advance()) == "worker:0 │ killed in mid-\n".encode()
+    logs.close()
+
+
+def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"1/3\r2/3\r3/3\nnext\n4/9\r5/9")
+    logs = MergedLogs(paths)
+    assert b"".join(logs.advance()).decode() == "worker:0 │ 3/3\nworker:0 │ next\n"
+    assert logs.partials() == {"worker:0": "5/9"}
+    logs.close()
+
+
+def test_a_pipe_gets_the_bytes_as_they_are(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
+    assert b"".join(MergedLogs(paths).drain()) == "worker:0 │ ".encode() + b"\x00\xff\x1b[2J\x07\n"
+
+
+def test_a_screen_gets_them_harmless(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
+    assert drained(paths, dress=Dress(is_screen=True)) == "worker:0 │ ␀�␇\n"
+
+
+def test_a_screen_shows_task_names_in_one_column_and_colour(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"a\n")
+    write_log("evaluator:0", b"b\n")
+    shown = drained(paths, dress=Dress(is_screen=True, colours=True))
+    assert shown == ("\x1b[36mworker:0    │\x1b[0m a\n\x1b[33mevaluator:0 │\x1b[0m b\n")
+
+
+def test_a_huge_line_reaches_a_pipe_whole(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"x" * 10_000_000)
+    write_log("worker:1", b"y\n")
+    assert drained(paths) == f"worker:0 │ {'x' * 10_000_000}\nworker:1 │ y\n"
+
+
+def test_a_screen_gets_the_beginning_of_a_huge_line_and_a_note(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"x" * 10_000_000 + b"\nafter\n")
+    cut, after = drained(paths, dress=Dress(is_screen=True)).splitlines()
+    assert cut.endswith("x … (a line of 10,000,000 bytes; the log has it)")
+    assert len(cut) < 10_000
+    assert after == "worker:0 │ after"
+
+
+def test_a_line_that_grows_holds_back_nobody_else(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"x" * 600_000)
+    write_log("worker:1", b"y\n")
+    logs = MergedLogs(paths)
+    assert b"".join(logs.advance()).decode() == "worker:1 │ y\n"
+    write_log("worker:0", b"x\n")
+    assert b"".join(logs.advance()).decode() == f"worker:0 │ {'x' * 600_001}\n"
+    logs.close()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shown"),
+    [
+        (LogFilter(tasks=("worker:1",)), ["worker:1 │ b1", "worker:1 │ b2 loss"]),
+        (LogFilter(grep=re.compile(rb"loss")), ["worker:0 │ a2 loss", "worker:1 │ b2 loss"]),
+        (LogFilter(tail=1), ["worker:0 │ a3", "worker:1 │ b2 loss"]),
+        (
+            LogFilter(tail=1, grep=re.compile(rb"^.1")),
+            ["worker:0 │ a1", "worker:1 │ b1"],
+        ),
+        (LogFilter(tail=0), []),
+    ],
+)
+def test_filters(paths: RunPaths, write_log: Write, wanted: LogFilter, shown: list[str]) -> None:
+    write_log("worker:0", b"a1\na2 loss\na3\n")
+    write_log("worker:1", b"b1\nb2 loss\n")
+    assert drained(paths, wanted).splitlines() == shown
+
+
+def test_attempts_follow_each_other_and_can_be_chosen(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"first\nwithout end")
+    write_log("worker:0", b"second\n", attempt=2)
+    assert drained(paths).splitlines() == [
+        "worker:0 │ first",
+        "worker:0 │ without end",
+        "worker:0 │ second",
+    ]
+    only_first = LogFilter(first_attempt=1, last_attempt=1)
+    assert drained(paths, only_first).splitlines() == [
+        "worker:0 │ first",
+        "worker:0 │ without end",
+    ]
+
+
+def test_an_attempt_that_ended_in_a_huge_line_is_shown_whole_before_the_next(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"x" * 20_000_000)
+    write_log("worker:0", b"second\n", attempt=2)
+    logs = MergedLogs(paths)
+    shown = [len(line) for line in b"".join(logs.drain()).decode().splitlines()]
+    assert shown == [len("worker:0 │ ") + 20_000_000, len("worker:0 │ second")]
+    logs.close()
+
+
+def test_a_run_that_is_removed_meanwhile_ends_the_stream_quietly(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"line\n")
+    logs = MergedLogs(paths)
+    shutil.rmtree(paths.root)
+    logs.discover()
+    assert list(logs.drain()) == []
+    logs.close()
+
+
+def test_the_prepare_step_comes_first_and_has_its_name(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"train\n")
+    paths.prepare_log("local").parent.mkdir()
+    paths.prepare_log("local").write_bytes(b"fetched\n")
+    assert drained(paths).splitlines() == ["prepare │ fetched", "worker:0 │ train"]
+
+
+def test_lines_alike_are_shown_once_and_every_task_keeps_its_order(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"start\nloss 1\nend\n")
+    write_log("worker:1", b"start\nonly here\nloss 1\nend\n")
+    write_log("worker:2", b"loss 1\nstart\nend\n")
+    shown = drained(paths, dress=Dress(collapse=True)).splitlines()
+    assert shown == [
+        "worker:0 │ start (×2)",
+        "worker:1 │ only here",
+        "worker:0 │ loss 1 (×3)",
+        "worker:2 │ start",
+        "worker:0 │ end (×3)",
+    ]
+
+
+def test_being_behind_is_known_and_can_be_skipped(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"line\n" * 1000)
+    logs = MergedLogs(paths)
+    assert logs.behind() == 5000
+    assert logs.skip_to_newest(keep=50) == 991
+    assert b"".join(logs.advance()).count(b"\n") == 9
+    logs.close()
+
+
+def lines_of(task: int, count: int) -> Iterable[bytes]:
+    return (b"task %d line %07d " % (task, n) for n in range(count))
+
+
+@pytest.mark.slow
+def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
+    paths: RunPaths, write_log: Write
+) -> None:
+    count = 200_000
+
+    def grow(task: int) -> None:
+        content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, count))
+        # Pieces that end anywhere but at a newline.
+        for start in range(0, len(content), 99_991):
+            write_log(f"worker:{task}", content[start : start + 99_991])
+
+    writers = [threading.Thread(target=grow, args=(task,)) for task in range(4)]
+    for writer in writers:
+        writer.start()
+    logs, blocks = MergedLogs(paths), []
+    while any(writer.is_alive() for writer in writers):
+        blocks += list(logs.advance())
+        time.sleep(0.001)
+    blocks += list(logs.drain())
+    logs.close()
+    shown = b"".join(blocks)[:-1].split(b"\n")
+    assert len(shown) == 4 * count
+    for task in range(4):
+        prefix = f"worker:{task} │ ".encode()
+        mine = [line for line in shown if line.startswith(prefix)]
+        assert mine == [prefix + line.ljust(84, b"x") for line in lines_of(task, count)]
+
+
+MERGE = """
+import pathlib, resource, sys, time
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui import merged_logs as merge
+from tfcluster.ui.merged_logs import rank
+from tfcluster.ui.merged_logs import MergedLogs
+from tfcluster.ui.terminal import Terminal
+terminal = Terminal()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for block in MergedLogs(RunPaths(pathlib.Path(sys.argv[1]))).drain():
+    terminal.out_lines(block)
+used = resource.getrusage(resource.RUSAGE_SELF)
+print(time.process_time(), used.ru_maxrss - before, file=sys.stderr)
+"""
+
+
+def test_merging_costs_little_more_than_copying_in_flat_memory(
+    paths: RunPaths, write_log: Write
+) -> None:
+    for task in range(4):
+        content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, 200_000))
+        write_log(f"worker:{task}", content)
+    merging = subprocess.run(
+        [sys.executable, "-c", MERGE, str(paths.root)], capture_output=True, check=True
+    )
+    assert merging.stdout.count(b"\n") == 800_000
+    seconds, grown = merging.stderr.split()
+    assert float(seconds) < 1.0  # start of Python included; measured: 0.2 s
+    assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 16_000_000
+
+
+def test_many_logs_that_come_together_are_put_in_order_once(
+    paths: RunPaths, write_log: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranked = []
+
+    def counted(label: str) -> tuple[int, str, int]:
+        ranked.append(label)
+        return rank(label)
+
+    monkeypatch.setattr(merged_logs, "rank", counted)
+    for index in range(100):
+        write_log(f"worker:{index}", b"x\n")
+    logs = MergedLogs(paths)
+    assert len(ranked) == 100
+    lines = b"".join(logs.advance()).decode().splitlines()
+    assert lines == [f"worker:{index} │ x" for index in range(100)]
+    logs.close()

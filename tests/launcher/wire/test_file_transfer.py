@@ -1,0 +1,427 @@
+"""Files over the line of a real agent: whole, in slices, and called off when nobody wants them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.agent.processes import living_children
+from tfcluster.backends.local import AgentProcess
+from tfcluster.wire.file_sending import FilesStalledError
+from tfcluster.wire.file_transfer import FarFileChangedError, FarFiles, FarFilesError, Sent
+from tfcluster.wire.link import AgentLink, Streams
+
+MB = 1 << 20
+
+
+class Node:
+    """An agent that keeps a cache of its own, and a link to it that can be cut."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.data = folder / "data"
+        self.data.mkdir()
+        self.config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
+        self.config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
+        self.config |= {"cache": str(folder / "cache")}
+        self.process = AgentProcess(sys.executable, self.config)
+        self.lines: list[asyncio.StreamWriter] = []
+        self.heard: list[dict[str, Any]] = []
+
+    async def _dial(self) -> Streams:
+        streams = await asyncio.open_unix_connection(str(self.config["socket"]))
+        self.lines.append(streams[1])
+        return streams
+
+    @contextlib.asynccontextmanager
+    async def link(self) -> AsyncIterator[AgentLink]:
+        hello = {name: self.config[name] for name in ("run_id", "node", "token")}
+        link = AgentLink(self._dial, {**hello, "stream_logs": True}, lease_s=30.0)
+        await link.open()
+        self.pid: int = link.welcome["pid"]
+        listening = asyncio.create_task(self._listen(link))
+        try:
+            yield link
+        finally:
+            await link.send({"type": "shutdown"})
+            await link.close()
+            await listening
+
+    async def _listen(self, link: AgentLink) -> None:
+        async for message in link:
+            self.heard.append(message)
+
+    def cut(self) -> None:
+        self.lines[-1].transport.abort()
+
+    @property
+    def filer(self) -> int:
+        (pid,) = living_children()[self.pid]
+        return pid
+
+    def most_kilobytes(self, pid: int) -> int:
+        """Of memory that the process ever had."""
+        facts = Path(f"/proc/{pid}/status").read_text()
+        return int(facts.partition("VmHWM:")[2].split()[0])
+
+    def open_files(self) -> list[str]:
+        """Of those in `data`, by the process that handles files."""
+        links = []
+        for fd in Path(f"/proc/{self.filer}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(fd))
+        return [path for path in links if path.startswith(str(self.data))]
+
+    def file(self, size: int, name: str = "a") -> dict[str, Any]:
+        """Arguments of a reading."""
+        content = bytes(range(256)) * (size // 256)
+        (self.data / name).write_bytes(content)
+        found = (self.data / name).stat()
+        return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    folder = Path(tempfile.mkdtemp(prefix="tfc-"))  # a socket's path may have 108 bytes
+    made = Node(folder)
+    yield made
+    made.process._process.wait(20)
+    assert not made.process.last_words()
+    made.process._errors.close()
+    shutil.rmtree(folder)
+
+
+class Taken:
+    """What came of one file."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+
+    async def __call__(self, data: bytes) -> None:
+        self.data += data
+        await self.may_go_on.wait()
+
+
+def run(node: Node, story: Callable[[FarFiles], Awaitable[None]]) -> None:
+    async def tell() -> None:
+        async with asyncio.timeout(60), node.link() as link:
+            await story(link.files)
+
+    asyncio.run(tell())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 (files and processes send no events)
+        await asyncio.sleep(0.01)
+
+
+def test_a_file_comes_whole_with_its_hash(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(3 * MB)
+        digest = await files.read(str(node.data), "a", taken, **listed)
+        assert digest == hashlib.sha512(taken.data).hexdigest()
+        assert taken.data == (node.data / "a").read_bytes()
+        with pytest.raises(FarFileChangedError, match="No such file"):
+            await files.read(str(node.data), "b", taken, **listed)
+        (node.data / "a").write_bytes(b"another")
+        with pytest.raises(FarFileChangedError, match="changed"):
+            await files.read(str(node.data), "a", Taken(), **listed)
+
+    run(node, story)
+
+
+def test_of_a_file_that_grows_comes_what_was_listed(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(MB)
+        with (node.data / "a").open("ab") as file:
+            file.write(b"more, written later")
+        digest = await files.read(str(node.data), "a", taken, **listed, start=1000, grows=True)
+        expected = (node.data / "a").read_bytes()[1000:MB]
+        assert (bytes(taken.data), digest) == (expected, hashlib.sha512(expected).hexdigest())
+
+    run(node, story)
+
+
+def test_a_listing_and_a_tree_may_be_longer_than_a_frame_s_page(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        names = [f"{number:04}" + "ä" * 120 for number in range(1500)]
+        source = node.folder / "source"
+        source.write_text("x")
+        tree = [Sent(name, source, 0o755) for name in names]
+        await files.send_tree(str(node.data / "sent"), tree, keep=False)
+        found = await files.scan(str(node.data / "sent"))
+        assert [path for path, _, _ in found] == names
+        assert {path.stat().st_mode & 0o777 for path in (node.data / "sent").iterdir()} == {0o700}
+        assert (node.data / "sent").stat().st_mode & 0o777 == 0o700
+
+    run(node, story)
+
+
+def test_a_line_that_breaks_costs_a_file_nothing_and_is_read_once(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(32 * MB)
+        taken.may_go_on.clear()
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=2e7))
+        await until(lambda: bool(taken.data))
+        for _ in range(3):
+            before = len(node.lines)
+            node.cut()
+            await until(lambda before=before: len(node.lines) > before)  # type: ignore[misc]
+            taken.may_go_on.set()
+            size = len(taken.data)
+            await until(lambda size=size: len(taken.data) > size)  # type: ignore[misc]
+            assert len(node.open_files()) <= 1
+        digest = await reading
+        assert taken.data == (node.data / "a").read_bytes()
+        assert digest == hashlib.sha512(taken.data).hexdigest()
+
+    run(node, story)
+
+
+def test_a_tree_arrives_over_a_line_that_breaks(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        node.file(24 * MB, "big")
+        node.file(0, "empty")
+        tree = [Sent(name, node.data / name, mtime_ns=10**18) for name in ("big", "empty")]
+        into = node.folder / "nodes/run/gpu1/tasks/checkpoints"
+        sending = asyncio.create_task(files.send_tree(str(into), tree, keep=False))
+        passing = node.folder / "cache" / "passing"
+        await until(lambda: any(p.stat().st_size > MB for p in passing.glob("*/*")))
+        node.cut()
+        await sending
+        assert (into / "big").read_bytes() == (node.data / "big").read_bytes()
+        assert (into / "empty").stat().st_mtime_ns == 10**18
+        assert (into / "big").stat().st_mode & 0o777 == 0o600
+        assert not list(passing.glob("*/*")), "moved, not copied"
+
+    run(node, story)
+    assert not list((node.folder / "cache" / "passing").iterdir())
+
+
+def test_who_stops_reading_calls_it_off(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        listed = node.file(64 * MB)
+
+        async def full(data: bytes) -> None:
+            raise OSError("No space left on device")
+
+        with pytest.raises(OSError, match="No space"):
+            await files.read(str(node.data), "a", full, **listed, rate=1e5)
+        await until(lambda: not node.open_files())
+
+    run(node, story)
+
+
+def test_what_is_not_written_yet_is_not_sent(node: Node) -> None:
+    """So neither side ever holds more than a few megabytes of a file."""
+
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(64 * MB)
+        taken.may_go_on.clear()
+        came = list[int]()
+        hear = files.hear
+
+        def count(message: Mapping[str, Any]) -> None:
+            came.append(len(message.get("data", "")))
+            hear(message)
+
+        files.hear = count  # type: ignore[method-assign]
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed))
+        await until(lambda: sum(came) >= 8 * MB)
+        await files.scan(str(node.data))  # another order is answered meanwhile
+        assert sum(came) <= 9 * MB
+        taken.may_go_on.set()
+        await reading
+        assert sum(came) == 64 * MB
+        assert node.most_kilobytes(node.pid) < 40_000
+        assert node.most_kilobytes(node.filer) < 40_000
+
+    run(node, story)
+
+
+def test_a_reading_that_is_under_way_hurries(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(16 * MB)
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
+        await until(lambda: bool(taken.data))
+        files.hurry()  # else it would take weeks
+        await reading
+
+    run(node, story)
+
+
+def test_a_reading_that_hurries_still_does_over_a_new_line(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(16 * MB)
+        taken.may_go_on.clear()
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
+        await until(lambda: bool(taken.data))
+        files.hurry()
+        node.cut()
+        await until(lambda: len(node.lines) > 1)
+        taken.may_go_on.set()
+        async with asyncio.timeout(20):
+            await reading
+
+    run(node, story)
+
+
+def test_a_small_file_does_not_wait_for_a_slow_one(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, big, small = Taken(), node.file(16 * MB), node.file(256, "small")
+        slow = asyncio.create_task(files.read(str(node.data), "a", taken, **big, rate=10.0))
+        await until(lambda: bool(taken.data))
+        await files.read(str(node.data), "small", Taken(), **small, rate=1e6)
+        slow.cancel()
+
+    run(node, story)
+
+
+def test_exits_and_logs_do_not_wait_for_a_disk_that_stands_still(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        listed = node.file(64 * MB)
+        taken = Taken()
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=1e8))
+        await until(lambda: bool(taken.data))
+        stuck = node.filer
+        os.kill(stuck, signal.SIGSTOP)
+        entry = {"task": "worker:0", "argv": ["sh", "-c", "echo said; exit 7"], "env": {}}
+        entry |= {"cwd": "/", "log": str(node.folder / "log")}
+        await files._send({"type": "start", "attempt": 1, "tasks": [entry]})
+        await until(lambda: any(m["type"] == "task_exited" for m in node.heard))
+        assert [m["data"] for m in node.heard if m["type"] == "log"] == [b"said\n"]
+        os.kill(stuck, signal.SIGCONT)
+        await reading
+        assert node.filer == stuck, "a start of tasks ends what others left running, and not this"
+
+    run(node, story)
+
+
+@pytest.mark.parametrize("what", ["scan", "look", "read", "send"])
+def test_who_waits_for_files_that_stand_still_is_told(node: Node, what: str) -> None:
+    """As over a dead file server. It waited for ever, while the line and the tasks were well."""
+
+    async def story(files: FarFiles) -> None:
+        listed = node.file(4 * MB)
+        tree = [Sent("a", node.data / "a")]
+        ask: dict[str, Callable[[], Awaitable[Any]]] = {
+            "scan": lambda: files.scan(str(node.data)),
+            "look": lambda: files.look([str(node.data)], name="a", text="", inode=1),
+            "read": lambda: files.read(str(node.data), "a", Taken(), **listed),
+            "send": lambda: files.send_tree(str(node.data / "into"), tree, keep=False),
+        }
+        await ask[what]()
+        files._silence_s = 1.0
+        os.kill(node.filer, signal.SIGSTOP)
+        for _ in ("it is found out", "and known: the next one is told soon"):
+            with pytest.raises(
+                FilesStalledError, match="gpu1 has answered nothing about its files"
+            ):
+                await ask[what]()
+        os.kill(node.filer, signal.SIGCONT)
+        files._silence_s = 60.0
+        await ask[what]()
+
+    run(node, story)
+
+
+def test_a_line_that_is_cut_is_no_disk_that_stands_still(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease says how long one is waited for."""
+
+    async def story(files: FarFiles) -> None:
+        node.file(4 * MB)
+        files._silence_s = 0.5
+        real = node._dial
+        off = asyncio.Event()
+
+        async def dial() -> Streams:
+            await off.wait()
+            return await real()
+
+        link = files._send.__self__  # type: ignore[attr-defined]
+        link._dial = dial
+        node.cut()
+        await until(lambda: not files.is_connected)
+        scanning = asyncio.create_task(files.scan(str(node.data)))
+        done, _ = await asyncio.wait([scanning], timeout=1.5)
+        assert not done
+        off.set()
+        assert [path for path, _, _ in await scanning] == ["a"]
+
+    run(node, story)
+
+
+def test_work_that_takes_long_is_none_that_stands_still(node: Node) -> None:
+    """At its rate a slice comes only once in hours."""
+
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(16 * MB)
+        files._silence_s = 3.0
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
+        await until(lambda: bool(taken.data))
+        done, _ = await asyncio.wait([reading], timeout=4.0)
+        assert not done
+        reading.cancel()
+
+    run(node, story)
+
+
+def test_what_handles_files_can_be_killed_and_comes_back(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        taken, listed = Taken(), node.file(16 * MB)
+        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
+        await until(lambda: bool(taken.data))
+        os.kill(node.filer, signal.SIGKILL)
+        with pytest.raises(FarFilesError, match="killed"):
+            await reading
+        assert [path for path, _, _ in await files.scan(str(node.data))] == ["a"]
+
+    run(node, story)
+
+
+def test_of_a_tree_that_was_on_its_way_nothing_stays_where_its_process_is_killed(
+    node: Node,
+) -> None:
+    async def story(files: FarFiles) -> None:
+        node.file(32 * MB, "big")
+        tree = [Sent("big", node.data / "big")]
+        sending = asyncio.create_task(files.send_tree(str(node.folder / "in"), tree, keep=False))
+        passing = node.folder / "cache" / "passing"
+        await until(lambda: any(p.stat().st_size > 0 for p in passing.glob("*/*")))
+        os.kill(node.filer, signal.SIGKILL)
+        with pytest.raises(FarFilesError, match="killed"):
+            await sending
+        assert not [*passing.iterdir()]
+
+    run(node, story)
+
+
+def test_a_tree_that_is_called_off_is_sent_to_who_waits_for_the_same_files(node: Node) -> None:
+    async def story(files: FarFiles) -> None:
+        node.file(32 * MB, "big")
+        tree = [Sent("big", node.data / "big")]
+        where = [node.folder / f"nodes/run/gpu1/{name}" for name in ("one", "two")]
+        both = [asyncio.create_task(files.send_tree(str(into), tree, keep=False)) for into in where]
+        passing = node.folder / "cache" / "passing"
+        await until(lambda: any(p.stat().st_size > 0 for p in passing.glob("*/*")))
+        both[0].cancel()
+        await asyncio.gather(*both, return_exceptions=True)
+        assert [into.exists() for into in where] == [False, True]
+        assert (where[1] / "big").stat().st_size == 32 * MB
+
+    run(node, story)

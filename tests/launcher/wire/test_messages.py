@@ -1,0 +1,247 @@
+"""A node that talks nonsense ends itself with a clear word, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tfcluster.agent import protocol
+from tfcluster.agent.protocol import ProtocolError
+from tfcluster.wire import messages as vetting
+from tfcluster.wire.link import AgentLink, Streams
+
+TASK = {"task": "worker:0", "attempt": 1}
+WELCOME = {"type": "welcome", "n": 0, "pid": 5, "guard_pid": 6, "last_seen": 0, "cache": "/c"}
+GOOD: list[dict[str, Any]] = [
+    WELCOME,
+    {"type": "refused", "reason": "no"},
+    {"type": "ports_held", "ports": {"worker:0": 2222}},
+    {"type": "port_taken", "task": "worker:0", "host": "h", "port": 1, "pid": None},
+    {"type": "task_started", **TASK, "pid": 7},
+    {"type": "start_failed", **TASK, "error": "no such file"},
+    {"type": "task_event", **TASK, "event": {"type": "ready"}},
+    {"type": "task_stopped", **TASK, "signal": 19},
+    {"type": "task_continued", **TASK},
+    {
+        **{"type": "task_exited", **TASK, "exit_code": None, "signal": 9, "ended_by": "itself"},
+        **{"duration_s": 1.5, "peak_rss_bytes": None, "oom": None},
+    },
+    {"type": "log_lost", **TASK, "bytes": 3, "reason": "disk full"},
+    {"type": "unkillable", "task": None, "pids": [4]},
+    {"type": "wants", "id": 1, "digests": ["ab"]},
+    {"type": "received", "id": 1},
+    {"type": "receive_failed", "id": 1, "error": "no"},
+    {"type": "scanned", "id": 1, "entries": [["a", 1, 2], ["unreadable/", -1, 2]]},
+    {"type": "read_end", "id": 1, "is_unchanged": True, "sha512": "ab"},
+    {"type": "guard_lost"},
+    {"type": "agent_ending", "signal": 15},
+    {"type": "bye"},
+    {"type": "a kind of a later version", "with": ["anything"]},
+]
+
+
+@pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
+def test_what_agents_say_passes(message: dict[str, Any]) -> None:
+    vetting.check({"n": 1, **message})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"type": 5}, "whose type is 5"),
+        ({"type": ["list"]}, "whose type is ['list']"),
+        ({"n": "one"}, "whose n is 'one'"),
+        ({"duration_s": float("inf")}, "whose duration_s is inf"),
+        ({"duration_s": None}, "whose duration_s is None"),
+        ({"attempt": True}, "whose attempt is True"),
+        ({"exit_code": -1}, "whose exit_code is -1"),
+        ({"task": {"a": 1}}, "whose task is {'a': 1}"),
+        ({"ended_by": "x" * 500 and 7}, "whose ended_by is 7"),
+        ({"type": "link_cut"}, "which no agent sends"),
+    ],
+)
+def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
+    exited = next(message for message in GOOD if message["type"] == "task_exited")
+    with pytest.raises(ProtocolError) as caught:
+        vetting.check({**exited, **wrong})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        ["a\0b", 1, 2],
+        ["\ud800", 1, 2],
+        ["a", 1, 10**30],
+        ["a", 1, -(10**30)],
+        ["a", 1, 2.5],
+        ["a", -1, 2],
+    ],
+    ids=ascii,
+)
+def test_a_file_that_none_here_can_be_is_none(entry: list[Any]) -> None:
+    with pytest.raises(ProtocolError, match="whose entries is"):
+        vetting.check({"type": "scanned", "id": 1, "entries": [entry]})
+
+
+def test_a_file_of_bytes_that_are_no_utf_8_from_before_1970_is_one() -> None:
+    vetting.check({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
+
+
+def test_a_field_that_is_missing_is_named() -> None:
+    with pytest.raises(ProtocolError, match="'task_exited' whose exit_code is missing"):
+        vetting.check({"type": "task_exited", **TASK})
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"type": "task_started", "task": "worker:1", "attempt": 1, "pid": 1},
+        {"type": "ports_held", "ports": {"worker:0": 1, "worker:1": 2}},
+        {"type": "log", "name": "worker:1/1", "offset": 0, "data": b""},
+        {"type": "log", "name": "../../etc/passwd", "offset": 0, "data": b""},
+        {"type": "task_event", "task": "no task", "attempt": 1, "event": {}},
+    ],
+    ids=str,
+)
+def test_nobody_speaks_for_the_task_of_another(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="no task of its own"):
+        vetting.check_owner(message, {"worker:0"}, {"prepare"})
+
+
+@pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
+def test_for_its_own_it_does(message: dict[str, Any]) -> None:
+    vetting.check_owner(message, {"worker:0"})
+
+
+def test_ports_of_all_its_tasks_are_told() -> None:
+    told = {"type": "ports_held", "ports": {"worker:0": 2222}}
+    with pytest.raises(ProtocolError, match="without worker:1"):
+        vetting.check_owner(told, {"worker:0", "worker:1"})
+
+
+def test_of_a_task_started_by_hand_only_its_port_is_told() -> None:
+    told = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
+    vetting.check_owner(told, {"worker:0"}, by_hand={"worker:1"})
+    with pytest.raises(ProtocolError, match="without worker:1"):
+        vetting.check_owner(
+            told | {"ports": {"worker:0": 2222}}, {"worker:0"}, by_hand={"worker:1"}
+        )
+    started = {"type": "task_started", "task": "worker:1"}
+    with pytest.raises(ProtocolError, match="no task of its own"):
+        vetting.check_owner(started, {"worker:0"}, by_hand={"worker:1"})
+
+
+def test_steps_are_anybodys() -> None:
+    vetting.check_owner({"type": "task_started", "task": "prepare"}, {"worker:0"}, {"prepare"})
+
+
+# -- over a line ----------------------------------------------------------------------------
+
+
+def control(message: dict[str, Any]) -> bytes:
+    return protocol.control_frame(message)
+
+
+EXITED = {
+    **{"type": "task_exited", "n": 1, **TASK, "exit_code": 0, "signal": None},
+    **{"ended_by": "itself", "duration_s": "long"},
+}
+BAD = {
+    "no frame": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a frame"),
+    "a frame without an end": (struct.pack(">cI", b"C", 1 << 31), "not a frame"),
+    "no JSON": (protocol.frame(b"C", b"{"), "holds no JSON object"),
+    "deep JSON": (protocol.frame(b"C", b"[" * 100_000), "holds no JSON object"),
+    "a long number": (protocol.frame(b"C", b'{"n":' + b"9" * 9000 + b"}"), "holds no JSON object"),
+    "no object": (protocol.frame(b"C", b"[]"), "not a JSON object"),
+    "no type": (control({"n": 1}), "whose type is missing"),
+    "a wrong type": (control(EXITED), "whose duration_s is 'long'"),
+    "a damaged log": (protocol.frame(b"L", b"\xff"), "a data frame is damaged"),
+    "a log of no name": (protocol.frame(b"L", b"\0\1\xff" + bytes(8)), "a data frame is damaged"),
+    "a damaged number": (protocol.frame(b"A", b"1"), "an acknowledgement is damaged"),
+}
+
+
+@asynccontextmanager
+async def linked(*after_welcome: bytes, welcome: dict[str, Any] = WELCOME) -> AsyncIterator[Any]:
+    """A link to an agent that says this and is then silent; and how often it was dialled."""
+    dials: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        dials.append(writer)
+        writer.write(protocol.MAGIC + control(welcome))
+        await writer.drain()
+        await reader.read(100)  # the hello
+        writer.write(b"".join(after_welcome))
+        await writer.drain()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+
+    async def dial() -> Streams:
+        return await asyncio.open_connection(host, port)
+
+    link = AgentLink(dial, {"run_id": "r", "node": "n", "token": "t"}, lease_s=60.0)
+    try:
+        yield link, dials
+    finally:
+        await link.close()
+        for writer in dials:
+            writer.close()
+        server.close()
+        await server.wait_closed()
+
+
+@pytest.mark.parametrize(("sent", "said"), BAD.values(), ids=BAD)
+def test_a_bad_frame_ends_the_node_with_what_it_sent(sent: bytes, said: str) -> None:
+    good = control({"type": "task_started", "n": 1, **TASK, "pid": 3})
+
+    async def scenario() -> tuple[list[Any], str, int]:
+        async with asyncio.timeout(60), linked(good, sent) as (link, dials):
+            await link.open()
+            return [message async for message in link], link.last_words(), len(dials)
+
+    messages, words, dialled = asyncio.run(scenario())
+    assert [message["type"] for message in messages] == ["task_started"]
+    assert words.startswith("(it was cut off: it sent ")
+    assert said in words
+    assert len(words) < 500
+    assert dialled == 1, "such an agent is not dialled again"
+
+
+@pytest.mark.parametrize(
+    "welcome",
+    [
+        {**WELCOME, "pid": "5"},
+        {**WELCOME, "cache": 7},
+        {**WELCOME, "executable": 7},
+        {**WELCOME, "last_seen": None},
+        {"type": "task_continued", **TASK},
+    ],
+    ids=str,
+)
+def test_a_welcome_that_is_none_is_refused(welcome: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        async with asyncio.timeout(60), linked(welcome=welcome) as (link, _):
+            with pytest.raises(ProtocolError):
+                await link.open()
+
+    asyncio.run(scenario())
+
+
+def test_a_node_that_is_refused_by_its_listener_ends_too() -> None:
+    async def scenario() -> str:
+        async with asyncio.timeout(60), linked() as (link, dials):
+            await link.open()
+            await link.refuse("word of a task of another")
+            assert [message async for message in link] == []
+            assert len(dials) == 1
+            words: str = link.last_words()
+            return words
+
+    assert "word of a task of another" in asyncio.run(scenario())
