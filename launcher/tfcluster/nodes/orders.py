@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Protocol
 
 from tfcluster.agent.net import reachability
@@ -177,19 +178,19 @@ def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -
     """Look at a node with its tasks' Python and variables (`agent.probe`), as attempt 0."""
     task = next(task for task in plan.tasks if task.node == site.node)
     interpreter = plan.node(site.node).interpreter
-    return _start_look(PREFLIGHT, probe.__file__, interpreter, site, order, digest, task.command)
+    return _start_look(PREFLIGHT, probe, interpreter, site, order, digest, task.command)
 
 
 def start_dial(
     interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
 ) -> dict[str, Any]:
     """Look at the lines from a node to the others (`agent.dial`), as attempt 0."""
-    return _start_look(LINKS, reachability.__file__, interpreter, site, order, digest)
+    return _start_look(LINKS, reachability, interpreter, site, order, digest)
 
 
 def _start_look(
     step: str,
-    script: str,
+    module: ModuleType,
     interpreter: Interpreter | None,
     site: Site,
     order: Mapping[str, Any],
@@ -198,9 +199,10 @@ def _start_look(
 ) -> dict[str, Any]:
     """With the variables of `like`."""
     python = interpreter.path if interpreter is not None else "python3"
+    script = str(module.__file__)
     if site.is_remote:
-        bundled = f"{remote_paths.CACHE}/bundles/{digest}/agent/tfcluster/agent"
-        script = f"{bundled}/{script.rpartition('/')[2]}"
+        file = module.__name__.replace(".", "/") + ".py"
+        script = f"{remote_paths.CACHE}/bundles/{digest}/agent/{file}"
     command = site.command(replace(like, argv=(python, script, json.dumps(order)), cwd="/"))
     log = site.paths.step_log(step, site.node)
     return {"type": "start", "attempt": 0, "tasks": [_order(step, command, log, ())]}
