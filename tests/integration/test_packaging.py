@@ -128,9 +128,7 @@ def test_the_page_that_a_hint_names_can_be_read_there(empty: Path, tmp_path: Pat
 
 
 def test_what_the_image_is_built_from_is_found_there(empty: Path, tmp_path: Path) -> None:
-    code = (
-        "from tfcluster.backends.docker import worker_image; print(*worker_image.folders())"
-    )
+    code = "from tfcluster.backends.docker import worker_image; print(*worker_image.folders())"
     found = check([str(empty / "python"), "-c", code], cwd=tmp_path).split()
 
     assert all(Path(folder).is_relative_to(empty.parent) for folder in found)
