@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from tests.integration.commandline import CommandLine
 from tests.lab.docker_images import STUB
@@ -53,6 +55,17 @@ ip -n outside route add default via 192.0.2.1
 """Another machine, beside the one on which the daemon runs, that routes through it."""
 
 
+@pytest.fixture
+def outside(dockerd: Dockerd) -> Iterator[tuple[str, ...]]:
+    """The command before one that is to run on that machine."""
+    made = dockerd.run(["sh", "-e", "-c", OUTSIDE])
+    try:
+        assert made.returncode == 0, made.stderr
+        yield ("ip", "netns", "exec", "outside")
+    finally:
+        dockerd.run(["ip", "netns", "delete", "outside"])
+
+
 def dials(dockerd: Dockerd, *before: str, address: str, port: int) -> str:
     done = dockerd.run([*before, "python3", "-c", DIAL, address, str(port)])
     assert done.returncode == 0, done.stderr
@@ -60,10 +73,9 @@ def dials(dockerd: Dockerd, *before: str, address: str, port: int) -> str:
 
 
 def test_only_the_run_itself_and_the_daemons_machine_reach_a_task(
-    dockerd: Dockerd, shell: CommandLine
+    dockerd: Dockerd, shell: CommandLine, outside: tuple[str, ...]
 ) -> None:
     harbor = Harbor(shell, dockerd.docker)
-    assert dockerd.run(["sh", "-e", "-c", OUTSIDE]).returncode == 0
     dockerd.docker("network", "create", "strangers")
     run = harbor.up(harbor.spec(LISTEN))
     run.wait_for_line("reached its peers")
@@ -74,7 +86,6 @@ def test_only_the_run_itself_and_the_daemons_machine_reach_a_task(
     assert (
         dials(dockerd, address=address, port=port) == "connected"
     )  # from the host: said in docs and start panel
-    outside = ("ip", "netns", "exec", "outside")
     # The way to the host is open, but beyond it there is none.
     assert dials(dockerd, *outside, address="192.0.2.1", port=9) == "ConnectionRefusedError"
     assert dials(dockerd, *outside, address=address, port=port) == "TimeoutError"
@@ -86,5 +97,4 @@ def test_only_the_run_itself_and_the_daemons_machine_reach_a_task(
         dockerd.docker("exec", harbor.container(run, node), "touch", "/tmp/go")
     ended(run)
     dockerd.docker("network", "rm", "strangers")
-    dockerd.run(["ip", "netns", "delete", "outside"])
     assert harbor.left() == []
