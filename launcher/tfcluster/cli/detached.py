@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfcluster.cli.launching import (
+from tfcluster.cli.launch_steps import (
     Options,
     conclude,
     finish,

@@ -39,7 +39,7 @@ def command(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 where all that
     failed here only followed a failure on another machine: start all of them again.
     """
-    from tfcluster.cli.launching import Options, launch
+    from tfcluster.cli.launch import Options, launch
     from tfcluster.discovery.planning import plan_join
 
     planned = plan_join(

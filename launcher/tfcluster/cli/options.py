@@ -50,7 +50,7 @@ _WATCH_OPTIONS = (
 
 
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds them; `command` gets one argument `watch`, fields of `launching.Options`."""
+    """Adds them; `command` gets one argument `watch`, fields of `launch_steps.Options`."""
 
     @functools.wraps(command)
     def with_watch(

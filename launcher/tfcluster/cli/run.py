@@ -45,7 +45,7 @@ def command(
 
     On this machine, or with --hosts on others, through ssh.
     """
-    from tfcluster.cli.launching import Options, get_ready, launch
+    from tfcluster.cli.launch import Options, get_ready, launch
     from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
 

@@ -51,7 +51,7 @@ def command(
     ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
     2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
     """
-    from tfcluster.cli.launching import Options, get_ready, launch
+    from tfcluster.cli.launch import Options, get_ready, launch
     from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import plan_again, plan_file
 

@@ -1,10 +1,9 @@
-"""What `up` and `run` share: from a planned spec to the exit code, with a view beside it."""
+"""The steps of a launch that the foreground and the background share."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from importlib import import_module
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tfcluster.errors import TfclusterError
@@ -39,35 +38,6 @@ class Options:
     """Faults to rehearse, as they were typed."""
 
 
-def get_ready() -> None:
-    """Import what a start needs, in the time in which the tasks' Python tells what it is."""
-    parts = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
-    for part in parts:
-        import_module(f"tfcluster.{part}")
-
-
-def launch(planned: Planned, options: Options) -> int:
-    """Run it, in the foreground to its end; returns the command's exit code.
-
-    Raises what stands in the way before the first task starts.
-    """
-    planned.require()
-    wishes_of(planned, options)
-    if options.warm:
-        planned = _kept_warm(planned)
-    if options.detach:
-        from tfcluster.cli.detached import launch_detached, with_lease
-
-        return launch_detached(with_lease(planned), options)
-    return _launch_here(planned, options)
-
-
-def _kept_warm(planned: Planned) -> Planned:
-    from tfcluster.backends.warm_start import keep_warm
-
-    return replace(planned, plan=keep_warm(planned.plan, planned.spec.runtime.warm_s))
-
-
 def wishes_of(planned: Planned, options: Options) -> Wishes:
     """Raises UsageError for a fault to rehearse that is none, or cannot be done."""
     from tfcluster.coordinator.startup import Wishes
@@ -93,30 +63,6 @@ def open_session(planned: Planned, options: Options) -> Session:
         resume=options.resume,
         in_background=options.detach,
     )
-
-
-def _launch_here(planned: Planned, options: Options) -> int:
-    from tfcluster.coordinator.foreground import signals_held_back
-    from tfcluster.ui.follow import RunView
-
-    terminal = Terminal()
-
-    def announce(ports: Mapping[str, int]) -> None:
-        view.say(start_text(planned, session.paths, ports, options, terminal))
-
-    with signals_held_back():
-        session = open_session(planned, options)
-        view = RunView(
-            session.paths, terminal, json_lines=options.as_json, collapse=options.collapse
-        )
-        view.start()
-        outcome = session.run(
-            announce=announce,
-            wishes=wishes_of(planned, options),
-        )
-    finish(view)
-    state, paths = session.journal.state, session.paths
-    return conclude(state, paths, outcome, terminal, unrecorded=session.unrecorded)
 
 
 def start_text(
