@@ -1,4 +1,4 @@
-"""Both halves know which releases of Keras 3 are mended, and neither imports the other."""
+"""Both halves know which releases of Keras 3 are patched, and neither imports the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tfcluster.plan import keras_settings as launchers
 WORKERS = Path(__file__).parents[2] / "workers"
 
 
-def test_launcher_and_workers_mend_the_same_releases(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_and_workers_patch_the_same_releases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(WORKERS))
-    from tfcluster_workers import keras3
+    from tfcluster_workers.keras3 import release
 
-    assert launchers.TESTED == keras3.TESTED
-    assert launchers.SWITCH == keras3.SWITCH
+    assert launchers.TESTED == release.TESTED
+    assert launchers.SWITCH == release.SWITCH
     for version in ("3.2.1", "3.3.0", "3.15.1", "3.15.2", "3.16.0rc1", "3.9.0.dev1", "2.15.0", ""):
-        assert launchers.is_tested(version) == keras3.is_tested(version), version
+        assert launchers.is_tested(version) == release.is_tested(version), version

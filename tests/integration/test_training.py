@@ -77,8 +77,8 @@ def test_the_first_spec_trains_two_workers_to_95_percent(first: Trained) -> None
     for task in ("worker:0", "worker:1"):
         (accuracy,) = first.said(task, r"^test accuracy (\S+)")
         assert float(accuracy) >= 0.95
-    assert len(first.said("worker:0", r"^tfcluster: Keras (\S+) is mended")) == 1
-    assert first.said("worker:1", r"^tfcluster: Keras (\S+) is mended") == []
+    assert len(first.said("worker:0", r"^tfcluster: patched Keras (\S+) for")) == 1
+    assert first.said("worker:1", r"^tfcluster: patched Keras (\S+) for") == []
     (prepared,) = first.of("prepare_finished")
     assert prepared["exit_code"] == 0
     assert first.state["warnings"] == []
@@ -211,7 +211,7 @@ def test_a_custom_training_loop_trains_and_its_checkpoint_is_gathered(
     assert trained.state["checkpoints"][-1]["kind"] == "tf_checkpoint"
 
 
-def test_a_keras_3_that_cannot_be_mended_is_explained_before_and_after(lab: Runs) -> None:
+def test_a_keras_3_that_cannot_be_patched_is_explained_before_and_after(lab: Runs) -> None:
     lab.line.script("keras3.py", tutorial.KERAS_3)
     options = (f"--python={PYTHONS['newest']}", "--set=job.hooks=off")
     trained = lab.train("run", *options, "keras3.py")

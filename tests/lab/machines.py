@@ -107,7 +107,7 @@ class Lab:
         """Pull its cable: no packet of anybody goes in or out."""
         self.in_switch("ip", "link", "set", self.link(machine), "down")
 
-    def mend(self, machine: Machine) -> None:
+    def repair(self, machine: Machine) -> None:
         """The end of `cut`."""
         self.in_switch("ip", "link", "set", self.link(machine), "up")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from tfcluster_workers import keras3
+from tfcluster_workers.keras3 import release
 
 from .releases import ROOT, releases
 
 
 def test_the_tested_range_ends_where_the_tested_releases_do() -> None:
-    assert (releases()[0], releases()[-1]) == keras3.TESTED
+    assert (releases()[0], releases()[-1]) == release.TESTED
 
 
 def test_at_least_four_minor_releases_are_tested() -> None:

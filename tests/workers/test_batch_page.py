@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster_workers.jobs import options
+from tfcluster_workers.jobs.parts import options
 
 ROOT = Path(__file__).parents[2]
 TF215 = ROOT / ".venv-tf215/bin/python"

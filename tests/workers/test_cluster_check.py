@@ -12,8 +12,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from tfcluster_workers import cluster_check, keras_watch, reporting, tf_config_changes
+from tfcluster_workers import reporting
 from tfcluster_workers.errors import ClusterChangedError
+from tfcluster_workers.hooks import cluster_check, keras_hooks, tf_config_changes
 
 from .conftest import PYTHONS, free_ports
 
@@ -294,7 +295,9 @@ def test_a_server_of_fewer_tasks_is_refused(task: Task) -> None:
 def test_all_names_of_this_machine_are_one(
     task: Task, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfcluster_workers.cluster_check.socket.gethostname", lambda: "gpu2.lan")
+    monkeypatch.setattr(
+        "tfcluster_workers.hooks.cluster_check.socket.gethostname", lambda: "gpu2.lan"
+    )
     task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
     joins({**HOSTS, "worker": ["gpu1:2222", f"{host}:2222"]}, 1, "server")
     assert task.notes == []
@@ -323,7 +326,7 @@ def test_a_fault_of_the_check_breaks_nothing(task: Task) -> None:
 
 CHANGES = """
 import os, unittest.mock
-from tfcluster_workers import tf_config_changes
+from tfcluster_workers.hooks import tf_config_changes
 def tell():
     file, line, deed = tf_config_changes.last_change()
     print(os.path.basename(file), line, deed)
@@ -439,7 +442,7 @@ def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.Mo
 
     training = types.ModuleType("training")
     vars(training)["Model"] = Model
-    keras_watch.watch_fit(training)
+    keras_hooks.watch_fit(training)
     monkeypatch.setattr(cluster_check, "note_lone_fit", lambda model: done.append("looked"))
     Model().fit()
     assert done == ["looked", "fit"]

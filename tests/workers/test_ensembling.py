@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tfcluster_workers import ensembling
+from tfcluster_workers.jobs.parts import ensembling
 
 Floats = NDArray[np.float64]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster_workers import failures
-from tfcluster_workers.keras3 import Keras3Error
+from tfcluster_workers.keras3.release import Keras3Error
 
 CONVERTED = "__autograph_generated_file1x2y.py"
 
@@ -101,7 +101,7 @@ def test_a_frame_of_cython_is_nobodys() -> None:
 
 
 def test_a_fault_of_ours_keeps_the_frames_that_show_it() -> None:
-    wrapper = f"{OURS}/keras3_trainer.py"
+    wrapper = f"{OURS}/keras3/trainer.py"
     files = (f"{OURS}/boot.py", USER, wrapper)
     assert files_of(raised_through(*files, error=AttributeError("x"))) == [USER, wrapper]
     meant = raised_through(*files, error=Keras3Error("the metric `top` …"))

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from tfcluster_workers import iterator_ends
+from tfcluster_workers.hooks import iterator_ends
 
 from .conftest import PYTHONS, WORKERS
 
@@ -179,7 +179,7 @@ def test_a_file_is_free_when_its_iterator_is_dropped(
 PRELUDE = f"""
 import os, sys, threading, time
 sys.path.insert(0, {str(WORKERS)!r})
-from tfcluster_workers import iterator_ends
+from tfcluster_workers.hooks import iterator_ends
 
 class Tensor:
     def __init__(self, end):

@@ -1,4 +1,4 @@
-"""Keras 3 on two workers, as released it fails, mended it gives the numbers of one worker.
+"""Keras 3 on two workers, as released it fails, patched it gives the numbers of one worker.
 
 The cases are those of the folder keras3: all run in one gang of two, and once by one worker.
 """
@@ -40,7 +40,7 @@ SPELLINGS = {
     "tf.keras": "import tensorflow as tf\nkeras = tf.keras",
 }
 KNOWN_FAULTS = r"Invalid reduction dimension 0|convert a value \(PerReplica"
-ANNOUNCED = "is mended for several workers (keras#20585)"
+ANNOUNCED = "for multi-worker training (keras#20585)"
 
 
 def named(kind: str) -> list[str]:
@@ -111,7 +111,7 @@ def test_what_cannot_work_is_refused_with_the_way_out(
     }[refused] in error
 
 
-def test_the_chief_says_once_that_keras_is_mended_and_how_it_is_not(
+def test_the_chief_says_once_that_keras_is_patched_and_how_it_is_not(
     run: Callable[[int], list[Finished]],
 ) -> None:
     said = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
@@ -133,22 +133,25 @@ def test_without_the_shim_a_script_fails_and_with_it_works_as_it_is(
 
     if spelling == "import keras":
         for ended in train(TFCLUSTER_KERAS3_SHIM="off"):
-            assert ended.code == 1, "Keras trains by itself: has upstream mended it?"
+            assert ended.code == 1, "Keras trains by itself: has upstream patched it?"
             assert re.search(KNOWN_FAULTS, ended.text), ended.text[-3000:]
             assert ANNOUNCED not in ended.text
-    mended = train()
-    assert [ended.code for ended in mended] == [0, 0], mended[0].text[-3000:]
-    assert all("predicted (8, 1)" in ended.text for ended in mended)
-    steps = [event["step"] for event in mended[0].events if event["type"] == "progress"]
+    patched = train()
+    assert [ended.code for ended in patched] == [0, 0], patched[0].text[-3000:]
+    assert all("predicted (8, 1)" in ended.text for ended in patched)
+    steps = [event["step"] for event in patched[0].events if event["type"] == "progress"]
     assert steps[-1] == 2
-    told = [line for line in mended[0].text.splitlines() if line.startswith("evaluated")]
-    assert told == [line for line in mended[1].text.splitlines() if line.startswith("evaluated")]
+    told = [line for line in patched[0].text.splitlines() if line.startswith("evaluated")]
+    assert told == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
 
 
 def test_a_release_outside_the_range_is_refused_before_the_first_step(
     gang: Gang, tmp_path: Path
 ) -> None:
-    older = "from tfcluster_workers import keras3\nkeras3.TESTED = ('3.3.0', '3.4.0')\nimport keras"
+    older = (
+        "from tfcluster_workers.keras3 import release\n"
+        "release.TESTED = ('3.3.0', '3.4.0')\nimport keras"
+    )
     (tmp_path / "job.py").write_text(FIT.format(imported=older))
     tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
     ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: {})

@@ -1,4 +1,4 @@
-"""Which Keras a job takes: `keras.version`, what is installed, and what can be mended decide."""
+"""Which Keras a job takes: `keras.version`, what is installed, and what can be patched decide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers import keras3, keras3_trainer, keras_choice
+from tfcluster_workers import keras_choice
+from tfcluster_workers.keras3 import patching, release
+from tfcluster_workers.keras3 import trainer as keras3_trainer
 
 TWO = {"worker": ["a:1", "b:1"]}
 SERVED = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
@@ -17,7 +19,7 @@ SERVED = {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}
 
 @pytest.fixture(autouse=True)
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "TFCLUSTER_SETTINGS", keras3.SWITCH):
+    for name in ("TF_CONFIG", "TF_USE_LEGACY_KERAS", "TFCLUSTER_SETTINGS", release.SWITCH):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -117,7 +119,7 @@ def known_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
     self._symbolic_build(self.reduce("MEAN", data_batch))
 
 
-def mended_reduce(values: Any, strategy: Any, reduction: Any) -> Any:
+def patched_reduce(values: Any, strategy: Any, reduction: Any) -> Any:
     return strategy.mean_of_scalars(values)
 
 
@@ -125,7 +127,7 @@ def other_build(self: Any, data_batch: Any) -> Any:
     self._symbolic_build(self.DistributedValues, self.reduce("MEAN", data_batch))
 
 
-def test_a_keras_that_was_mended_by_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keras_that_was_patched_by_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release that lacks what one of the later parts replaces: the others are in place."""
 
     def fail(trainer: Any) -> None:
@@ -133,21 +135,21 @@ def test_a_keras_that_was_mended_by_half_is_refused(monkeypatch: pytest.MonkeyPa
 
     half: Any = ModuleType("trainer")
     vars(half).update(vars(trainer(known_reduce, known_build)))
-    monkeypatch.setitem(sys.modules, keras3.TRAINER, half)
-    monkeypatch.setattr(keras3, "_version", lambda: "3.15.1")
-    monkeypatch.setattr(keras3, "_mend", fail)
+    monkeypatch.setitem(sys.modules, patching.TRAINER, half)
+    monkeypatch.setattr(release, "version", lambda: "3.15.1")
+    monkeypatch.setattr(patching, "_patch", fail)
     with pytest.raises(AttributeError):
-        keras3.attach()
+        patching.attach()
     assert hasattr(half.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__"), "it is checked"
-    with pytest.raises(keras3.Keras3Error, match="could not mend Keras 3"):
-        keras3.require_mended(half)
+    with pytest.raises(release.Keras3Error, match="could not patch all of Keras 3"):
+        patching.require_patched(half)
 
 
 @pytest.mark.parametrize(
     ("reduce", "build", "unknown"),
     [
         (known_reduce, known_build, ""),
-        (mended_reduce, known_build, "reduce_per_replica"),
+        (patched_reduce, known_build, "reduce_per_replica"),
         (None, known_build, "reduce_per_replica"),
         (known_reduce, other_build, "TensorFlowTrainer._maybe_symbolic_build"),
     ],
@@ -155,5 +157,5 @@ def test_a_keras_that_was_mended_by_half_is_refused(monkeypatch: pytest.MonkeyPa
 def test_only_functions_that_are_as_known_are_replaced(
     reduce: Any, build: Any, unknown: str
 ) -> None:
-    """The day Keras mends them itself, that is noticed."""
+    """The day Keras patches them itself, that is noticed."""
     assert keras3_trainer.what_is_unknown(trainer(reduce, build)) == unknown

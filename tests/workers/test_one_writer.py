@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers import keras2_callbacks, keras3_callbacks, one_writer
+from tfcluster_workers.hooks import keras2_callbacks, one_writer
+from tfcluster_workers.keras3 import callbacks as keras3_callbacks
 
 
 @dataclass
@@ -123,7 +124,7 @@ def keras() -> Any:
     module: Any = ModuleType("callbacks")
     for owner in (ModelCheckpoint, BackupAndRestore, TensorBoard, CSVLogger):
         setattr(module, owner.__name__, owner)
-    keras3_callbacks.mend(module)
+    keras3_callbacks.patch(module)
     return module
 
 
@@ -269,7 +270,7 @@ def test_with_keras_2_too_a_later_fit_is_resumed_from_a_backup_of_its_own() -> N
     inside: Any = ModuleType("callbacks")
     inside.CSVLogger = type("CSVLogger", (), {})
     inside.worker_training_state = SimpleNamespace(WorkerTrainingState=WorkerTrainingState)
-    keras2_callbacks.mend(inside)
+    keras2_callbacks.patch(inside)
     state: Any = WorkerTrainingState()
     assert state.restore() == "restored"
     state.delete_backup()

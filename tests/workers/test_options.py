@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import JobError, OptionError
-from tfcluster_workers.jobs import endings, options
+from tfcluster_workers.jobs.parts import endings, options
 
 
 def parse(*arguments: str) -> argparse.Namespace:

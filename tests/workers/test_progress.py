@@ -15,14 +15,8 @@ from typing import Any
 import numpy
 import pytest
 
-from tfcluster_workers import (
-    batch_size,
-    context,
-    event_channel,
-    import_hooks,
-    keras_watch,
-    reporting,
-)
+from tfcluster_workers import context, event_channel, import_hooks, reporting
+from tfcluster_workers.hooks import keras_hooks
 
 
 class Clock:
@@ -111,7 +105,8 @@ def test_the_last_step_is_known_whether_it_was_sent_or_held_back() -> None:
 
 SIGNALLED = """
 import faulthandler, os, signal
-from tfcluster_workers import event_channel, reporting, saved_step
+from tfcluster_workers import event_channel, reporting
+from tfcluster_workers.hooks import save_hooks
 
 faulthandler.dump_traceback_later(20, exit=True)
 sent = []
@@ -124,7 +119,7 @@ class Channel:
         return True
 
 def save(*_):
-    print("saves at step", saved_step.of_model(None, "x"), flush=True)
+    print("saves at step", save_hooks.of_model(None, "x"), flush=True)
     reporting.finished()
 
 signals = [signal.SIGTERM]
@@ -292,11 +287,11 @@ def test_a_fault_of_ours_does_not_break_the_import() -> None:
 
 
 def test_batch_logs_are_shared_out_over_the_replicas() -> None:
-    assert keras_watch.numbers({"loss": 4.0, "remote": object()}, share=2) == {"loss": 2.0}
+    assert keras_hooks.numbers({"loss": 4.0, "remote": object()}, share=2) == {"loss": 2.0}
 
 
 def test_the_batch_size_of_arrays_is_keras_default_and_a_generators_unknown() -> None:
     array = types.SimpleNamespace(shape=(100, 28))
-    assert batch_size.of(array, asked=None) == 32
-    assert batch_size.of(array, asked=64) == 64
-    assert batch_size.of((n for n in range(3)), asked=None) is None
+    assert keras_hooks.of(array, asked=None) == 32
+    assert keras_hooks.of(array, asked=64) == 64
+    assert keras_hooks.of((n for n in range(3)), asked=None) is None

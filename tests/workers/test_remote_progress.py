@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers import keras_watch, reporting
+from tfcluster_workers import reporting
+from tfcluster_workers.hooks import keras_hooks
 
 
 class RemoteValue:
@@ -22,11 +23,11 @@ def test_the_steps_done_are_asked_of_the_servers_and_not_for_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, told = [100.0], list[reporting.Reading]()
-    monkeypatch.setattr(keras_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(keras_hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(reporting, "step_done", told.append)
     servers = SimpleNamespace(value=0)
     iterations = SimpleNamespace(numpy=lambda: servers.value)
-    reporter = keras_watch.FitReporter(32, sums_replicas=True)
+    reporter = keras_hooks.FitReporter(32, sums_replicas=True)
     reporter.set_model(SimpleNamespace(optimizer=SimpleNamespace(_iterations=iterations)))
     reporter.on_train_begin()
     reporter.on_epoch_begin(0)

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster_workers import event_channel, reporting, save_watch, tensorflow_watch
+from tfcluster_workers import event_channel, reporting
+from tfcluster_workers.hooks import save_hooks, tensorflow_hooks
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def saver_class() -> type:
         def save(self, file_prefix: str) -> str:
             return file_prefix
 
-    save_watch.watch_checkpoints(module(TrackableSaver=TrackableSaver))
+    save_hooks.watch_checkpoints(module(TrackableSaver=TrackableSaver))
     return TrackableSaver
 
 
@@ -65,7 +66,7 @@ def test_a_save_of_a_model_that_fails_to_name_its_optimizer_is_reported(
 
         save_weights = save
 
-    save_watch.watch_models(module(Model=Model))
+    save_hooks.watch_models(module(Model=Model))
     reporting.meter.offer(reporting.Reading(30))
     Model().save(str(tmp_path / "model.keras"))
     optimizer = types.SimpleNamespace(_iterations=counter(31))
@@ -115,7 +116,7 @@ def test_a_preemption_save_is_reported_once_with_the_best_step(
             if parts is not None:  # else by means that the hooks do not see
                 saver_class()(**parts).save("ckpt-1")
 
-    tensorflow_watch.watch_preemption(
+    tensorflow_hooks.watch_preemption(
         module(PreemptionCheckpointHandler=PreemptionCheckpointHandler)
     )
     if reported is not None:

@@ -158,7 +158,7 @@ def test_a_search_is_judged_when_it_ends(
 
 def test_an_oracle_elsewhere_is_not_judged(tmp_path: Path, boot: Boot) -> None:
     (tmp_path / "main.py").write_text(
-        "from tfcluster_workers import tuner_watch\n"
+        "from tfcluster_workers.hooks import tuner_hooks as tuner_watch\n"
         "class Client:\n"
         "    __slots__ = ()\n"
         "    def __getattr__(self, name): raise AttributeError(f'{name} is not on the allowlist')\n"

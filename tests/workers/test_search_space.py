@@ -9,7 +9,7 @@ import pytest
 from tfcluster_workers import keras_choice
 from tfcluster_workers.errors import OptionError
 from tfcluster_workers.jobs import tuner
-from tfcluster_workers.jobs.search_space import Data, seed_of
+from tfcluster_workers.jobs.parts.search_space import Data, seed_of
 
 VALUES = {"filters": 16, "units": 64, "learning_rate": 0.0012345678901234567}
 

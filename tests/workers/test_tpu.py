@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tfcluster_workers import strategy, tpu
+from tfcluster_workers import strategy
 from tfcluster_workers.errors import NoTpuError
 
 from .conftest import PYTHONS, WORKERS
@@ -53,23 +53,23 @@ def test_a_resolver_that_never_answers_is_given_up() -> None:
         return Resolver("")
 
     with pytest.raises(NoTpuError, match=r"has not answered within 0\.2 s"):
-        tpu.make(resolver, answer_s=0.2)
+        strategy.make_tpu_strategy(resolver, answer_s=0.2)
     answer.set()
 
 
 def test_the_time_for_an_answer_leaves_room_within_ten_seconds() -> None:
-    assert tpu.ANSWER_S <= 9
+    assert strategy.ANSWER_S <= 9
 
 
 def test_an_address_at_which_nobody_answers_is_named(nowhere: str) -> None:
     with pytest.raises(NoTpuError, match=rf"nothing answers at {nowhere[7:]} \("):
-        tpu.make(lambda: Resolver(nowhere))
+        strategy.make_tpu_strategy(lambda: Resolver(nowhere))
 
 
 def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(tpu.VARIABLE, "no_such_module:resolver")
+    monkeypatch.setenv(strategy.VARIABLE, "no_such_module:resolver")
     with pytest.raises(NoTpuError, match="TFCLUSTER_TPU_RESOLVER=no_such_module:resolver: No mod"):
-        tpu.make()
+        strategy.make_tpu_strategy()
 
 
 # -- with a real TensorFlow ------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up
     """A server that takes the request and never answers: urlopen has no time-out of its own."""
     code = (
         "import tensorflow\n"
-        "from tfcluster_workers import tpu\n"
+        "from tfcluster_workers import strategy as tpu\n"
         "try: tpu.make(answer_s=2)\n"
         "except tpu.NoTpuError as error: print(error)\n"
     )

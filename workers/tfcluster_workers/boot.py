@@ -36,13 +36,15 @@ def main() -> None:
     kind, target, *arguments = sys.argv[1:]
     dump_stacks_on_sigusr1()
     load_our_package()
+    from tfcluster_workers import script_paths
+
     prepare_reporting()
     present_as_plain_python(kind, target, arguments)
     try:
         strike_at_start()
         if kind == "module":
             run_module(target)
-        elif os.path.isdir(target) or is_archive(target):
+        elif os.path.isdir(target) or script_paths.is_archive(target):
             run_folder(target)
         else:
             run_script(target)
@@ -60,12 +62,13 @@ def main() -> None:
 def wait_for_a_task() -> None:
     """Import what `sys.argv` names; returns in a fork of this process, with a task's `sys.argv`."""
     load_our_package()
-    from tfcluster_workers import event_channel, tf_config_changes, watching  # noqa: F401
+    from tfcluster_workers import event_channel, import_hooks, script_paths  # noqa: F401
+    from tfcluster_workers.hooks import tf_config_changes  # noqa: F401
 
     first = frozenset(sys.modules)
-    from tfcluster_workers import preload
+    from tfcluster_workers.preload import importer
 
-    preload.become_task(sys.argv[2:], first)
+    importer.become_task(sys.argv[2:], first, is_path_safe=is_path_safe())
 
 
 def dump_stacks_on_sigusr1() -> None:
@@ -92,7 +95,8 @@ def is_path_safe() -> bool:
 
 def prepare_reporting() -> None:
     """Adopt the agent's socket and wait for the script to import TensorFlow or Keras."""
-    from tfcluster_workers import event_channel, tf_config_changes, watching
+    from tfcluster_workers import event_channel, import_hooks
+    from tfcluster_workers.hooks import tf_config_changes
 
     event_channel.install(event_channel.take_over(os.environ))
     has_agent = event_channel.current().is_open
@@ -104,7 +108,7 @@ def prepare_reporting() -> None:
         tf_config_changes.watch()
     # Of a task that is started by hand nobody hears, but its Keras has to be patched like others'.
     if has_agent or "TFCLUSTER_TASK" in os.environ:
-        watching.attach()
+        import_hooks.attach()
 
 
 def is_rehearsal() -> bool:
@@ -122,6 +126,8 @@ def strike_at_start() -> None:
 
 def present_as_plain_python(kind: str, target: str, arguments: list[str]) -> None:
     """Make `sys.argv`, `sys.orig_argv` and `sys.path[0]` those of a bare interpreter."""
+    from tfcluster_workers import script_paths
+
     original = getattr(sys, "orig_argv", None)
     if original:
         what = ["-m", target] if kind == "module" else [target]
@@ -129,18 +135,7 @@ def present_as_plain_python(kind: str, target: str, arguments: list[str]) -> Non
         sys.orig_argv = [*options, *what, *arguments]
     sys.argv[:] = ["-m" if kind == "module" else target, *arguments]
     if not is_path_safe():
-        sys.path[0] = os.getcwd() if kind == "module" else folder_of(target)
-
-
-def folder_of(target: str) -> str:
-    """What CPython puts first on `sys.path`: links resolved, archives and folders themselves."""
-    if os.path.isdir(target) or is_archive(target):
-        return target
-    return os.path.dirname(os.path.realpath(target))
-
-
-def is_archive(target: str) -> bool:
-    return os.path.splitext(target)[1] in {".zip", ".pyz"} and os.path.isfile(target)
+        sys.path[0] = os.getcwd() if kind == "module" else script_paths.folder_of(target)
 
 
 def new_main_module() -> ModuleType:

@@ -105,21 +105,21 @@ def epoch_line(keras: Any, model: Any, *, write: Callable[[str], None]) -> Any:
     return keras.callbacks.LambdaCallback(on_epoch_end=on_epoch_end)
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Have the classes of `keras.src.callbacks`, of any Keras, write from one worker only."""
     if "worker_training_state" in vars(module):
-        from tfcluster_workers import keras2_callbacks
+        from tfcluster_workers.hooks import keras2_callbacks
 
-        keras2_callbacks.mend(module)
+        keras2_callbacks.patch(module)
     else:
-        from tfcluster_workers import keras3_callbacks
+        from tfcluster_workers.keras3 import callbacks
 
-        keras3_callbacks.mend(module)
+        callbacks.patch(module)
 
 
 def of(keras: Any) -> Any:
-    """`keras.callbacks`, mended where the import hooks of `boot` are not there to do it."""
-    mend(sys.modules[keras.callbacks.Callback.__module__.removesuffix(".callback")])
+    """`keras.callbacks`, patched where the import hooks of `boot` are not there to do it."""
+    patch(sys.modules[keras.callbacks.Callback.__module__.removesuffix(".callback")])
     return keras.callbacks
 
 

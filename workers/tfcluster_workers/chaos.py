@@ -47,6 +47,7 @@ _others: list[Fault] = []
 _lock = threading.RLock()  # a signal handler may save while this thread holds it
 _step: int | None = None
 _saves = 0
+_before_injection: list[Callable[[], None]] = []
 
 
 def arm(environ: Mapping[str, str]) -> None:
@@ -130,11 +131,15 @@ def _take(faults: list[Fault], is_due: Callable[[Fault], bool]) -> Fault | None:
     return None
 
 
+def before_injection(report: Callable[[], None]) -> None:
+    """Have `report` called before each fault, so that what it holds back is not lost."""
+    _before_injection.append(report)
+
+
 def inject(fault: Fault) -> None:
     """Tell the launcher, then do it. Returns if the fault lets this thread go on."""
-    from tfcluster_workers import reporting
-
-    reporting.finished()  # the step that is held back, so that nothing known is lost
+    for report in _before_injection:
+        report()
     told = {"type": "chaos", "fault": fault.text, "step": _step, "task": fault.task}
     event_channel.current().send({key: value for key, value in told.items() if value is not None})
     for stream in (sys.stdout, sys.stderr):

@@ -1,18 +1,20 @@
-"""Runs our code right after a user's own import of a module, so that nothing is imported for us.
+"""Attaches our hooks right after a user's own import of TensorFlow, Keras or KerasTuner.
 
+Nothing is imported for us alone.
 The loader that the ordinary finders give stays in place (pickling, `importlib.resources` and lazy
 loaders keep what they know); only its `exec_module` is shadowed on that one instance, once.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-TYPE_CHECKING = False  # see boot
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable
 
@@ -86,3 +88,77 @@ def install() -> PostImportFinder:
     finder = PostImportFinder()
     sys.meta_path.insert(0, finder)
     return finder
+
+
+def attach() -> PostImportFinder:
+    """Attach our hooks to the modules that the user's script imports from now on."""
+    finder = install()
+    for name, hooks in _HOOKS.items():
+        for module, function in hooks:
+            finder.after_import(name, _lazily(module, function))
+    return finder
+
+
+def _lazily(module: str, function: str) -> Attach:
+    """Return a hook that imports `module` when it is called: a plain script never pays for it."""
+
+    def hook(imported: ModuleType) -> None:
+        ours = importlib.import_module(f"tfcluster_workers.{module}")
+        getattr(ours, function)(imported)
+
+    return hook
+
+
+_HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
+    "tensorflow.python.distribute.collective_all_reduce_strategy": (
+        ("hooks.tensorflow_hooks", "watch_collective_strategy"),
+    ),
+    "tensorflow.python.distribute.parameter_server_strategy_v2": (
+        ("hooks.tensorflow_hooks", "watch_parameter_server_strategy"),
+    ),
+    "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
+    "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),
+    "tensorflow.python.distribute.failure_handling.failure_handling": (
+        ("hooks.tensorflow_hooks", "watch_preemption"),
+    ),
+    "tensorflow.python.data.ops.iterator_ops": (("hooks.iterator_ends", "watch_iterators"),),
+    "tensorflow.python.data.ops.multi_device_iterator_ops": (
+        ("hooks.iterator_ends", "watch_multi_device_iterators"),
+    ),
+    "tensorflow_estimator.python.estimator.estimator": (
+        ("hooks.tensorflow_hooks", "watch_estimator"),
+    ),
+    "tensorflow_estimator.python.estimator.training": (
+        ("hooks.tensorflow_hooks", "watch_evaluator"),
+    ),
+    "keras": (("keras3.patching", "attach"),),
+    # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
+    "keras.src.callbacks": (
+        ("hooks.keras_hooks", "watch_callback_list"),
+        ("callbacks", "patch"),
+    ),
+    "keras.src.callbacks.callback_list": (("hooks.keras_hooks", "watch_callback_list"),),
+    "tf_keras.src.callbacks": (
+        ("hooks.keras_hooks", "watch_callback_list"),
+        ("callbacks", "patch"),
+    ),
+    "keras.src.engine.training": (
+        ("hooks.keras_hooks", "watch_fit"),
+        ("hooks.save_hooks", "watch_models"),
+    ),
+    "tf_keras.src.engine.training": (
+        ("hooks.keras_hooks", "watch_fit"),
+        ("hooks.save_hooks", "watch_models"),
+    ),
+    "keras.src.backend.tensorflow.trainer": (("hooks.keras_hooks", "watch_fit"),),
+    "keras_tuner.src.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
+    "keras_tuner.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
+    "keras_tuner.src.utils": (("hooks.tuner_hooks", "watch_state"),),
+    "keras_tuner.src.engine.oracle": (("hooks.tuner_hooks", "watch_oracle"),),
+    "keras_tuner.src.distribute.oracle_client": (("hooks.tuner_hooks", "watch_client"),),
+    "keras_tuner.src.distribute.oracle_chief": (("hooks.tuner_hooks", "watch_chief"),),
+    "tensorflow.python.checkpoint.checkpoint": (("hooks.save_hooks", "watch_checkpoints"),),
+    "tensorflow.python.training.saver": (("hooks.save_hooks", "watch_graph_saver"),),
+    "keras.src.models.model": (("hooks.save_hooks", "watch_models"),),
+}
+"""Module that a script imports → (module of ours, its function that gets the imported module)."""

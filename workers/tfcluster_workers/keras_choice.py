@@ -1,7 +1,7 @@
 """Chooses the Keras a job uses: Keras 3 where it can train on several workers, else Keras 2.
 
-Keras 3's own `fit` fails on two workers and more (keras#20585); `keras3` mends the releases it was
-tested with. A job alone chooses in the same way, for equal numbers.
+Keras 3's own `fit` fails on two workers and more (keras#20585); `keras3` patches the releases it
+was tested with. A job alone chooses in the same way, for equal numbers.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import os
 import sys
 from typing import Any
 
-from tfcluster_workers import callbacks, context, keras3, reporting
+from tfcluster_workers import callbacks, context, reporting
 from tfcluster_workers.errors import JobError
+from tfcluster_workers.keras3 import patching, release
 
 
 class KerasChoiceError(JobError):
@@ -24,7 +25,7 @@ class KerasChoiceError(JobError):
 def load() -> Any:
     """The Keras module that `keras.version` of the spec asks for. Call before importing TensorFlow.
 
-    `auto`: Keras 3 in the releases `keras3` mends, else tf_keras, else Keras 3 for a task alone;
+    `auto`: Keras 3 in the releases `keras3` patches, else tf_keras, else Keras 3 for a task alone;
     tf_keras first under ParameterServerStrategy, which Keras 3 does not know. Its callbacks write
     from one worker only. Raises KerasChoiceError.
     """
@@ -48,7 +49,7 @@ def _chosen() -> Any:
 def _prefers_keras_2(keras_3: str) -> bool:
     asked = os.environ.get("TF_USE_LEGACY_KERAS") in {"1", "true", "True"}
     serves = "ps" in context.current().cluster
-    return asked or serves or keras3.is_switched_off() or not keras3.is_tested(keras_3)
+    return asked or serves or release.is_switched_off() or not release.is_tested(keras_3)
 
 
 def _has_keras_2() -> bool:
@@ -66,15 +67,15 @@ def _keras_2() -> Any:
 
 def _keras_3(installed: str) -> Any:
     several = context.current().num_workers > 1
-    if several and not keras3.is_switched_off() and not keras3.is_tested(installed):
-        raise KerasChoiceError(f"{keras3.refusal(installed)}; or {_cure()}")
+    if several and not release.is_switched_off() and not release.is_tested(installed):
+        raise KerasChoiceError(f"{release.refusal(installed)}; or {_cure()}")
     keras = importlib.import_module("keras")
     backend = keras.config.backend()
     if several and backend != "tensorflow":
         raise KerasChoiceError(f"Keras runs on {backend} here: set KERAS_BACKEND=tensorflow")
-    keras3.attach()
-    if several and keras3.is_switched_off():
-        reporting.note(f"Keras 3 cannot `fit` on several workers, and {keras3.SWITCH} is off")
+    patching.attach()
+    if several and release.is_switched_off():
+        reporting.note(f"Keras 3 cannot `fit` on several workers, and {release.SWITCH} is off")
     return keras
 
 

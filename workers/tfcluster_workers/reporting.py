@@ -236,6 +236,9 @@ def finished() -> None:
     meter.flush()
 
 
+chaos.before_injection(finished)
+
+
 def _send_once(kind: str, **fields: str) -> None:
     key = kind + repr(fields)
     if key in _said or not event_channel.current().is_open:

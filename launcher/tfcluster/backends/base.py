@@ -63,7 +63,7 @@ class Backend(Protocol):
         """
         ...
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         """Before another attempt: give nodes back what was taken from them; what that was."""
         ...
 

@@ -115,7 +115,7 @@ class LocalBackend:
             return adopted
         return AgentProcess(self._python, config, name=f"warm-{node.warm.key}")
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         return []
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:

@@ -88,7 +88,7 @@ class SshBackend:
             cure = _cure(f"cannot be reached: {error}", node)
             raise NodeLostError(f"{node.name} cannot be reached: {error}", cure=cure) from error
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         return []
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:

@@ -127,7 +127,7 @@ class Attempts:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._reconnect()
         if self.plan.images:
-            for sentence in await self.loop.meanwhile(self.exchange.mend()):
+            for sentence in await self.loop.meanwhile(self.exchange.repair()):
                 self.record(Warned(message=sentence))
         if again.fresh_ports and self.supervisor.again is again:
             there = [node for node in self.plan.nodes if node.name not in self._lost]

@@ -247,10 +247,10 @@ class Exchange:
                 if link.has_ended:
                     self._ended.add(node)
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         """Before another attempt: what nodes had been robbed of, and have again, in sentences."""
-        mended = await asyncio.gather(*(one.mend() for one in self._backends.values()))
-        return [sentence for sentences in mended for sentence in sentences]
+        repaired = await asyncio.gather(*(one.repair() for one in self._backends.values()))
+        return [sentence for sentences in repaired for sentence in sentences]
 
     def forget(self, node: str, *kinds: str) -> None:
         """A new answer is wanted."""

@@ -18,8 +18,8 @@ from tfcluster.plan.keras_settings import (
     has_hooks,
     has_keras_3,
     install_tf_keras,
-    is_mended,
-    may_mend,
+    is_patched,
+    may_patch,
     strategy_name,
     tuned_settings,
     wants_keras_2,
@@ -95,37 +95,37 @@ def _uses_this_machine(plan: Plan, around: Surroundings) -> bool:
 
 
 def _keras(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:
-    fails = fails_with_keras_3(spec) and not is_mended(spec, python)
+    fails = fails_with_keras_3(spec) and not is_patched(spec, python)
     if not wants_keras_2(spec, python):
         if fails and spec.keras.version == "3":
-            why = _why_not_mended(spec, python)
+            why = _why_not_patched(spec, python)
             yield f"{_KERAS_3_FAILS}, {why}: keras.version asks for it"
         return
     if imports_keras and fails:
         # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).
         cure = "write `import tf_keras as keras`, or use tf.keras"
-        yield f"{_KERAS_3_FAILS}, {_why_not_mended(spec, python)}: {cure}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {cure}"
     elif version := python.packages.get("tf-keras"):
         yield f"{_reason(spec, python)}: tf_keras {version} is used"
     elif fails:
         cure = f"leave `hooks` on, or {install_tf_keras(python)}"
-        yield f"{_KERAS_3_FAILS}, {_why_not_mended(spec, python)}: {cure}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {cure}"
 
 
 def _reason(spec: ClusterSpec, python: Interpreter) -> str:
     if spec.keras.version == "2":
         return "keras.version is 2"
     if fails_with_keras_3(spec):
-        return f"{_KERAS_3_FAILS}, {_why_not_mended(spec, python)}"
+        return f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}"
     return "Keras 3 does not know ParameterServerStrategy"
 
 
-def _why_not_mended(spec: ClusterSpec, python: Interpreter) -> str:
+def _why_not_patched(spec: ClusterSpec, python: Interpreter) -> str:
     if not has_hooks(spec):
-        return "and without hooks it cannot be mended"
-    if not may_mend(spec):
+        return "and without hooks it cannot be patched"
+    if not may_patch(spec):
         return f"and {SWITCH} is off"
-    return f"and {python.packages.get('keras', 'this release')} is not one that is mended"
+    return f"and {python.packages.get('keras', 'this release')} is not one that is patched"
 
 
 def make_plan(

@@ -17,7 +17,7 @@ from tfcluster.plan.keras_settings import (
     has_keras_3,
     install_tf_keras,
     legacy_keras,
-    needs_mending,
+    needs_patching,
 )
 from tfcluster.plan.placement import by_machine, is_loopback, own_gpus, seats, shares_this_machine
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
@@ -132,12 +132,12 @@ def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[Surroundings
 def _unknown_keras_3(
     spec: ClusterSpec, node: NodePlan, around: Surroundings
 ) -> Iterator[SurroundingsError]:
-    """Its `fit` fails on several workers, this release cannot be mended, tf_keras cannot stand in.
+    """Its `fit` fails on several workers, this release cannot be patched, tf_keras cannot stand in.
 
     Decided from evidence: a job that only says `tf.keras` is refused by `fit` itself.
     """
     python = node.interpreter
-    if python is None or not has_keras_3(python) or not needs_mending(spec, python):
+    if python is None or not has_keras_3(python) or not needs_patching(spec, python):
         return
     imports_keras = "keras" in _imported(around)
     if legacy_keras(spec, python) and not imports_keras:
@@ -146,7 +146,7 @@ def _unknown_keras_3(
     if imports_keras or ours or "tensorflow.keras" in (around.imports or ()):
         message = (
             f"Keras {python.packages['keras']} of {python.path} is not among the releases whose"
-            f" `fit` can be mended for several workers ({TESTED[0]} to {TESTED[1]})"
+            f" `fit` can be patched for several workers ({TESTED[0]} to {TESTED[1]})"
         )
         other = "write `import tf_keras as keras`" if imports_keras else install_tf_keras(python)
         pin = f"{python.path} -m pip install 'keras=={TESTED[1]}'"

@@ -1,6 +1,6 @@
-"""Which Keras the tasks get: Keras 3 fails on several workers unless its release can be mended.
+"""Which Keras the tasks get: Keras 3 fails on several workers unless its release can be patched.
 
-`tfcluster_workers.keras3` mends it inside the task, in the releases it was tested with; where it
+`tfcluster_workers.keras3` patches it inside the task, in the releases it was tested with; where it
 cannot, tf_keras stands in (TF_USE_LEGACY_KERAS).
 """
 
@@ -74,7 +74,7 @@ def named_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
 
 
 TESTED: Final = ("3.3.0", "3.15.1")
-"""First and last release of Keras that can be mended: `keras3.TESTED` of the workers' half."""
+"""First and last release of Keras that can be patched: `keras3.TESTED` of the workers' half."""
 
 SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
 """`off` in a task's environment: Keras 3 stays as it is (`keras3.SWITCH` of the workers' half)."""
@@ -101,27 +101,27 @@ def is_from_2_16(packages: Mapping[str, str]) -> bool:
 
 
 def is_tested(version: str) -> bool:
-    """Whether this release of Keras lies in the range that is mended."""
+    """Whether this release of Keras lies in the range that is patched."""
     first, last = map(_numbers, TESTED)
     return first <= _numbers(version) <= last
 
 
-def is_mended(spec: ClusterSpec, python: Interpreter) -> bool:
+def is_patched(spec: ClusterSpec, python: Interpreter) -> bool:
     """Whether Keras 3 will work on several workers: through our hooks, in a release we know."""
-    return may_mend(spec) and is_tested(python.packages.get("keras", ""))
+    return may_patch(spec) and is_tested(python.packages.get("keras", ""))
 
 
-def may_mend(spec: ClusterSpec) -> bool:
+def may_patch(spec: ClusterSpec) -> bool:
     """Whether our hooks are in the tasks and were not told to leave Keras alone."""
     is_off = str(spec.job.env.get(SWITCH) or "").lower() in {"off", "0", "false", "no"}
     return has_hooks(spec) and not is_off
 
 
-def needs_mending(spec: ClusterSpec, python: Interpreter) -> bool:
+def needs_patching(spec: ClusterSpec, python: Interpreter) -> bool:
     """Whether `fit` would refuse this Keras 3: several workers, our hooks, a release unknown."""
     if "keras" not in python.packages or spec.keras.version == "2" or spec.job.kind == "plain":
         return False
-    return fails_with_keras_3(spec) and may_mend(spec) and not is_mended(spec, python)
+    return fails_with_keras_3(spec) and may_patch(spec) and not is_patched(spec, python)
 
 
 def fails_with_keras_3(spec: ClusterSpec) -> bool:
@@ -136,7 +136,7 @@ def wants_keras_2(spec: ClusterSpec, python: Interpreter) -> bool:
         return False
     if spec.keras.version == "2" or strategy_name(spec) == "parameter_server":
         return True
-    return fails_with_keras_3(spec) and not is_mended(spec, python)
+    return fails_with_keras_3(spec) and not is_patched(spec, python)
 
 
 def legacy_keras(spec: ClusterSpec, python: Interpreter | None) -> bool:

@@ -62,7 +62,7 @@ def is_read_at_import(name: str) -> bool:
 
 
 def modules(spec: ClusterSpec, code: Code | None) -> tuple[str, ...]:
-    """What is to be imported ahead, in `tfcluster_workers.preload`'s notation; () for nothing."""
+    """Return what to import ahead, in the notation of `tfcluster_workers.preload.importer`."""
     if spec.runtime.preload == "off" or not has_hooks(spec) or code is None or obstacle(code):
         return ()
     tops = {name.partition(".")[0] for name in code.imports}

@@ -58,7 +58,7 @@ class Keras(Section):
 
     version: Literal["auto", "2", "3"] = documented(
         "auto",
-        "Keras generation; `auto`: Keras 3 where it is mended for several workers, else Keras 2.",
+        "Keras generation; `auto`: Keras 3 where it is patched for several workers, else Keras 2.",
         "2",
     )
     precision: Literal["float32", "float64", "mixed_float16", "mixed_bfloat16"] | None = documented(

@@ -85,7 +85,7 @@ MESSAGES: tuple[Known, ...] = (
     ),
     Known(
         "keras-3",  # 72388, keras 20585, ray 47464
-        "Keras 3 fails on several workers (keras#20585), and nothing mended it here: start a"
+        "Keras 3 fails on several workers (keras#20585), and nothing patched it here: start a"
         " script with hooks on, or write `import tf_keras as keras`",
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
         kind=PERMANENT,
@@ -102,8 +102,8 @@ MESSAGES: tuple[Known, ...] = (
     ),
     Known(
         "keras-3-refused",
-        "what tfcluster mends in Keras 3 does not reach this; the message has the way out",
-        r"Keras3Error|whose `fit` tfcluster mends",
+        "what tfcluster patches in Keras 3 does not reach this; the message has the way out",
+        r"Keras3Error|whose `fit` tfcluster patches",
         kind=PERMANENT,
         is_own=True,
     ),

@@ -123,7 +123,7 @@ CAUSE_WAIT_S = 12.0
 """How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
 LAST_WORD_S = 3.0
 """A chief whose tuners have all failed may have a reason to tell: it looks for one every second
-(tfcluster_workers/tuner_watch.py)."""
+(tfcluster_workers/hooks/tuner_hooks.py)."""
 FROZEN_S = 10.0
 """How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
 _TASKS_NAMED = 8

@@ -34,7 +34,7 @@ def table(look: Look, *, width: int | None, colours: bool) -> Painted:
     else:
         shown, rest = _plain(look, nodes, width or _UNLIMITED), list(look.findings)
     others = len(look.nodes) - len(nodes)
-    more = [f"{plural(others, 'other node')}: nothing to mend", ""] if others else []
+    more = [f"{plural(others, 'other node')}: OK", ""] if others else []
     told = [harmless_text(_told(finding)) for finding in rest]
     parts = [shown, "", *more, *told, *([""] if rest else []), _count(look)]
     return Painted("\n".join(parts))

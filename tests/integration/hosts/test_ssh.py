@@ -154,7 +154,7 @@ def test_last_words_that_were_written_while_a_line_was_cut_are_heard(office: Off
         office.lab.cut(host)
     run.wait_for_event("node_unreachable")
     for host in office.hosts:
-        office.lab.mend(host)
+        office.lab.repair(host)
     assert run.end() == 1, run.said
     for task in ("worker:0", "worker:1"):
         assert run.log(task).splitlines()[:100] == numbered(100)
@@ -167,7 +167,7 @@ def test_training_goes_on_while_a_line_is_cut(office: Office) -> None:
     run.wait_for_line("line 20", "worker:1")
     office.lab.cut(office.hosts[1])
     run.wait_for_event("node_unreachable")
-    office.lab.mend(office.hosts[1])
+    office.lab.repair(office.hosts[1])
     assert run.end() == 0, run.said
     assert run.log("worker:1").splitlines() == numbered(400)
     assert run.log("worker:0").splitlines() == numbered(400)

@@ -48,7 +48,7 @@ RESTORE = """
 import sys
 import tensorflow as tf
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import digits_cnn
+from tfcluster_workers.jobs.parts import digits_cnn
 
 model = digits_cnn.build(tf.keras, seed=99)
 tf.train.Checkpoint(model=model).restore(sys.argv[1]).assert_existing_objects_matched()

@@ -307,7 +307,7 @@ def test_after_a_crash_the_next_process_finds_only_whole_ones(
     assert [gathered.save for gathered in add(store, chief)] == [2]
 
 
-def test_a_crash_between_the_rename_and_the_text_proto_is_mended(chief: Path, root: Path) -> None:
+def test_a_crash_between_the_rename_and_the_text_proto_is_patched(chief: Path, root: Path) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
     write_prefix(chief, "ckpt-2", saved=2)
     add(Store(root), chief)

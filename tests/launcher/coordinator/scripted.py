@@ -264,7 +264,7 @@ class _Backend:
             raise NodeLostError(f"{node.name} cannot be reached: {error}") from error
         return link
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         return []
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:

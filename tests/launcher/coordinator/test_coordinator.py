@@ -169,7 +169,7 @@ class Node:
         self.links.append(Link("" if self.links else self._until, self._last))
         return self.links[-1]
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         return []
 
     async def close(self, **_: object) -> list[str]:

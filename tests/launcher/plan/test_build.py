@@ -292,7 +292,7 @@ def test_tf_keras_stands_in_where_keras_3_would_fail(
     assert any("tf_keras" in note and "is used" in note for note in plan.notes) is legacy
 
 
-def test_a_command_cannot_be_mended(plan_of: Planner) -> None:
+def test_a_command_cannot_be_patched(plan_of: Planner) -> None:
     plan = plan_of({"job": {"script": None, "command": ["python", "train.py"]}})
     assert env(plan)["TF_USE_LEGACY_KERAS"] == "1"
 
@@ -304,7 +304,7 @@ def test_a_command_cannot_be_mended(plan_of: Planner) -> None:
         ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, "TFCLUSTER_KERAS3_SHIM is off"),
     ],
 )
-def test_why_keras_3_is_not_mended_is_said(
+def test_why_keras_3_is_not_patched_is_said(
     plan_of: Planner, sections: dict[str, Any], said: str
 ) -> None:
     (note,) = plan_of(sections).notes
@@ -332,7 +332,7 @@ def test_a_switch_in_the_launchers_own_environment_is_seen_where_tasks_inherit_i
     assert "TF_USE_LEGACY_KERAS" not in env(far)
 
 
-def test_a_keras_3_that_is_mended_needs_no_word(plan_of: Planner) -> None:
+def test_a_keras_3_that_is_patched_needs_no_word(plan_of: Planner) -> None:
     assert plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes == ()
 
 

@@ -124,7 +124,7 @@ def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surro
         ),
     ],
 )
-def test_a_keras_3_that_cannot_be_mended_is_refused_where_nothing_stands_in(
+def test_a_keras_3_that_cannot_be_patched_is_refused_where_nothing_stands_in(
     spec_of: SpecOf,
     machine: Surroundings,
     sections: dict[str, Any],

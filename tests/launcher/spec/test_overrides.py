@@ -95,7 +95,7 @@ def test_an_item_of_a_number_is_refused(tmp_path: Path) -> None:
     assert found.message == "cluster.worker is no list in the file"
 
 
-def test_an_option_mends_the_file(tmp_path: Path) -> None:
+def test_an_option_changes_the_file(tmp_path: Path) -> None:
     value = {**LEAST, "job": {"script": "t.py", "args": "--x"}}
     assert spec_of(value, tmp_path, sets=["job.args=[]"]).job.args == ()
 

@@ -64,7 +64,7 @@ MESSAGES = [
     (
         "keras-3-refused",
         Kind.PERMANENT,
-        "tfcluster_workers.keras3.Keras3Error",
+        "tfcluster_workers.keras3.release.Keras3Error",
         "the metric `top` was made outside strategy.scope(), so each worker would count its own"
         " share only: make it inside",
     ),
@@ -72,7 +72,7 @@ MESSAGES = [
         "keras-3-refused",
         Kind.PERMANENT,
         "SystemExit",
-        "keras_mnist: Keras 3.16.0 is not among the releases whose `fit` tfcluster mends",
+        "keras_mnist: Keras 3.16.0 is not among the releases whose `fit` tfcluster patches",
     ),
     (
         "keras-2-script",

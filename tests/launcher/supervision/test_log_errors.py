@@ -177,7 +177,7 @@ def test_of_what_keras_and_grpc_say_the_sentence_is_left(message: str, said: str
 
 
 def test_a_line_of_our_own_package_and_of_cython_is_nobodys_in_a_log() -> None:
-    wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3_trainer.py"
+    wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3/trainer.py"
     log = (
         f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
         f'  File "{wrapper}", line 121, in call\n    return original()\nValueError: no\n'

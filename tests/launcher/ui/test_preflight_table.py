@@ -75,12 +75,12 @@ def test_on_a_small_screen_the_nodes_stand_one_under_the_other() -> None:
     assert max(len(line) for line in lines[: lines.index("")]) <= 30
 
 
-def test_of_many_nodes_only_those_with_something_to_mend_are_shown() -> None:
+def test_of_many_nodes_only_those_with_something_to_fix_are_shown() -> None:
     seen = tuple(replace(A, node=f"n{number}") for number in range(64))
     look = Look(tuple(one.node for one in seen), seen, (replace(ODD, node="n7"),))
     shown = table(look, width=None, colours=False)
     assert shown.splitlines()[0].split() == ["n7"]
-    assert "63 other nodes: nothing to mend" in shown
+    assert "63 other nodes: OK" in shown
 
 
 def test_a_node_that_could_not_be_reached_has_its_words_in_its_column() -> None:

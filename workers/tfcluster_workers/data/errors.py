@@ -22,7 +22,7 @@ OFFLINE = "--dataset synthetic_digits needs no network"
 
 
 class DataError(JobError):
-    """Something about the data that the user can mend."""
+    """A problem with the data that the user can fix."""
 
 
 class UnknownDatasetError(DataError):

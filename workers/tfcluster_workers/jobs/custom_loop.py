@@ -16,8 +16,15 @@ from typing import Any
 from tfcluster_workers import keras_choice, precision, reporting
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import endings, epochs, fashion_cnn, loop_evaluation, openings, options
-from tfcluster_workers.jobs.loop_checkpoints import LoopCheckpoints, variables_of
+from tfcluster_workers.jobs.parts import (
+    endings,
+    epochs,
+    fashion_cnn,
+    loop_evaluation,
+    openings,
+    options,
+)
+from tfcluster_workers.jobs.parts.loop_checkpoints import LoopCheckpoints, variables_of
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

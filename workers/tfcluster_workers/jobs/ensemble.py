@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from tfcluster_workers import ensembling, gathered, reporting
+from tfcluster_workers import gathered, reporting
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs import endings, options, saved_models
+from tfcluster_workers.jobs.parts import endings, ensembling, options, saved_models
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,10 +13,10 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tfcluster_workers import context, estimator_needs
+from tfcluster_workers import context
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import endings, options
+from tfcluster_workers.jobs.parts import endings, estimator_needs, options
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -113,7 +113,7 @@ def run(chosen: argparse.Namespace) -> None:
     """Train or evaluate, as TF_CONFIG says; the chief predicts and exports at the end."""
     import tensorflow as tf
 
-    from tfcluster_workers.jobs import estimator_results
+    from tfcluster_workers.jobs.parts import estimator_results
 
     here = context.current()
     strategy = strategies.make() if here.cluster else None

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs import digits_cnn, endings, saved_models
+from tfcluster_workers.jobs.parts import digits_cnn, endings, saved_models
 
 
 def find(path: str) -> str:

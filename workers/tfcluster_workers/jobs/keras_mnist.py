@@ -19,7 +19,7 @@ from typing import Any
 from tfcluster_workers import callbacks, keras_choice, precision
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import digits_cnn, endings, openings, options
+from tfcluster_workers.jobs.parts import digits_cnn, endings, openings, options
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -15,10 +15,10 @@ from typing import Any
 
 from tfcluster_workers import context, keras_choice, precision, server
 from tfcluster_workers import strategy as strategies
-from tfcluster_workers.coordination import Steps
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs import digits_cnn, endings, openings, options, saved_models
+from tfcluster_workers.jobs.parts import digits_cnn, endings, openings, options, saved_models
+from tfcluster_workers.jobs.parts.coordination import Steps
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs import endings, options
+from tfcluster_workers.jobs.parts import endings, options
 
 SHOWN = ("data", "file", "off")
 

@@ -19,7 +19,7 @@ from typing import Any
 from tfcluster_workers import context, keras_choice, precision, reporting
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs import endings, options, search_space
+from tfcluster_workers.jobs.parts import endings, options, search_space
 
 OBJECTIVE = "val_loss"
 LONGER = 1.2

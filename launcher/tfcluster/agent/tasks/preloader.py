@@ -1,8 +1,8 @@
 """The process that imports for this node's tasks: started, heard, asked to fork them.
 
-It runs `tfcluster_workers.preload` with the tasks' own Python. What it forks becomes the agent's
-child, so such a task is watched, stopped and reaped like any other. Whatever goes wrong with it
-costs time only: the tasks are started cold, and that is told once.
+It runs `tfcluster_workers.preload.importer` with the tasks' own Python. What it forks becomes the
+agent's child, so such a task is watched, stopped and reaped like any other. A failure here costs
+time only: the tasks start cold, and that is reported once.
 """
 
 from __future__ import annotations

@@ -91,10 +91,10 @@ class DockerBackend:
                 raise NodeLostError(message) from error
             raise
 
-    async def mend(self) -> list[str]:
+    async def repair(self) -> list[str]:
         """Containers that are off the run's network come back on it."""
-        mended = await asyncio.gather(*(one.mend() for one in self._containers.values()))
-        return list(filter(None, mended))
+        repaired = await asyncio.gather(*(one.repair() for one in self._containers.values()))
+        return list(filter(None, repaired))
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
         """Remove what the run made. Containers whose folders are to stay are left as they ended;

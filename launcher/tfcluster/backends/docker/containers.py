@@ -97,7 +97,7 @@ class RunningContainer:
             return False
         return answer.is_good or "No such container" in answer.said
 
-    async def mend(self) -> str:
+    async def repair(self) -> str:
         """Back on the run's network, where somebody has taken it off: what is to be told then."""
         with contextlib.suppress(SurroundingsError, ValueError):
             if await self._is_cut_off():

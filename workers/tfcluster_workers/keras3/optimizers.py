@@ -10,10 +10,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from tfcluster_workers import keras3, keras3_batches
+from tfcluster_workers.keras3 import batches, release
 
 
-def mend() -> None:
+def patch() -> None:
     """Sum first in every optimizer of Keras."""
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -27,11 +27,11 @@ def mend() -> None:
 def _is_replica_of_many() -> bool:
     import tensorflow as tf
 
-    from tfcluster_workers import keras3_trainer
+    from tfcluster_workers.keras3 import release
 
     if tf.distribute.get_replica_context() is None:
         return False
-    return keras3_trainer.spans_workers(tf.distribute.get_strategy())
+    return release.spans_workers(tf.distribute.get_strategy())
 
 
 def _sum_first(owner: Any) -> None:
@@ -76,7 +76,7 @@ def _summed(grads: list[Any], variables: list[Any]) -> list[Any]:
 def _scaled(grad: Any) -> Any:
     import tensorflow as tf
 
-    share = keras3_batches.share_of_gradients()
+    share = batches.share_of_gradients()
     if share is None:
         return grad
     if isinstance(grad, tf.IndexedSlices):
@@ -89,7 +89,7 @@ def _refuse_conditions(optimizer: Any) -> None:
     """A `cond` in a replica cannot hold an update of mirrored variables (TensorFlow's rule)."""
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         if getattr(optimizer, name, None):
-            raise keras3.Keras3Error(
+            raise release.Keras3Error(
                 f"{name} of Keras 3 does not work under a tf.distribute strategy: leave it out,"
                 " or keras.version 2"
             )

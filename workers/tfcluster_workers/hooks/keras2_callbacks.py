@@ -11,11 +11,12 @@ import os
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import keras_watch, one_writer, reporting
-from tfcluster_workers.one_writer import Method
+from tfcluster_workers import reporting
+from tfcluster_workers.hooks import keras_hooks, one_writer
+from tfcluster_workers.hooks.one_writer import Method
 
 
-def mend(callbacks: ModuleType) -> None:
+def patch(callbacks: ModuleType) -> None:
     """Change the classes of `tf_keras.src.callbacks`, or `keras.src.callbacks` of 2.15, once."""
     state = vars(callbacks)["worker_training_state"].WorkerTrainingState
     one_writer.change(callbacks.CSVLogger, "on_train_begin", one_writer.begin_table)
@@ -35,7 +36,7 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
     result = stock(self, *args, **kwargs)
     if one_writer.may_write(strategy):
         folder = os.path.dirname(os.path.abspath(_folder(self)))
-        reporting.saved(folder, step=keras_watch.steps_done(self._model))
+        reporting.saved(folder, step=keras_hooks.steps_done(self._model))
     return result
 
 

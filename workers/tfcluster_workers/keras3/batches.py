@@ -31,7 +31,7 @@ def share_of_gradients() -> Any:
     return share() if getattr(_here, "of_gradients", False) else None
 
 
-def mend(trainer: Any) -> None:
+def patch(trainer: Any) -> None:
     """Mend the scaling of losses and the moments of an empty share."""
     from keras.src.layers import BatchNormalization
     from keras.src.losses import loss
@@ -39,10 +39,10 @@ def mend(trainer: Any) -> None:
 
     trainer.scales_losses = hasattr(loss, "scale_loss_for_distribution")
     if trainer.scales_losses:
-        _mend_scaling(loss)
-    _mend_reduction(loss, scales=trainer.scales_losses)
-    _mend_moments(BatchNormalization)
-    _mend_losses_of_outputs(CompileLoss)
+        _patch_scaling(loss)
+    _patch_reduction(loss, scales=trainer.scales_losses)
+    _patch_moments(BatchNormalization)
+    _patch_losses_of_outputs(CompileLoss)
 
 
 def weight_shares(model: Any, name: str) -> None:
@@ -108,7 +108,7 @@ def _count(part: Any) -> Any:
     return part.nrows() if isinstance(part, tf.RaggedTensor) else tf.shape(part)[0]
 
 
-def _mend_scaling(loss: Any) -> None:
+def _patch_scaling(loss: Any) -> None:
     scale, unscale = loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
 
     @functools.wraps(scale)
@@ -134,7 +134,7 @@ def _mend_scaling(loss: Any) -> None:
     loss.unscale_loss_for_distribution = unscale_loss_for_distribution
 
 
-def _mend_reduction(loss: Any, *, scales: bool) -> None:
+def _patch_reduction(loss: Any, *, scales: bool) -> None:
     """A loss function may return the mean itself, which Keras hands on as it is, unscaled.
 
     Where gradients are scaled, it is only that of an empty share that must not be NaN.
@@ -159,7 +159,7 @@ def _mend_reduction(loss: Any, *, scales: bool) -> None:
     loss.reduce_values = reduce_values
 
 
-def _mend_moments(layer: Any) -> None:
+def _patch_moments(layer: Any) -> None:
     original = layer._moments
 
     @functools.wraps(original)
@@ -178,7 +178,7 @@ def _mend_moments(layer: Any) -> None:
     layer._moments = _moments
 
 
-def _mend_losses_of_outputs(compile_loss: Any) -> None:
+def _patch_losses_of_outputs(compile_loss: Any) -> None:
     """The loss of each output: Keras lets a batch of unknown size count as 1, however shared."""
     original = compile_loss.call
 

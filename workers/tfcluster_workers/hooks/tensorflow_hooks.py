@@ -6,7 +6,8 @@ import functools
 from types import ModuleType
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, cluster_check, context, reporting, save_watch
+from tfcluster_workers import chaos, context, reporting
+from tfcluster_workers.hooks import cluster_check, save_hooks
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
@@ -108,7 +109,7 @@ def _watch_preemption_save(handler: Any) -> None:
         if self._is_chief:  # the others' folder is removed at once
             # A `save_fn` of the script's own may know of no manager.
             latest = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
-            path = save_watch.whole_path(str(latest)) if latest else "checkpoint"
+            path = save_hooks.whole_path(str(latest)) if latest else "checkpoint"
             # What the hooks saw is not reported again. One run may do several steps: what the
             # script says of itself comes before the number of runs.
             known = reporting.seen_step(path), reporting.meter.last_step
@@ -126,9 +127,9 @@ def watch_estimator(module: ModuleType) -> None:
 
     @functools.wraps(train)
     def train_and_report(self: Any, input_fn: Any, hooks: Any = None, *args: Any, **kw: Any) -> Any:
-        from tfcluster_workers import estimator_hook
+        from tfcluster_workers.hooks import estimator_hooks
 
-        watched = [*(hooks or []), estimator_hook.StepReporter()]
+        watched = [*(hooks or []), estimator_hooks.StepReporter()]
         return train(self, input_fn, watched, *args, **kw)
 
     estimator.train = train_and_report
@@ -171,9 +172,9 @@ def _watch_evaluation(estimator: Any) -> None:
     def evaluate_and_report(
         self: Any, input_fn: Any, steps: Any = None, hooks: Any = None, *args: Any, **kw: Any
     ) -> Any:
-        from tfcluster_workers import estimator_hook
+        from tfcluster_workers.hooks import estimator_hooks
 
-        watched = [*(hooks or []), estimator_hook.SignOfLife()]
+        watched = [*(hooks or []), estimator_hooks.SignOfLife()]
         results = evaluate(self, input_fn, steps, watched, *args, **kw)
         if not _is_exporting:
             _report_evaluation(results)

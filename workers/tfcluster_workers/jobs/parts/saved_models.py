@@ -8,7 +8,7 @@ import importlib.util
 from typing import Any
 
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs import digits_cnn, fashion_cnn
+from tfcluster_workers.jobs.parts import digits_cnn, fashion_cnn
 
 MODELS = {"digits_cnn": digits_cnn.build, "fashion_cnn": fashion_cnn.build}
 """Of `keras_mnist` and `parameter_server`, and of `custom_loop`."""

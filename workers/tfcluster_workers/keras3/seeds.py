@@ -19,7 +19,7 @@ _APART = 1_000_003
 """Between the seeds of two replicas: farther than those a script gives its layers."""
 
 
-def mend() -> None:
+def patch() -> None:
     """Have `SeedGenerator` differ by replica, and keep an int64 in releases where it does not."""
     from keras.src.random import seed_generator
 
@@ -36,11 +36,11 @@ def _tell_replicas_apart(owner: Any) -> None:
     def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
-        from tfcluster_workers import keras3_trainer
+        from tfcluster_workers.keras3 import release
 
         seed = original(self, *args, **kwargs)
         replica = tf.distribute.get_replica_context()
-        if replica is None or not keras3_trainer.spans_workers(replica.strategy):
+        if replica is None or not release.spans_workers(replica.strategy):
             return seed
         number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
         return seed + tf.stack([number * _APART, tf.zeros_like(number)])

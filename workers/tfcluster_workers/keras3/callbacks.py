@@ -19,13 +19,15 @@ import tempfile
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import keras3, keras_watch, one_writer, reporting
-from tfcluster_workers.one_writer import Method
+from tfcluster_workers import reporting
+from tfcluster_workers.hooks import keras_hooks, one_writer
+from tfcluster_workers.hooks.one_writer import Method
+from tfcluster_workers.keras3 import release
 
 
-def mend(callbacks: ModuleType) -> None:
+def patch(callbacks: ModuleType) -> None:
     """Change the four classes of `keras.src.callbacks`, once; not where Keras is left as it is."""
-    if keras3.is_switched_off():
+    if release.is_switched_off():
         return
     for owner, methods in _CHANGED.items():
         for name, changed in methods.items():
@@ -85,7 +87,7 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
         _write_below(self, real)
         one_writer.remove(folder if is_real else os.path.dirname(folder))
     if is_real:
-        reporting.saved(os.path.abspath(real), step=keras_watch.steps_done(self.model))
+        reporting.saved(os.path.abspath(real), step=keras_hooks.steps_done(self.model))
     return result
 
 

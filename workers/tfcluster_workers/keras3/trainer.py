@@ -11,20 +11,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
-from tfcluster_workers import keras3, keras3_batches, keras3_variables
-
-
-def spans_workers(strategy: Any) -> bool:
-    """Whether `strategy` is a MultiWorkerMirroredStrategy of two workers and more."""
-    import tensorflow as tf
-
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return False
-    return bool(strategy.extended._in_multi_worker_mode())
+from tfcluster_workers.keras3 import batches, variables
+from tfcluster_workers.keras3.release import spans_workers
 
 
 def what_is_unknown(trainer: Any) -> str:
@@ -66,16 +58,16 @@ def _words(code: CodeType) -> Iterator[str]:
             yield constant
 
 
-def mend(trainer: Any) -> None:
+def patch(trainer: Any) -> None:
     """Replace them in the module `trainer`."""
-    _mend_reduction(trainer)
+    _patch_reduction(trainer)
     if hasattr(trainer.TensorFlowTrainer, "_make_function"):  # Keras 3.7 and newer
-        _mend_executions(trainer.TensorFlowTrainer)
+        _patch_executions(trainer.TensorFlowTrainer)
     if hasattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build"):
-        _mend_build(trainer)
+        _patch_build(trainer)
 
 
-def _mend_reduction(trainer: Any) -> None:
+def _patch_reduction(trainer: Any) -> None:
     original = trainer.reduce_per_replica
 
     @functools.wraps(original)
@@ -107,7 +99,7 @@ def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
     return means
 
 
-def _mend_build(trainer: Any) -> None:
+def _patch_build(trainer: Any) -> None:
     owner = trainer.TensorFlowTrainer
     original = owner._maybe_symbolic_build
 
@@ -153,7 +145,7 @@ def _tells_its_shape(spec: Any) -> bool:
     return bool(spec.shape[1:].is_fully_defined())
 
 
-def _mend_executions(owner: Any) -> None:
+def _patch_executions(owner: Any) -> None:
     original = owner._make_function
 
     @functools.wraps(original)
@@ -185,25 +177,28 @@ def _execute(model: Any, one_step: Any, steps: int, iterator: Any) -> Any:
     return outputs
 
 
-def check_before_use(trainer: Any) -> None:
-    """Refuse what cannot work on several workers before the first step, with the cure."""
+def check_before_use(trainer: Any, require_patched: Callable[[], None]) -> None:
+    """Have the module `trainer` refuse before the first step what cannot work on several workers.
+
+    `require_patched` raises Keras3Error for a Keras that could not be patched.
+    """
     owner = trainer.TensorFlowTrainer
     steps = {"make_train_function": "train_step", "make_test_function": "test_step"}
     for name in (*steps, "make_predict_function", "_maybe_symbolic_build"):
         if hasattr(owner, name):
-            _check(trainer, owner, name, steps.get(name))
+            _check(owner, name, steps.get(name), require_patched)
 
 
-def _check(trainer: Any, owner: Any, name: str, step: str | None) -> None:
+def _check(owner: Any, name: str, step: str | None, require_patched: Callable[[], None]) -> None:
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if spans_workers(self.distribute_strategy):
-            keras3.require_mended(trainer)
+            require_patched()
             if step is not None:
-                keras3_variables.require_shared_metrics(self)
-                keras3_batches.weight_shares(self, step)
+                variables.require_shared_metrics(self)
+                batches.weight_shares(self, step)
         return original(self, *args, **kwargs)
 
     setattr(owner, name, checked)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tfcluster_workers.jobs import openings
+from tfcluster_workers.jobs.parts import openings
 
 
 def evaluate(keras: Any, chosen: argparse.Namespace, loop: Any) -> tuple[float, float]:

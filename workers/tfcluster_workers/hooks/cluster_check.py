@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import reporting, tf_config_changes
+from tfcluster_workers import reporting
 from tfcluster_workers.errors import ClusterChangedError
+from tfcluster_workers.hooks import tf_config_changes
 
 _LISTED = 4
 """Of a job's addresses, how many a message names."""

@@ -11,10 +11,10 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from tfcluster_workers import keras3
+from tfcluster_workers.keras3 import release
 
 
-def mend() -> None:
+def patch() -> None:
     """Make such variables as 3.10 does, in releases that do not."""
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.layers.layer import Layer
@@ -31,9 +31,9 @@ def mend() -> None:
 def _spans_workers() -> bool:
     import tensorflow as tf
 
-    from tfcluster_workers import keras3_trainer
+    from tfcluster_workers.keras3 import release
 
-    return keras3_trainer.spans_workers(tf.distribute.get_strategy())
+    return release.spans_workers(tf.distribute.get_strategy())
 
 
 def _summed_on_read(make: Any, **kwargs: Any) -> Any:
@@ -94,7 +94,7 @@ def require_shared_metrics(model: Any) -> None:
     for metric in _single_metrics(model.metrics):
         values = [getattr(variable, "value", variable) for variable in metric.variables]
         if not all(isinstance(value, tf.distribute.DistributedValues) for value in values):
-            raise keras3.Keras3Error(
+            raise release.Keras3Error(
                 f"the metric `{metric.name}` was made outside strategy.scope(), so each worker"
                 " would count its own share only: make it inside"
             )

@@ -28,7 +28,8 @@ import struct
 import sys
 import time
 
-from tfcluster_workers import boot, event_channel, forked_task
+from tfcluster_workers import event_channel, script_paths
+from tfcluster_workers.preload import forked_task
 
 TYPE_CHECKING = False  # see boot
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ _DESCRIPTORS = 4
 _MOST_WORDS = 2000
 """Of a reason, characters."""
 _OURS = (
-    "callbacks", "chaos", "event_channel", "failures", "iterator_ends", "keras3", "keras_watch",
-    "reporting", "save_watch", "saved_step", "tensorflow_watch", "watching",
+    "callbacks", "chaos", "event_channel", "failures", "hooks.iterator_ends", "hooks.keras_hooks",
+    "hooks.save_hooks", "hooks.tensorflow_hooks", "import_hooks", "keras3.patching", "reporting",
 )  # fmt: skip
 """What a task of ours needs anyway; none of them does more at its import than to define."""
 _SUFFIXES = frozenset(importlib.machinery.all_suffixes())
 
 
-def become_task(names: list[str], first: frozenset[str]) -> None:
+def become_task(names: list[str], first: frozenset[str], *, is_path_safe: bool) -> None:
     """Serve until the agent closes the socket; returns in a fork only, with a task's `sys.argv`.
 
     `first`: the modules that a fresh task has when its script begins.
@@ -57,7 +58,7 @@ def become_task(names: list[str], first: frozenset[str]) -> None:
     agent = os.getppid()
     began = time.monotonic()
     gc.disable()  # a third of the time that TensorFlow's import takes: hardly any of it is garbage
-    why = import_all(names)
+    why = import_all(names, is_path_safe=is_path_safe)
     if not why:
         why = unfit(line.fileno())
     sys.stdout.flush()
@@ -73,10 +74,10 @@ def become_task(names: list[str], first: frozenset[str]) -> None:
     forked_task.settle(order, fds, agent)
 
 
-def import_all(names: Iterable[str]) -> str:
+def import_all(names: Iterable[str], *, is_path_safe: bool) -> str:
     """Why one of `names` could not be imported; empty: all were. Nothing of the script's folder
     is on the path."""
-    kept = [] if boot.is_path_safe() else sys.path[:1]
+    kept = [] if is_path_safe else sys.path[:1]
     del sys.path[: len(kept)]
     try:
         for name in names:
@@ -143,7 +144,7 @@ def serve(line: socket.socket, imported: frozenset[str]) -> tuple[dict[str, Any]
             os.set_inheritable(fd, False)
         order = json.loads(line.recv(NUMBER.unpack(head)[0], socket.MSG_WAITALL))
         kind, target = order["argv"][2:4]
-        folder = order["cwd"] if kind == "module" else boot.folder_of(target)
+        folder = order["cwd"] if kind == "module" else script_paths.folder_of(target)
         why = unfit_for(folder, imported)
         if why:
             send(line, {"refused": why})

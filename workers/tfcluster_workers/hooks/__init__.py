@@ -1,0 +1,1 @@
+"""Hooks into TensorFlow, Keras and KerasTuner inside a task: they report and check."""

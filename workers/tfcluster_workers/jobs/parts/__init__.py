@@ -1,0 +1,1 @@
+"""What the example jobs share: options, models, epochs, checkpoints."""

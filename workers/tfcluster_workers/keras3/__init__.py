@@ -1,0 +1,1 @@
+"""Makes stock Keras 3 train on several workers."""

@@ -1,0 +1,1 @@
+"""Imports TensorFlow once for all tasks of a node and forks them."""
