@@ -75,10 +75,12 @@ def _tfcluster(size: Size) -> Taken:
         box.end(box.start([TFCLUSTER, "up", "first.json", "--no-preflight"], env=path))
         began = time.monotonic()
         process = box.start([TFCLUSTER, "up", "bench.json"], env=path)
-        return _course(box, size, process, began)
+        return _attempt_state(box, size, process, began)
 
 
-def _course(box: Sandbox, size: Size, process: subprocess.Popen[bytes], began: float) -> Taken:
+def _attempt_state(
+    box: Sandbox, size: Size, process: subprocess.Popen[bytes], began: float
+) -> Taken:
     taken = {"all run": _all_run(box, size, 0, process) - began}
     time.sleep(1.0)
     before = _cpu_s(process.pid)

@@ -27,17 +27,17 @@ from dataclasses import dataclass
 
 
 class TfclusterError(Exception):
-    """Base of all; `exit_code` is what the command exits with, `cure` what the user can do."""
+    """Base of all; `exit_code` is what the command exits with, `fix` what the user can do."""
 
     exit_code = 70
 
-    def __init__(self, message: str, *, cure: str = "") -> None:
+    def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.cure = cure
+        self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.message}\n  → {self.cure}" if self.cure else self.message
+        return f"{self.message}\n  → {self.fix}" if self.fix else self.message
 
 
 class UsageError(TfclusterError):
@@ -53,11 +53,11 @@ class Problem:
     place: str
     """``file:line:column``, or the name of a command-line option."""
     message: str
-    cure: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         head = f"{self.place}: {self.message}"
-        return f"{head}\n  → {self.cure}" if self.cure else head
+        return f"{head}\n  → {self.fix}" if self.fix else head
 
 
 class SpecError(UsageError):
@@ -90,12 +90,12 @@ class PortInUseError(SurroundingsError):
         if run_id:
             holder += f" of run {run_id}"
         if run_id:
-            cure = f"end it with `tfcluster down {run_id}`, or write another port (0 = choose one)"
+            fix = f"end it with `tfcluster down {run_id}`, or write another port (0 = choose one)"
         elif pid:
-            cure = f"end pid {pid}, or write another port in the spec (0 = choose one)"
+            fix = f"end pid {pid}, or write another port in the spec (0 = choose one)"
         else:
-            cure = "write another port in the spec (0 = choose one)"
-        super().__init__(f"port {address} is in use: held by {holder}", cure=cure)
+            fix = "write another port in the spec (0 = choose one)"
+        super().__init__(f"port {address} is in use: held by {holder}", fix=fix)
         self.address, self.pid, self.run_id = address, pid, run_id
 
 
@@ -110,7 +110,7 @@ class PreflightError(SurroundingsError):
 
     def __init__(self, findings: Sequence[tuple[str, str, str]]) -> None:
         """`findings`: (node, what is wrong, what to do)."""
-        lines = [f"{node}: {what}\n  → {cure}" for node, what, cure in findings]
+        lines = [f"{node}: {what}\n  → {fix}" for node, what, fix in findings]
         super().__init__(f"{self.HEAD}:\n" + "\n".join(lines))
 
 
@@ -129,7 +129,7 @@ class NodeLostError(SurroundingsError):
         if errors:
             *others, last = errors
             told = dict.fromkeys([*map(str, others), last.message])
-            raise cls("\n".join(told), cure=last.cure)
+            raise cls("\n".join(told), fix=last.fix)
 
 
 class RunFolderError(SurroundingsError):

@@ -71,7 +71,7 @@ def test_the_choice(
 
 
 @pytest.mark.parametrize(
-    ("setting", "keras", "cure"),
+    ("setting", "keras", "fix"),
     [
         ("auto", "3.16.0", "pip install 'keras==3.15.1'; or pip install 'tf-keras~=2.21.0'"),
         ("3", "3.16.0", "pip install 'keras==3.15.1'"),
@@ -79,14 +79,14 @@ def test_the_choice(
     ],
 )
 def test_what_is_missing_is_told_with_the_command_that_gets_it(
-    monkeypatch: pytest.MonkeyPatch, setting: str, keras: str, cure: str
+    monkeypatch: pytest.MonkeyPatch, setting: str, keras: str, fix: str
 ) -> None:
     install(monkeypatch, tensorflow="2.21.0", keras=keras)
     monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"keras_version": setting}))
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": TWO, "task": {"type": "worker"}}))
     with pytest.raises(keras_choice.KerasChoiceError) as refused:
         keras_choice.load()
-    assert cure in str(refused.value)
+    assert fix in str(refused.value)
 
 
 @pytest.mark.parametrize(

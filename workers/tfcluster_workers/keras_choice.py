@@ -58,7 +58,7 @@ def _has_keras_2() -> bool:
 
 def _keras_2() -> Any:
     if not _has_keras_2():
-        raise KerasChoiceError(f"keras.version is 2, and tf_keras is missing: {_cure()}")
+        raise KerasChoiceError(f"keras.version is 2, and tf_keras is missing: {_fix()}")
     if "tensorflow" not in sys.modules:
         # Read by TensorFlow 2.16 and later when `tf.keras` is first used.
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -68,7 +68,7 @@ def _keras_2() -> Any:
 def _keras_3(installed: str) -> Any:
     several = context.current().num_workers > 1
     if several and not release.is_switched_off() and not release.is_tested(installed):
-        raise KerasChoiceError(f"{release.refusal(installed)}; or {_cure()}")
+        raise KerasChoiceError(f"{release.refusal(installed)}; or {_fix()}")
     keras = importlib.import_module("keras")
     backend = keras.config.backend()
     if several and backend != "tensorflow":
@@ -91,7 +91,7 @@ def _keras_of_tensorflow(version: str) -> Any:
     return tf.keras
 
 
-def _cure() -> str:
+def _fix() -> str:
     wanted = ".".join(_version("tensorflow").split(".")[:2])
     return f"pip install 'tf-keras~={wanted}.0'"
 

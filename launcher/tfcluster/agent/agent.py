@@ -8,12 +8,12 @@ import selectors
 import signal
 import time
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.net.ports import PortHolder, PortTaken
 from tfcluster.agent.net.session import Line
-from tfcluster.agent.tasks.log_streaming import Outflow
+from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
-from tfcluster.agent.tasks.runner import Crew
+from tfcluster.agent.tasks.runner import TaskRunner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tfcluster.agent.files.cache import InUse
-    from tfcluster.agent.files.file_process import Files
+    from tfcluster.agent.files.cache import CacheUse
+    from tfcluster.agent.files.file_process import FileOrders
     from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.tasks.host_network_spawner import Outside
+    from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
 FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
 
@@ -37,7 +37,7 @@ class Agent:
         config: dict[str, Any],
         recorder: Recorder,
         guard_alive: int,
-        outside: Outside | None = None,
+        outside: HostNetworkSpawner | None = None,
         before: Agent | None = None,
     ) -> None:
         """`config`: run_id, node, token, socket, ports_dir (null: all ports are this run's) and
@@ -49,8 +49,8 @@ class Agent:
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
         self._preloader: Preloader = Preloader(recorder) if before is None else before._preloader
-        self._outflow = Outflow(self._selector)
-        self._crew = Crew(recorder, self._selector, outside, self._preloader, self._outflow)
+        self._outflow = LogStreams(self._selector)
+        self._crew = TaskRunner(recorder, self._selector, outside, self._preloader, self._outflow)
         self._line = self._crew.line = self._outflow.line = Line(
             config,
             recorder,
@@ -63,7 +63,7 @@ class Agent:
         self._preloader.serve(self._line, self._selector)
         self._cache: str = config.get("cache") or ""
         self._in_use = _in_use(self._cache, config["run_id"]) if self._cache else None
-        self._files: Files | None = None
+        self._files: FileOrders | None = None
         """Made with the first order for it: an agent beside its coordinator is never given one."""
         self._signals: int = _signals_as_bytes() if before is None else before._signals
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
@@ -130,11 +130,11 @@ class Agent:
         if self._files is not None:
             self._files.take(name, offset, data)
 
-    def _with_files(self) -> Files:
+    def _with_files(self) -> FileOrders:
         if self._files is None or self._files.is_over:
-            from tfcluster.agent.files.file_process import Files
+            from tfcluster.agent.files.file_process import FileOrders
 
-            self._files = Files(self._cache, self._line, self._selector)
+            self._files = FileOrders(self._cache, self._line, self._selector)
             self._crew.companions = {self._files.pid}
         return self._files
 
@@ -171,7 +171,7 @@ class Agent:
         try:
             order(message)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            reason = f"{message['type']}: {type(error).__name__}: {words_of(error)}"
+            reason = f"{message['type']}: {type(error).__name__}: {describe_error(error)}"
             if message["type"] in FILE_ORDERS:  # its tasks can go on
                 self._line.say({"type": "files_lost", "error": reason})
             else:
@@ -198,12 +198,12 @@ class Agent:
         self._is_over = self._is_shut_down = True
 
 
-def _in_use(cache: str, run_id: str) -> InUse:
-    from tfcluster.agent.files.cache import InUse
+def _in_use(cache: str, run_id: str) -> CacheUse:
+    from tfcluster.agent.files.cache import CacheUse
 
     up = [os.pardir] * 4  # of agent/tfcluster/agent/agent.py
     bundle = os.path.abspath(os.path.join(__file__, *up))
-    return InUse(bundle, os.path.join(cache, "nodes", run_id))
+    return CacheUse(bundle, os.path.join(cache, "nodes", run_id))
 
 
 def _signals_as_bytes() -> int:

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tfcluster.agent.tasks.host_network_spawner import Outside
+    from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
 
 def main() -> None:
@@ -24,9 +24,9 @@ def main() -> None:
     config_json = b""
     while data := os.read(0, 65536):
         config_json += data
-    from tfcluster.agent.guard import split_off
+    from tfcluster.agent.guard import fork_guard
 
-    recorder, guard_alive = split_off()
+    recorder, guard_alive = fork_guard()
     # Only now: what the guard does not need stays out of its memory.
     import json
 
@@ -53,18 +53,18 @@ def main() -> None:
     os._exit(0)
 
 
-def _enter_private_network() -> Outside:
+def _enter_private_network() -> HostNetworkSpawner:
     """What stays outside; where this system refuses, says so on stdout and ends."""
     from tfcluster.agent.node.namespaces import PrivateNetworkRefused, enter_private_network
-    from tfcluster.agent.tasks.host_network_spawner import Outside
+    from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
-    outside = Outside()
+    outside = HostNetworkSpawner()
     try:
         enter_private_network()
     except PrivateNetworkRefused as refused:
         import json
 
-        words: dict[str, Any] = {"message": refused.message, "cure": refused.cure}
+        words: dict[str, Any] = {"message": refused.message, "cure": refused.fix}
         os.write(1, REFUSED + json.dumps(words).encode() + b"\n")
         os._exit(0)
     return outside

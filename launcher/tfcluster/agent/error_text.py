@@ -17,7 +17,7 @@ _WITHOUT_WORDS = {
 }
 
 
-def words_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """All that it says: with the number and the file of an OSError."""
     name = type(error).__name__
     return str(error).strip() or _WITHOUT_WORDS.get(name, name)
@@ -26,4 +26,4 @@ def words_of(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """The same without the number and the file."""
     strerror = getattr(error, "strerror", None)
-    return strerror if isinstance(strerror, str) and strerror else words_of(error)
+    return strerror if isinstance(strerror, str) and strerror else describe_error(error)

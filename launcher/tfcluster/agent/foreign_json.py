@@ -19,7 +19,7 @@ LARGEST_FILE = 256 << 20
 """Bytes; the state of ten thousand tasks takes a tenth of it."""
 
 
-def parse(text: str | bytes | bytearray) -> Any:
+def parse_json(text: str | bytes | bytearray) -> Any:
     """Return the value of a JSON text; raises ValueError."""
     try:
         return json.loads(text)
@@ -27,15 +27,15 @@ def parse(text: str | bytes | bytearray) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def parse_object(text: str | bytes | bytearray) -> dict[str, Any]:
+def parse_json_object(text: str | bytes | bytearray) -> dict[str, Any]:
     """Return the value of a JSON text that is an object; raises ValueError."""
-    value = parse(text)
+    value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     return value
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the JSON object in a file; raises OSError, and ValueError for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -44,4 +44,4 @@ def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
             raise ValueError("it is not a regular file")
         if found.st_size > LARGEST_FILE:
             raise ValueError(f"it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
-        return parse_object(file.read())
+        return parse_json_object(file.read())

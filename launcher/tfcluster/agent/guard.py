@@ -14,7 +14,7 @@ import contextlib
 import os
 import signal
 
-from tfcluster.agent.processes import adopt_orphans, kill_descendants, signal_group
+from tfcluster.agent.processes import become_subreaper, kill_descendants, signal_group
 
 _LAST_EFFORT_S = 60.0
 
@@ -45,13 +45,13 @@ class Recorder:
             os.write(self._fd, line.encode() + b"\n")
 
 
-def split_off() -> tuple[Recorder, int]:
+def fork_guard() -> tuple[Recorder, int]:
     """Fork: the child returns as the agent, the parent stays as its guard and never returns.
 
     Returns the recorder and a descriptor that reports end-of-file when the guard dies. Must be
     called before anything large is imported, from the only thread.
     """
-    adopt_orphans()
+    become_subreaper()
     from_agent, to_guard = os.pipe()
     guard_alive, held_by_guard = os.pipe()
     guard_pid = os.getpid()
@@ -59,14 +59,14 @@ def split_off() -> tuple[Recorder, int]:
         os.close(from_agent)
         os.close(held_by_guard)
         os.setsid()
-        adopt_orphans()  # not inherited over a fork
+        become_subreaper()  # not inherited over a fork
         return Recorder(to_guard, guard_pid), guard_alive
     os.close(to_guard)
     os.close(guard_alive)
-    _stand_guard(from_agent)
+    _guard(from_agent)
 
 
-def _stand_guard(from_agent: int) -> NoReturn:
+def _guard(from_agent: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)

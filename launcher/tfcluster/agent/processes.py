@@ -38,13 +38,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(127)
 
 
-def name_this(name: str) -> None:
+def set_process_name(name: str) -> None:
     """What `top` and ``ps -o comm`` show, of at most 15 bytes (Linux)."""
     if IS_LINUX:
         _prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def adopt_orphans() -> None:
+def become_subreaper() -> None:
     """Become the parent of every descendant whose own parent ends (Linux)."""
     if IS_LINUX:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -112,7 +112,7 @@ def descendants(of: int = 0) -> list[int]:
     return found
 
 
-def reap_strangers() -> bool:
+def reap_orphans() -> bool:
     """Reap every child that has ended; False when none is left alive or dead."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -130,7 +130,7 @@ def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> bool:
     "nobody left". False: some still live (in the kernel, uninterruptible) after `timeout_s`.
     """
     deadline = time.monotonic() + timeout_s
-    while reap_strangers():
+    while reap_orphans():
         if time.monotonic() > deadline:
             return False
         doomed = [pid for pid in descendants() if pid not in spare]

@@ -20,7 +20,7 @@ import json
 import struct
 from collections import deque
 
-from tfcluster.agent.foreign_json import parse_object
+from tfcluster.agent.foreign_json import parse_json_object
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing is not imported: it would cost the agent a megabyte
@@ -65,7 +65,7 @@ def data_frame(kind: bytes, name: str, offset: int, data: bytes) -> bytes:
 def read_control(payload: bytes) -> dict[str, Any]:
     """Raises ProtocolError unless `payload` is a JSON object."""
     try:
-        return parse_object(payload)
+        return parse_json_object(payload)
     except ValueError as error:
         raise ProtocolError(f"a control frame holds no JSON object: {error}") from None
 

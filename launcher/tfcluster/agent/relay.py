@@ -19,7 +19,7 @@ import time
 from tfcluster.agent import fencing
 from tfcluster.agent.net.listener import process_of
 from tfcluster.agent.net.private_folders import make_private, place_of
-from tfcluster.agent.processes import close_from, name_this
+from tfcluster.agent.processes import close_from, set_process_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
         if found is not None:
             _end_unknown(found)
         if "seat" in config:
-            _seat_agent(config)
+            _start_agent_in_container(config)
         else:
             _start_agent(config)
         return _connect(path)
@@ -171,9 +171,9 @@ def _connect(path: str) -> socket.socket:
     return agent
 
 
-def _seat_agent(config: dict[str, Any]) -> None:
+def _start_agent_in_container(config: dict[str, Any]) -> None:
     """The process that waits in this container becomes the agent (`agent.seat`)."""
-    seat = _await_seat(config["seat"])
+    seat = _await_container(config["seat"])
     code = __file__.rsplit(os.sep, 3)[0]
     seat.sendall(os.fsencode(code) + b"\n" + json.dumps(config).encode())
     seat.shutdown(socket.SHUT_WR)
@@ -182,7 +182,7 @@ def _seat_agent(config: dict[str, Any]) -> None:
             raise RelayError(_NOT_STARTED)
 
 
-def _await_seat(path: str) -> socket.socket:
+def _await_container(path: str) -> socket.socket:
     """The container may have started before its process listens."""
     deadline = time.monotonic() + _SEAT_S
     while True:
@@ -218,7 +218,7 @@ def _become_agent(config: int, ready: int) -> NoReturn:
         os.dup2(config, 0)
         os.dup2(ready, 1)
         close_from(3)
-        name_this(NAME)
+        set_process_name(NAME)
         from tfcluster.agent.entry import main as agent
 
         agent()

@@ -18,7 +18,7 @@ import time
 
 from tfcluster.agent.net.listener import is_own_user, listen
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.agent.processes import name_this, reap_strangers
+from tfcluster.agent.processes import reap_orphans, set_process_name
 from tfcluster.agent.tasks.preloader import hear
 
 TYPE_CHECKING = False
@@ -56,11 +56,11 @@ class Rest:
         self._recorder.add_file(path)
         with open("/proc/self/comm") as file:
             name = file.read().strip()
-        name_this(NAME)
+        set_process_name(NAME)
         try:
             return self._serve(listener)
         finally:
-            name_this(name)
+            set_process_name(name)
             with _alone_in(os.path.dirname(path)), contextlib.suppress(OSError):
                 os.unlink(path)  # while we listen nobody else's is there
                 listener.close()
@@ -99,7 +99,7 @@ class Rest:
         return {"pid": os.getpid(), "guard": guard, "seconds": round(left, 1), "about": about}
 
     def _is_told_to_end(self) -> bool:
-        reap_strangers()
+        reap_orphans()
         return any(number != signal.SIGCHLD for number in os.read(self._signals, 4096))
 
 

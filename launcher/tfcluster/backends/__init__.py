@@ -23,7 +23,7 @@ def get(name: str, *, runtime_dir: Path) -> Backend:
     if name not in _MODULES:
         raise SurroundingsError(
             f"this version of tfcluster does not start tasks through {name}",
-            cure=f"there are {', '.join(sorted(_MODULES))}",
+            fix=f"there are {', '.join(sorted(_MODULES))}",
         )
     module, backend = _MODULES[name]
     made: Backend = getattr(import_module(module), backend)(runtime_dir)

@@ -15,7 +15,7 @@ Tell = Callable[[str], None]
 """Is told, in a sentence, what a user has to wait for."""
 
 
-def tell_nobody(sentence: str) -> None:
+def ignore_event(sentence: str) -> None:
     """A `Tell` for callers that only want the outcome."""
 
 
@@ -41,7 +41,7 @@ class Backend(Protocol):
     def capabilities(self) -> Capabilities: ...
 
     @property
-    def may_hold_something(self) -> bool:
+    def may_hold_resources(self) -> bool:
         """Whether what was made for the run's nodes may still be there, after `close` too."""
         ...
 
@@ -51,7 +51,7 @@ class Backend(Protocol):
         *,
         run_id: str,
         token: str,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:

@@ -74,7 +74,7 @@ def workers_folder() -> Path:
     if found is None or not found.submodule_search_locations:
         raise SurroundingsError(
             "tfcluster_workers is not installed beside tfcluster",
-            cure="install the tfcluster wheel again; it holds both",
+            fix="install the tfcluster wheel again; it holds both",
         )
     return Path(found.submodule_search_locations[0])
 
@@ -109,7 +109,7 @@ def _private_temp_folder() -> Path:
     except OSError as error:
         raise SurroundingsError(
             f"no code is put into {folder}: {reason_of(error)}",
-            cure="make ~/.cache writable, or set XDG_CACHE_HOME",
+            fix="make ~/.cache writable, or set XDG_CACHE_HOME",
         ) from error
     return folder / "bundles"
 

@@ -17,13 +17,13 @@ from typing import IO, Any
 
 from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.entry import READY, REFUSED
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.processes import IS_LINUX, kill_below, raise_limit, signal_group, start_time
 from tfcluster.backends import warm_agents
-from tfcluster.backends.base import Capabilities, Tell, tell_nobody
+from tfcluster.backends.base import Capabilities, Tell, ignore_event
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
-from tfcluster.wire.agent_handle import Keeper
+from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
 
@@ -41,7 +41,7 @@ class LocalBackend:
     """The backend called ``local``."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=IS_LINUX)
-    may_hold_something = False
+    may_hold_resources = False
 
     def __init__(self, runtime_dir: Path, *, python: str = sys.executable) -> None:
         self._runtime_dir, self._python = runtime_dir, python
@@ -52,7 +52,7 @@ class LocalBackend:
         *,
         run_id: str,
         token: str,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
@@ -73,7 +73,7 @@ class LocalBackend:
         except BaseException as error:
             await process.end(keeps_folders=False)
             if isinstance(error, OSError | TimeoutError | protocol.ProtocolError | Refused):
-                message = f"the agent of {node.name} does not answer: {words_of(error)}"
+                message = f"the agent of {node.name} does not answer: {describe_error(error)}"
                 raise NodeLostError(message) from error
             raise
         process.note_agent(link.welcome)
@@ -126,8 +126,8 @@ class LocalBackend:
 def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
     """Why an agent that answered something else than `READY` did not start."""
     if answer.startswith(REFUSED):
-        refusal = foreign_json.parse_object(answer.removeprefix(REFUSED))
-        return SurroundingsError(refusal["message"], cure=refusal["cure"])
+        refusal = foreign_json.parse_json_object(answer.removeprefix(REFUSED))
+        return SurroundingsError(refusal["message"], fix=refusal["cure"])
     return NodeLostError(f"the agent did not start: {last_words or 'it said nothing'}")
 
 
@@ -137,12 +137,12 @@ def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
     if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
         raise NodeLostError(
             f"{path} is too long for a Unix socket",
-            cure="set XDG_RUNTIME_DIR to a folder with a shorter path",
+            fix="set XDG_RUNTIME_DIR to a folder with a shorter path",
         )
     return path
 
 
-class AgentProcess(Keeper):
+class AgentProcess(AgentHandle):
     """A started agent and its guard; the guard is our child, its end is the end of both."""
 
     can_kill = True

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
 from tfcluster.errors import NodeLostError
 from tfcluster.plan import remote_paths
 from tfcluster.wire import messages
-from tfcluster.wire.agent_handle import Keeper
+from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
 
@@ -50,7 +50,7 @@ class Unreached(ConnectionError):
     """A dial failed; the text says why."""
 
 
-def seat_name(run_id: str, node: str) -> str:
+def container_socket_name(run_id: str, node: str) -> str:
     """The socket on which a place waits for its agent (`agent.seat`)."""
     return f"{_socket_name(run_id, node)}.seat"
 
@@ -186,7 +186,7 @@ class Transport:
             listener.cancel()
 
 
-class _Reached(Keeper):
+class _Reached(AgentHandle):
     """An agent behind a transport."""
 
     def __init__(self, transport: Transport, place: Place | None) -> None:
@@ -241,10 +241,14 @@ async def end_run(
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
             async with asyncio.timeout(_END_RUN_S):
-                found = foreign_json.parse_object(await reader.readline())
+                found = foreign_json.parse_json_object(await reader.readline())
         messages.check_ended(found)
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        why = words_of(error) if isinstance(error, Unreached) else await transport.explain(error)
+        why = (
+            describe_error(error)
+            if isinstance(error, Unreached)
+            else await transport.explain(error)
+        )
         raise Unreached(why) from error
     finally:
         await transport.hang_up()
@@ -278,7 +282,7 @@ async def connect(
     config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
     config |= {"former": former, "is_fenced": is_fenced}
     if place is not None:
-        config["seat"] = seat_name(run_id, node)
+        config["seat"] = container_socket_name(run_id, node)
     order = {"digest": made.digest, "cache": remote_paths.CACHE, "config": config}
     transport = Transport(argv, order, made, logs_in=place is None)
     hello, keeper = {**identity, "stream_logs": True}, _Reached(transport, place)
@@ -286,7 +290,11 @@ async def connect(
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        why = words_of(error) if isinstance(error, Unreached) else await transport.explain(error)
+        why = (
+            describe_error(error)
+            if isinstance(error, Unreached)
+            else await transport.explain(error)
+        )
         raise NodeLostError(f"{node} cannot be reached: {why}") from error
     except BaseException:  # called off: Ctrl-C
         await transport.hang_up()

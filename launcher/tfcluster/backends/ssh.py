@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Capabilities, Tell, tell_nobody
+from tfcluster.backends.base import Capabilities, Tell, ignore_event
 from tfcluster.errors import NodeLostError, SurroundingsError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire.link import AgentLink
@@ -41,7 +41,7 @@ class SshBackend:
     """The backend called ``ssh``."""
 
     capabilities = Capabilities(shares_filesystem=False, has_lease=True, holds_ports=True)
-    may_hold_something = False
+    may_hold_resources = False
 
     def __init__(self, runtime_dir: Path) -> None:
         self._runtime_dir = runtime_dir
@@ -54,14 +54,14 @@ class SshBackend:
         *,
         run_id: str,
         token: str,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
         """Log in, and reach the run's agent there; raises SurroundingsError with ssh's words."""
         if shutil.which("ssh") is None:
             raise SurroundingsError(
-                "there is no ssh client on this machine", cure="install openssh-client"
+                "there is no ssh client on this machine", fix="install openssh-client"
             )
         try:
             link = await relayed.connect(
@@ -74,7 +74,7 @@ class SshBackend:
                 is_fenced=is_fenced,
             )
         except NodeLostError as error:
-            raise NodeLostError(error.message, cure=_cure(error.message, node)) from error
+            raise NodeLostError(error.message, fix=_fix(error.message, node)) from error
         self._agents[node.name] = link.welcome.get("identity")
         return link
 
@@ -85,8 +85,8 @@ class SshBackend:
         try:
             return await relayed.end_run(argv(node), run_id=run_id, former=former)
         except relayed.Unreached as error:
-            cure = _cure(f"cannot be reached: {error}", node)
-            raise NodeLostError(f"{node.name} cannot be reached: {error}", cure=cure) from error
+            fix = _fix(f"cannot be reached: {error}", node)
+            raise NodeLostError(f"{node.name} cannot be reached: {error}", fix=fix) from error
 
     async def repair(self) -> list[str]:
         return []
@@ -121,10 +121,10 @@ _CURES = (
 """The first that fits, of what ssh, a shell or a Python says."""
 
 
-def _cure(message: str, node: NodePlan) -> str:
+def _fix(message: str, node: NodePlan) -> str:
     to = node.destination or node.name
     said = message.partition("cannot be reached: ")[2]
-    cures = (cure for words, cure in _CURES if re.search(words, said, re.MULTILINE))
+    cures = (fix for words, fix in _CURES if re.search(words, said, re.MULTILINE))
     return next(cures, "see `ssh -v {to}`").format(to=to, name=node.name)
 
 

@@ -18,7 +18,7 @@ from tfcluster.agent.entry import READY
 from tfcluster.agent.net.listener import is_own_user, process_of
 from tfcluster.agent.processes import kill_below, signal_group, start_time
 from tfcluster.agent.tasks.preloader import NUMBER
-from tfcluster.wire.agent_handle import Keeper
+from tfcluster.wire.agent_handle import AgentHandle
 
 if TYPE_CHECKING:
     from tfcluster.plan.plan import Warm
@@ -86,7 +86,7 @@ def end(runtime_dir: Path) -> list[int]:
 
 def _told(answer: bytes) -> Resting | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        told = foreign_json.parse_object(answer)
+        told = foreign_json.parse_json_object(answer)
         pid, guard, seconds = int(told["pid"]), int(told["guard"]), float(told["seconds"])
         return Resting(pid, guard, seconds, str(told["about"]))
     return None
@@ -106,7 +106,7 @@ def _ask(path: Path, order: Mapping[str, Any], patience_s: float) -> tuple[bytes
     return answer, pid
 
 
-class Adopted(Keeper):
+class Adopted(AgentHandle):
     """An agent that another command has started: watched by its process id."""
 
     can_kill = True

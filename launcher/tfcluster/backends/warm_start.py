@@ -28,7 +28,7 @@ def keep_warm(plan: Plan, seconds: float, environ: Mapping[str, str] = os.enviro
     if not IS_LINUX or ahead is None or plan.node(LOCAL).network == "private":
         raise UsageError(
             "--warm keeps what tasks on this machine import ahead, and here they import nothing so",
-            cure="leave it out; `tfcluster help preload` says when they do",
+            fix="leave it out; `tfcluster help preload` says when they do",
         )
     warm = Warm(_key(ahead, plan.node(LOCAL), environ), seconds)
     nodes = (replace(n, warm=warm) if n.name == LOCAL else n for n in plan.nodes)

@@ -293,7 +293,7 @@ def _fault_in_hdf5(path: Path) -> str:
 
 def _fault_in_json(path: Path) -> str:
     try:
-        foreign_json.parse(path.read_bytes())
+        foreign_json.parse_json(path.read_bytes())
     except ValueError:
         return "it is no whole JSON"
     return ""

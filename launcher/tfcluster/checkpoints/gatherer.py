@@ -32,7 +32,7 @@ RETRY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportedSave:
     """What a task said last of a path."""
 
     step: int
@@ -60,7 +60,7 @@ class Gatherer:
         self._followers = [Follower(f) if isinstance(f, Path) else f for f in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
-        self._told: dict[str, Told] = {}
+        self._told: dict[str, ReportedSave] = {}
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
         self._said: set[str] = set()
@@ -109,7 +109,7 @@ class Gatherer:
             if relative.is_absolute() and relative.is_relative_to(self._source.folder):
                 relative = relative.relative_to(self._source.folder)
             with self._telling:  # a look copies it
-                self._told[relative.as_posix()] = Told(step, at_ns)
+                self._told[relative.as_posix()] = ReportedSave(step, at_ns)
                 if len(self._told) > budgets.TOLD_CHECKPOINTS:
                     del self._told[next(iter(self._told))]
 
@@ -117,7 +117,7 @@ class Gatherer:
         self.beats += 1
         return self._cancelled.is_set()
 
-    def _copy_of_told(self) -> dict[str, Told]:
+    def _copy_of_told(self) -> dict[str, ReportedSave]:
         with self._telling:
             return dict(self._told)
 
@@ -139,7 +139,7 @@ class Gatherer:
         return notes
 
     def _gather(
-        self, seen: Sequence[Entry], found: Sequence[Checkpoint], told: Mapping[str, Told]
+        self, seen: Sequence[Entry], found: Sequence[Checkpoint], told: Mapping[str, ReportedSave]
     ) -> list[Gathered]:
         """`told`: what was told before the look at what was `seen`, so of nothing newer."""
         self._note_unreadable(seen)
@@ -186,7 +186,9 @@ class Gatherer:
         left_out = {*further[room:]}
         return [one for one in new if one not in left_out]
 
-    def _correct_steps(self, seen: Sequence[Entry], told: Mapping[str, Told]) -> list[Gathered]:
+    def _correct_steps(
+        self, seen: Sequence[Entry], told: Mapping[str, ReportedSave]
+    ) -> list[Gathered]:
         """A task tells of a checkpoint when it is whole: it may be at home by then."""
         there, corrected = set(seen), []
         for held in self.store.held:
@@ -198,7 +200,7 @@ class Gatherer:
                     corrected.append(self.store.correct(held, step=word.step))
         return corrected
 
-    def _try(self, checkpoint: Checkpoint, told: Told | None) -> Gathered | None:
+    def _try(self, checkpoint: Checkpoint, told: ReportedSave | None) -> Gathered | None:
         step = checkpoint.step if told is None else told.step
         try:
             return self.store.add(checkpoint, self._source, step=step, stopped=self._is_cancelled)

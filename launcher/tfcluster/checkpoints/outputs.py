@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path, PurePosixPath
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
     SourceChangedError,
@@ -187,7 +187,7 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
         entry = Entry(path, found.st_size, found.st_mtime_ns)
         replace_verified(source, target, entry, stopped=stopped)
     except (SourceChangedError, FileNotFoundError) as error:
-        notes.append(f"checkpoints.outputs: {path} was not copied: {words_of(error)}")
+        notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
         return False
     return True
 

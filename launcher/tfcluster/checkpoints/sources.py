@@ -56,7 +56,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class HereSource:
+class LocalSource:
     """A folder of this machine."""
 
     folder: Path
@@ -79,4 +79,4 @@ class HereSource:
 
 def source_of(place: Path | Source) -> Source:
     """A path stands for a folder of this machine."""
-    return HereSource(place) if isinstance(place, Path) else place
+    return LocalSource(place) if isinstance(place, Path) else place

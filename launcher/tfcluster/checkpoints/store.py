@@ -295,7 +295,7 @@ def _write_note(gathered: Gathered) -> None:
 def _read_note(note: Path) -> Gathered | None:
     """None for a folder that is not ours, or that somebody has taken files from."""
     try:
-        data = foreign_json.read_object(note)
+        data = foreign_json.read_json_object(note)
         files, companions = _entries(data["files"]), _entries(data["companions"])
         folder, kind = note.parent, Kind(data["kind"])
         checkpoint = Checkpoint(kind, data["path"], files, companions)

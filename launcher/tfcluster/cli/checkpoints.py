@@ -50,14 +50,14 @@ def _newest(held: tuple[Gathered, ...], run_id: str) -> Gathered:
     if not held:
         raise UsageError(
             f"{run_id} has gathered no checkpoint",
-            cure="a script saves to the folder in $TFCLUSTER_CHECKPOINT_DIR",
+            fix="a script saves to the folder in $TFCLUSTER_CHECKPOINT_DIR",
         )
     return max(reversed(held), key=lambda gathered: gathered.kind is not Kind.BACKUP)
 
 
 def _copy(gathered: Gathered, target: Path) -> None:
     if os.path.exists(target) and not (os.path.isdir(target) and not os.listdir(target)):
-        raise UsageError(f"{target} is not an empty folder", cure="name a new or an empty one")
+        raise UsageError(f"{target} is not an empty folder", fix="name a new or an empty one")
     try:
         fill(target, [gathered])
     except OSError as error:

@@ -12,8 +12,8 @@ from tfcluster.cli.launch_steps import (
     conclude,
     finish,
     open_session,
+    start_options_of,
     start_text,
-    wishes_of,
 )
 from tfcluster.coordinator import background
 from tfcluster.coordinator.background import Background, Tell
@@ -93,7 +93,7 @@ class _Watch:
         if outcome is None or self._paths is None:
             raise NodeLostError(
                 f"the coordinator (pid {self._run.identity.pid}) went away before all tasks ran",
-                cure="what it had started ends by itself; start the run again",
+                fix="what it had started ends by itself; start the run again",
             )
         if outcome.status is Status.SUCCEEDED:
             return self.hand_over()
@@ -149,12 +149,12 @@ class _Watch:
                 self._unrecorded = ended["unrecorded"]
             case {"fault": str(trace)}:
                 raise TfclusterError(
-                    f"a fault in tfcluster:\n{trace.rstrip()}", cure="please report it"
+                    f"a fault in tfcluster:\n{trace.rstrip()}", fix="please report it"
                 )
 
 
 def _error(facts: Mapping[str, Any]) -> TfclusterError:
-    error = TfclusterError(facts["message"], cure=facts["cure"])
+    error = TfclusterError(facts["message"], fix=facts["cure"])
     error.exit_code = facts["exit_code"]
     return error
 
@@ -165,7 +165,7 @@ def _outcome_facts(outcome: Outcome) -> dict[str, Any]:
 
 
 def _facts(error: TfclusterError) -> dict[str, Any]:
-    return {"message": error.message, "cure": error.cure, "exit_code": error.exit_code}
+    return {"message": error.message, "cure": error.fix, "exit_code": error.exit_code}
 
 
 def _host(planned: Planned, options: Options, tell: Tell) -> None:
@@ -180,7 +180,7 @@ def _host(planned: Planned, options: Options, tell: Tell) -> None:
         session.journal.heard = _Start(session, tell)
         outcome = session.run(
             announce=lambda ports: tell({"ports": dict(ports)}),
-            wishes=wishes_of(planned, options),
+            start_options=start_options_of(planned, options),
         )
         if outcome.error is not None:
             Terminal().say(f"tfcluster: {outcome.error}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import warm_agents
 from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
@@ -115,8 +115,8 @@ def _clear_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLo
             terminal.tell(str(silent))
         else:
             again = "type it again once docker answers"
-            cure = f"{again}; `tfcluster rm {silent.runs[0]}` gives it up"
-            yield NodeLostError(str(silent), cure=cure)
+            fix = f"{again}; `tfcluster rm {silent.runs[0]}` gives it up"
+            yield NodeLostError(str(silent), fix=fix)
 
 
 def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
@@ -133,13 +133,13 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
             if registry.is_elsewhere(state):
                 raise NodeLostError(
                     f"{state.run} is coordinated on {state.host}",
-                    cure=f"type there: tfcluster down {state.run}",
+                    fix=f"type there: tfcluster down {state.run}",
                 ) from error
             if time.monotonic() > until:
                 raise NodeLostError(
                     f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
-                    f" {words_of(error)}",
-                    cure=f"kill it: kill {state.pid}; its agent then ends the tasks",
+                    f" {describe_error(error)}",
+                    fix=f"kill it: kill {state.pid}; its agent then ends the tasks",
                 ) from error
         time.sleep(0.05)
     return False
@@ -174,7 +174,7 @@ def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
     if found.survivors:
         names = ", ".join(map(str, found.survivors))
         raise NodeLostError(
-            f"killed, and still there: {names}", cure="the kernel holds on to them: look at dmesg"
+            f"killed, and still there: {names}", fix="the kernel holds on to them: look at dmesg"
         )
 
 
@@ -195,4 +195,4 @@ def end_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
             terminal.tell(f"{one.node}: what was saved there stays in {one.folder}")
     if troubles:
         again = f"`tfcluster down {paths.run_id}` tries again"
-        raise NodeLostError("\n".join(troubles), cure=again)
+        raise NodeLostError("\n".join(troubles), fix=again)

@@ -19,7 +19,7 @@ def command(page: str | None) -> None:
 
     terminal, found = Terminal(), pages.titles()
     if page in COMMANDS and page not in found:
-        raise UsageError(f"{page} is a command", cure=f"`tfcluster {page} --help` explains it")
+        raise UsageError(f"{page} is a command", fix=f"`tfcluster {page} --help` explains it")
     if page is not None:
         terminal.out(pages.read(page).rstrip("\n"))
         return

@@ -43,8 +43,8 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
         return
     path = Path(os.path.expanduser(file))
     if path.suffix not in (".json", ".jsonc"):
-        cure = f"write {path.stem}.json"
-        raise UsageError(f"FILE: {file!r} ends neither in .json nor in .jsonc", cure=cure)
+        fix = f"write {path.stem}.json"
+        raise UsageError(f"FILE: {file!r} ends neither in .json nor in .jsonc", fix=fix)
     write(path, templates.find(template), force=force)
     shown = "" if path == Path("tfcluster.json") else f" {file}"
     terminal.say(f"wrote {file}; next: tfcluster up{shown}")
@@ -61,8 +61,8 @@ def write(path: Path, template: Template, *, force: bool) -> None:
     except FileExistsError as error:
         if error.filename != str(path):
             raise UsageError(f"{error.filename} is in the way") from None
-        cure = "name another FILE, or overwrite it with --force"
-        raise UsageError(f"{path} exists already", cure=cure) from None
+        fix = "name another FILE, or overwrite it with --force"
+        raise UsageError(f"{path} exists already", fix=fix) from None
     except OSError as error:
         reason = reason_of(error)
         raise UsageError(f"cannot write {error.filename or path}: {reason}") from None

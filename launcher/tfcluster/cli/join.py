@@ -53,6 +53,6 @@ def command(
     how = Options(
         **watch,
         prepares=not no_prepare,
-        looks_first=not (no_preflight or names),  # a task named may have an address of another
+        runs_preflight=not (no_preflight or names),  # a task named may have an address of another
     )
     return launch(planned, how)

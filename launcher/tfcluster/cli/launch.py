@@ -12,8 +12,8 @@ from tfcluster.cli.launch_steps import (
     conclude,
     finish,
     open_session,
+    start_options_of,
     start_text,
-    wishes_of,
 )
 from tfcluster.ui.terminal import Terminal
 
@@ -36,7 +36,7 @@ def launch(planned: Planned, options: Options) -> int:
     Raises what stands in the way before the first task starts.
     """
     planned.require()
-    wishes_of(planned, options)
+    start_options_of(planned, options)
     if options.warm:
         planned = _kept_warm(planned)
     if options.detach:
@@ -69,7 +69,7 @@ def _launch_here(planned: Planned, options: Options) -> int:
         view.start()
         outcome = session.run(
             announce=announce,
-            wishes=wishes_of(planned, options),
+            start_options=start_options_of(planned, options),
         )
     finish(view)
     state, paths = session.journal.state, session.paths

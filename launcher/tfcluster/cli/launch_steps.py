@@ -13,7 +13,7 @@ from tfcluster.ui.terminal import Terminal
 if TYPE_CHECKING:
     from tfcluster.coordinator.foreground import Session
     from tfcluster.coordinator.resume import Resume
-    from tfcluster.coordinator.startup import Wishes
+    from tfcluster.coordinator.startup import StartOptions
     from tfcluster.discovery.planning import Planned
     from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
@@ -30,7 +30,7 @@ class Options:
     detach: bool = False
     gathers: bool = True
     prepares: bool = True
-    looks_first: bool = True
+    runs_preflight: bool = True
     warm: bool = False
     """Keep what is imported on this machine for the next run."""
     resume: Resume | None = None
@@ -38,13 +38,13 @@ class Options:
     """Faults to rehearse, as they were typed."""
 
 
-def wishes_of(planned: Planned, options: Options) -> Wishes:
+def start_options_of(planned: Planned, options: Options) -> StartOptions:
     """Raises UsageError for a fault to rehearse that is none, or cannot be done."""
-    from tfcluster.coordinator.startup import Wishes
+    from tfcluster.coordinator.startup import StartOptions
     from tfcluster.rundir.chaos import parse
 
-    return Wishes(
-        looks_first=options.looks_first,
+    return StartOptions(
+        runs_preflight=options.runs_preflight,
         prepares=options.prepares,
         gathers=options.gathers,
         faults=parse(options.chaos, planned.plan),
@@ -59,7 +59,7 @@ def open_session(planned: Planned, options: Options) -> Session:
         planned.plan,
         planned.spec_to_keep(),
         home_dir=home(),
-        spec_folder=planned.around.spec_dir,
+        spec_folder=planned.context.spec_dir,
         resume=options.resume,
         in_background=options.detach,
     )
@@ -116,12 +116,12 @@ def conclude(
 def _shown(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
     """`error`; what a look at the nodes has found stands in a table, and is not told twice."""
     from tfcluster.errors import PreflightError, SurroundingsError
-    from tfcluster.preflight.rules import read_look
+    from tfcluster.preflight.rules import read_report
     from tfcluster.ui.preflight_table import table
 
     is_of_preflight = error.message.startswith(PreflightError.HEAD)  # also of a detached run
-    if not is_of_preflight or (look := read_look(paths)) is None:
+    if not is_of_preflight or (look := read_report(paths)) is None:
         return error
     colours = terminal.has_colour(terminal.stderr)
     terminal.say(table(look, width=terminal.stderr.width(), colours=colours))
-    return SurroundingsError(PreflightError.HEAD, cure="`tfcluster doctor SPEC` looks again")
+    return SurroundingsError(PreflightError.HEAD, fix="`tfcluster doctor SPEC` looks again")

@@ -58,7 +58,7 @@ def command(
     )
     if as_json:
         if collapse:
-            raise UsageError("--collapse merges lines, --json tells each", cure="leave one out")
+            raise UsageError("--collapse merges lines, --json tells each", fix="leave one out")
         is_over = StateFile(paths).is_over
         _emit(MergedLogs(paths, wanted), terminal, is_over=lambda: not follow or is_over())
     elif follow:
@@ -134,7 +134,7 @@ def _labels(paths: RunPaths, wanted: tuple[str, ...]) -> tuple[str, ...]:
     for label in labels:
         if label not in has and not label.startswith("prepare"):
             raise UsageError(
-                f"--task: {paths.run_id} has no {label}", cure=f"it has {', '.join(has)}"
+                f"--task: {paths.run_id} has no {label}", fix=f"it has {', '.join(has)}"
             )
     return labels
 
@@ -155,7 +155,7 @@ def _pattern(regex: str | None) -> re.Pattern[bytes] | None:
     except re.error as error:
         raise UsageError(
             f"--grep: {regex!r} is not a regular expression: {error}",
-            cure="write a backslash before signs that are meant as they are",
+            fix="write a backslash before signs that are meant as they are",
         ) from error
 
 

@@ -51,7 +51,7 @@ def command(
 
 def _choose(keep: int, age_s: float) -> list[RunPaths]:
     """Runs that are over or damaged, older than `age_s` seconds, not among the `keep` newest."""
-    survey, before = registry.survey(), time.time() - age_s
+    survey, before = registry.list_runs(), time.time() - age_s
     over = [(s.started_at, s.ended_at, paths) for paths, s in survey.runs if s.status.is_final]
     over += [(one.changed_at, None, one.paths) for one in survey.damaged if _is_dead(one.paths)]
     over.sort(key=lambda run: run[0])
@@ -71,6 +71,6 @@ def seconds(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", text.strip())
     if match is None:
         raise UsageError(
-            f"--older-than: {text!r} is no age", cure="write a number and s, m, h, d or w: 30d"
+            f"--older-than: {text!r} is no age", fix="write a number and s, m, h, d or w: 30d"
         )
     return float(match[1]) * _UNITS_S[match[2]]

@@ -25,7 +25,7 @@ _DOCKER_S = 8.0
 @click.option("--json", "as_json", is_flag=True, help="A JSON array of states.")
 def command(all_runs: bool, as_json: bool) -> None:
     """List live runs, oldest first."""
-    terminal, survey = Terminal(), registry.survey()
+    terminal, survey = Terminal(), registry.list_runs()
     known, damaged = [snapshot for _, snapshot in survey.runs], survey.damaged
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:

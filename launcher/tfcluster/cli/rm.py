@@ -25,7 +25,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
     for paths in doomed.values():
         if _is_live(paths):
             raise UsageError(
-                f"{paths.run_id} is live", cure=f"end it first: `tfcluster down {paths.run_id}`"
+                f"{paths.run_id} is live", fix=f"end it first: `tfcluster down {paths.run_id}`"
             )
     deleted, errors = list[str](), list[SurroundingsError]()
     for paths in doomed.values():

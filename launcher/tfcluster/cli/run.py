@@ -68,7 +68,7 @@ def spec_of(
 ) -> dict[str, Any]:
     """The spec that a `run` command line stands for."""
     if module is None and not line:
-        raise UsageError("no script to run", cure="tfcluster run [-n 2] SCRIPT [ARGS…]")
+        raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
     if module is not None:
         what, called, args = {"module": module}, module, line
     else:

@@ -59,7 +59,7 @@ def command(
     stored = begins_with.source if begins_with is not None and spec is None else None
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
     options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
-    looks = {"prepares": not no_prepare, "looks_first": not no_preflight}
+    looks = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
     how = Options(**watch, **looks, resume=begins_with, chaos=chaos)
     planned = plan(
         sets=sets, options=options, python=python, args=job_args(), hosts=at, meanwhile=get_ready

@@ -30,7 +30,7 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
         if not as_json:
             raise
         problems = [
-            {"place": one.place, "message": one.message, "cure": one.cure} for one in error.problems
+            {"place": one.place, "message": one.message, "cure": one.fix} for one in error.problems
         ]
         terminal.emit_json({"valid": False, "problems": problems})
         raise click.exceptions.Exit(error.exit_code) from None

@@ -44,7 +44,7 @@ def command(run: str | None, as_json: bool) -> int:
     if state.exit_code is None:
         raise NodeLostError(
             f"{state.run} is lost: its coordinator went away before the end",
-            cure=f"`tfcluster logs {state.run}` shows what the tasks wrote,"
+            fix=f"`tfcluster logs {state.run}` shows what the tasks wrote,"
             f" `tfcluster down {state.run}` cleans up",
         )
     return state.exit_code

@@ -10,11 +10,11 @@ from typing import Any, Final
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.restore import PutBack
-from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, SurroundingsError
-from tfcluster.nodes.hub import Exchange
+from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, Warned
 from tfcluster.rundir.journal import Journal
@@ -45,12 +45,12 @@ class Attempts:
         return self.startup.plan
 
     @property
-    def exchange(self) -> Exchange:
-        return self.startup.exchange
+    def hub(self) -> Hub:
+        return self.startup.hub
 
     @property
-    def harvest(self) -> Harvest:
-        return self.startup.harvest
+    def run_gathering(self) -> RunGathering:
+        return self.startup.run_gathering
 
     async def first(self) -> None:
         """Agents, ports, prepare, attempt 1: raises SurroundingsError."""
@@ -63,7 +63,7 @@ class Attempts:
         self.startup.preload(self.plan.nodes)
         await self.startup.hold_ports(self.plan.nodes)
         for finding in await self.startup.preflight():
-            self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.cure}"))
+            self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.fix}"))
         for warning in await self.loop.meanwhile(self.startup.send_code(self.plan.nodes)):
             self.record(Warned(message=warning))
         await self.startup.prepare(self.plan.nodes)
@@ -111,9 +111,9 @@ class Attempts:
         to_start = self.supervisor.begin(number, members)
         self.due_alone.clear()
         # Who is started by hand restores what all others do.
-        mine = [task.id for task in self.plan.by_hand if self.exchange.is_here(task.node)]
-        restored = await self.loop.meanwhile(self.harvest.put_state_back([*to_start, *mine]))
-        self.harvest.heed(chief_among(self.plan, members))
+        mine = [task.id for task in self.plan.by_hand if self.hub.is_here(task.node)]
+        restored = await self.loop.meanwhile(self.run_gathering.put_state_back([*to_start, *mine]))
+        self.run_gathering.heed(chief_among(self.plan, members))
         self._order(number, members, to_start, restored)
 
     def _order(
@@ -127,7 +127,7 @@ class Attempts:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._reconnect()
         if self.plan.images:
-            for sentence in await self.loop.meanwhile(self.exchange.repair()):
+            for sentence in await self.loop.meanwhile(self.hub.repair()):
                 self.record(Warned(message=sentence))
         if again.fresh_ports and self.supervisor.again is again:
             there = [node for node in self.plan.nodes if node.name not in self._lost]
@@ -139,11 +139,13 @@ class Attempts:
     async def _start_alone(self, wanted: StartAlone) -> None:
         await self._reconnect()
         if wanted.task == self.supervisor.chief:  # what it saved last is where it goes on
-            for event in await self.loop.meanwhile(self.harvest.bring_home(others_train=True)):
+            for event in await self.loop.meanwhile(
+                self.run_gathering.bring_home(others_train=True)
+            ):
                 self.record(event)
         members = tuple(member.id for member in self.supervisor.gang)
         try:
-            restored = await self.loop.meanwhile(self.harvest.put_state_back([wanted.task]))
+            restored = await self.loop.meanwhile(self.run_gathering.put_state_back([wanted.task]))
         except SurroundingsError as error:
             task, number = str(wanted.task), wanted.attempt
             self.supervisor.start_failed(task, number, error.message, self.loop.now())
@@ -190,7 +192,7 @@ class Attempts:
 
     async def _await_lease(self, node: str) -> bool:
         """Until nothing can live there; whether that had to be waited for."""
-        now, until = self.loop.now(), self.exchange.fenced_until(node)
+        now, until = self.loop.now(), self.hub.fenced_until(node)
         if until <= now:
             return False
         self.journal.wait_for(f"the lease of {node}: its tasks may live {until - now:.0f} s")
@@ -210,7 +212,7 @@ DIAL_S: Final = 2.0
 _SHOWN = 3
 
 
-class Elsewhere:
+class ExternalPeers:
     """The cluster's tasks that somebody else starts."""
 
     def __init__(self, plan: Plan, wait_for: Callable[[str | None], None]) -> None:

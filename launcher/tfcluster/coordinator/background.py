@@ -35,7 +35,7 @@ class Background:
     def news(self) -> Iterator[dict[str, Any]]:
         """What it tells, until it or its telling ends."""
         for line in self._pipe:
-            yield foreign_json.parse_object(line)
+            yield foreign_json.parse_json_object(line)
 
     def close(self) -> None:
         self._pipe.close()
@@ -72,7 +72,7 @@ def start(serve: Callable[[Tell], None]) -> Background:
     os.close(writer)
     os.waitpid(first, 0)
     pipe = os.fdopen(reader, "rb")
-    identity = ProcessIdentity(**foreign_json.parse_object(pipe.readline()))
+    identity = ProcessIdentity(**foreign_json.parse_json_object(pipe.readline()))
     return Background(identity, pipe)
 
 

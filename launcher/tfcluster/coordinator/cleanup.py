@@ -106,7 +106,7 @@ def _trouble(found: Mapping[str, Any]) -> str:
 def _plan(paths: RunPaths) -> Plan | None:
     """None where the run's folder has no plan that can be read: nothing was started then."""
     try:
-        return plan_from_json(foreign_json.read_object(paths.plan))
+        return plan_from_json(foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -225,7 +225,7 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
             yield path
     for path in (folder / "ports").glob("*.json"):
         with contextlib.suppress(OSError, ValueError), path.open() as lock:
-            if foreign_json.parse_object(lock.read()).get("run_id") == paths.run_id:
+            if foreign_json.parse_json_object(lock.read()).get("run_id") == paths.run_id:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 yield path

@@ -14,17 +14,17 @@ from typing import Any
 from tfcluster import __version__
 from tfcluster.backends.base import Backend
 from tfcluster.coordinator import gathering
-from tfcluster.coordinator.attempts import Attempts, Elsewhere
-from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.attempts import Attempts, ExternalPeers
+from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, Over
-from tfcluster.coordinator.startup import Startup, Wishes
+from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.errors import SurroundingsError
-from tfcluster.nodes.hub import Exchange, Message
+from tfcluster.nodes.hub import Hub, Message
 from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
 from tfcluster.nodes.task_folders import Folders
 from tfcluster.nodes.task_reports import Intake, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.preflight.probes import Survey
+from tfcluster.preflight.probes import ReachabilityCheck
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Status
@@ -44,35 +44,35 @@ class Coordinator:
         self,
         plan: Plan,
         journal: Journal,
-        harvest: Harvest,
+        run_gathering: RunGathering,
         *,
         backend_of: Callable[[NodePlan], Backend],
         announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
-        wishes: Wishes,
+        start_options: StartOptions,
     ) -> None:
         """`announce` is told each task's port (none for `plain` jobs) before the start."""
         self.plan, self.journal, self.paths = plan, journal, journal.paths
-        self._harvest, self._faults = harvest, wishes.faults
-        self._intake = Intake(journal.state, wishes.faults, self._tell)
-        self._exchange = Exchange(backend_of, self.paths, plan.supervision.lease_s, self._tell)
+        self._run_gathering, self._faults = run_gathering, start_options.faults
+        self._intake = Intake(journal.state, start_options.faults, self._tell)
+        self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._tell)
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
             last_line=lambda member: last_line(self.paths, member),
             absent=lambda: self._elsewhere.absent(),
         )
-        self._elsewhere = Elsewhere(plan, self._wait_for)
-        self._loop = Loop(self._exchange, self._supervisor, journal, self._carry_out)
-        until, wait_for, exchange = self._loop.until, journal.wait_for, self._exchange
+        self._elsewhere = ExternalPeers(plan, self._wait_for)
+        self._loop = Loop(self._hub, self._supervisor, journal, self._carry_out)
+        until, wait_for, hub = self._loop.until, journal.wait_for, self._hub
         startup = Startup(
-            plan, self.paths, harvest, exchange, until, self._announce, wait_for, wishes
+            plan, self.paths, run_gathering, hub, until, self._announce, wait_for, start_options
         )
         self._announced = announce
-        harvest.use(Folders(plan, self.paths, exchange))
+        run_gathering.use(Folders(plan, self.paths, hub))
         self._attempts = Attempts(
             self._supervisor, startup, journal, self._loop, self._connect, self._record
         )
-        self._survey = Survey(plan, self.paths, exchange)
+        self._survey = ReachabilityCheck(plan, self.paths, hub)
         self._looking: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
@@ -80,9 +80,9 @@ class Coordinator:
     def stop(self, stop: Stop) -> None:
         """End the run early; a second call kills at once, one after the end stops copying."""
         if self._is_closing:
-            self._harvest.cancel()
+            self._run_gathering.cancel()
         else:
-            self._exchange.put(lambda: self._supervisor.stop(stop, self._now()))
+            self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Serve the control socket; raises ValueError for an op that is unknown."""
@@ -102,17 +102,20 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
-            newest = self._harvest.newest
+            newest = self._run_gathering.newest
             self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
             self._background = background
             showing = background.create_task(
-                gathering.show(self._harvest.gathering, self._note_gathering, self._put_event)
+                gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
             )
             following: list[asyncio.Task[None]] = []
             error: SurroundingsError | None = None
             try:
                 await self._attempts.first()
-                for follow in (self._harvest.follow(self._put_event), self._follow_elsewhere()):
+                for follow in (
+                    self._run_gathering.follow(self._put_event),
+                    self._follow_elsewhere(),
+                ):
                     following.append(background.create_task(follow))
                 await self._attempts.keep_going()
             except Over:
@@ -124,22 +127,22 @@ class Coordinator:
                 for task in following:
                     task.cancel()
                 try:
-                    is_due = self._harvest.needs_agents
+                    is_due = self._run_gathering.needs_agents
                     harvested = await self._loop.attend(self._finish()) if is_due else None
                 finally:  # no agent stays, nor its tasks, whatever befalls us
-                    await self._exchange.close(keeps_folders=self._harvest.lacks_something)
+                    await self._hub.close(keeps_folders=self._run_gathering.lacks_something)
             try:
                 return await self._conclude(error, harvested)
             finally:
                 showing.cancel()
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
-        self._exchange.put(lambda: self.journal.note_gathering(facts))
+        self._hub.put(lambda: self.journal.note_gathering(facts))
 
     # -- doing ------------------------------------------------------------------------------
 
     async def _connect(self, node: NodePlan) -> None:
-        await self._exchange.connect(
+        await self._hub.connect(
             node,
             self.paths.run_id,
             on_message=self._on_message,
@@ -155,7 +158,7 @@ class Coordinator:
 
     async def _look_at_links(self, attempt: int) -> None:
         lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
-        self._exchange.put(lambda: self._supervisor.linked(lost, self._now()))
+        self._hub.put(lambda: self._supervisor.linked(lost, self._now()))
 
     async def _follow_elsewhere(self) -> None:
         gang = self._supervisor.gang
@@ -164,18 +167,18 @@ class Coordinator:
         )
 
     def _wait_for(self, what: str | None) -> None:
-        self._exchange.put(lambda: self.journal.wait_for(what))
+        self._hub.put(lambda: self.journal.wait_for(what))
 
     async def _bring_home(self) -> None:
-        events = await self._harvest.bring_home()
+        events = await self._run_gathering.bring_home()
         if self._looking is not None:  # the cause may be among what it finds
             await asyncio.wait([self._looking])
-        self._exchange.put(lambda: self._on_home(events))
+        self._hub.put(lambda: self._on_home(events))
 
     def _on_home(self, events: list[Event]) -> None:
         for event in events:
             self._record(event)
-        newest = self._harvest.newest
+        newest = self._run_gathering.newest
         self._supervisor.home(newest.step, self._now(), name=newest.name)
 
     def _carry_out(self) -> None:
@@ -188,19 +191,19 @@ class Coordinator:
                 self._record(event)
             case do.StopTasks(node, tasks, grace_s, why):
                 order = {"type": "stop", "tasks": list(tasks), "grace_s": grace_s, "why": why}
-                self._exchange.send(node, order)
+                self._hub.send(node, order)
             case do.DumpStacks(node, tasks):
                 order = {"type": "signal", "tasks": list(tasks), "signal": int(STACKS)}
-                self._exchange.send(node, order)
+                self._hub.send(node, order)
             case do.StartAlone():
                 self._attempts.due_alone.append(action)
-            case do.BringHome():
+            case do.GatherCheckpoints():
                 self._background.create_task(self._bring_home())
             case do.AskLinks(attempt):
                 self._looking = self._background.create_task(self._look_at_links(attempt))
             case do.DropNode(node):
                 self._attempts.drop(node)
-                self._background.create_task(self._exchange.drop(node))
+                self._background.create_task(self._hub.drop(node))
 
     def _now(self) -> float:
         return self._loop.now()
@@ -211,17 +214,17 @@ class Coordinator:
         self._put_event(ev.Warned(message=sentence))
 
     def _put_event(self, event: Event) -> None:
-        self._exchange.put(lambda: self._record(event))
+        self._hub.put(lambda: self._record(event))
 
     def _record(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):
-            self.journal.state.checkpoints = self._harvest.held()
+            self.journal.state.checkpoints = self._run_gathering.held()
             name = PurePosixPath(event.path).name
             self._supervisor.gathered(event.step, self._now(), name=name)
         self.journal.record(event)
 
     def _on_message(self, node: str, message: Message) -> None:
-        self._exchange.keep(node, message)
+        self._hub.keep(node, message)
         if message["type"] == "task_event":
             if (report := self._intake.take(message)) is None:
                 return
@@ -253,7 +256,7 @@ class Coordinator:
             case "task_event":
                 self._on_report(task, attempt, message["event"])
                 if is_chief and (found := saved(message["event"])) is not None:
-                    self._harvest.saved(*found)
+                    self._run_gathering.saved(*found)
             case "task_stopped":
                 self._supervisor.froze(task, attempt, message["signal"], now)
             case "task_continued":
@@ -263,12 +266,12 @@ class Coordinator:
                 error = self.journal.task(task).error
                 self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
                 if is_chief:
-                    self._harvest.chief_left()
+                    self._run_gathering.chief_left()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
         fault = report["fault"] if report["type"] == "chaos" else ""
         if (ordered := chaos.order(self._faults, fault)) is not None:
-            self._exchange.send(*ordered)
+            self._hub.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
 
     def _on_closed(self, node: str, why: str) -> None:
@@ -278,7 +281,7 @@ class Coordinator:
     # -- the end ----------------------------------------------------------------------------
 
     async def _finish(self) -> list[Event]:
-        return await self._harvest.finish() if self._supervisor.gang.has_started else []
+        return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
 
     async def _conclude(
         self, error: SurroundingsError | None, harvested: list[Event] | None
@@ -290,9 +293,9 @@ class Coordinator:
             self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))
-        for node in self._exchange.unheard:
+        for node in self._hub.unheard:
             self.journal.record(ev.Warned(message=self._not_told(node), closing=True))
-        for left in self._exchange.left:
+        for left in self._hub.left:
             self.journal.record(ev.Warned(message=left, closing=True))
         for warning in chaos.not_injected(self._faults, self.journal.state):
             self.journal.record(ev.Warned(message=warning, closing=True))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs, gather_outputs
@@ -25,7 +25,7 @@ from tfcluster.rundir.paths import RunPaths
 
 
 @dataclass(slots=True)
-class LastCopies:
+class FinalCopies:
     """Of one run; `notes` and `lacks` are what has come of it."""
 
     plan: Plan
@@ -105,7 +105,7 @@ class LastCopies:
         try:
             yield
         except (CancelledError, SourceChangedError, OSError) as error:
-            self._miss(f"{what}: {words_of(error)}", there)
+            self._miss(f"{what}: {describe_error(error)}", there)
 
     def _miss(self, what: str, there: PurePath | None, *, node: str = "") -> None:
         """`there`: the folder of `node`, or of the chief's, in which it lies."""

@@ -15,9 +15,9 @@ from typing import Any
 from tfcluster import backends
 from tfcluster.backends.base import Backend
 from tfcluster.coordinator.coordinator import Coordinator
-from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
-from tfcluster.coordinator.startup import Wishes
+from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SurroundingsError, TfclusterError
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
@@ -74,7 +74,7 @@ class Session:
         self,
         *,
         announce: Announce,
-        wishes: Wishes,
+        start_options: StartOptions,
     ) -> Outcome:
         """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills.
 
@@ -84,7 +84,7 @@ class Session:
             if self._resume is not None:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._telling(self._resume, announce)
-            return self._covered(asyncio.run(self._run(announce, wishes)))
+            return self._covered(asyncio.run(self._run(announce, start_options)))
         except SurroundingsError as error:
             return self._fail(error)
         except Exception as fault:
@@ -92,14 +92,14 @@ class Session:
         finally:
             self.unrecorded = self.journal.close()
 
-    async def _run(self, announce: Announce, wishes: Wishes) -> Outcome:
+    async def _run(self, announce: Announce, start_options: StartOptions) -> Outcome:
         coordinator = Coordinator(
             self.plan,
             self.journal,
-            Harvest(self.plan, self.paths, wanted=wishes.gathers),
+            RunGathering(self.plan, self.paths, wanted=start_options.gathers),
             backend_of=_backend_of,
             announce=announce,
-            wishes=wishes,
+            start_options=start_options,
         )
         with _stopping(coordinator):
             return await coordinator.run()
@@ -120,7 +120,7 @@ class Session:
             first = first.exceptions[0]
         error = TfclusterError(
             f"a fault in tfcluster: {type(first).__name__}: {first}",
-            cure=f"please report it with {self.paths.fault}",
+            fix=f"please report it with {self.paths.fault}",
         )
         with contextlib.suppress(OSError):
             self.paths.fault.write_text("".join(traceback.format_exception(fault)))

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import budgets
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_told
 from tfcluster.checkpoints.store import Gathered, Store
-from tfcluster.coordinator.final_copies import LastCopies, StalledError, Threads
+from tfcluster.coordinator.final_copies import FinalCopies, StalledError, Threads
 from tfcluster.errors import RunFolderError
 from tfcluster.nodes.task_folders import Folders
 from tfcluster.plan.plan import Plan, TaskId
@@ -33,7 +33,7 @@ _CURVES_EVERY_S = 10.0
 _IS_IT_FULL = "is the disk full?"
 
 
-class Harvest:
+class RunGathering:
     """Looks into the chief's directory in a thread; `wanted` is false with ``--no-gather``."""
 
     def __init__(self, plan: Plan, paths: RunPaths, *, wanted: bool = True) -> None:
@@ -92,7 +92,9 @@ class Harvest:
             try:
                 self._before = await self._threads.do(look, "the look at the working directory")
             except OSError as error:
-                raise RunFolderError(words_of(error), cure=f"is {self._workdir} there?") from error
+                raise RunFolderError(
+                    describe_error(error), fix=f"is {self._workdir} there?"
+                ) from error
         self._chief_is_over = False
         self._folders.have_time()
         wanted = list(tasks)
@@ -113,8 +115,8 @@ class Harvest:
                 if (tries := tries - 1) == 0 or is_stalled:
                     look = "look at the disk and the mounts there" if is_stalled else _IS_IT_FULL
                     raise RunFolderError(
-                        f"what was saved cannot be put back: {words_of(error)}",
-                        cure=f"{look}; then go on from it: `tfcluster up --resume RUN`",
+                        f"what was saved cannot be put back: {describe_error(error)}",
+                        fix=f"{look}; then go on from it: `tfcluster up --resume RUN`",
                     ) from error
 
     async def bring_home(self, *, others_train: bool = False) -> list[Event]:
@@ -127,7 +129,7 @@ class Harvest:
                 self._shared = await self._threads.do(look, "the look at it")
             except OSError as error:
                 self._shared = newest_told(told)
-                why = f"checkpoints.dir cannot be read: {words_of(error)}"
+                why = f"checkpoints.dir cannot be read: {describe_error(error)}"
                 return [ev.Warned(message=why)]
             return []
         if not self._chief_is_here:
@@ -157,7 +159,7 @@ class Harvest:
         except CancelledError:
             pass  # `_finish` says so
         except OSError as error:
-            why = words_of(error)
+            why = describe_error(error)
         self._notes.extend(gatherer.take_notes())
         return why
 
@@ -166,7 +168,7 @@ class Harvest:
         try:
             self._complain(await self._threads.do(look, "the gathering of checkpoints"))
         except StalledError as error:
-            self._complain(words_of(error))
+            self._complain(describe_error(error))
 
     def _complain(self, why: str) -> None:
         """Of a look that failed, once until another reason comes."""
@@ -256,12 +258,14 @@ class Harvest:
         except StalledError as error:
             self._await("")
             events, notes = self._take_news()
-            return events + [ev.Warned(message=n, closing=True) for n in (*notes, words_of(error))]
+            return events + [
+                ev.Warned(message=n, closing=True) for n in (*notes, describe_error(error))
+            ]
         self.lacks_something = self._lacks
         return events
 
     def _finish(self) -> list[Event]:
-        last = LastCopies(
+        last = FinalCopies(
             self._plan,
             self._paths,
             self._store,

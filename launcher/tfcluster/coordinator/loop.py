@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
 
-from tfcluster.nodes.hub import Exchange
+from tfcluster.nodes.hub import Hub
 from tfcluster.rundir.journal import Journal
 from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.wire.link import SECOND_LOOK_S
@@ -27,13 +27,13 @@ class Loop:
 
     def __init__(
         self,
-        exchange: Exchange,
+        hub: Hub,
         supervisor: Supervisor,
         journal: Journal,
         carry_out: Callable[[], None],
     ) -> None:
         """`carry_out` does what the supervisor has ordered."""
-        self._exchange, self._supervisor, self._journal = exchange, supervisor, journal
+        self._hub, self._supervisor, self._journal = hub, supervisor, journal
         self._carry_out = carry_out
 
     def now(self) -> float:
@@ -57,7 +57,7 @@ class Loop:
     async def meanwhile(self, work: Coroutine[Any, Any, T]) -> T:
         """Do `work` and handle inputs; raises what it raises, and Over, which calls it off."""
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._exchange.put(_nothing))
+        task.add_done_callback(lambda _: self._hub.put(_nothing))
         try:
             await self.until(task.done)
             return task.result()
@@ -69,11 +69,11 @@ class Loop:
         """Do `work` of a run that is over to its end; what nodes still say is heard meanwhile, and
         the state is saved. Nothing more is ordered."""
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._exchange.put(_nothing))
+        task.add_done_callback(lambda _: self._hub.put(_nothing))
         try:
             while not task.done():
                 self._journal.keep_up()
-                await self._exchange.turn(self._journal.wake_s)
+                await self._hub.turn(self._journal.wake_s)
             return task.result()
         finally:
             task.cancel()
@@ -84,17 +84,17 @@ class Loop:
             raise Over
 
     async def _turn(self, at: float | None) -> None:
-        await self._exchange.flush()
+        await self._hub.flush()
         self._journal.keep_up()
         due = [moment for moment in (at, self._supervisor.wake_at) if moment is not None]
         waits = [max(0.0, moment - self.now()) for moment in due]
         waits += [] if self._journal.wake_s is None else [self._journal.wake_s]
         wait_s = min(waits, default=None)
         asleep_until = None if wait_s is None else self.now() + wait_s + _LATE_S
-        await self._exchange.turn(wait_s)
+        await self._hub.turn(wait_s)
         if asleep_until is not None and self.now() > asleep_until:
             await asyncio.sleep(SECOND_LOOK_S)
-            await self._exchange.turn(0)
+            await self._hub.turn(0)
         self._supervisor.tick(self.now())
         self._carry_out()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.discovery.planning import plan_by_hand
 from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
 from tfcluster.plan import placement
@@ -21,7 +21,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class ByHand:
+class ManualStart:
     """One task and its whole environment, by name of the variables."""
 
     plan: Plan
@@ -31,7 +31,7 @@ class ByHand:
 
 def of(
     spec_or_run: str, name: str, *, sets: Sequence[str] = (), python: str | None = None
-) -> ByHand:
+) -> ManualStart:
     """The task called `name` of a spec file, or of a run that was started with `--except`.
 
     Raises UsageError for a task that is not to be started so, and where a port is still to be
@@ -54,14 +54,14 @@ def _run(spec_or_run: str) -> RunPaths | None:
         return None
 
 
-def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ByHand:
+def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ManualStart:
     planned, task = plan_by_hand(spec, name, sets=sets, python=python)
     try:
         attempt = fixed(planned.plan)
     except ValueError as error:
-        cure = 'write every address with its port, for example "127.0.0.1:2222"'
+        fix = 'write every address with its port, for example "127.0.0.1:2222"'
         message = f"env needs ports that are fixed in the spec: {error}"
-        raise UsageError(message, cure=cure) from None
+        raise UsageError(message, fix=fix) from None
     folder = home() / "by-hand" / planned.plan.name / task.file_name
     later = environment(
         attempt,
@@ -72,25 +72,25 @@ def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> B
         tuner_dir=str(folder.parent / "tuner"),
         holds_ports=False,
     )
-    bundle = planned.around.bundle(planned.plan.task(task).node)
+    bundle = planned.context.bundle(planned.plan.task(task).node)
     return _with_all(planned.plan, task, later, bundle)
 
 
-def _of_run(paths: RunPaths, name: str) -> ByHand:
+def _of_run(paths: RunPaths, name: str) -> ManualStart:
     try:
-        plan = plan_from_json(foreign_json.read_object(paths.plan))
+        plan = plan_from_json(foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{paths.plan} cannot be read: {words_of(error)}") from error
+        raise RunFolderError(f"{paths.plan} cannot be read: {describe_error(error)}") from error
     if not plan.by_hand:
-        cure = "`tfcluster up --except TASK` leaves one to you"
-        raise UsageError(f"{paths.run_id} starts all of its tasks itself", cure=cure)
+        fix = "`tfcluster up --except TASK` leaves one to you"
+        raise UsageError(f"{paths.run_id} starts all of its tasks itself", fix=fix)
     task = placement.named((other.id for other in plan.by_hand), name)
     state = registry.load(paths)
     whole = replace(plan, tasks=(*plan.tasks, *plan.elsewhere), elsewhere=())
     ports = _ports(state)
     if any(ports[other.id] == 0 for other in whole.listening):
         message = f"{paths.run_id} has not chosen its ports yet"
-        raise UsageError(message, cure="type it again once its tasks are started")
+        raise UsageError(message, fix="type it again once its tasks are started")
     resumed = state.resumed_from or {}
     later = environment(
         Attempt(whole, 1, tuple(ports), ports),
@@ -128,11 +128,11 @@ def _bundle(plan: Plan, task: TaskId) -> str:
     return str(Path(planned.command.argv[1]).parents[2])
 
 
-def _with_all(plan: Plan, task: TaskId, later: Iterable[EnvVar], bundle: str) -> ByHand:
+def _with_all(plan: Plan, task: TaskId, later: Iterable[EnvVar], bundle: str) -> ManualStart:
     planned = plan.task(task)
     found = {var.name: var for var in (*planned.command.env, *later)}
     if plan.hooks and not planned.has_own_command:
         own = found.get("PYTHONPATH")
         base = own.value if own else os.environ.get("PYTHONPATH")
         found["PYTHONPATH"] = EnvVar("PYTHONPATH", python_path(base, bundle), "tfcluster")
-    return ByHand(plan, task, tuple(found[name] for name in sorted(found)))
+    return ManualStart(plan, task, tuple(found[name] for name in sorted(found)))

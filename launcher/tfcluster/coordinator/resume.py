@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Kind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
 from tfcluster.checkpoints.restore import newest_of
@@ -41,14 +41,14 @@ def find(text: str) -> Resume:
     held = open_for_reading(source.checkpoints)
     if not held:
         raise UsageError(
-            f"--resume: {source.run_id} has gathered no checkpoint", cure=_cure_for_none(source)
+            f"--resume: {source.run_id} has gathered no checkpoint", fix=_cure_for_none(source)
         )
     try:
         state = newest_of_each(held, place=int(number) if has_place else None)
     except KeyError:
         raise UsageError(
             f"--resume: {source.run_id} has gathered no checkpoint of step or save {number}",
-            cure=f"it has {_what_there_is(held)}",
+            fix=f"it has {_what_there_is(held)}",
         ) from None
     return Resume(source, newest_of(state), state)
 
@@ -69,8 +69,8 @@ def seed(resume: Resume, store: Path) -> None:
             partial.rename(store / gathered.folder.name)
     except OSError as error:
         raise RunFolderError(
-            f"cannot take over the checkpoint of {resume.source.run_id}: {words_of(error)}",
-            cure="is the disk full, or is that run still changing it?",
+            f"cannot take over the checkpoint of {resume.source.run_id}: {describe_error(error)}",
+            fix="is the disk full, or is that run still changing it?",
         ) from error
 
 

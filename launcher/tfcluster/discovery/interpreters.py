@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan.plan import Interpreter
 
@@ -87,7 +87,7 @@ def choose(
     if explicit:
         path = find(explicit, base, environ)
         if path is None:
-            raise UsageError(f"{not_there(explicit, base)} ({explicit_why})", cure=NAME_ONE)
+            raise UsageError(f"{not_there(explicit, base)} ({explicit_why})", fix=NAME_ONE)
         return read(path, explicit_why, environ=environ, cwd=workdir)
     path, why = next(_candidates(workdir, environ))
     return read(path, why, environ=environ, cwd=workdir)
@@ -187,7 +187,7 @@ def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[s
         )
     except OSError as error:
         raise InterpreterError(
-            f"{path} does not work as Python: {words_of(error)}", cure=_CURE
+            f"{path} does not work as Python: {describe_error(error)}", fix=_CURE
         ) from error
 
 
@@ -197,16 +197,16 @@ def _answer(asked: subprocess.Popen[str], path: str, why: str) -> Interpreter:
             out, errors = asked.communicate(timeout=_ANSWER_S)
         except subprocess.TimeoutExpired as error:
             asked.kill()
-            message = f"{path} does not work as Python: {words_of(error)}"
-            raise InterpreterError(message, cure=_CURE) from error
+            message = f"{path} does not work as Python: {describe_error(error)}"
+            raise InterpreterError(message, fix=_CURE) from error
     if asked.returncode:
         last = (errors.strip().splitlines() or ["no message"])[-1]
-        raise InterpreterError(f"{path} does not work as Python: {last}", cure=_CURE)
+        raise InterpreterError(f"{path} does not work as Python: {last}", fix=_CURE)
     try:
         executable, version, has_tensorflow, names = ast.literal_eval(out.splitlines()[-1])
     except (ValueError, TypeError, IndexError, SyntaxError) as error:
         message = f"{path} does not work as Python: it did not answer as one"
-        raise InterpreterError(message, cure=_CURE) from error
+        raise InterpreterError(message, fix=_CURE) from error
     packages = _known(names)
     if has_tensorflow:
         packages.setdefault("tensorflow", "unknown")

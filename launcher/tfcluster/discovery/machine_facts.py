@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
 from tfcluster.discovery.interpreters import Choice, choose, known
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import command
-from tfcluster.plan.context import LOCAL, Surroundings
+from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
 from tfcluster.plan.placement import DOCKER, by_node, is_loopback, seats
@@ -28,7 +28,7 @@ _MOST_FILES = 60
 """Of a job's own modules, how many are looked at for their imports."""
 
 
-def nothing() -> None:
+def empty_context() -> None:
     """Nobody has anything to do while a Python is asked."""
 
 
@@ -40,8 +40,8 @@ def gather(
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
     here: Collection[str] = (),
-    meanwhile: Callable[[], None] = nothing,
-) -> Surroundings:
+    meanwhile: Callable[[], None] = empty_context,
+) -> PlanContext:
     """Everything `make_plan` needs to know besides `spec`; starts no TensorFlow.
 
     `spec_dir`: the folder of the spec; `bundle`: where the bundle lies unpacked on this
@@ -49,7 +49,7 @@ def gather(
     `meanwhile`: called while the tasks' Python tells what it is. Raises UsageError (exit 2) for a
     Python that was asked for and is not there, and for an unreadable ``env_file``.
     """
-    seen = Surroundings(
+    seen = PlanContext(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
         addresses=addresses_to_compare(spec).union(here),
@@ -88,7 +88,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     """Indexes of this machine's GPUs, less what CUDA_VISIBLE_DEVICES hides from the launcher; None
     where the driver does not answer: that is no machine without GPUs."""
     try:
-        code, lines, _ = machine.ask_driver("index,uuid", environ.get("PATH", os.defpath))
+        code, lines, _ = machine.query_driver("index,uuid", environ.get("PATH", os.defpath))
     except TimeoutError:
         return None
     except OSError:
@@ -115,11 +115,11 @@ def _shown(shown: str, present: Mapping[int, str]) -> Iterator[int]:
 
 def _with_job(
     spec: ClusterSpec,
-    seen: Surroundings,
+    seen: PlanContext,
     workdir: Path,
     python: str | None,
     meanwhile: Callable[[], None],
-) -> Surroundings:
+) -> PlanContext:
     env_file = _env_file(spec, seen)
     choices = _interpreters(spec, seen, workdir, python)
     own = _code(spec, (workdir,))
@@ -134,7 +134,7 @@ def _with_job(
 
 
 def _interpreters(
-    spec: ClusterSpec, seen: Surroundings, workdir: Path, python: str | None
+    spec: ClusterSpec, seen: PlanContext, workdir: Path, python: str | None
 ) -> dict[str, Choice]:
     """Of a remote node only what the spec says; the node itself knows the rest."""
     found = {}
@@ -155,8 +155,8 @@ def _of_image(wish: str | None, why: str) -> Interpreter:
     """A path relative to the spec is one of this machine: in a container it says nothing."""
     if wish is not None and "/" in wish and not wish.startswith("/"):
         if why == "--python":
-            cure = "leave it out, or name one of the image: --python /opt/tf/bin/python"
-            raise InterpreterError(f"{wish} is no Python of an image ({why})", cure=cure)
+            fix = "leave it out, or name one of the image: --python /opt/tf/bin/python"
+            raise InterpreterError(f"{wish} is no Python of an image ({why})", fix=fix)
         return Interpreter("python3", f"the image's; {why} is a path of this machine")
     return Interpreter(wish or "python3", why or "the image's")
 
@@ -175,16 +175,16 @@ def _wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
     return (found[0], ".".join(found[1])) if found is not None else (None, "")
 
 
-def _env_file(spec: ClusterSpec, seen: Surroundings) -> tuple[tuple[str, str], ...]:
+def _env_file(spec: ClusterSpec, seen: PlanContext) -> tuple[tuple[str, str], ...]:
     if not spec.job.env_file:
         return ()
     path = command.absolute(spec.job.env_file, seen.spec_dir, seen.environ)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        cure = "job.env_file is relative to the spec's folder"
+        fix = "job.env_file is relative to the spec's folder"
         raise UsageError(
-            f"job.env_file: cannot read {path}: {words_of(error)}", cure=cure
+            f"job.env_file: cannot read {path}: {describe_error(error)}", fix=fix
         ) from error
     return parse_env_file(text, name=path)
 

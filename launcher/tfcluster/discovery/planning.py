@@ -17,20 +17,20 @@ from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
     addresses_to_compare,
+    empty_context,
     gather,
-    nothing,
     own_addresses,
     python_wish,
 )
 from tfcluster.errors import SpecError, SurroundingsError
 from tfcluster.plan import checks, command, placement, secrets
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import LOCAL, Surroundings
-from tfcluster.plan.placement import Seat, by_node, hosts_of, is_here, seats
+from tfcluster.plan.context import LOCAL, PlanContext
+from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_here, seats
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec.fields import Finding
+from tfcluster.spec.fields import Mistake
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Planned:
 
     spec: ClusterSpec
     plan: Plan
-    around: Surroundings
+    context: PlanContext
     args: tuple[str, ...] = ()
     """Appended to ``job.args``."""
     python: str | None = None
@@ -71,7 +71,7 @@ class Planned:
 
     def obstacles(self) -> tuple[SurroundingsError, ...]:
         """What would make this plan fail on this machine; a plan can be shown in spite of it."""
-        return tuple(checks.find(self.spec, self.plan, self.around))
+        return tuple(checks.find(self.spec, self.plan, self.context))
 
     def apart(self, names: Sequence[str]) -> Planned:
         """The same without the tasks `names`, which the user starts by hand; raises UsageError."""
@@ -80,7 +80,7 @@ class Planned:
 
     def require(self) -> Plan:
         """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""
-        checks.require(self.spec, self.plan, self.around)
+        checks.require(self.spec, self.plan, self.context)
         return self.plan
 
 
@@ -100,7 +100,7 @@ def plan_file(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], None] = empty_context,
 ) -> Planned:
     """Load a spec as the command line names it, and plan it; SpecError (exit 2) for a bad one."""
     from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
@@ -117,7 +117,7 @@ def plan_again(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], None] = empty_context,
 ) -> Planned:
     """Plan what an earlier run was, as it was started; see `plan_file`."""
     from tfcluster.spec.load import load_file
@@ -137,7 +137,7 @@ def plan_spec(
     args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     here: Collection[str] = (),
-    meanwhile: Callable[[], None] = nothing,
+    meanwhile: Callable[[], None] = empty_context,
 ) -> Planned:
     """Plan a spec for this machine, which is also called what `here` holds.
 
@@ -149,7 +149,7 @@ def plan_spec(
 
     require(loaded, environ=environ, here=here, python=python)
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
-    around = gather(
+    context = gather(
         loaded.spec,
         spec_dir=loaded.folder,
         bundle=str(folder),
@@ -160,12 +160,12 @@ def plan_spec(
     )
     plan = make_plan(
         loaded.spec,
-        around,
+        context,
         spec_path=str(loaded.path) if loaded.path else None,
         args=args,
         set_paths=loaded.set_paths,
     )
-    return Planned(loaded.spec, plan, around, tuple(args), python)
+    return Planned(loaded.spec, plan, context, tuple(args), python)
 
 
 _BACKEND: Mapping[str, tuple[str, Any]] = {"join": ("runtime.backend", "auto")}
@@ -270,23 +270,23 @@ def _missing(
     environ: Mapping[str, str],
     own: Collection[str],
     python: str | None,
-) -> Iterator[Finding]:
+) -> Iterator[Mistake]:
     listed = seats(spec, own)
     workdir = command.absolute(spec.job.workdir, folder, environ)
     if fault := _fault(workdir, "folder"):
-        yield Finding(("job", "workdir"), fault, f"it is relative to the spec's folder, {folder}")
+        yield Mistake(("job", "workdir"), fault, f"it is relative to the spec's folder, {folder}")
     else:
         yield from _below(spec, workdir, has_copies=any(seat.node != LOCAL for seat in listed))
     if spec.job.env_file is not None:
         path = command.absolute(spec.job.env_file, folder, environ)
         if fault := _fault(path, "file"):
-            cure = f"it is relative to the spec's folder, {folder}"
-            yield Finding(("job", "env_file"), fault, cure)
+            fix = f"it is relative to the spec's folder, {folder}"
+            yield Mistake(("job", "env_file"), fault, fix)
     if python is None:
         yield from _python(spec, folder, environ, listed)
 
 
-def _below(spec: ClusterSpec, workdir: str, *, has_copies: bool) -> Iterator[Finding]:
+def _below(spec: ClusterSpec, workdir: str, *, has_copies: bool) -> Iterator[Mistake]:
     """What the workdir must hold; `has_copies`: other machines get a copy of it."""
     scripts: list[tuple[tuple[str, ...], str | None]] = [(("job", "script"), spec.job.script)]
     if spec.job.prepare is not None:
@@ -297,22 +297,22 @@ def _below(spec: ClusterSpec, workdir: str, *, has_copies: bool) -> Iterator[Fin
         if script is not None:
             path = posixpath.normpath(posixpath.join(workdir, script))
             if fault := _fault(path, "script"):
-                yield Finding(field, fault, f"it is relative to the workdir, {workdir}")
+                yield Mistake(field, fault, f"it is relative to the workdir, {workdir}")
     for index, pattern in enumerate(spec.job.include if has_copies else ()):
         from tfcluster.nodes.code_sync import include_fault  # and asyncio with it
 
         if (wrong := include_fault(Path(workdir), pattern)) is not None:
-            yield Finding(("job", "include", index), *wrong)
+            yield Mistake(("job", "include", index), *wrong)
 
 
 def _python(
-    spec: ClusterSpec, folder: str, environ: Mapping[str, str], listed: Collection[Seat]
-) -> Iterator[Finding]:
+    spec: ClusterSpec, folder: str, environ: Mapping[str, str], listed: Collection[PlacedTask]
+) -> Iterator[Mistake]:
     mine = by_node(listed).get(LOCAL)
     wish = python_wish(spec, mine[0].host) if mine else None
     if wish is not None and interpreters.find(wish[0], Path(folder), environ) is None:
         message = interpreters.not_there(wish[0], Path(folder))
-        yield Finding(wish[1], message, interpreters.NAME_ONE)
+        yield Mistake(wish[1], message, interpreters.NAME_ONE)
 
 
 def _fault(path: str, what: str) -> str:

@@ -17,10 +17,10 @@ from pathlib import Path
 from tfcluster.errors import SurroundingsError
 from tfcluster.nodes import git_files
 from tfcluster.nodes.git_files import is_credential
-from tfcluster.nodes.hub import Exchange
+from tfcluster.nodes.hub import Hub
 from tfcluster.plan import remote_paths
 from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.wire.file_transfer import FarFiles, Sent
+from tfcluster.wire.file_transfer import RemoteFiles, Sent
 
 MOST_BYTES = 200 * 1000 * 1000
 MOST_FILES = 50_000
@@ -111,7 +111,7 @@ def _all(workdir: Path) -> git_files.Listed:
     if "." in unreadable:
         raise SurroundingsError(
             f"the working directory {workdir} cannot be read",
-            cure="make it readable, or set job.workdir to another folder",
+            fix="make it readable, or set job.workdir to another folder",
         )
     return git_files.Listed(frozenset(), found, frozenset(unreadable))
 
@@ -134,7 +134,7 @@ def _below(top: Path, workdir: Path, never: frozenset[str], unreadable: set[str]
 def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str]:
     """What a glob finds, of folders all that is in them. Raises SurroundingsError for nothing."""
     if (fault := include_fault(workdir, pattern)) is not None:
-        raise SurroundingsError(f"job.include: {fault[0]}", cure=fault[1])
+        raise SurroundingsError(f"job.include: {fault[0]}", fix=fault[1])
     for path in workdir.glob(pattern):
         if os.path.isdir(path):
             below = _below(path, workdir, _GIT, unreadable)
@@ -238,7 +238,7 @@ def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
         much = f"{len(sizes)} files to send to other hosts, more than {MOST_FILES}"
     raise SurroundingsError(
         f"{workdir} holds {much}: {', '.join(largest)}",
-        cure="have git ignore what is not code (.gitignore), or set job.workdir; data that each"
+        fix="have git ignore what is not code (.gitignore), or set job.workdir; data that each"
         " host has goes into runtime.hosts.H.data_dir",
     )
 
@@ -269,22 +269,22 @@ def _narrowed(name: str, weights: Counter[str]) -> str:
     return name
 
 
-async def find(plan: Plan, exchange: Exchange, nodes: Iterable[NodePlan]) -> None:
+async def find(plan: Plan, hub: Hub, nodes: Iterable[NodePlan]) -> None:
     """Have those of `nodes` that see the workdir work in it; maybe it is where the spec says."""
-    far = [node for node in nodes if exchange.site(node.name).is_remote]
+    far = [node for node in nodes if hub.site(node.name).is_remote]
     if not far:
         return
     with marked(Path(plan.workdir)) as mark:
         if mark is not None:
-            await asyncio.gather(*(_look(exchange, node, mark) for node in far))
+            await asyncio.gather(*(_look(hub, node, mark) for node in far))
 
 
-async def _look(exchange: Exchange, node: NodePlan, mark: Mark) -> None:
+async def _look(hub: Hub, node: NodePlan, mark: Mark) -> None:
     named = remote_paths.chosen_folder(node.workdir)
     with contextlib.suppress(OSError):  # a lost node will be told of
-        found = await mark.seen_by(exchange.files(node.name), [named] if named else [])
+        found = await mark.seen_by(hub.files(node.name), [named] if named else [])
         if found is not None:
-            exchange.share_code(node, found)
+            hub.share_code(node, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +296,7 @@ class Mark:
     text: str
     inode: int
 
-    async def seen_by(self, node: FarFiles, elsewhere: Sequence[str] = ()) -> str | None:
+    async def seen_by(self, node: RemoteFiles, elsewhere: Sequence[str] = ()) -> str | None:
         """Under which name the node sees the folder: its own, or one of `elsewhere`.
 
         None: it does not, or may not write there. Names and times can be equal on two machines

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import SurroundingsError
 
 _LIST = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
@@ -99,7 +99,7 @@ def _ask(
     except FileNotFoundError:
         raise _silent(folder, "git is not installed here") from None
     except (OSError, subprocess.SubprocessError) as error:
-        raise _silent(folder, words_of(error)) from error
+        raise _silent(folder, describe_error(error)) from error
     if answer.returncode not in ((0, 1) if may_deny else (0,)):
         said = answer.stderr.decode(errors="replace").strip()
         raise _silent(folder, said.partition("\n")[0] or f"exit code {answer.returncode}")
@@ -109,7 +109,7 @@ def _ask(
 def _silent(folder: Path, why: str) -> SurroundingsError:
     return SurroundingsError(
         f"{folder} lies in a git repository, and git does not tell what to send: {why}",
-        cure=f"`git -C {shlex.quote(str(folder))} status` must work;"
+        fix=f"`git -C {shlex.quote(str(folder))} status` must work;"
         " or set job.workdir to a folder outside of the repository",
     )
 

@@ -14,18 +14,18 @@ from typing import Any
 from tfcluster.agent import budgets
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.backends.base import Backend, Tell, tell_nobody
+from tfcluster.backends.base import Backend, Tell, ignore_event
 from tfcluster.backends.docker import past_runs
 from tfcluster.nodes.remote_folders import LogsOfOthers, Site, site_of
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import NodePlan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire import messages
-from tfcluster.wire.file_transfer import FarFiles, FarFilesError
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
 
-class Border:
+class NodeBorder:
     """Outlives the node's agents: what one of them was ordered, its logs may name later."""
 
     def __init__(
@@ -77,7 +77,7 @@ _GOODBYE_S = 15.0
 """An agent that has not said goodbye so long after `shutdown` is closed on."""
 
 
-class Exchange:
+class Hub:
     """Inputs are calls: put in the queue from anywhere, made by `turn` in the loop's own time."""
 
     def __init__(
@@ -85,7 +85,7 @@ class Exchange:
         backend_of: Callable[[NodePlan], Backend],
         paths: RunPaths,
         lease_s: float = 60.0,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
     ) -> None:
         self._tell, self._clearing = tell, set[str]()
         """`_clearing`: nodes whose backend clears up after them."""
@@ -96,7 +96,7 @@ class Exchange:
         self._code: dict[str, str] = {}
         """Node → where its copy of the code lies, if it needs one."""
         self._links: dict[str, AgentLink] = {}
-        self._borders: dict[str, Border] = {}
+        self._borders: dict[str, NodeBorder] = {}
         self._holds_ports: dict[str, bool] = {}
         self._has_lease: set[str] = set()
         self._warm: set[str] = set()
@@ -148,7 +148,7 @@ class Exchange:
         )
         self._note(node, backend, link)
         clock = asyncio.get_running_loop().time
-        border = self._borders.setdefault(node.name, Border(tasks, clock, by_hand))
+        border = self._borders.setdefault(node.name, NodeBorder(tasks, clock, by_hand))
         on_message(node.name, {"type": "welcome", **link.welcome})
         hear = partial(on_message, node.name)
         background.create_task(self._listen(node.name, link, border, hear, on_closed))
@@ -157,7 +157,7 @@ class Exchange:
         self,
         node: str,
         link: AgentLink,
-        border: Border,
+        border: NodeBorder,
         hear: Callable[[Message], None],
         on_closed: Callable[[str, str], None],
     ) -> None:
@@ -198,10 +198,10 @@ class Exchange:
         self._sites[name] = site_of(name, self._paths, link.welcome)
         self._code[name] = self._sites[name].folder(node.workdir)
 
-    def files(self, node: str) -> FarFiles:
+    def files(self, node: str) -> RemoteFiles:
         """Of a node whose site is remote; raises FarFilesError for one that is lost."""
         if (link := self._links.get(node)) is None:
-            raise FarFilesError(f"{node} is lost")
+            raise RemoteFilesError(f"{node} is lost")
         return link.files
 
     def is_lost(self, node: str) -> bool:
@@ -294,7 +294,7 @@ class Exchange:
         closed = await asyncio.gather(*closing)
         self.left = tuple(sentence for sentences in closed for sentence in sentences)
         noted = [one for one in self._backends.values() if one.capabilities.clears_up]
-        if noted and not any(one.may_hold_something for one in noted):
+        if noted and not any(one.may_hold_resources for one in noted):
             past_runs.forget(self._paths.run_id)
         while not self._inbox.empty():  # the last exits came while nobody looked
             self._inbox.get_nowait()()

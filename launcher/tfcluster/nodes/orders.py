@@ -13,8 +13,8 @@ from typing import Any, Final, Protocol
 from tfcluster.agent.net import reachability
 from tfcluster.agent.node import probe
 from tfcluster.errors import NodeLostError, PortInUseError, PrepareError
-from tfcluster.nodes.hub import Exchange
-from tfcluster.nodes.probe_answers import Seen
+from tfcluster.nodes.hub import Hub
+from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.plan import remote_paths
@@ -36,14 +36,14 @@ from tfcluster.rundir.chaos import Fault
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class AssignedResources:
     """Laid under what the plan says of a task."""
 
     env: tuple[EnvVar, ...]
     cores: tuple[int, ...] | None
 
 
-def deal(plan: Plan, seen: Seen) -> Mapping[TaskId, Dealt]:
+def deal(plan: Plan, seen: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
     """Cores, threads and GPUs of the tasks of the node that was `seen`, where it has several.
 
     A container is one task's already. What the node's own environment says stays.
@@ -65,7 +65,7 @@ def deal(plan: Plan, seen: Seen) -> Mapping[TaskId, Dealt]:
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
-        task.id: Dealt(_env(task, found[task.id], theirs, peers), found[task.id].cores)
+        task.id: AssignedResources(_env(task, found[task.id], theirs, peers), found[task.id].cores)
         for task in tasks.values()
     }
 
@@ -86,7 +86,7 @@ def _env(task: TaskPlan, share: Share, theirs: Collection[str], peers: int) -> t
 
 _BARE = Command((), (), "/")
 _NOTHING: Mapping[str, str] = {}
-_NOTHING_DEALT: Mapping[TaskId, Dealt] = {}
+_NOTHING_DEALT: Mapping[TaskId, AssignedResources] = {}
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def start(
     restored_step: int | None = None,
     chaos: Sequence[Fault] = (),
     guards: Mapping[str, str] = _NOTHING,
-    dealt: Mapping[TaskId, Dealt] = _NOTHING_DEALT,
+    dealt: Mapping[TaskId, AssignedResources] = _NOTHING_DEALT,
 ) -> dict[str, Any]:
     """Start the attempt's tasks of one node, or `only` some; their logs lie at its site. `guards`:
     variables that the node's own surroundings ask for; `dealt`: what the plan could not divide."""
@@ -149,7 +149,7 @@ def start(
         )
         ours += tuple(EnvVar(name, value, "tfcluster") for name, value in guards.items())
         ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
-        share = dealt.get(task_id, Dealt((), task.cores))
+        share = dealt.get(task_id, AssignedResources((), task.cores))
         log = paths.task_log(task_id, attempt.number)
         order = _order(str(task_id), site.command(task.command), log, share.env + ours)
         is_fork = ahead is not None and str(task_id) in ahead.tasks
@@ -213,7 +213,7 @@ def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
     if reply["type"] == "start_failed":
         raise PrepareError(
             f"prepare cannot start on {node}: {reply['error']}",
-            cure="correct job.prepare in the spec, or leave it out with --no-prepare",
+            fix="correct job.prepare in the spec, or leave it out with --no-prepare",
         )
     if reply["exit_code"] != 0:
         signal = reply.get("signal")
@@ -221,7 +221,7 @@ def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
         said = f"; its last line: {last}" if (last := _last_line(log)) else ""
         raise PrepareError(
             f"prepare failed on {node} with {end}; no task was started{said}",
-            cure=f"its output is in {log}",
+            fix=f"its output is in {log}",
         )
 
 
@@ -268,9 +268,9 @@ def never(node: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of the agents that `exchange` reaches."""
+    """Of the agents that `hub` reaches."""
 
-    exchange: Exchange
+    hub: Hub
     until: Until
     wait_for: Callable[[str | None], None] = lambda what: None
     """Told what is waited for, once that takes long; None: nothing any more."""
@@ -288,7 +288,7 @@ class Answers:
         if silent:
             raise NodeLostError(
                 f"{', '.join(silent)}: the agent was told {what}, and does not answer",
-                cure="is that machine overloaded, out of memory, or is a disk of it dead?",
+                fix="is that machine overloaded, out of memory, or is a disk of it dead?",
             )
 
     async def missing(
@@ -306,7 +306,7 @@ class Answers:
         """
 
         def silent() -> list[str]:
-            waiting = (node for node in nodes if self.exchange.answer(node, kinds) is None)
+            waiting = (node for node in nodes if self.hub.answer(node, kinds) is None)
             return [node for node in waiting if not is_lost(node)]
 
         begun = asyncio.get_running_loop().time()

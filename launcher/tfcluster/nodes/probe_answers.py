@@ -9,14 +9,14 @@ from typing import Any
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Command, Plan
-from tfcluster.supervision.connectivity import Calls
+from tfcluster.supervision.connectivity import DialPlan
 
 PATIENCE_S = 8.0
 """How long the nodes try to reach each other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeAnswer:
     """A node's report; see `agent.machine.facts`."""
 
     node: str
@@ -53,7 +53,7 @@ class Seen:
     """Tasks of other nodes that it dialled: in a large run not all (`run.calls`)."""
 
 
-def order_for(plan: Plan, site: Site, calls: Calls, *, deep: bool = False) -> dict[str, Any]:
+def order_for(plan: Plan, site: Site, calls: DialPlan, *, deep: bool = False) -> dict[str, Any]:
     """What the probe of a node is to do; see `agent.probe`."""
     tasks = [task for task in plan.tasks if task.node == site.node]
     ports = calls.ports
@@ -107,13 +107,13 @@ def script_of(command: Command) -> str | None:
     return next((word for word in command.argv[1:4] if word.startswith(below)), None)
 
 
-def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> Seen:
+def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> ProbeAnswer:
     """Raises ValueError for what is no report: the node may be broken, or somebody else's."""
     try:
-        data = foreign_json.parse_object(line)
+        data = foreign_json.parse_json_object(line)
         free, shm, sha256 = data["free_bytes"], data["shm_bytes"], data["script_sha256"]
         limit = data["core_limit"]
-        return Seen(
+        return ProbeAnswer(
             node=str(data["node"]),
             python=str(data["python"]),
             packages=_texts(data["packages"]),

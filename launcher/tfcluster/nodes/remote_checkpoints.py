@@ -28,7 +28,7 @@ from tfcluster.checkpoints.restore import AT_LEAST, name_checkpoints
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.wire.file_sending import Sent
-from tfcluster.wire.file_transfer import FarFileChangedError, FarFiles
+from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 
 T = TypeVar("T")
 
@@ -42,11 +42,11 @@ _LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class FarSource:
+class RemoteSource:
     """A folder of another machine; its methods block, and are for threads beside the loop."""
 
     folder: PurePosixPath
-    files: Callable[[], FarFiles]
+    files: Callable[[], RemoteFiles]
     """Of the agent that is there now; raises OSError where there is none."""
     loop: asyncio.AbstractEventLoop
     rate: Callable[[], float | None]
@@ -91,7 +91,7 @@ class FarSource:
     ) -> str:
         try:
             digest = self._wait(self._fetch(entry, target, start, stopped, grows=grows), stopped)
-        except FarFileChangedError as error:
+        except RemoteFileChangedError as error:
             raise SourceChangedError(f"{entry.path}: {error}") from error
         os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
         return digest
@@ -229,13 +229,13 @@ _PATIENCE_S = 10.0
 while a large file is sent, or while a line is cut."""
 
 
-class FarFollower:
+class RemoteFollower:
     """What `checkpoints.following.Follower` is for a directory here; its methods block."""
 
     def __init__(
         self,
         directory: PurePosixPath,
-        files: Callable[[], FarFiles],
+        files: Callable[[], RemoteFiles],
         *,
         loop: asyncio.AbstractEventLoop,
         beside: Path,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from tfcluster.agent import budgets
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
@@ -20,20 +20,20 @@ from tfcluster.checkpoints.restore import Follows, PutBack, newest_of, put_back
 from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes import remote_checkpoints
-from tfcluster.nodes.hub import Exchange
-from tfcluster.nodes.remote_checkpoints import FarFollower
+from tfcluster.nodes.hub import Hub
+from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import FilesStalledError
-from tfcluster.wire.file_transfer import FarFiles, FarFilesError, Sent
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
 
 
 class Folders:
     """Knows each task's folder once its node was reached."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, exchange: Exchange) -> None:
-        self._plan, self._paths, self._exchange = plan, paths, exchange
+    def __init__(self, plan: Plan, paths: RunPaths, hub: Hub) -> None:
+        self._plan, self._paths, self._hub = plan, paths, hub
         self._hurries = False
         self._curves = threading.Lock()
         self._loop = asyncio.get_running_loop()
@@ -53,7 +53,7 @@ class Folders:
         self._hurries = True
         for node in self._plan.nodes:
             with contextlib.suppress(KeyError, OSError):
-                self._exchange.files(node.name).hurry()
+                self._hub.files(node.name).hurry()
 
     def have_time(self) -> None:
         """Tasks train again, and come first."""
@@ -62,7 +62,7 @@ class Folders:
     def is_far(self, node: str) -> bool:
         """Whether the node, if it was reached, is another machine."""
         try:
-            return self._exchange.site(node).is_remote
+            return self._hub.site(node).is_remote
         except KeyError:
             return False
 
@@ -84,7 +84,7 @@ class Folders:
         if not site.is_remote:
             return folder
         source = self._source(evaluator, PurePosixPath(folder))
-        return FarFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
+        return RemoteFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
 
     def bring_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
         """What the globs name in the chief's far workdir; blocks. Raises OSError,
@@ -99,7 +99,7 @@ class Folders:
                 source.copy(entries[path], into / path, stopped=stopped)
                 copied.append(path)
             except SourceChangedError as error:
-                notes.append(f"checkpoints.outputs: {path} was not copied: {words_of(error)}")
+                notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
         return Outputs(tuple(copied), tuple(notes))
 
     def bring_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
@@ -111,13 +111,13 @@ class Folders:
         failed = dict[str, tuple[PurePosixPath, str]]()
         with self._curves:
             for node in self._plan.nodes:
-                if not self.is_far(node.name) or self._exchange.is_lost(node.name):
+                if not self.is_far(node.name) or self._hub.is_lost(node.name):
                     continue
-                site = self._exchange.site(node.name)
+                site = self._hub.site(node.name)
                 try:
                     why = self._bring_curves(site, stopped)
                 except OSError as error:
-                    why = words_of(error)
+                    why = describe_error(error)
                 if why:
                     failed[node.name] = PurePosixPath(site.paths.curves), why
         return failed
@@ -136,11 +136,11 @@ class Folders:
                 except FilesStalledError:
                     raise
                 except OSError as error:  # the others' are brought all the same
-                    why = f"{entry.path}: {words_of(error)}"
+                    why = f"{entry.path}: {describe_error(error)}"
         return why
 
     def _bring_curve(
-        self, source: remote_checkpoints.FarSource, entry: Entry, stopped: Stopped
+        self, source: remote_checkpoints.RemoteSource, entry: Entry, stopped: Stopped
     ) -> None:
         target = self._paths.curves / entry.path
         if "tfevents" in PurePosixPath(entry.path).name:  # which TensorFlow only appends to
@@ -148,21 +148,21 @@ class Folders:
         elif not entry.path.endswith("/") and not _is_same(target, entry):
             source.copy(entry, target, stopped=stopped)
 
-    def _source(self, task: TaskId, folder: PurePosixPath) -> remote_checkpoints.FarSource:
+    def _source(self, task: TaskId, folder: PurePosixPath) -> remote_checkpoints.RemoteSource:
         return self._source_on(self._plan.task(task).node, folder, remote_checkpoints.RATE)
 
     def _source_on(
         self, node: str, folder: PurePosixPath, rate: float
-    ) -> remote_checkpoints.FarSource:
+    ) -> remote_checkpoints.RemoteSource:
         loop = self._loop
 
-        def files() -> FarFiles:
+        def files() -> RemoteFiles:
             try:
-                return self._exchange.files(node)
+                return self._hub.files(node)
             except KeyError:
                 raise OSError(f"{node} is lost") from None
 
-        return remote_checkpoints.FarSource(
+        return remote_checkpoints.RemoteSource(
             folder, files, loop, lambda: None if self._hurries else rate
         )
 
@@ -197,13 +197,13 @@ class Folders:
         """A node that is lost meanwhile tells that by itself, and its tasks are not started."""
         try:
             into = str(site.paths.task_checkpoints(task))
-            await self._exchange.files(site.node).send_tree(into, files, keep=False)
-        except FarFilesError:
-            if not self._exchange.is_lost(site.node):
+            await self._hub.files(site.node).send_tree(into, files, keep=False)
+        except RemoteFilesError:
+            if not self._hub.is_lost(site.node):
                 raise
 
     def _site(self, task: TaskId) -> Site:
-        return self._exchange.site(self._plan.task(task).node)
+        return self._hub.site(self._plan.task(task).node)
 
 
 def _is_same(target: Path, entry: Entry) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.plan import command, preloading, remote_paths, secrets
 from tfcluster.plan.checks import needs_estimator, needs_tensorflow
-from tfcluster.plan.context import LOCAL, Surroundings
+from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import UNSET, Variables
 from tfcluster.plan.keras_settings import (
     SWITCH,
@@ -26,7 +26,7 @@ from tfcluster.plan.keras_settings import (
 )
 from tfcluster.plan.placement import (
     DOCKER,
-    Seat,
+    PlacedTask,
     by_machine,
     by_node,
     container,
@@ -57,22 +57,22 @@ _KERAS_3_FAILS = (
 )
 
 
-def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
+def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[str]:
     """One sentence each, in the order in which they matter."""
-    packages = {name.partition(".")[0] for name in around.imports or ()}
+    packages = {name.partition(".")[0] for name in context.imports or ()}
     for node in plan.nodes:
         if node.interpreter is not None and has_keras_3(node.interpreter):
-            seen = as_inherited(spec, node.name, around)
+            seen = as_inherited(spec, node.name, context)
             yield from _keras(seen, node.interpreter, imports_keras="keras" in packages)
             if not plan.needs_estimator:
-                yield from _estimator(node.interpreter, around)
+                yield from _estimator(node.interpreter, context)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory holds containers only (--backend docker)"
-    if plan.resources.gpus == "all" and around.gpus == () and _uses_this_machine(plan, around):
+    if plan.resources.gpus == "all" and context.gpus == () and _uses_this_machine(plan, context):
         yield 'gpus is "all", and this machine has none: its tasks train on the CPU'
     if spec.runtime.user is not None and not plan.images:
         yield "runtime.user is for containers only (--backend docker)"
-    yield from preloading.why_not(spec, plan, around)
+    yield from preloading.why_not(spec, plan, context)
     if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
         yield (
             "communication AUTO runs RING over gRPC even on GPUs; "
@@ -80,18 +80,18 @@ def find(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
         )
 
 
-def _estimator(python: Interpreter, around: Surroundings) -> Iterator[str]:
+def _estimator(python: Interpreter, context: PlanContext) -> Iterator[str]:
     """One that is used under a condition may be for an older TensorFlow."""
-    if around.imports is None or around.code is None or not around.code.estimator.places:
+    if context.imports is None or context.code is None or not context.code.estimator.places:
         return
     yield (
-        f"{around.code.estimator.places[0]} names tf.estimator, which TensorFlow"
+        f"{context.code.estimator.places[0]} names tf.estimator, which TensorFlow"
         f" {python.packages['tensorflow']} does not have: it fails if it runs"
     )
 
 
-def _uses_this_machine(plan: Plan, around: Surroundings) -> bool:
-    return around.docker_is_here or any(task.node == LOCAL for task in plan.tasks)
+def _uses_this_machine(plan: Plan, context: PlanContext) -> bool:
+    return context.docker_is_here or any(task.node == LOCAL for task in plan.tasks)
 
 
 def _keras(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:
@@ -103,13 +103,13 @@ def _keras(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> It
         return
     if imports_keras and fails:
         # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).
-        cure = "write `import tf_keras as keras`, or use tf.keras"
-        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {cure}"
+        fix = "write `import tf_keras as keras`, or use tf.keras"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
     elif version := python.packages.get("tf-keras"):
         yield f"{_reason(spec, python)}: tf_keras {version} is used"
     elif fails:
-        cure = f"leave `hooks` on, or {install_tf_keras(python)}"
-        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {cure}"
+        fix = f"leave `hooks` on, or {install_tf_keras(python)}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
 
 
 def _reason(spec: ClusterSpec, python: Interpreter) -> str:
@@ -130,7 +130,7 @@ def _why_not_patched(spec: ClusterSpec, python: Interpreter) -> str:
 
 def make_plan(
     spec: ClusterSpec,
-    around: Surroundings,
+    context: PlanContext,
     *,
     spec_path: str | None = None,
     args: Sequence[str] = (),
@@ -143,7 +143,7 @@ def make_plan(
     that is to be taken from the launcher's environment and is not there. What is wrong with
     the surroundings is found by `tfcluster.plan.checks`, so that a plan can be shown anyway.
     """
-    making = _Making.of(spec, around, args, set_paths)
+    making = _Making.of(spec, context, args, set_paths)
     plan = Plan(
         name=spec.name,
         spec_path=spec_path,
@@ -153,18 +153,18 @@ def make_plan(
         tasks=tuple(making.tasks()),
         prepare=dict(making.prepare()),
         supervision=_supervision(spec),
-        checkpoints=_checkpoints(spec, around),
+        checkpoints=_checkpoints(spec, context),
         hooks=has_hooks(spec),
         workdir=making.workdir,
-        needs_tensorflow=needs_tensorflow(spec, around),
-        needs_estimator=needs_estimator(spec, around),
+        needs_tensorflow=needs_tensorflow(spec, context),
+        needs_estimator=needs_estimator(spec, context),
         include=tuple(spec.job.include),
-        withheld=tuple(_withheld(spec, around, spec_path)),
+        withheld=tuple(_withheld(spec, context, spec_path)),
         settings=tuned_settings(spec),
-        preload=preloading.modules(spec, around.code),
+        preload=preloading.modules(spec, context.code),
         resources=making.resources(),
     )
-    return replace(plan, notes=tuple(find(spec, plan, around)))
+    return replace(plan, notes=tuple(find(spec, plan, context)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +172,9 @@ class _Making:
     """What the parts of one plan have in common."""
 
     spec: ClusterSpec
-    around: Surroundings
+    context: PlanContext
     args: tuple[str, ...]
-    seats: tuple[Seat, ...]
+    seats: tuple[PlacedTask, ...]
     variables: Variables
     workdir: str
 
@@ -182,20 +182,20 @@ class _Making:
     def of(
         cls,
         spec: ClusterSpec,
-        around: Surroundings,
+        context: PlanContext,
         args: Sequence[str],
         set_paths: Collection[str],
     ) -> _Making:
-        found = seats(spec, around.addresses)
-        variables = Variables(spec, around, frozenset(set_paths), found)
-        workdir = command.absolute(spec.job.workdir, around.spec_dir, around.environ)
-        return cls(spec, around, tuple(args), found, variables, workdir)
+        found = seats(spec, context.addresses)
+        variables = Variables(spec, context, frozenset(set_paths), found)
+        workdir = command.absolute(spec.job.workdir, context.spec_dir, context.environ)
+        return cls(spec, context, tuple(args), found, variables, workdir)
 
     def nodes(self) -> Iterator[NodePlan]:
         of_tasks = dict(self._shares())
         for name, its_seats in by_node(self.seats).items():
             first = its_seats[0]
-            python = self.around.interpreters.get(name)
+            python = self.context.interpreters.get(name)
             is_container = first.backend == DOCKER
             yield NodePlan(
                 name=name,
@@ -204,7 +204,7 @@ class _Making:
                 workdir=self._workdir(name),
                 network=self.spec.runtime.network,
                 destination=self._destination(first),
-                container=container(self.spec, self.around, first, of_tasks[first.id])
+                container=container(self.spec, self.context, first, of_tasks[first.id])
                 if is_container
                 else None,
             )
@@ -236,7 +236,7 @@ class _Making:
                 step,
                 python=self._python(node),
                 workdir=self._workdir(node),
-                bundle=self.around.bundle(node),
+                bundle=self.context.bundle(node),
                 boot=False,
                 more=command.data_args(step, (*self.spec.job.args, *self.args)),
             )
@@ -249,13 +249,13 @@ class _Making:
         sees_all = any(seat.gpus == "all" for seat in self.seats)
         return replace(wishes, gpus="all") if sees_all else wishes
 
-    def _command(self, seat: Seat, share: Share) -> Command:
+    def _command(self, seat: PlacedTask, share: Share) -> Command:
         program = command.of_task(self.spec.job, seat.id)
         argv = command.argv(
             program,
             python=self._python(seat.node),
             workdir=self._workdir(seat.node),
-            bundle=self.around.bundle(seat.node),
+            bundle=self.context.bundle(seat.node),
             boot=has_hooks(self.spec) and program.has_hooks,
             more=() if program.is_own else self.args,
         )
@@ -270,7 +270,7 @@ class _Making:
         chosen = [s.workdir for s in settings if s is not None and s.workdir is not None]
         return remote_paths.workdir(node, chosen[0] if chosen else None)
 
-    def _destination(self, seat: Seat) -> str | None:
+    def _destination(self, seat: PlacedTask) -> str | None:
         if seat.backend != "ssh":
             return None
         settings = [self.spec.runtime.hosts.get(key) for key in (seat.host, "*")]
@@ -280,14 +280,14 @@ class _Making:
         is_search = self.spec.job.kind == "tuner"
         for its_seats in by_machine(self.seats):
             here, ids = (
-                shares_this_machine(its_seats[0], self.around),
+                shares_this_machine(its_seats[0], self.context),
                 [seat.id for seat in its_seats],
             )
             found = shares(
                 ids,
                 _resources(self.spec),
-                cores=self.around.cores if here else None,
-                gpus=self.around.gpus if here else None,
+                cores=self.context.cores if here else None,
+                gpus=self.context.gpus if here else None,
                 own_gpus=own_gpus(its_seats, is_search=is_search),
                 aside=stand_aside(ids, is_search=is_search),
             )
@@ -301,16 +301,16 @@ class _Making:
         return not any(program.has_hooks for program in command.programs(self.spec.job))
 
     def _python(self, node: str) -> str:
-        python = self.around.interpreters.get(node)
+        python = self.context.interpreters.get(node)
         return python.path if isinstance(python, Interpreter) else "python3"
 
 
-def _withheld(spec: ClusterSpec, around: Surroundings, spec_path: str | None) -> Iterator[str]:
+def _withheld(spec: ClusterSpec, context: PlanContext, spec_path: str | None) -> Iterator[str]:
     if spec.job.env_file is not None:
-        yield command.absolute(spec.job.env_file, around.spec_dir, around.environ)
+        yield command.absolute(spec.job.env_file, context.spec_dir, context.environ)
     written = spec.model_dump(mode="json", exclude_unset=True)
     if spec_path is not None and secrets.holds_secrets(written, shown=spec.job.not_secret):
-        yield posixpath.join(around.spec_dir, posixpath.basename(spec_path))
+        yield posixpath.join(context.spec_dir, posixpath.basename(spec_path))
 
 
 def _resources(spec: ClusterSpec) -> Resources:
@@ -334,12 +334,12 @@ def _supervision(spec: ClusterSpec) -> Supervision:
     )
 
 
-def _checkpoints(spec: ClusterSpec, around: Surroundings) -> CheckpointPlan:
+def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:
     c = spec.checkpoints
     return CheckpointPlan(
         gather=c.gather,
         keep=c.keep,
-        dir=c.dir and command.storage(c.dir, around.spec_dir, around.environ),
+        dir=c.dir and command.storage(c.dir, context.spec_dir, context.environ),
         outputs=tuple(c.outputs),
-        to=c.to and command.storage(c.to, around.spec_dir, around.environ),
+        to=c.to and command.storage(c.to, context.spec_dir, context.environ),
     )

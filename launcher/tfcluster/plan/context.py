@@ -15,7 +15,7 @@ LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PlanContext:
     """Facts gathered once, at the edge, by `tfcluster.discovery.machine_facts.gather`."""
 
     environ: Mapping[str, str]

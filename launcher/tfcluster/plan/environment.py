@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from tfcluster.errors import Problem, SpecError, UsageError
 from tfcluster.plan import attempt, placement
 from tfcluster.plan.command import of_task, python_path
-from tfcluster.plan.context import LOCAL, Surroundings
+from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
     as_inherited,
     has_hooks,
@@ -18,7 +18,7 @@ from tfcluster.plan.keras_settings import (
     settings_json,
     strategy_name,
 )
-from tfcluster.plan.placement import DOCKER, Seat, hosts_of
+from tfcluster.plan.placement import DOCKER, PlacedTask, hosts_of
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import EVEN, Share, gpu_env, thread_env
 from tfcluster.plan.secrets import is_secret
@@ -157,8 +157,8 @@ def _of_launcher(name: str, launcher: Mapping[str, str], *, where: str, is_secre
     if name in launcher:
         return launcher[name]
     message = f"{where} takes {name} from your environment, and it is not set there"
-    cure = f"export {name}=…"
-    raise UsageError(message, cure=cure if is_secret else f"{cure}, or write its value in the spec")
+    fix = f"export {name}=…"
+    raise UsageError(message, fix=fix if is_secret else f"{fix}, or write its value in the spec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +166,11 @@ class Variables:
     """Builds every environment of one plan; `seats` are all tasks of the cluster."""
 
     spec: ClusterSpec
-    around: Surroundings
+    context: PlanContext
     set_paths: Collection[str]
-    seats: tuple[Seat, ...]
+    seats: tuple[PlacedTask, ...]
 
-    def of_task(self, seat: Seat, share: Share) -> tuple[EnvVar, ...]:
+    def of_task(self, seat: PlacedTask, share: Share) -> tuple[EnvVar, ...]:
         """What `seat` gets besides what its node has and what only an attempt knows."""
         found = self._of_spec(seat.host, seat)
         self._add_shared(found, seat.node, seat.host)
@@ -181,8 +181,8 @@ class Variables:
         shell = {**self._inherited(seat.node)}
         shell.pop("CUDA_VISIBLE_DEVICES", None)
         add_defaults(found, visible, "resources.gpus", inherited=shell)
-        spec = as_inherited(self.spec, seat.node, self.around)
-        if legacy_keras(spec, self.around.interpreters.get(seat.node)):
+        spec = as_inherited(self.spec, seat.node, self.context)
+        if legacy_keras(spec, self.context.interpreters.get(seat.node)):
             add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version", inherited={})
         found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(self.spec), OURS)
         if not (has_hooks(self.spec) and of_task(self.spec.job, seat.id).has_hooks):
@@ -196,13 +196,13 @@ class Variables:
         self._add_python_path(found, node)
         return tuple(found[name] for name in sorted(found))
 
-    def _of_spec(self, host: str, seat: Seat | None) -> dict[str, EnvVar]:
+    def _of_spec(self, host: str, seat: PlacedTask | None) -> dict[str, EnvVar]:
         layers = list(self._layers(host, seat))
         secrets, others = frozenset(self.spec.job.secrets), frozenset(self.spec.job.not_secret)
-        launcher = self.around.environ
+        launcher = self.context.environ
         return resolve(layers, launcher=launcher, secrets=secrets, not_secret=others)
 
-    def _layers(self, host: str, seat: Seat | None) -> Iterator[Layer]:
+    def _layers(self, host: str, seat: PlacedTask | None) -> Iterator[Layer]:
         spec = self.spec
         named: list[tuple[str, Mapping[str, str | None]]] = [("job.env", spec.job.env)]
         for key in ("*", host):
@@ -210,7 +210,7 @@ class Variables:
                 named.append((f"runtime.hosts.{key}.env", settings.env))
         if seat is not None:
             named.append((f"cluster.{seat.id.job}.{seat.id.index}.env", seat.env))
-        from_file = dict(self.around.env_file)
+        from_file = dict(self.context.env_file)
         given = {*from_file, *(name for _, values in named for name in values)}
         left = {name: None for name in spec.job.secrets if name not in given}
         yield Layer("job.secrets", left)
@@ -221,7 +221,7 @@ class Variables:
             yield only_set_env(values, prefix, self.set_paths)
 
     def _inherited(self, node: str) -> Mapping[str, str]:
-        return self.around.environ if node == LOCAL else {}
+        return self.context.environ if node == LOCAL else {}
 
     def _add_shared(self, found: dict[str, EnvVar], node: str, host: str) -> None:
         inherited = self._inherited(node)
@@ -249,7 +249,7 @@ class Variables:
     def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
         if found := named_data_dir(self.spec, host):
             if self.spec.runtime.backend == DOCKER:
-                return placement.of_daemons_machine(found[0], self.around), found[1]
+                return placement.of_daemons_machine(found[0], self.context), found[1]
             return found
         home = self._inherited(node).get("HOME")
         return (f"{home}/tensorflow_datasets", OURS) if home else None
@@ -257,7 +257,7 @@ class Variables:
     def _add_python_path(self, found: dict[str, EnvVar], node: str) -> None:
         current = found.get("PYTHONPATH")
         base = current.value if current else self._inherited(node).get("PYTHONPATH")
-        value = python_path(base, self.around.bundle(node))
+        value = python_path(base, self.context.bundle(node))
         source = f"{current.source} + {OURS}" if current else OURS
         found["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster.plan.command import programs
-from tfcluster.plan.context import LOCAL, Surroundings
+from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.plan import Interpreter
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
 """`off` in a task's environment: Keras 3 stays as it is (`keras3.SWITCH` of the workers' half)."""
 
 
-def as_inherited(spec: ClusterSpec, node: str, around: Surroundings) -> ClusterSpec:
+def as_inherited(spec: ClusterSpec, node: str, context: PlanContext) -> ClusterSpec:
     """`spec` whose `job.env` names the switch, where tasks of `node` have it of the launcher."""
-    own, inherited = spec.job.env, around.environ.get(SWITCH)
+    own, inherited = spec.job.env, context.environ.get(SWITCH)
     reaches = node == LOCAL or SWITCH in own  # null: the launcher's value, everywhere
     if inherited is None or own.get(SWITCH) is not None or not reaches:
         return spec

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.errors import SurroundingsError, UsageError
 from tfcluster.plan import command
-from tfcluster.plan.context import LOCAL, Surroundings
+from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import named_data_dir
 from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
@@ -56,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class PlacedTask:
     """One task of the spec and where it sits; port 0 is to be chosen."""
 
     id: TaskId
@@ -68,35 +68,35 @@ class Seat:
     env: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def seats(spec: ClusterSpec, own: Collection[str]) -> tuple[Seat, ...]:
+def seats(spec: ClusterSpec, own: Collection[str]) -> tuple[PlacedTask, ...]:
     """Every task in the order of tables; `own`: this machine's addresses and names."""
     return tuple(_seats(spec, own))
 
 
-def hosts_of(all_seats: Collection[Seat]) -> tuple[str, ...]:
+def hosts_of(all_seats: Collection[PlacedTask]) -> tuple[str, ...]:
     """Host parts, each once, in order."""
     return tuple(dict.fromkeys(seat.host for seat in all_seats))
 
 
-def by_node(all_seats: Collection[Seat]) -> dict[str, tuple[Seat, ...]]:
+def by_node(all_seats: Collection[PlacedTask]) -> dict[str, tuple[PlacedTask, ...]]:
     """Node name → its tasks, in order."""
     names = dict.fromkeys(seat.node for seat in all_seats)
     return {name: tuple(s for s in all_seats if s.node == name) for name in names}
 
 
-def by_machine(all_seats: Collection[Seat]) -> list[tuple[Seat, ...]]:
+def by_machine(all_seats: Collection[PlacedTask]) -> list[tuple[PlacedTask, ...]]:
     """Tasks that share cores and GPUs: those of a node, and those in containers of one daemon."""
     nodes = by_node([seat for seat in all_seats if seat.backend != DOCKER])
     contained = tuple(seat for seat in all_seats if seat.backend == DOCKER)
     return [*nodes.values(), *filter(None, [contained])]
 
 
-def shares_this_machine(seat: Seat, around: Surroundings) -> bool:
+def shares_this_machine(seat: PlacedTask, context: PlanContext) -> bool:
     """Whether the cores and GPUs of a task are this machine's."""
-    return seat.node == LOCAL or (seat.backend == DOCKER and around.docker_is_here)
+    return seat.node == LOCAL or (seat.backend == DOCKER and context.docker_is_here)
 
 
-def own_gpus(its_seats: Collection[Seat], *, is_search: bool) -> dict[TaskId, Gpus]:
+def own_gpus(its_seats: Collection[PlacedTask], *, is_search: bool) -> dict[TaskId, Gpus]:
     """What single tasks want of a machine's GPUs, above what `resources.gpus` says for all."""
     # A tuner's chief only keeps the books of the search.
     books: dict[TaskId, Gpus] = {
@@ -105,7 +105,7 @@ def own_gpus(its_seats: Collection[Seat], *, is_search: bool) -> dict[TaskId, Gp
     return books | {seat.id: seat.gpus for seat in its_seats if seat.gpus is not None}
 
 
-def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[Seat]:
+def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[PlacedTask]:
     for job in JOB_NAMES:
         listed = spec.cluster.get(job, 0)
         if spec.runtime.backend == DOCKER:
@@ -114,27 +114,27 @@ def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[Seat]:
         if isinstance(listed, int):
             here = place("127.0.0.1", backend=spec.runtime.backend, own=own)
             for index in range(listed):
-                yield Seat(TaskId(job, index), "127.0.0.1", 0, here.node, here.backend)
+                yield PlacedTask(TaskId(job, index), "127.0.0.1", 0, here.node, here.backend)
             continue
         for index, task in enumerate(listed):
             at = place(task.host, backend=spec.runtime.backend, own=own)
-            seat = Seat(TaskId(job, index), task.host, task.port, at.node, at.backend)
+            seat = PlacedTask(TaskId(job, index), task.host, task.port, at.node, at.backend)
             yield replace(seat, gpus=task.gpus, env=task.env)
 
 
-def _contained(job: str, listed: int | Sequence[TaskEntry]) -> Iterator[Seat]:
+def _contained(job: str, listed: int | Sequence[TaskEntry]) -> Iterator[PlacedTask]:
     """Each in a container with the task's own name as host name; of a written address the port
     stays, which in there is nobody else's."""
     entries = [None] * listed if isinstance(listed, int) else listed
     for index, entry in enumerate(entries):
         task = TaskId(job, index)
-        seat = Seat(task, task.file_name, 0, task.file_name, DOCKER)
+        seat = PlacedTask(task, task.file_name, 0, task.file_name, DOCKER)
         if entry is not None:
             seat = replace(seat, port=entry.port, gpus=entry.gpus, env=entry.env)
         yield seat
 
 
-def container(spec: ClusterSpec, around: Surroundings, seat: Seat, share: Share) -> Container:
+def container(spec: ClusterSpec, context: PlanContext, seat: PlacedTask, share: Share) -> Container:
     """The container of the task at `seat`, whose part of the machine is `share`."""
     wishes, data = spec.resources, named_data_dir(spec, seat.host)
     takes_all = share.gpus is None and "all" in (wishes.gpus, seat.gpus)
@@ -144,8 +144,8 @@ def container(spec: ClusterSpec, around: Surroundings, seat: Seat, share: Share)
         cores=share.cores,
         memory=wishes.memory,
         gpus="all" if takes_all else share.gpus or None,
-        data_dir=_mounted(data and data[0], around),
-        shared_dir=_mounted(spec.checkpoints.dir, around),
+        data_dir=_mounted(data and data[0], context),
+        shared_dir=_mounted(spec.checkpoints.dir, context),
         user=spec.runtime.user,
     )
 
@@ -155,14 +155,14 @@ def inside(share: Share) -> Share:
     return share if share.gpus is None else replace(share, gpus=tuple(range(len(share.gpus))))
 
 
-def of_daemons_machine(path: str, around: Surroundings) -> str:
+def of_daemons_machine(path: str, context: PlanContext) -> str:
     """A folder as the spec names it; the daemon takes only absolute ones."""
-    return command.storage(path, around.spec_dir, around.environ)
+    return command.storage(path, context.spec_dir, context.environ)
 
 
-def _mounted(path: str | None, around: Surroundings) -> str | None:
+def _mounted(path: str | None, context: PlanContext) -> str | None:
     """What lies in a bucket is not."""
-    return None if path is None or "://" in path else of_daemons_machine(path, around)
+    return None if path is None or "://" in path else of_daemons_machine(path, context)
 
 
 _SHOWN = 8
@@ -176,11 +176,11 @@ def named(tasks: Iterable[TaskId], name: str) -> TaskId:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if str(task) not in names:
-        raise UsageError(f"the plan has no task {task}", cure=f"one of {_some(names)}")
+        raise UsageError(f"the plan has no task {task}", fix=f"one of {_some(names)}")
     return task
 
 
-def mine(seats: Sequence[Seat], own: Collection[str]) -> tuple[TaskId, ...]:
+def mine(seats: Sequence[PlacedTask], own: Collection[str]) -> tuple[TaskId, ...]:
     """The tasks that sit at one of the `own` addresses and names of this machine.
 
     Raises SurroundingsError where none does.
@@ -191,7 +191,7 @@ def mine(seats: Sequence[Seat], own: Collection[str]) -> tuple[TaskId, ...]:
         there = _some(list(dict.fromkeys(seat.host for seat in seats)))
         raise SurroundingsError(
             f"no task of the spec is this machine's: it is {here}, and the spec names {there}",
-            cure=f"say which to start here: --task {seats[-1].id}",
+            fix=f"say which to start here: --task {seats[-1].id}",
         )
     return found
 
@@ -205,7 +205,7 @@ def part(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     if unknown:
         raise UsageError(
             f"join needs ports that are fixed in the spec: {_some(unknown)} without one",
-            cure='write every address with its port, for example "10.0.0.1:2222"',
+            fix='write every address with its port, for example "10.0.0.1:2222"',
         )
     ours = tuple(task for task in plan.tasks if task.id in tasks)
     nodes = {task.node for task in ours}
@@ -228,18 +228,18 @@ def apart(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     left = tuple(task for task in plan.tasks if task.id not in tasks)
     excepted = tuple(task for task in plan.tasks if task.id in tasks)
     if not left:
-        raise UsageError("--except leaves no task to start", cure="leave one of them out")
+        raise UsageError("--except leaves no task to start", fix="leave one of them out")
     nodes = {task.node for task in left}
     if any(plan.node(task.node).container is not None for task in excepted):
-        cure = "run them on this machine: --backend local"
-        raise UsageError("--except: a task in a container cannot be started by hand", cure=cure)
+        fix = "run them on this machine: --backend local"
+        raise UsageError("--except: a task in a container cannot be started by hand", fix=fix)
     others = [str(task.id) for task in excepted if task.node not in nodes or task.node != LOCAL]
     unknown = [str(task.id) for task in plan.listening if task.port == 0]
     if others and unknown:
         raise UsageError(
             f"--except {others[0]} needs ports that are fixed in the spec: {_some(unknown)} without"
             " one",
-            cure='write every address with its port, for example "10.0.0.1:2222"',
+            fix='write every address with its port, for example "10.0.0.1:2222"',
         )
     return replace(
         plan,

@@ -16,7 +16,7 @@ from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskPlan
 
 if TYPE_CHECKING:
-    from tfcluster.plan.context import Surroundings
+    from tfcluster.plan.context import PlanContext
     from tfcluster.spec.model import ClusterSpec
 
 _AFTER_IMPORT: Final = frozenset({
@@ -86,12 +86,12 @@ def _comes_too_late(name: str) -> bool:
     return is_read_at_import(name) and not name.startswith(_BY_INTERPRETER)
 
 
-def why_not(spec: ClusterSpec, plan: Plan, around: Surroundings) -> Iterator[str]:
+def why_not(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[str]:
     """Sentences where tasks start cold that need not."""
     wish, head = spec.runtime.preload, "tasks import by themselves"
     if plan.preload:
         yield from _cold_ones(plan)
-    elif wish != "off" and around.code is not None and (why := obstacle(around.code)):
+    elif wish != "off" and context.code is not None and (why := obstacle(context.code)):
         if wish == "on" or plan.needs_tensorflow:
             yield f"{head}: {why}; set them in job.env instead, and not in the files"
     elif wish == "on" and not has_hooks(spec):

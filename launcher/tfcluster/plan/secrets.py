@@ -96,5 +96,5 @@ def _veiled(value: Any, secrets: Sequence[str]) -> Any:
 def cover_in_error(error: BaseException | None, secrets: Sequence[str]) -> None:
     """Cover `secrets` in an error of ours, which quotes what tasks wrote last."""
     if secrets and isinstance(error, TfclusterError):
-        error.message, error.cure = veiled(error.message, secrets), veiled(error.cure, secrets)
+        error.message, error.fix = veiled(error.message, secrets), veiled(error.fix, secrets)
         error.args = veiled(error.args, secrets)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError
-from tfcluster.nodes.probe_answers import Seen
+from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plan.keras_settings import is_from_2_16
 from tfcluster.plan.plan import Plan
 from tfcluster.rundir.paths import RunPaths
@@ -41,7 +41,7 @@ class Finding:
     check: str
     """Row of the table: ``TensorFlow``, ``port``, ``clock`` …"""
     what: str
-    cure: str
+    fix: str
     is_fatal: bool = True
 
 
@@ -87,7 +87,7 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
 
 
 def judge(
-    seen: Sequence[Seen], needs: Needs, *, silent: Collection[str] = ()
+    seen: Sequence[ProbeAnswer], needs: Needs, *, silent: Collection[str] = ()
 ) -> tuple[Finding, ...]:
     """All findings, the fatal ones first. `silent`: nodes that gave no report, so that others
     could not reach them either."""
@@ -104,28 +104,28 @@ def judge(
     return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
 
 
-def _python(one: Seen, needs: Needs) -> Iterator[Finding]:
+def _python(one: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if needs.tensorflow and "tensorflow" not in one.packages:
-        cure = f"name a Python that has it: {_field_of_python(one.node)}"
-        yield Finding(one.node, "TensorFlow", "its Python has no TensorFlow", cure)
+        fix = f"name a Python that has it: {_field_of_python(one.node)}"
+        yield Finding(one.node, "TensorFlow", "its Python has no TensorFlow", fix)
     if needs.estimator and is_from_2_16(one.packages):
         what = f"tf.estimator ended with TensorFlow 2.15, and it has {one.packages['tensorflow']}"
-        cure = f"name a Python with TensorFlow 2.15: {_field_of_python(one.node)}"
-        yield Finding(one.node, "TensorFlow", what, cure)
+        fix = f"name a Python with TensorFlow 2.15: {_field_of_python(one.node)}"
+        yield Finding(one.node, "TensorFlow", what, fix)
     if one.imported is not None and "error" in one.imported and "tensorflow" in one.packages:
         what = f"import tensorflow fails: {one.imported['error']}"
-        cure = f"try it there: {one.executable} -c 'import tensorflow'"
-        yield Finding(one.node, "import", what, cure)
+        fix = f"try it there: {one.executable} -c 'import tensorflow'"
+        yield Finding(one.node, "import", what, fix)
 
 
 def _field_of_python(node: str) -> str:
     return "--python PATH" if node == "local" else f"runtime.hosts.{node}.python"
 
 
-def _network(one: Seen, silent: Collection[str]) -> Iterator[Finding]:
+def _network(one: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:
     for host in one.strange_names:
-        cure = "correct the name (DNS, /etc/hosts) there, or write the address"
-        yield Finding(one.node, "names", f"{host} is not one of its own addresses", cure)
+        fix = "correct the name (DNS, /etc/hosts) there, or write the address"
+        yield Finding(one.node, "names", f"{host} is not one of its own addresses", fix)
     for port, why in one.not_listening:
         what = f"nothing can listen on port {port}: {why}"
         yield Finding(one.node, "ports", what, "write another port in the spec (0 = choose one)")
@@ -133,32 +133,32 @@ def _network(one: Seen, silent: Collection[str]) -> Iterator[Finding]:
         if node in silent:
             continue
         what = f"{task} ({host}:{port}) cannot be reached from there: {why}"
-        cure = "open that port between the two (firewall, security group), or write another"
-        yield Finding(one.node, "peers", what, cure)
+        fix = "open that port between the two (firewall, security group), or write another"
+        yield Finding(one.node, "peers", what, fix)
 
 
-def _storage(one: Seen, needs: Needs) -> Iterator[Finding]:
+def _storage(one: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if one.free_bytes is not None and one.free_bytes < _LEAST_BYTES:
         left = f"{one.free_bytes / 1e6:.0f} MB"
         yield Finding(one.node, "disk", f"only {left} of disk are free", "make room", False)
     if one.shm_bytes is not None and one.shm_bytes < _LEAST_SHM_BYTES and one.gpus:
         what = f"only {one.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
-        cure = "NCCL shares memory there: mount a larger one (docker: --shm-size=1g)"
-        yield Finding(one.node, "/dev/shm", what, cure, False)
+        fix = "NCCL shares memory there: mount a larger one (docker: --shm-size=1g)"
+        yield Finding(one.node, "/dev/shm", what, fix, False)
     for folder, why in one.unwritable:
         is_fatal = folder == needs.writes  # a data set may be there already, read-only
-        cure = "make it writable for the user of the tasks, or name another"
-        yield Finding(one.node, "folders", f"{folder} cannot be written: {why}", cure, is_fatal)
+        fix = "make it writable for the user of the tasks, or name another"
+        yield Finding(one.node, "folders", f"{folder} cannot be written: {why}", fix, is_fatal)
     ours, theirs = needs.script_sha256, one.script_sha256
     if ours is not None and theirs is not None and ours != theirs:
-        cure = "its working directory must hold the code that is here: is the mount the same?"
-        yield Finding(one.node, "script", "the script there is not the one here", cure)
+        fix = "its working directory must hold the code that is here: is the mount the same?"
+        yield Finding(one.node, "script", "the script there is not the one here", fix)
 
 
-def _gpus(one: Seen, needs: Needs) -> Iterator[Finding]:
+def _gpus(one: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if one.gpu_trouble:
-        cure = "look at the driver: nvidia-smi, dmesg | grep -i nvrm"
-        yield Finding(one.node, "GPUs", one.gpu_trouble, cure, False)
+        fix = "look at the driver: nvidia-smi, dmesg | grep -i nvrm"
+        yield Finding(one.node, "GPUs", one.gpu_trouble, fix, False)
         return
     if (tasks := needs.nccl.get(one.node)) and not one.gpus:
         what = f"strategy.communication is NCCL, and there is no GPU for {', '.join(tasks)}"
@@ -168,13 +168,13 @@ def _gpus(one: Seen, needs: Needs) -> Iterator[Finding]:
         yield Finding(one.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
 
 
-def _clock(one: Seen) -> Iterator[Finding]:
+def _clock(one: ProbeAnswer) -> Iterator[Finding]:
     if abs(one.clock_ahead_s) > _MOST_SKEW_S:
         what = f"its clock differs from ours by {one.clock_ahead_s:+.0f} s"
         yield Finding(one.node, "clock", what, "set it by NTP: times in logs mislead", False)
 
 
-def _together(seen: Sequence[Seen], needs: Needs) -> Iterator[Finding]:
+def _together(seen: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Finding]:
     """Versions and GPUs, against what most nodes have."""
     equipped = [one for one in seen if "tensorflow" in one.packages or not needs.tensorflow]
     for row, package in VERSIONS.items():
@@ -202,11 +202,11 @@ def shown_gpus(gpus: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PreflightReport:
     """Of each node what was seen, where it could be looked at, and what is wrong with it."""
 
     nodes: tuple[str, ...]
-    seen: tuple[Seen, ...]
+    seen: tuple[ProbeAnswer, ...]
     findings: tuple[Finding, ...]
     """The fatal ones first."""
 
@@ -219,18 +219,18 @@ class Look:
         """What stops nothing."""
         return tuple(finding for finding in self.findings if not finding.is_fatal)
 
-    def with_more(self, findings: Iterable[Finding]) -> Look:
+    def with_more(self, findings: Iterable[Finding]) -> PreflightReport:
         """`findings`, too; of one thing about one node the first is enough."""
         merged: dict[tuple[str, str, str], Finding] = {}
         for finding in (*findings, *self.findings):
             merged.setdefault((finding.node, finding.check, finding.what), finding)
         ordered = sorted(merged.values(), key=lambda finding: not finding.is_fatal)
-        return Look(self.nodes, self.seen, tuple(ordered))
+        return PreflightReport(self.nodes, self.seen, tuple(ordered))
 
     def require(self) -> None:
         """Raises PreflightError for all that is fatal."""
         if self.fatal:
-            raise PreflightError([(f.node, f.what, f.cure) for f in self.fatal])
+            raise PreflightError([(f.node, f.what, f.fix) for f in self.fatal])
 
     def to_json(self) -> dict[str, Any]:
         """As ``doctor --json`` prints it; read back by `from_json`."""
@@ -242,23 +242,23 @@ class Look:
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Look:
+    def from_json(cls, data: Mapping[str, Any]) -> PreflightReport:
         """Raises KeyError or TypeError for anything else."""
         return cls(
             tuple(data["nodes"]),
-            tuple(Seen(**one) for one in data["seen"]),
+            tuple(ProbeAnswer(**one) for one in data["seen"]),
             tuple(Finding(**one) for one in data["findings"]),
         )
 
 
-def first_seen(seen: Sequence[Seen], node: str) -> Seen | None:
+def first_seen(seen: Sequence[ProbeAnswer], node: str) -> ProbeAnswer | None:
     """The report of `node`, if it gave one."""
     return next((one for one in seen if one.node == node), None)
 
 
-def read_look(paths: RunPaths) -> Look | None:
+def read_report(paths: RunPaths) -> PreflightReport | None:
     """What a run saw before its start; None where it did not look."""
     try:
-        return Look.from_json(foreign_json.read_object(paths.preflight))
+        return PreflightReport.from_json(foreign_json.read_json_object(paths.preflight))
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -86,7 +86,7 @@ def parse(texts: Iterable[str], plan: Plan) -> tuple[Fault, ...]:
         for part in text.strip().removesuffix(";").split(";"):
             fault = _Reader(part, plan).read()
             if any(fault.text == other.text for other in faults):
-                raise UsageError(f"--chaos: '{fault.text}' stands there twice", cure=GRAMMAR)
+                raise UsageError(f"--chaos: '{fault.text}' stands there twice", fix=GRAMMAR)
             faults.append(fault)
     return tuple(faults)
 
@@ -170,12 +170,12 @@ class _Reader:
         try:
             task = TaskId.parse(word)
             if any(other.id == task for other in self.plan.elsewhere):
-                self._complain(f"{task} is not started from here", last=True, cure=self._tasks())
+                self._complain(f"{task} is not started from here", last=True, fix=self._tasks())
             return task, self.plan.task(task).node
         except ValueError:
-            self._complain(f"'{word}' is no task", last=True, cure=self._tasks())
+            self._complain(f"'{word}' is no task", last=True, fix=self._tasks())
         except KeyError:
-            self._complain(f"there is no {word} in the cluster", last=True, cure=self._tasks())
+            self._complain(f"there is no {word} in the cluster", last=True, fix=self._tasks())
 
     def _node_or_task(self) -> tuple[TaskId, str]:
         word = self._word("a task or a node")
@@ -189,7 +189,7 @@ class _Reader:
             self.at -= 1
             return self._task()
         known = f"{self._tasks()}; the nodes are {', '.join(names)}"
-        self._complain(f"there is no task and no node '{word}'", last=True, cure=known)
+        self._complain(f"there is no task and no node '{word}'", last=True, fix=known)
 
     def _tasks(self) -> str:
         return f"the tasks are {', '.join(str(task.id) for task in self.plan.tasks)}"
@@ -202,24 +202,24 @@ class _Reader:
             raise UsageError(
                 f"--chaos '{self.text}' cannot be done: {task} only serves, so the {place} would "
                 f"be one of {self.plan.chief}",
-                cure=f"kill, stop, term and kill-agent can befall {task} from there",
+                fix=f"kill, stop, term and kill-agent can befall {task} from there",
             )
         return self.plan.chief
 
     def _refuse(self, place: str, witness: TaskId) -> None:
         """What the job never reports would never be injected: better said before the start."""
-        cure = ""
+        fix = ""
         if not self.plan.hooks or self.plan.task(witness).has_own_command:
             what = "reports no steps" if place == "step" else "cannot be told of faults"
             reason = f"the job {what}: it is a command, or its hooks are off"
-            cure = "a job.script or job.module with hooks: auto takes part in --chaos"
+            fix = "a job.script or job.module with hooks: auto takes part in --chaos"
         elif self.plan.kind != "plain" or place not in {"step", "join"}:
             return
         else:
             reports = "reports no steps" if place == "step" else "never waits for its peers"
             reason = f"a plain job {reports}: its tasks form no cluster"
-            cure = "at start can be written, or at save for what saves TensorFlow checkpoints"
-        raise UsageError(f"--chaos '{self.text}' cannot be done: {reason}", cure=cure)
+            fix = "at start can be written, or at save for what saves TensorFlow checkpoints"
+        raise UsageError(f"--chaos '{self.text}' cannot be done: {reason}", fix=fix)
 
     def _word(self, expected: str) -> str:
         if self.at >= len(self.words):
@@ -246,13 +246,13 @@ class _Reader:
             self._complain(f"{what} is a number, {least}{upto}, not '{found}'", last=True)
         return int(found)
 
-    def _complain(self, message: str, *, last: bool = False, cure: str = "") -> NoReturn:
+    def _complain(self, message: str, *, last: bool = False, fix: str = "") -> NoReturn:
         """Point at the next word, or at the `last` one read."""
         position = self.at - 1 if last else self.at
         before = " ".join(self.words[:position])
         width = len(self.words[position]) if position < len(self.words) else 1
         mark = " " * (len(before) + bool(before)) + "^" * width
-        raise UsageError(f"--chaos: {message}\n    {self.text}\n    {mark}", cure=cure or GRAMMAR)
+        raise UsageError(f"--chaos: {message}\n    {self.text}\n    {mark}", fix=fix or GRAMMAR)
 
 
 def apply(records: list[dict[str, Any]], event: Event, now: float) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import SurroundingsError
 
@@ -57,8 +57,8 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
         server = await listen()
     except OSError as error:
         raise SurroundingsError(
-            f"cannot listen on {path}: {words_of(error)}",
-            cure="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
+            f"cannot listen on {path}: {describe_error(error)}",
+            fix="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
         ) from error
     listening = asyncio.create_task(listen_again())
     try:
@@ -99,7 +99,7 @@ def _clear(path: Path) -> None:
 
 def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
     try:
-        return answer(foreign_json.parse_object(line))
+        return answer(foreign_json.parse_json_object(line))
     except ValueError as error:
         return {"ok": False, "error": str(error)}
 
@@ -111,4 +111,4 @@ def ask(path: Path, request: dict[str, Any], *, timeout: float = 10.0) -> dict[s
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as replies:
-            return foreign_json.parse_object(replies.readline())
+            return foreign_json.parse_json_object(replies.readline())

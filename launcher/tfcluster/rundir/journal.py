@@ -50,7 +50,7 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
             raise
         raise RunFolderError(
             f"cannot make the run folder {paths.root}: {reason_of(error)}",
-            cure="make it writable, or set TFCLUSTER_HOME to a folder that is",
+            fix="make it writable, or set TFCLUSTER_HOME to a folder that is",
         ) from error
     return paths
 
@@ -69,7 +69,7 @@ def make_runtime_dir() -> None:
     except OSError as error:
         raise SurroundingsError(
             f"no sockets are put into {folder}: {reason_of(error)}",
-            cure="make ~/.cache/tfcluster writable, where the name of another folder is kept, or"
+            fix="make ~/.cache/tfcluster writable, where the name of another folder is kept, or"
             " set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
         ) from error
 
@@ -109,7 +109,7 @@ def require_json(path: Path, data: Mapping[str, Any]) -> None:
     def refused(error: OSError) -> None:
         raise RunFolderError(
             f"cannot write {path}: {why_refused(error)}",
-            cure="make room, or set TFCLUSTER_HOME to a folder on another disk",
+            fix="make room, or set TFCLUSTER_HOME to a folder on another disk",
         ) from error
 
     write_json(path, data, refused=refused)

@@ -86,7 +86,7 @@ class DamagedRunError(RunFolderError):
     def __init__(self, paths: RunPaths, why: str) -> None:
         super().__init__(
             f"the run {paths.run_id} is damaged: {paths.state} cannot be read: {why}",
-            cure=f"`tfcluster rm {paths.run_id}` removes its folder;"
+            fix=f"`tfcluster rm {paths.run_id}` removes its folder;"
             " what it gathered and logged lies there until then",
         )
         self.paths, self.why = paths, why
@@ -101,7 +101,7 @@ class DamagedRunError(RunFolderError):
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class RunListing:
     """All runs of a home."""
 
     runs: list[tuple[RunPaths, RunSnapshot]] = field(default_factory=list)
@@ -135,7 +135,7 @@ def load(paths: RunPaths) -> RunSnapshot:
 
 def _read(paths: RunPaths) -> RunSnapshot:
     try:
-        return RunSnapshot.from_json(foreign_json.read_object(paths.state))
+        return RunSnapshot.from_json(foreign_json.read_json_object(paths.state))
     except (OSError, ValueError) as error:
         why = reason_of(error)
         raise DamagedRunError(paths, why) from error
@@ -178,12 +178,12 @@ def is_answered(paths: RunPaths) -> bool:
 
 def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
     """All readable runs, oldest first."""
-    return survey(home_dir).runs
+    return list_runs(home_dir).runs
 
 
-def survey(home_dir: Path | None = None) -> Survey:
+def list_runs(home_dir: Path | None = None) -> RunListing:
     """Read the states of all runs."""
-    found = Survey()
+    found = RunListing()
     for folder in _folders((home_dir or home()) / "runs"):
         paths = RunPaths(folder)
         try:
@@ -223,7 +223,7 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     name the latest that lives is meant, if one does. Raises UnknownRunError
     (exit 2) where that names no run, or more than one.
     """
-    found = survey(home_dir)
+    found = list_runs(home_dir)
     known = found.runs
     if run is None:
         return _only_live(known) if live_only else _latest(known)
@@ -238,8 +238,8 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     import difflib
 
     near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
-    cure = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
-    raise UnknownRunError(f"no run is known as {run!r}", cure=cure)
+    fix = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
+    raise UnknownRunError(f"no run is known as {run!r}", fix=fix)
 
 
 def to_wait_for(home_dir: Path | None = None) -> RunPaths:
@@ -280,7 +280,7 @@ def _readings(run: str) -> list[Callable[[RunSnapshot], bool]]:
 
 def _latest(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
     if not known:
-        raise UnknownRunError("there is no run yet", cure="start one: `tfcluster up SPEC`")
+        raise UnknownRunError("there is no run yet", fix="start one: `tfcluster up SPEC`")
     return known[-1][0]
 
 
@@ -292,9 +292,9 @@ def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
         lost = [snapshot.run for _, snapshot in known if is_open(snapshot)]
         raise UnknownRunError(
             "no run is live",
-            cure=f"after a lost run cleans up: `tfcluster down {lost[-1]}`"
+            fix=f"after a lost run cleans up: `tfcluster down {lost[-1]}`"
             if lost
             else "`tfcluster ps -a` lists all runs",
         )
     rows = "\n".join(f"  {snapshot.run}  {snapshot.status}" for _, snapshot in live)
-    raise UnknownRunError(f"{len(live)} runs are live:\n{rows}", cure="name one of them")
+    raise UnknownRunError(f"{len(live)} runs are live:\n{rows}", fix="name one of them")

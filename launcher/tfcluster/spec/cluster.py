@@ -23,8 +23,8 @@ from pydantic_core import CoreSchema
 
 from tfcluster.spec.fields import (
     Env,
-    Finding,
     Listed,
+    Mistake,
     RulesBroken,
     Section,
     documented,
@@ -73,8 +73,8 @@ def parse(text: str) -> Address:
     if "://" in text:
         raise wrong(f"{shown} has a scheme", f'leave "{text.partition("://")[0]}://" out; {_FORM}')
     if "@" in text:
-        cure = 'write the address alone; the user goes to runtime.hosts: {"HOST": {"ssh": "U@H"}}'
-        raise wrong(f"{shown} has a user name", cure)
+        fix = 'write the address alone; the user goes to runtime.hosts: {"HOST": {"ssh": "U@H"}}'
+        raise wrong(f"{shown} has a user name", fix)
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         raise wrong(f"{shown} has no port", _FORM)
@@ -91,11 +91,11 @@ def _check_host(host: str, shown: str) -> None:
         try:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
-            cure = 'write it as "[2001:db8::5]:2222"'
-            raise wrong(f"{shown}: {host} is not an IPv6 address", cure) from None
+            fix = 'write it as "[2001:db8::5]:2222"'
+            raise wrong(f"{shown}: {host} is not an IPv6 address", fix) from None
     elif ":" in host:
-        cure = 'write IPv6 addresses in brackets: "[2001:db8::5]:2222"'
-        raise wrong(f"{shown} has more than one colon", cure)
+        fix = 'write IPv6 addresses in brackets: "[2001:db8::5]:2222"'
+        raise wrong(f"{shown} has more than one colon", fix)
     elif not host:
         raise wrong(f"{shown} has no host", _FORM)
     elif not _HOST.fullmatch(host):
@@ -108,11 +108,11 @@ def _check_ipv4(host: str, shown: str) -> None:
     try:
         address = ipaddress.IPv4Address(host)
     except ValueError:
-        cure = "write four numbers from 0 to 255"
-        raise wrong(f"{shown}: {host} is not an IPv4 address", cure) from None
+        fix = "write four numbers from 0 to 255"
+        raise wrong(f"{shown}: {host} is not an IPv4 address", fix) from None
     if address.is_unspecified:
-        cure = "write the address by which the other tasks reach this one"
-        raise wrong(f"{shown}: 0.0.0.0 is no address that can be reached", cure)
+        fix = "write the address by which the other tasks reach this one"
+        raise wrong(f"{shown}: 0.0.0.0 is no address that can be reached", fix)
 
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
@@ -204,42 +204,42 @@ Tasks = Annotated[
 Jobs = Mapping[JobName, int | tuple[TaskEntry, ...]]
 
 
-def find_mistakes(cluster: Jobs) -> Iterator[Finding]:
+def find_mistakes(cluster: Jobs) -> Iterator[Mistake]:
     """All that is wrong between the tasks; each alone is right."""
     yield from _about_jobs(cluster)
     yield from _about_addresses(cluster)
 
 
-def _about_jobs(cluster: Jobs) -> Iterator[Finding]:
+def _about_jobs(cluster: Jobs) -> Iterator[Mistake]:
     for job in cluster:
         if count(cluster, job) == 0:
-            yield Finding((job,), f"no {job} is listed", "list its addresses, or leave it out")
+            yield Mistake((job,), f"no {job} is listed", "list its addresses, or leave it out")
     for job in ("chief", "evaluator"):
         if count(cluster, job) > 1:
-            cure = "keep one; the others may be workers" if job == "chief" else "keep one"
-            yield Finding((job,), f"a cluster has at most one {job}", cure)
+            fix = "keep one; the others may be workers" if job == "chief" else "keep one"
+            yield Mistake((job,), f"a cluster has at most one {job}", fix)
     if "ps" not in cluster and "worker" not in cluster and "chief" not in cluster:
-        yield Finding((), "the cluster has no task that trains", 'add workers: {"worker": 2}')
+        yield Mistake((), "the cluster has no task that trains", 'add workers: {"worker": 2}')
 
 
-def _about_addresses(cluster: Jobs) -> Iterator[Finding]:
+def _about_addresses(cluster: Jobs) -> Iterator[Mistake]:
     all_placed = list(placed(cluster))
     seen: dict[tuple[str, int], str] = {}
     for path, at in all_placed:
         first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
         if at.port and first != f"{path[0]}:{path[1]}":
-            yield Finding(path, f"{at} is already the address of {first}", "write another port")
+            yield Mistake(path, f"{at} is already the address of {first}", "write another port")
     remote = next((at for _, at in all_placed if not at.is_loopback), None)
     if remote is None:
         return
     for path, at in all_placed:
         if at.is_loopback:
-            cure = "write the address by which the other hosts reach this machine"
-            yield Finding(path, f"{at} is loopback, which {remote.host} cannot reach", cure)
+            fix = "write the address by which the other hosts reach this machine"
+            yield Mistake(path, f"{at} is loopback, which {remote.host} cannot reach", fix)
     for job, tasks in cluster.items():
         if isinstance(tasks, int):
-            cure = f'list its addresses: "{job}": ["{remote.host}:0"]'
-            yield Finding((job,), "a number beside written addresses says no place", cure)
+            fix = f'list its addresses: "{job}": ["{remote.host}:0"]'
+            yield Mistake((job,), "a number beside written addresses says no place", fix)
 
 
 def placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:

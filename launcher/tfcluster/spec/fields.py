@@ -72,37 +72,37 @@ class Section(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Mistake:
     """One broken rule, at a path relative to where the rule was asked."""
 
     path: Path
     message: str
-    cure: str = ""
+    fix: str = ""
     on_key: bool = False
     """Whether the key is what is wrong, rather than the value behind it."""
 
-    def below(self, *start: str | int) -> Finding:
-        return Finding((*start, *self.path), self.message, self.cure, self.on_key)
+    def below(self, *start: str | int) -> Mistake:
+        return Mistake((*start, *self.path), self.message, self.fix, self.on_key)
 
 
 class RulesBroken(ValueError):
     """All findings of one validator, which pydantic would otherwise cut down to one."""
 
-    def __init__(self, findings: Iterable[Finding]) -> None:
+    def __init__(self, findings: Iterable[Mistake]) -> None:
         self.findings = tuple(findings)
-        super().__init__("; ".join(f"{found.message} ({found.cure})" for found in self.findings))
+        super().__init__("; ".join(f"{found.message} ({found.fix})" for found in self.findings))
 
     @classmethod
-    def check(cls, findings: Iterable[Finding]) -> None:
+    def check(cls, findings: Iterable[Mistake]) -> None:
         """Raise when there is any finding."""
         if found := tuple(findings):
             raise cls(found)
 
 
-def wrong(message: str, cure: str = "") -> PydanticCustomError:
+def wrong(message: str, fix: str = "") -> PydanticCustomError:
     """An error of one value, with its cure, for `tfcluster.spec.problems`."""
     # The texts travel as context: a brace in them must not be read as a placeholder.
-    return PydanticCustomError("tfcluster", "{message}", {"message": message, "cure": cure})
+    return PydanticCustomError("tfcluster", "{message}", {"message": message, "cure": fix})
 
 
 def documented(default: Any, description: str, example: Any, **limits: Any) -> Any:
@@ -122,18 +122,18 @@ def required(description: str, example: Any) -> Any:
 
 def parse_duration(value: Any) -> Any:
     """Seconds from ``90``, ``"90s"``, ``"5m"``, ``"12h"``, ``"2d"`` or ``"500ms"``."""
-    cure = 'write seconds, or a text such as "90s", "5m", "12h"'
+    fix = 'write seconds, or a text such as "90s", "5m", "12h"'
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise wrong("a duration is expected here", cure)
+        raise wrong("a duration is expected here", fix)
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
         if match is None:
-            raise wrong(f"{shorten(value)} is not a duration", cure)
+            raise wrong(f"{shorten(value)} is not a duration", fix)
         seconds = float(match[1]) * _UNITS[match[2]]
     else:
         seconds = float(min(max(value, -1), TEN_YEARS_S + 1))
     if not 0 <= seconds <= TEN_YEARS_S:
-        raise wrong("a duration lies between 0 and 10 years", cure)
+        raise wrong("a duration lies between 0 and 10 years", fix)
     return seconds
 
 
@@ -179,8 +179,8 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 def _is_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        cure = "write letters, digits and _ only, for example WANDB_API_KEY"
-        raise wrong(f"{shorten(name)} is not a variable's name", cure)
+        fix = "write letters, digits and _ only, for example WANDB_API_KEY"
+        raise wrong(f"{shorten(name)} is not a variable's name", fix)
     return name
 
 

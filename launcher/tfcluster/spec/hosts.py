@@ -50,9 +50,9 @@ class HostSlots:
 class _Wrong(ValueError):
     """One thing that is wrong with a host's line."""
 
-    def __init__(self, message: str, cure: str) -> None:
+    def __init__(self, message: str, fix: str) -> None:
         super().__init__(message)
-        self.message, self.cure = message, cure
+        self.message, self.fix = message, fix
 
 
 def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
@@ -122,12 +122,12 @@ def _collected(items: Iterator[tuple[str, list[str]]], whole: str) -> tuple[Host
         try:
             one = _host(words, place)
         except _Wrong as wrong:
-            problems.append(Problem(place, wrong.message, wrong.cure))
+            problems.append(Problem(place, wrong.message, wrong.fix))
             continue
         before = found.setdefault(cluster.parse(f"{one.host}:0").key, one)
         if before is not one:
-            cure = "keep one; a host that takes several tasks: slots=2, or host:2"
-            problems.append(Problem(place, f"{one.host} is named before: {before.place}", cure))
+            fix = "keep one; a host that takes several tasks: slots=2, or host:2"
+            problems.append(Problem(place, f"{one.host} is named before: {before.place}", fix))
     if not (found or problems):
         problems.append(Problem(whole, "no host is named", _FORM))
     if sum(one.slots for one in found.values()) > MOST_TASKS:
@@ -157,12 +157,12 @@ def _host(words: Sequence[str], place: str) -> HostSlots:
     try:
         host = cluster.parse(f"{name}:0").host
     except PydanticCustomError as error:
-        raise _Wrong(f"{shorten(name)} is not the name of a host", _cure(name, error)) from None
+        raise _Wrong(f"{shorten(name)} is not the name of a host", _fix(name, error)) from None
     user = words[0].removesuffix(login[1]) if login else ""
     return HostSlots(host, slots or 1, user + host.strip("[]") if user else None, place)
 
 
-def _cure(name: str, error: PydanticCustomError) -> str:
+def _fix(name: str, error: PydanticCustomError) -> str:
     said = str((error.context or {}).get("cure", ""))
     if name.count(":") > 1 and "[" not in name:
         return f'write IPv6 addresses in brackets: "[{name}]"'
@@ -171,8 +171,8 @@ def _cure(name: str, error: PydanticCustomError) -> str:
 
 def _number(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= MOST_TASKS:
-        cure = f"write 1 to {MOST_TASKS}: how many tasks the host takes; ports are chosen there"
-        raise _Wrong(f"{shorten(text)} is no number of slots", cure)
+        fix = f"write 1 to {MOST_TASKS}: how many tasks the host takes; ports are chosen there"
+        raise _Wrong(f"{shorten(text)} is no number of slots", fix)
     return int(text)
 
 
@@ -248,8 +248,8 @@ def _counts(
         all_jobs = {**counts, "worker": wanted}
         tasks = ", ".join(f"{number} {job}" for job, number in all_jobs.items() if number)
         message = f"{total} slot{'s' * (total > 1)} for {sum(all_jobs.values())} tasks: {tasks}"
-        cure = "name more hosts, or slots: host:2, or slots=2 in the file"
-        raise SpecError([Problem("--hosts", message, cure)])
+        fix = "name more hosts, or slots: host:2, or slots=2 in the file"
+        raise SpecError([Problem("--hosts", message, fix)])
     return {**counts, "worker": wanted}
 
 
@@ -264,8 +264,8 @@ def _refuse_settings_of_tasks(cluster: Mapping[str, Any], place: str) -> None:
         for index, task in enumerate(tasks if isinstance(tasks, list) else ()):
             if isinstance(task, Mapping) and {"gpus", "env"} & task.keys():
                 message = f"cluster.{job}.{index} has gpus or env of its own, which would be lost"
-                cure = "write them into resources and runtime.hosts, or leave --hosts out"
-                raise SpecError([Problem(place, message, cure)])
+                fix = "write them into resources and runtime.hosts, or leave --hosts out"
+                raise SpecError([Problem(place, message, fix)])
 
 
 def _hosts_of(cluster: Mapping[str, Any]) -> Iterator[str]:

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from tfcluster.spec.fields import (
     Env,
-    Finding,
     Keyed,
     Listed,
+    Mistake,
     Name,
     RulesBroken,
     Section,
@@ -27,8 +27,8 @@ _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 def _is_module(value: str) -> str:
     if not _MODULE.fullmatch(value):
-        cure = "write it as for python -m: package.module, without .py"
-        raise wrong(f"{shorten(value)} is not the name of a module", cure)
+        fix = "write it as for python -m: package.module, without .py"
+        raise wrong(f"{shorten(value)} is not the name of a module", fix)
     return value
 
 
@@ -36,10 +36,10 @@ Text = Annotated[str, Field(min_length=1)]
 Module = Annotated[str, AfterValidator(_is_module)]
 
 
-def _starts_beside_the_first(given: Sequence[str]) -> Iterator[Finding]:
+def _starts_beside_the_first(given: Sequence[str]) -> Iterator[Mistake]:
     for name in given[1:]:
         message = f"both {given[0]} and {name} are given"
-        yield Finding((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
+        yield Mistake((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
 
 
 class Step(Section):
@@ -61,11 +61,11 @@ class Step(Section):
         RulesBroken.check(self._count_starts())
         return self
 
-    def _count_starts(self) -> Iterator[Finding]:
+    def _count_starts(self) -> Iterator[Mistake]:
         given = [name for name in ("script", "module", "command") if getattr(self, name)]
         if not given:
-            cure = 'add for example "script": "train.py"'
-            yield Finding((), "nothing to run: no script, module or command", cure)
+            fix = 'add for example "script": "train.py"'
+            yield Mistake((), "nothing to run: no script, module or command", fix)
         yield from _starts_beside_the_first(given)
 
 
@@ -82,10 +82,10 @@ def _is_task_key(value: str) -> str:
         job, colon, index = value.partition(":")
         near = difflib.get_close_matches(job.lower(), _JOBS, n=1)
         if near and (index.isdecimal() or not colon):
-            cure = f'did you mean "{near[0]}{colon}{index}"?'
+            fix = f'did you mean "{near[0]}{colon}{index}"?'
         else:
-            cure = f'write one of {", ".join(_JOBS)}, or one task of them: "worker:1"'
-        raise wrong(f"{shorten(value)} names no job and no task", cure)
+            fix = f'write one of {", ".join(_JOBS)}, or one task of them: "worker:1"'
+        raise wrong(f"{shorten(value)} names no job and no task", fix)
     return value
 
 

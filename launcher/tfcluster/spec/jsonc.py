@@ -27,9 +27,9 @@ _ESCAPES = {
 class JsonError(ValueError):
     """The text is no JSON; `offset` says where in it."""
 
-    def __init__(self, offset: int, message: str, cure: str) -> None:
+    def __init__(self, offset: int, message: str, fix: str) -> None:
         super().__init__(message)
-        self.offset, self.message, self.cure = offset, message, cure
+        self.offset, self.message, self.fix = offset, message, fix
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class _Reader:
     keys: dict[Path, int] = field(default_factory=dict)
     repeated: list[Path] = field(default_factory=list)
 
-    def fail(self, message: str, cure: str = "", offset: int | None = None) -> NoReturn:
-        raise JsonError(self.at if offset is None else offset, message, cure)
+    def fail(self, message: str, fix: str = "", offset: int | None = None) -> NoReturn:
+        raise JsonError(self.at if offset is None else offset, message, fix)
 
     @property
     def next(self) -> str:
@@ -96,8 +96,8 @@ class _Reader:
             if comment is None:
                 self.fail("a comment that does not end, or a stray '/'", "end it with */")
             if not self.comments:
-                cure = "remove it, or name the file .jsonc"
-                self.fail("comments are read in .jsonc files only", cure)
+                fix = "remove it, or name the file .jsonc"
+                self.fail("comments are read in .jsonc files only", fix)
             self.at = comment.end()
 
     def value(self, path: Path, depth: int) -> Any:

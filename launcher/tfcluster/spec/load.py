@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import jsonc, overrides
 from tfcluster.spec import problems as explain
-from tfcluster.spec.fields import Finding, Path, shorten
+from tfcluster.spec.fields import Mistake, Path, shorten
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
@@ -33,7 +33,7 @@ class LoadedSpec:
     """What the spec's relative paths are relative to; of standard input: the working directory."""
     set_paths: frozenset[str]
     """Dotted paths given with ``--set``."""
-    problem: Callable[[Finding], Problem]
+    problem: Callable[[Mistake], Problem]
     """A finding about the spec, with its place: ``file:line:column``, or the option."""
 
 
@@ -91,13 +91,13 @@ def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostCho
 
 def _parse(source: Source) -> jsonc.Document:
     if not source.text.strip():
-        cure = "`tfcluster init` writes a first spec"
-        raise SpecError([Problem(source.name, "the file is empty", cure)])
+        fix = "`tfcluster init` writes a first spec"
+        raise SpecError([Problem(source.name, "the file is empty", fix)])
     try:
         return jsonc.read(source.text, comments=source.has_comments)
     except jsonc.JsonError as error:
         place = source.place(jsonc.Lines(source.text).place(error.offset))
-        raise SpecError([Problem(place, error.message, error.cure)]) from None
+        raise SpecError([Problem(place, error.message, error.fix)]) from None
 
 
 def _overrides(
@@ -139,7 +139,7 @@ class _Check:
         if newer := self._newer_version():
             raise SpecError([newer])
         repeated = [
-            Finding(path, f"the key {shorten(path[-1])} is written twice", "keep one", on_key=True)
+            Mistake(path, f"the key {shorten(path[-1])} is written twice", "keep one", on_key=True)
             for path in self.document.repeated
         ]
         spec, found = _validate(self._named())
@@ -164,11 +164,11 @@ class _Check:
         )
         return Problem(self._place(("version",), on_key=False), message)
 
-    def problem(self, finding: Finding) -> Problem:
+    def problem(self, finding: Mistake) -> Problem:
         place = self._place(finding.path, on_key=finding.on_key)
-        return Problem(place, self._named_in_full(finding), finding.cure)
+        return Problem(place, self._named_in_full(finding), finding.fix)
 
-    def _named_in_full(self, finding: Finding) -> str:
+    def _named_in_full(self, finding: Mistake) -> str:
         """The message, headed by the field it is about unless it quotes a key itself."""
         if finding.on_key or not finding.path:
             return finding.message
@@ -189,7 +189,7 @@ class _Check:
                 return override.option
         return None
 
-    def _offset(self, finding: Finding) -> int:
+    def _offset(self, finding: Mistake) -> int:
         return self._file_offset(finding.path, on_key=finding.on_key)
 
     def _file_offset(self, path: Path, *, on_key: bool) -> int:
@@ -201,11 +201,11 @@ class _Check:
         return self.document.values[path]
 
 
-def _validate(value: Any) -> tuple[ClusterSpec | None, list[Finding]]:
+def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
     """The spec, or what is wrong; rules between sections are asked even where a field is wrong."""
     if not isinstance(value, dict):
-        message, cure = "a spec is a JSON object", 'write {"cluster": …, "job": …}'
-        return None, [Finding((), message, cure)]
+        message, fix = "a spec is a JSON object", 'write {"cluster": …, "job": …}'
+        return None, [Mistake((), message, fix)]
     try:
         return ClusterSpec.model_validate(value), []
     except ValidationError as error:
@@ -213,7 +213,7 @@ def _validate(value: Any) -> tuple[ClusterSpec | None, list[Finding]]:
     return None, [*found, *_rules_on_the_rest(value, found)]
 
 
-def _rules_on_the_rest(value: dict[str, Any], found: Sequence[Finding]) -> Iterator[Finding]:
+def _rules_on_the_rest(value: dict[str, Any], found: Sequence[Mistake]) -> Iterator[Mistake]:
     """What the rules between sections say of the sections that are right in themselves."""
     bad = {finding.path[0] for finding in found if finding.path}
     if not bad or "cluster" in bad:

@@ -22,7 +22,7 @@ from tfcluster.spec.cluster import (
     placed,
 )
 from tfcluster.spec.fields import (
-    Finding,
+    Mistake,
     Path,
     RulesBroken,
     Section,
@@ -50,26 +50,26 @@ SET_BY_US = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER
 _EXAMPLE = 'for example {"chief": 1, "worker": 2}'
 
 
-def find_mistakes(spec: ClusterSpec) -> Iterator[Finding]:
+def find_mistakes(spec: ClusterSpec) -> Iterator[Mistake]:
     """Nothing where the job is no search: then KerasTuner's variables are the user's own."""
     if spec.job.kind == "tuner":
         yield from _about_cluster(spec)
         yield from _about_variables(spec)
 
 
-def _about_cluster(spec: ClusterSpec) -> Iterator[Finding]:
+def _about_cluster(spec: ClusterSpec) -> Iterator[Mistake]:
     for job in ("ps", "evaluator"):
         if job in spec.cluster:
             message = f"a search has no use for {job}: its tasks are a chief and tuners"
-            yield Finding(("cluster", job), message, f"leave it out, {_EXAMPLE}", on_key=True)
+            yield Mistake(("cluster", job), message, f"leave it out, {_EXAMPLE}", on_key=True)
     if "worker" not in spec.cluster:
-        yield Finding(("cluster",), "a search needs tuners: no worker", f"add them, {_EXAMPLE}")
+        yield Mistake(("cluster",), "a search needs tuners: no worker", f"add them, {_EXAMPLE}")
     elif "chief" not in spec.cluster and spec.task_count > 1:
         message = "several tuners need a chief that hands out the trials"
-        yield Finding(("cluster",), message, f"add one, {_EXAMPLE}")
+        yield Mistake(("cluster",), message, f"add one, {_EXAMPLE}")
 
 
-def _about_variables(spec: ClusterSpec) -> Iterator[Finding]:
+def _about_variables(spec: ClusterSpec) -> Iterator[Mistake]:
     places: list[tuple[tuple[str | int, ...], object]] = [(("job", "env"), spec.job.env)]
     for host, settings in spec.runtime.hosts.items():
         places.append((("runtime", "hosts", host, "env"), settings.env))
@@ -80,7 +80,7 @@ def _about_variables(spec: ClusterSpec) -> Iterator[Finding]:
         for name in SET_BY_US:
             if isinstance(env, dict) and name in env:
                 message = f"{name} is set by tfcluster for each task of a search"
-                yield Finding((*path, name), message, "leave it out", on_key=True)
+                yield Mistake((*path, name), message, "leave it out", on_key=True)
 
 
 __all__ = [
@@ -110,8 +110,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 def _is_name(value: str) -> str:
     if not _NAME.fullmatch(value):
-        cure = "write 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
-        raise wrong(f"{shorten(value)} cannot be the name of a run", cure)
+        fix = "write 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        raise wrong(f"{shorten(value)} cannot be the name of a run", fix)
     return value
 
 
@@ -177,16 +177,16 @@ class ClusterSpec(Section):
         entries = (entry for listed in tasks if not isinstance(listed, int) for entry in listed)
         return tuple(dict.fromkeys(entry.host for entry in entries))
 
-    def _about_containers(self) -> Iterator[Finding]:
+    def _about_containers(self) -> Iterator[Mistake]:
         if self.runtime.backend != "docker":
             return
         for (job, index), at in placed(self.cluster):
             if not at.is_loopback:
                 message = f"{at} is another machine's address, and docker starts all tasks itself"
-                cure = f'write how many: "{job}": {index + 1}, or another backend'
-                yield Finding(("cluster", job, index), message, cure)
+                fix = f'write how many: "{job}": {index + 1}, or another backend'
+                yield Mistake(("cluster", job, index), message, fix)
 
-    def _about_hosts(self) -> Iterator[Finding]:
+    def _about_hosts(self) -> Iterator[Mistake]:
         if self.runtime.backend == "docker":
             names = tuple(f"{job}-{n}" for job in JOBS for n in range(count(self.cluster, job)))
             known = {*names, "*"}
@@ -199,23 +199,23 @@ class ClusterSpec(Section):
             if key not in known:
                 where = f"one of {', '.join(names)}, or" if names else "127.0.0.1, or"
                 message = f"no address of the cluster has the host {shorten(key)}"
-                yield Finding(("runtime", "hosts", key), message, f'write {where} "*"', on_key=True)
+                yield Mistake(("runtime", "hosts", key), message, f'write {where} "*"', on_key=True)
 
-    def _about_strategy(self) -> Iterator[Finding]:
+    def _about_strategy(self) -> Iterator[Mistake]:
         name, has_ps = self.strategy.name, "ps" in self.cluster
         if name == "parameter_server" and not has_ps:
-            cure = 'add "ps" and "chief" to the cluster, or choose another strategy'
-            yield Finding(("strategy", "name"), "parameter_server needs ps tasks", cure)
+            fix = 'add "ps" and "chief" to the cluster, or choose another strategy'
+            yield Mistake(("strategy", "name"), "parameter_server needs ps tasks", fix)
         if name in ("multi_worker_mirrored", "mirrored", "tpu") and has_ps:
-            cure = 'leave the name out (parameter_server is the default with ps), or remove "ps"'
-            yield Finding(("strategy", "name"), f"{name} has no use for ps tasks", cure)
+            fix = 'leave the name out (parameter_server is the default with ps), or remove "ps"'
+            yield Mistake(("strategy", "name"), f"{name} has no use for ps tasks", fix)
         if has_ps:
             yield from self._about_parameter_servers()
         if name == "tpu" and count_trainers(self.cluster) > 1:
-            cure = 'write "cluster": {"worker": 1}: one process drives all cores of a TPU'
-            yield Finding(("strategy", "name"), "tpu has no use for several workers", cure)
+            fix = 'write "cluster": {"worker": 1}: one process drives all cores of a TPU'
+            yield Mistake(("strategy", "name"), "tpu has no use for several workers", fix)
 
-    def _about_parameter_servers(self) -> Iterator[Finding]:
+    def _about_parameter_servers(self) -> Iterator[Mistake]:
         """A chief hands out the steps; in scripts of TensorFlow 1 worker:0 is the chief."""
         has_own = self.strategy.name == "default"
         missing = [job for job in ("chief", "worker") if job not in self.cluster]
@@ -223,34 +223,34 @@ class ClusterSpec(Section):
             return
         if missing:
             names = " and ".join(missing)
-            cure = f'add {names}, for example {{"chief": 1, "worker": 2, "ps": 1}}'
+            fix = f'add {names}, for example {{"chief": 1, "worker": 2, "ps": 1}}'
             if missing == ["chief"]:
-                cure += '; for a script whose chief is worker:0, "strategy": {"name": "default"}'
+                fix += '; for a script whose chief is worker:0, "strategy": {"name": "default"}'
             message = f"parameter servers need a chief and workers: no {names}"
-            yield Finding(("cluster", "ps"), message, cure)
+            yield Mistake(("cluster", "ps"), message, fix)
 
-    def _about_secrets(self) -> Iterator[Finding]:
+    def _about_secrets(self) -> Iterator[Mistake]:
         for index, name in enumerate(self.job.secrets):
             if self.job.env.get(name) is not None:
-                cure = "leave it out of job.env, and set it where tfcluster is started"
+                fix = "leave it out of job.env, and set it where tfcluster is started"
                 message = f"the value of the secret {name} is written in job.env"
-                yield Finding(("job", "secrets", index), message, cure)
+                yield Mistake(("job", "secrets", index), message, fix)
 
-    def _about_own_steps(self) -> Iterator[Finding]:
+    def _about_own_steps(self) -> Iterator[Mistake]:
         tasks = [f"{job}:{n}" for job in JOBS for n in range(count(self.cluster, job))]
         jobs = dict.fromkeys(task.partition(":")[0] for task in tasks)
         for key in self.job.per_task:
             if key not in jobs and key not in tasks:
                 some = ", ".join([*jobs, *tasks][:_NAMED])
                 message = f"the cluster has no {key}"
-                yield Finding(("job", "per_task", key), message, f"it has {some}", on_key=True)
+                yield Mistake(("job", "per_task", key), message, f"it has {some}", on_key=True)
 
-    def _about_counts(self) -> Iterator[Finding]:
+    def _about_counts(self) -> Iterator[Mistake]:
         least, trainers = self.supervision.min_workers, count_trainers(self.cluster)
         if least is not None and least > trainers:
-            cure = f"write 1 to {trainers}"
+            fix = f"write 1 to {trainers}"
             message = f"min_workers is {least}, the cluster has {trainers}"
-            yield Finding(("supervision", "min_workers"), message, cure)
+            yield Mistake(("supervision", "min_workers"), message, fix)
         lists: list[tuple[Path, object]] = [(("resources", "gpus"), self.resources.gpus)]
         for job, tasks in self.cluster.items():
             entries = () if isinstance(tasks, int) else tasks
@@ -259,7 +259,7 @@ class ClusterSpec(Section):
             )
         for path, listed in lists:
             if isinstance(listed, tuple) and len(set(listed)) < len(listed):
-                yield Finding(path, "a GPU is listed twice", "list each index once")
+                yield Mistake(path, "a GPU is listed twice", "list each index once")
 
     @property
     def task_count(self) -> int:

@@ -27,9 +27,9 @@ class Override:
 class Refused(ValueError):
     """An option that cannot be carried out."""
 
-    def __init__(self, option: str, message: str, cure: str = "") -> None:
+    def __init__(self, option: str, message: str, fix: str = "") -> None:
         super().__init__(message)
-        self.problem = Problem(option, message, cure)
+        self.problem = Problem(option, message, fix)
 
 
 def parse(text: str) -> Override:
@@ -45,7 +45,7 @@ def parse(text: str) -> Override:
     path = _resolve(tuple(name.split(".")), ())
     if path is None:
         found = _first_unknown(tuple(name.split(".")))
-        raise Refused(option, found.message, found.cure)
+        raise Refused(option, found.message, found.fix)
     return Override(path, _read_value(value, path, option), option)
 
 
@@ -77,8 +77,8 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
 def _put_item(current: Any, index: int, rest: Path, override: Override, done: Path) -> Any:
     items = [] if current is None else current
     if not isinstance(items, list):
-        cure = f"set the whole: --set {shown(done)}='[…]'"
-        raise Refused(override.option, f"{shown(done)} is no list in the file", cure)
+        fix = f"set the whole: --set {shown(done)}='[…]'"
+        raise Refused(override.option, f"{shown(done)} is no list in the file", fix)
     if index > len(items):
         message = f"{shown(done)} has {len(items)} items, and none with the number {index}"
         raise Refused(override.option, message, "items count from 0")
@@ -129,8 +129,8 @@ def _read_value(text: str, path: Path, option: str) -> Any:
     except jsonc.JsonError as error:
         if "string" in types:
             return _checked_text(text, option)
-        cure = _json_cure(path)
-        raise Refused(option, f"{shown(path)}: {error.message}", cure) from None
+        fix = _json_cure(path)
+        raise Refused(option, f"{shown(path)}: {error.message}", fix) from None
 
 
 def _json_cure(path: Path) -> str:

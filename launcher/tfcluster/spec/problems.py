@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 
 from tfcluster.spec import published_schema
 from tfcluster.spec.cluster import TAGS
-from tfcluster.spec.fields import Finding, Path, RulesBroken, shorten
+from tfcluster.spec.fields import Mistake, Path, RulesBroken, shorten
 
 _OTHER_WORDS = {
     "coordinator": "chief",
@@ -31,7 +31,7 @@ _OTHER_WORDS = {
 }
 
 
-def unknown_key(path: Path) -> Finding:
+def unknown_key(path: Path) -> Mistake:
     """The finding for the key at the end of `path`: a near name, its right place, or the list."""
     key, parent = str(path[-1]), path[:-1]
     known = sorted(published_schema.keys_at(parent))
@@ -39,14 +39,14 @@ def unknown_key(path: Path) -> Finding:
     word = _OTHER_WORDS.get(key.lower(), key)
     near = [word] if word in known else difflib.get_close_matches(key.lower(), known, n=1)
     if near:
-        cure = f'did you mean "{near[0]}"?'
+        fix = f'did you mean "{near[0]}"?'
     elif elsewhere := published_schema.homes_of(word):
-        cure = f"it belongs to {' or '.join(elsewhere)}"
+        fix = f"it belongs to {' or '.join(elsewhere)}"
     elif known:
-        cure = f"known here: {', '.join(known)}; keys that begin with x- are ignored"
+        fix = f"known here: {', '.join(known)}; keys that begin with x- are ignored"
     else:
-        cure = "remove it"
-    return Finding(path, message, cure, on_key=True)
+        fix = "remove it"
+    return Mistake(path, message, fix, on_key=True)
 
 
 def dotted(path: Iterable[str | int]) -> str:
@@ -80,13 +80,13 @@ _LIMITS = {
 }
 
 
-def findings(error: ValidationError, value: Any) -> list[Finding]:
+def findings(error: ValidationError, value: Any) -> list[Mistake]:
     """All that is wrong with `value`, which the model refused with `error`."""
     details = error.errors(include_url=False, include_input=False)
     return [found for one in details for found in _explain(one, value)]
 
 
-def _explain(detail: ErrorDetails, value: Any) -> Iterator[Finding]:
+def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
     raw = detail["loc"]
     on_key = bool(raw) and raw[-1] == _KEY
     path = tuple(part for part in raw if part not in TAGS and part != _KEY)
@@ -102,18 +102,16 @@ def _explain(detail: ErrorDetails, value: Any) -> Iterator[Finding]:
     elif kind == "missing":
         yield _missing_key(path)
     elif kind == "tfcluster":
-        yield Finding(path, context["message"], context["cure"], on_key)
+        yield Mistake(path, context["message"], context["cure"], on_key)
     else:
-        yield Finding(
-            path, _message(detail, path, value), _cure(kind, path, value, context), on_key
-        )
+        yield Mistake(path, _message(detail, path, value), _fix(kind, path, value, context), on_key)
 
 
-def _missing_key(path: Path) -> Finding:
+def _missing_key(path: Path) -> Mistake:
     example = json.dumps(_example(path))
     where = f" in {shown(path[:-1])}" if path[:-1] else ""
-    cure = f'add "{path[-1]}": {example}'
-    return Finding(path, f'"{path[-1]}" is missing{where}', cure, on_key=True)
+    fix = f'add "{path[-1]}": {example}'
+    return Mistake(path, f'"{path[-1]}" is missing{where}', fix, on_key=True)
 
 
 def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
@@ -135,7 +133,7 @@ def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
     return f"{given} is not {text}"
 
 
-def _cure(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
+def _fix(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
     given = _value_at(value, path)
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
         return f"write it in quotes: {json.dumps(json.dumps(given))}"

@@ -183,10 +183,10 @@ def _lost(tasks: Sequence[_Task], kept: Sequence[_Task], place: str) -> Iterator
             continue
         where = ", ".join(dict.fromkeys(task.host for task in of_job[:8]))
         message = f"no {job} would be left; the spec has {len(of_job)}, on {where}"
-        cure = f'keep one of them, or write a spec without "{job}"'
+        fix = f'keep one of them, or write a spec without "{job}"'
         if job == "worker":
-            cure = "keep one of them"
-        yield Problem(place, message, cure)
+            fix = "keep one of them"
+        yield Problem(place, message, fix)
 
 
 def _key(host: str) -> str:

@@ -71,8 +71,8 @@ def find_default(folder: Path) -> Path:
     if found:
         message = f"both {' and '.join(DEFAULTS)} are here"
         raise SpecError([Problem(here, message, "name the one that is meant")])
-    cure = "name a spec file, or write a first one with `tfcluster init`"
-    raise SpecError([Problem(here, f"no {' or '.join(DEFAULTS)} here", cure)])
+    fix = "name a spec file, or write a first one with `tfcluster init`"
+    raise SpecError([Problem(here, f"no {' or '.join(DEFAULTS)} here", fix)])
 
 
 def _from_stdin() -> bytes:
@@ -85,20 +85,20 @@ def _from_stdin() -> bytes:
 def _from_file(path: Path, name: str) -> bytes:
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
-            cure = "name the file in it"
-            raise SpecError([Problem(name, "this is a folder, not a spec file", cure)])
+            fix = "name the file in it"
+            raise SpecError([Problem(name, "this is a folder, not a spec file", fix)])
         with path.open("rb") as file:
             return _not_too_large(file.read(MOST_BYTES + 1), name)
     except FileNotFoundError:
-        cure = "check the path; `tfcluster init` writes a first spec"
-        raise SpecError([Problem(name, "there is no such file", cure)]) from None
+        fix = "check the path; `tfcluster init` writes a first spec"
+        raise SpecError([Problem(name, "there is no such file", fix)]) from None
     except OSError as error:
         reason = reason_of(error)
-        cure = "check the path and its permissions"
-        raise SpecError([Problem(name, f"cannot be read: {reason}", cure)]) from None
+        fix = "check the path and its permissions"
+        raise SpecError([Problem(name, f"cannot be read: {reason}", fix)]) from None
     except ValueError:
-        cure = "check the path"
-        raise SpecError([Problem(name, "a path cannot hold this", cure)]) from None
+        fix = "check the path"
+        raise SpecError([Problem(name, "a path cannot hold this", fix)]) from None
 
 
 def _not_too_large(data: bytes, name: str) -> bytes:

@@ -32,8 +32,8 @@ def folder() -> Path:
     for candidate in (package / "templates", package.parents[1] / "cluster_specs"):
         if candidate.is_dir():
             return candidate
-    cure = "install tfcluster again"
-    raise UsageError("the templates are missing from this installation", cure=cure)
+    fix = "install tfcluster again"
+    raise UsageError("the templates are missing from this installation", fix=fix)
 
 
 def templates() -> tuple[Template, ...]:
@@ -46,4 +46,4 @@ def find(name: str) -> Template:
     known = {template.name: template for template in templates()}
     if found := known.get(name.removesuffix(".json")):
         return found
-    raise UsageError(f"no template is named {name!r}", cure=f"one of {', '.join(known)}")
+    raise UsageError(f"no template is named {name!r}", fix=f"one of {', '.join(known)}")

@@ -14,8 +14,8 @@ from tfcluster.supervision import verdicts
 from tfcluster.supervision.decisions import (
     Action,
     Again,
-    BringHome,
     DumpStacks,
+    GatherCheckpoints,
     Next,
     Outcome,
     Record,
@@ -129,7 +129,7 @@ class Stage(Enum):
     ENDING_RUN = "everything is being ended, how is settled"
 
 
-class Course:
+class AttemptState:
     """The gang and the stage of its attempt; `outcome` is set when the run is over."""
 
     def __init__(self, plan: Plan) -> None:
@@ -167,10 +167,10 @@ class Course:
     def go_on(self, verdict: Next) -> None:
         """Enter the next stage where all that the present one waits for has ended."""
         ending_gang, ending_run = Stage.ENDING_GANG, Stage.ENDING_RUN
-        now = self.gang.tally.standings()
+        now = self.gang.member_counts.standings()
         if self.stage is ending_gang and not any(one.is_core and one.lives for one in now):
             self.stage = Stage.HOMING
-            self.orders.add(BringHome())
+            self.orders.add(GatherCheckpoints())
         if self.stage is ending_run and not any(one.is_running for one in now):
             self.conclude(verdict)
 
@@ -188,7 +188,7 @@ class Course:
 
     def call_off_restarts(self) -> None:
         """The work is done: who was about to start again is not needed, and no failure."""
-        for member in self.gang.tally.members(
+        for member in self.gang.member_counts.members(
             lambda one: one.is_core and (one.is_due_again or one.is_to_start)
         ):
             member.is_due_again, member.is_called_off = False, True
@@ -196,7 +196,7 @@ class Course:
 
     def watch_agents(self) -> None:
         """Have every start and end that was ordered told of in time."""
-        told = (standing.answer_by for standing in self.gang.tally.standings())
+        told = (standing.answer_by for standing in self.gang.member_counts.standings())
         due = [moment for moment in told if moment is not None]
         self.timers.put("agents", min(due, default=None))
 

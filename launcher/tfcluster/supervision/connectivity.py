@@ -23,7 +23,7 @@ _ALL_OF = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class DialPlan:
     """Who dials whom, and where."""
 
     dialled: Mapping[str, Sequence[TaskPlan]]
@@ -45,7 +45,7 @@ class Calls:
         ]
 
 
-def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> Calls:
+def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> DialPlan:
     """`nodes` dial the tasks of which `ports` are known, each those of the others."""
     on: dict[str, list[TaskPlan]] = defaultdict(list)
     for task in plan.tasks:
@@ -61,7 +61,7 @@ def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> Ca
                 task = its[number % len(its)]
                 dialled[caller].append(task)
                 callers[task.id].append(caller)
-    return Calls(dialled, callers, ports)
+    return DialPlan(dialled, callers, ports)
 
 
 PATIENCE_S = 4.0
@@ -92,7 +92,7 @@ def can_break(plan: Plan) -> bool:
     return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
 
 
-def order_for(node: str, calls: Calls, attempt: int) -> dict[str, Any]:
+def order_for(node: str, calls: DialPlan, attempt: int) -> dict[str, Any]:
     """What `agent.dial` is to do on `node`."""
     return {"attempt": attempt, "others": calls.of(node), "patience_s": PATIENCE_S}
 
@@ -100,7 +100,7 @@ def order_for(node: str, calls: Calls, attempt: int) -> dict[str, Any]:
 def read(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
     """The report of `node`; none where it is of another attempt, or no report."""
     try:
-        data = foreign_json.parse_object(line)
+        data = foreign_json.parse_json_object(line)
         if data["attempt"] != attempt:
             return ()
         rows = data["cut"]

@@ -9,12 +9,12 @@ from typing import Any, Final
 from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, verdicts
-from tfcluster.supervision.attempt_state import Course
+from tfcluster.supervision.attempt_state import AttemptState
 from tfcluster.supervision.decisions import AskLinks
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.member_counts import Tally
-from tfcluster.supervision.verdicts import FROZEN_S, Finding
+from tfcluster.supervision.member_counts import MemberCounts
+from tfcluster.supervision.verdicts import FROZEN_S, Verdict
 
 NOTICE_S: Final = 600.0
 """Without a stall deadline a run that is silent for so long is told of, once, and goes on."""
@@ -22,7 +22,7 @@ _GAPS_ALLOWED: Final = 3.0
 
 
 @dataclass(slots=True)
-class Patience:
+class SilenceLimits:
     """One attempt's; all times are seconds of the coordinator's clock."""
 
     policy: Supervision
@@ -56,7 +56,7 @@ class Patience:
         if self.heard_at is not None:
             self.heard_at = max(self.heard_at, at)
 
-    def start_due(self, gang: Tally) -> float | None:
+    def start_due(self, gang: MemberCounts) -> float | None:
         """When the start has failed; None while nobody waits.
 
         Only who waits now counts: one that was started again alone begins anew.
@@ -85,25 +85,29 @@ class Watch:
     def __init__(
         self,
         plan: Plan,
-        course: Course,
+        attempt_state: AttemptState,
         last_output: Callable[[], float],
         last_line: Callable[[Member], str],
         absent: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         """`absent`: the tasks elsewhere that cannot be reached, and why not."""
-        self._policy, self._course, self._gang = plan.supervision, course, course.gang
-        self._orders, self._timers = course.orders, course.timers
+        self._policy, self._attempt_state, self._gang = (
+            plan.supervision,
+            attempt_state,
+            attempt_state.gang,
+        )
+        self._orders, self._timers = attempt_state.orders, attempt_state.timers
         self._last_output, self._last_line, self._absent = last_output, last_line, absent
         self._is_part = bool(plan.elsewhere)
         self._forms_gang = plan.kind != "plain"
         self._links_break = self._forms_gang and connectivity.can_break(plan)
         self._has_asked = False
-        self._patience = Patience(self._policy)
+        self._patience = SilenceLimits(self._policy)
         self._why_end = ""
 
     def begin(self) -> None:
         """An attempt begins."""
-        self._patience, self._has_asked = Patience(self._policy), False
+        self._patience, self._has_asked = SilenceLimits(self._policy), False
 
     def ask_links(self) -> None:
         """Once tasks fail and none by its own doing, the lines between the nodes are looked at,
@@ -123,8 +127,8 @@ class Watch:
                 m for m in self._gang.core() if m.node == node and not m.alone and not m.end().ok
             ][:1]:
                 self._gang.blame(member, Kind.LINK_LOST, words)
-        if lost and self._course.is_training:
-            self._course.end_gang("the link between hosts is lost", now)
+        if lost and self._attempt_state.is_training:
+            self._attempt_state.end_gang("the link between hosts is lost", now)
 
     def note(self, member: Member, report: Mapping[str, Any], now: float) -> None:
         """A sign of life; an evaluator's tells nothing of the gang."""
@@ -146,7 +150,7 @@ class Watch:
         if not waits_for_all:
             self._timers.clear("start", "stall")
         elif self._forms_gang and not self.has_stacks_written:
-            self._timers.put("start", self._patience.start_due(self._gang.tally))
+            self._timers.put("start", self._patience.start_due(self._gang.member_counts))
             self._timers.put("stall", self._patience.stall_due)
 
     @property
@@ -168,10 +172,10 @@ class Watch:
                 self.act_on(verdicts.missing(core, limit, self._last_line, now, absent), now)
             case "stall":
                 self._due_stall(now)
-            case "stacks" if self._course.ending is not None:
-                self._course.end_run(self._why_end, self._course.ending, now)
+            case "stacks" if self._attempt_state.ending is not None:
+                self._attempt_state.end_run(self._why_end, self._attempt_state.ending, now)
             case "stacks":
-                self._course.end_gang(self._why_end, now)
+                self._attempt_state.end_gang(self._why_end, now)
 
     def _is_to_end(self, frozen: Member) -> bool:
         is_ending = frozen.is_stopping or self.has_stacks_written
@@ -208,13 +212,13 @@ class Watch:
         ]
         for said in verdicts.ended_late(late, grace_s, last_step):
             self._orders.record(ev.Warned(message=said))
-        self._course.end_rest("the others have ended", now)
+        self._attempt_state.end_rest("the others have ended", now)
 
-    def act_on(self, found: Finding, now: float) -> None:
+    def act_on(self, found: Verdict, now: float) -> None:
         """Blame, have stacks written where they tell something, and end what is to end."""
         for member, words in found.blamed:
             self._gang.blame(member, found.kind, words)
-        self._course.ending = found.outcome or self._course.ending
+        self._attempt_state.ending = found.outcome or self._attempt_state.ending
         if found.wants_stacks:
             self._orders.dump_stacks(self._gang.running())
             self._timers.clear("start", "stall")
@@ -222,13 +226,13 @@ class Watch:
             self._why_end = found.why_end
         elif found.outcome is not None:
             if not found.blamed:
-                self._course.diagnose()
-            self._course.end_run(found.why_end, found.outcome, now)
+                self._attempt_state.diagnose()
+            self._attempt_state.end_run(found.why_end, found.outcome, now)
         else:
             frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
-            self._course.stop(frozen, found.why_end, now, grace_s=0.0)
+            self._attempt_state.stop(frozen, found.why_end, now, grace_s=0.0)
             if not found.blamed or any(not member.alone for member, _ in found.blamed):
-                self._course.end_gang(found.why_end, now)
+                self._attempt_state.end_gang(found.why_end, now)
 
 
 def _none_is_own(failures: Sequence[Failure]) -> bool:

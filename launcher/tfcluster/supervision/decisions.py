@@ -103,7 +103,7 @@ class Outcome:
     def event(self) -> RunFinished:
         """The last event of the run."""
         reason = self.error.message if self.error is not None else None
-        hint = (self.error.cure or None) if self.error is not None else None
+        hint = (self.error.fix or None) if self.error is not None else None
         return RunFinished(status=self.status, exit_code=self.exit_code, reason=reason, hint=hint)
 
 
@@ -141,7 +141,7 @@ class StartAlone:
 
 
 @dataclass(frozen=True, slots=True)
-class BringHome:
+class GatherCheckpoints:
     """The gang has ended: gather what the chief saved last, then say so with `home`."""
 
 
@@ -159,7 +159,7 @@ class AskLinks:
     attempt: int
 
 
-Action = Record | StopTasks | DumpStacks | StartAlone | BringHome | DropNode | AskLinks
+Action = Record | StopTasks | DumpStacks | StartAlone | GatherCheckpoints | DropNode | AskLinks
 
 
 @dataclass(frozen=True, slots=True)

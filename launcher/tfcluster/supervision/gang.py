@@ -11,7 +11,7 @@ from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import TaskEnd
 from tfcluster.supervision.failure import Failure, Kind, alone_with
 from tfcluster.supervision.member import Member, SettingsRead, member_of
-from tfcluster.supervision.member_counts import Tally
+from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import TRAINERS, chief_among
 from tfcluster.supervision.verdicts import root_cause
 
@@ -22,7 +22,7 @@ class Gang:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
-        self.tally = Tally(self)
+        self.member_counts = MemberCounts(self)
         self._settings = SettingsRead(plan.settings)
         self._came_far = self._has_started = False
         self.number = 0
@@ -60,7 +60,7 @@ class Gang:
                 to_start.append(task.id)
             enlisted[str(task.id)] = member
         self._members = enlisted
-        self.tally = Tally(self)
+        self.member_counts = MemberCounts(self)
         self.failures = []
         return to_start
 
@@ -70,7 +70,7 @@ class Gang:
         again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
         again.serves = member.serves
         self._members[str(member.id)] = again
-        self.tally.count(again)
+        self.member_counts.count(again)
         return again
 
     @property
@@ -84,7 +84,7 @@ class Gang:
         return max(member.attempt for member in self)
 
     def running(self) -> list[Member]:
-        return self.tally.members(lambda standing: standing.is_running)
+        return self.member_counts.members(lambda standing: standing.is_running)
 
     def core(self) -> list[Member]:
         """All that end when the gang does: an evaluator only follows the checkpoints."""
@@ -93,9 +93,9 @@ class Gang:
     def idle(self) -> list[Member]:
         """Those that do not end by themselves once the chief has, and have not been told to: a
         tuner that waits for a chief, and all servers once no worker trains any more."""
-        running = [one for one in self.tally.standings() if one.is_running and one.is_core]
+        running = [one for one in self.member_counts.standings() if one.is_running and one.is_core]
         needs_servers = any(not (one.serves or one.waits_for_chief) for one in running)
-        return self.tally.members(
+        return self.member_counts.members(
             lambda one: (
                 one.is_running
                 and not one.is_stopping
@@ -119,7 +119,7 @@ class Gang:
 
     def satisfied(self, last_step: int | None) -> list[Member]:
         """Running evaluators that have evaluated the last checkpoint: some would wait for ever."""
-        evaluators = self.tally.members(
+        evaluators = self.member_counts.members(
             lambda one: one.is_running and not one.is_core and not one.is_stopping
         )
         return [
@@ -133,7 +133,7 @@ class Gang:
     def ends(self, chief: TaskId) -> list[TaskEnd]:
         """The chief's, and of all that stand alike one's: what they mean is the same."""
         led = self._members.get(str(chief))
-        return [*([led.end()] if led is not None else ()), *self.tally.ends()]
+        return [*([led.end()] if led is not None else ()), *self.member_counts.ends()]
 
     def lose_node(self, node: str, reason: str) -> None:
         """No word of the tasks of `node` will come any more."""

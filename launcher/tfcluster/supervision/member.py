@@ -76,7 +76,7 @@ class Member:
     exit: TaskExited | None = None
     failure: Failure | None = None
     told: dict[str, Member] | None = field(default=None, repr=False, compare=False)
-    """Where it enters itself with every change, for whoever counts the members (`run.tally`)."""
+    """Where it enters itself with every change, for `member_counts`."""
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -246,5 +246,5 @@ class SettingsRead:
         known = {name: _FIELDS.get(name, (name, "")) for name in self._unread}
         fields = ", ".join(f"{known[name][0]} = {value}" for name, value in self._unread.items())
         calls = " and ".join(dict.fromkeys(call for _, call in known.values() if call))
-        cure = f". The script must call {calls}" if calls else ""
-        return f"no task has read {fields}: it had no effect{cure}"
+        fix = f". The script must call {calls}" if calls else ""
+        return f"no task has read {fields}: it had no effect{fix}"

@@ -49,7 +49,7 @@ class Standing(NamedTuple):
         return self.is_running or self.is_awaited
 
 
-class Tally:
+class MemberCounts:
     """The members of one gang; each tells it of every change of its own."""
 
     def __init__(self, members: Iterable[Member]) -> None:

@@ -9,7 +9,7 @@ from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import restart_policy
-from tfcluster.supervision.attempt_state import Course, Stage
+from tfcluster.supervision.attempt_state import AttemptState, Stage
 from tfcluster.supervision.decisions import Again, StartAlone
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.member import Member
@@ -128,19 +128,24 @@ class Restarts:
 NOT_BACK = GiveUp("its node does not come back", exhausted=True)
 
 
-class Anew:
+class GangRestarts:
     """The gang as a whole; `gone` are the nodes that do not come back, and why."""
 
     def __init__(
-        self, plan: Plan, course: Course, restarts: Restarts, gone: Mapping[str, str]
+        self, plan: Plan, attempt_state: AttemptState, restarts: Restarts, gone: Mapping[str, str]
     ) -> None:
-        self._plan, self._course, self._restarts, self._gone = plan, course, restarts, gone
+        self._plan, self._attempt_state, self._restarts, self._gone = (
+            plan,
+            attempt_state,
+            restarts,
+            gone,
+        )
         self.members: tuple[TaskId, ...] = tuple(task.id for task in plan.tasks)
         """Of the present gang, or of the next one where that is settled."""
 
     def decide(self, now: float) -> None:
         """All have ended, and what was saved is at home."""
-        cause, gang = self._course.cause(), self._course.gang
+        cause, gang = self._attempt_state.cause(), self._attempt_state.gang
         far = [self._restarts.progress_of(member) for member in gang.core()]
         step = max((one for one in far if one is not None), default=None)
         verdict = self._restarts.decide(None, cause, step=step)
@@ -149,7 +154,7 @@ class Anew:
         elif (loss := self._loss()) is not None:
             self._give_up(loss, NOT_BACK, now)
         else:
-            self._course.diagnose()
+            self._attempt_state.diagnose()
             self._start(cause, verdict)
 
     def decide_again(self, now: float) -> None:
@@ -157,11 +162,11 @@ class Anew:
         if (loss := self._loss()) is not None:
             self._give_up(loss, NOT_BACK, now)
         else:
-            self._start(self._course.cause(), self._restarts.without_counting())
+            self._start(self._attempt_state.cause(), self._restarts.without_counting())
 
     def _loss(self) -> Failure | None:
         """Of one that must start with the gang, and cannot, because its node is gone."""
-        for member in self._course.gang:
+        for member in self._attempt_state.gang:
             if member.id in self.members and not member.alone and member.node in self._gone:
                 reason = self._gone[member.node]
                 return loss_of(member.node, str(member.id), reason)
@@ -171,20 +176,20 @@ class Anew:
         """Without the task that cannot be restarted, where the rest is enough; else it is over."""
         members = restart_policy.without(self._plan, self.members, cause, why)
         if members is None:
-            self._course.fail(cause, why, now)
+            self._attempt_state.fail(cause, why, now)
         else:
-            self._course.diagnose(why=why.why)
+            self._attempt_state.diagnose(why=why.why)
             self.members = members
             self._start(cause, self._restarts.without_counting())
 
     def _start(self, cause: Failure, verdict: Restart) -> None:
         on_gone = {task.id for task in self._plan.tasks if task.node in self._gone}
         self.members = members = tuple(task for task in self.members if task not in on_gone)
-        number = self._course.gang.attempt + 1
+        number = self._attempt_state.gang.attempt + 1
         again = Again(number, members, verdict.delay_s, fresh_ports=verdict.fresh_ports)
-        self._course.again = again
+        self._attempt_state.again = again
         fewer = members if len(members) < len(self._plan.tasks) else None
-        self._course.orders.record(
+        self._attempt_state.orders.record(
             self._restarts.event(None, cause, verdict, attempt=number, members=fewer)
         )
 
@@ -193,12 +198,16 @@ def loss_of(node: str, task: str, reason: str) -> Failure:
     return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, words=reason)
 
 
-class Lone:
+class LoneRestarts:
     """Evaluators, tuners, workers of a parameter server, tasks of a `plain` job."""
 
-    def __init__(self, course: Course, restarts: Restarts) -> None:
-        self._course, self._restarts = course, restarts
-        self._gang, self._orders, self._timers = course.gang, course.orders, course.timers
+    def __init__(self, attempt_state: AttemptState, restarts: Restarts) -> None:
+        self._attempt_state, self._restarts = attempt_state, restarts
+        self._gang, self._orders, self._timers = (
+            attempt_state.gang,
+            attempt_state.orders,
+            attempt_state.timers,
+        )
         self.gone: dict[str, str] = {}
         """Nodes that do not come back, and why."""
 
@@ -221,7 +230,7 @@ class Lone:
             self._orders.record(ev.Warned(message=f"{unit} is not started again: {verdict.why}"))
             return
         member.is_due_again = True
-        if self._course.is_training:
+        if self._attempt_state.is_training:
             self._timers.set(f"again {unit}", now + verdict.delay_s)
         attempt = member.attempt + 1
         self._orders.record(self._restarts.event(unit, failure, verdict, attempt=attempt))
@@ -230,9 +239,9 @@ class Lone:
         if not member.alone or not member.is_over:
             return False
         if member.id.job != "evaluator":
-            return self._course.is_training and not is_finishing
-        starts_with_gang = member.is_lost and not self._course.is_training
-        return self._course.stage is not Stage.ENDING_RUN and not starts_with_gang
+            return self._attempt_state.is_training and not is_finishing
+        starts_with_gang = member.is_lost and not self._attempt_state.is_training
+        return self._attempt_state.stage is not Stage.ENDING_RUN and not starts_with_gang
 
     def due(self, member: Member) -> None:
         """The pause is over."""

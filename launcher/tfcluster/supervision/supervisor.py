@@ -17,13 +17,13 @@ from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy, verdicts
-from tfcluster.supervision.attempt_state import Course, Stage
+from tfcluster.supervision.attempt_state import AttemptState, Stage
 from tfcluster.supervision.deadlines import Watch
 from tfcluster.supervision.decisions import Again, DropNode, Next, Outcome, Stop, judge
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.gang import by_node
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.next_attempt import Anew, Lone, Restarts, loss_of
+from tfcluster.supervision.next_attempt import GangRestarts, LoneRestarts, Restarts, loss_of
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
 
 START_ANSWER_S: Final = 60.0
@@ -49,13 +49,17 @@ class Supervisor:
     ) -> None:
         """`last_output`: when a task last wrote a line, on the inputs' clock; `absent`: Watch."""
         self.plan, self.policy = plan, plan.supervision
-        self._course = course = Course(plan)
-        self.gang, self.orders, self._timers = course.gang, course.orders, course.timers
-        self._watch = Watch(plan, course, last_output, last_line, absent)
+        self._attempt_state = attempt_state = AttemptState(plan)
+        self.gang, self.orders, self._timers = (
+            attempt_state.gang,
+            attempt_state.orders,
+            attempt_state.timers,
+        )
+        self._watch = Watch(plan, attempt_state, last_output, last_line, absent)
         self._restarts = Restarts(plan, jitter)
-        self._lone = Lone(course, self._restarts)
+        self._lone = LoneRestarts(attempt_state, self._restarts)
         self._forms_gang = plan.kind != "plain"
-        self._anew = Anew(plan, course, self._restarts, self._lone.gone)
+        self._anew = GangRestarts(plan, attempt_state, self._restarts, self._lone.gone)
         self.chief = plan.chief
         """Whose exit and whose checkpoints count; another one in a smaller gang."""
         self._verdict = Next.GO_ON
@@ -63,12 +67,12 @@ class Supervisor:
     @property
     def again(self) -> Again | None:
         """Set when the gang is to be started again; `begin` clears it."""
-        return self._course.again
+        return self._attempt_state.again
 
     @property
     def outcome(self) -> Outcome | None:
         """Set when the run is over."""
-        return self._course.outcome
+        return self._attempt_state.outcome
 
     @property
     def wake_at(self) -> float | None:
@@ -91,25 +95,27 @@ class Supervisor:
         self._anew.members, self.chief = members, restart_policy.chief_among(self.plan, members)
         self._verdict = Next.GO_ON
         self._restarts.begin()
-        self._course.begin()
+        self._attempt_state.begin()
         self._watch.begin()
         return to_start
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:
         """Those of `tasks` that are to start still; what their agents say to it is waited for."""
         wanted = []
-        for member in self.gang if self._course.is_training else ():
+        for member in self.gang if self._attempt_state.is_training else ():
             if member.id in tasks and member.attempt == attempt and member.is_to_start:
                 member.is_ordered, member.answer_by = True, now + START_ANSWER_S
                 wanted.append(member.id)
-        self._course.watch_agents()
+        self._attempt_state.watch_agents()
         return wanted
 
     def started(self, task: str, attempt: int, now: float) -> None:
         if (member := self.gang.get(task, attempt)) is not None:
             member.note_start(now)
-            if self._course.is_ending_it(member):  # its order was on the way when the end came
-                self._course.stop([member], "the run is ending", now, grace_s=0.0)
+            if self._attempt_state.is_ending_it(
+                member
+            ):  # its order was on the way when the end came
+                self._attempt_state.stop([member], "the run is ending", now, grace_s=0.0)
             self._react(now)
 
     def start_failed(self, task: str, attempt: int, error: str, now: float) -> None:
@@ -118,7 +124,7 @@ class Supervisor:
             member.is_lost = True
             self.gang.blame(member, Kind.START_FAILED, error)
             if member.attempt == self.gang.number:
-                self._course.end_gang("a task cannot start", now)
+                self._attempt_state.end_gang("a task cannot start", now)
             else:
                 self._revive(member, now)
             self._react(now)
@@ -167,10 +173,10 @@ class Supervisor:
         self.orders.record(ev.NodeLost(node=node, reason=reason))
         lost = [member for member in self.gang if member.node == node and not member.is_over]
         self.gang.lose_node(node, reason)
-        if self._course.stage is Stage.STARTING:
-            self._course.fail_unbegun(loss_of(node, node, reason))
+        if self._attempt_state.stage is Stage.STARTING:
+            self._attempt_state.fail_unbegun(loss_of(node, node, reason))
         elif any(member.id.job != "evaluator" for member in lost) and self._forms_gang:
-            self._course.end_gang("a node is lost", now)
+            self._attempt_state.end_gang("a node is lost", now)
         for member in lost:
             self._revive(member, now)
         self._react(now)
@@ -192,7 +198,7 @@ class Supervisor:
     def home(self, step: int | None, now: float, *, name: str | None = None) -> None:
         """All that the chief saved is in the run folder; `step` and `name` are those of its newest
         checkpoint: decide."""
-        if self._course.stage is Stage.HOMING:
+        if self._attempt_state.stage is Stage.HOMING:
             self._restarts.note_home(step, name)
             self._anew.decide(now)
             self._react(now)
@@ -204,12 +210,14 @@ class Supervisor:
 
     def stop(self, stop: Stop, now: float) -> None:
         """The user wants the run to end; a second wish kills at once."""
-        before = self._course.ending
+        before = self._attempt_state.ending
         if before is not None and before.status is Status.INTERRUPTED:
-            self._course.end_run(f"{stop.why} again, tasks are killed", before, now, grace_s=0.0)
+            self._attempt_state.end_run(
+                f"{stop.why} again, tasks are killed", before, now, grace_s=0.0
+            )
         else:
             outcome = Outcome(Status.INTERRUPTED, stop.exit_code)
-            self._course.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
+            self._attempt_state.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
         self._react(now)
 
     def tick(self, now: float) -> None:
@@ -226,12 +234,12 @@ class Supervisor:
             return
         self._watch.ask_links()
         if self.again is None:
-            if self._course.is_training and not self._watch.has_stacks_written:
+            if self._attempt_state.is_training and not self._watch.has_stacks_written:
                 self._follow(self._judge(), now)
-            if self._course.is_training:
+            if self._attempt_state.is_training:
                 self._watch.set_deadlines(waits_for_all=self._verdict is Next.GO_ON)
-            self._course.go_on(self._judge())
-        self._course.watch_agents()
+            self._attempt_state.go_on(self._judge())
+        self._attempt_state.watch_agents()
 
     def _judge(self) -> Next:
         return judge(self.gang.ends(self.chief), chief=self.chief, gang=self._forms_gang)
@@ -246,8 +254,8 @@ class Supervisor:
             case Next.FAIL if verdicts.leaves_preempted(self.gang.core()):
                 self._timers.set_once("cause", now + self.policy.grace_s)
             case Next.FAIL:
-                self._course.end_gang("another task failed", now)
-            case Next.AWAIT_CAUSE if frozen := verdicts.suspects(self.gang.tally):
+                self._attempt_state.end_gang("another task failed", now)
+            case Next.AWAIT_CAUSE if frozen := verdicts.suspects(self.gang.member_counts):
                 self._watch.act_on(verdicts.frozen(frozen[0]), now)
             case Next.AWAIT_CAUSE:
                 self._timers.set_once("cause", now + CAUSE_WAIT_S)
@@ -257,17 +265,17 @@ class Supervisor:
             case Next.FINISH:
                 self._finish(now)
             case Next.FAILED if self.gang.failures and self._forms_gang:
-                self._course.end_gang("all have ended", now)
+                self._attempt_state.end_gang("all have ended", now)
             case Next.SUCCEED | Next.FAILED:
-                self._course.conclude(verdict)
+                self._attempt_state.conclude(verdict)
 
     def _finish(self, now: float) -> None:
         """The chief has succeeded."""
-        self._course.call_off_restarts()
+        self._attempt_state.call_off_restarts()
         if (verdict := self._judge()) is not Next.FINISH:
             self._follow(verdict, now)
             return
-        self._course.stop(self.gang.idle(), "the chief has finished", now)
+        self._attempt_state.stop(self.gang.idle(), "the chief has finished", now)
         for member in self._satisfied():
             self._timers.set_once(f"satisfied {member.id}", now + EVALUATOR_S)
         self._timers.set_once("late", now + self.policy.finish_grace_s)
@@ -290,13 +298,13 @@ class Supervisor:
     def _due(self, name: str, member: Member | None, now: float) -> None:
         match name:
             case "cause" if self._verdict is Next.FAIL:
-                self._course.end_gang("it did not leave with the others", now)
+                self._attempt_state.end_gang("it did not leave with the others", now)
             case "late" if self._verdict is Next.DESERTED:
                 self._watch.act_on(verdicts.deserted(self.gang.core()), now)
             case "late":
                 self._watch.end_late(self._last_step(), now)
             case "satisfied" if member is not None and member in self._satisfied():
-                self._course.stop([member], "it has evaluated the last checkpoint", now)
+                self._attempt_state.stop([member], "it has evaluated the last checkpoint", now)
             case "finishing":
                 if waits := [str(one.id) for one in self.gang.running() if not one.is_stopping]:
                     left_s = self.policy.finish_grace_s - FINISHING_S
@@ -305,9 +313,9 @@ class Supervisor:
                 self._lone.due(member)
             case "frozen" if self._verdict is Next.FINISH:
                 pass  # it is late with the others, no failure of a gang that has succeeded
-            case "run" if self._course.ending is None:
+            case "run" if self._attempt_state.ending is None:
                 outcome = verdicts.too_long(self.policy.run_deadline_s or 0.0)
-                self._course.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
+                self._attempt_state.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
             case "agents":
                 for node in by_node(self.gang, lambda member: member.is_overdue(now)):
                     self.orders.add(DropNode(node))

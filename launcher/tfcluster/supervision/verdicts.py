@@ -23,7 +23,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.supervision.failure import Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.member_counts import Tally
+from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import GiveUp
 
 __all__ = ["Failure", "Kind", "root_cause", "to_json"]
@@ -136,7 +136,7 @@ _MORE_TIME_TO_EVALUATE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Verdict:
     """Living tasks that are to blame, each with what was seen of it."""
 
     kind: Kind
@@ -149,16 +149,16 @@ class Finding:
     """How the run ends with it; None: that is for the restart policy to say."""
 
 
-def outlived(core: Sequence[Member], *, is_part: bool = False) -> Finding:
+def outlived(core: Sequence[Member], *, is_part: bool = False) -> Verdict:
     """The others failed as a consequence and no cause came: whoever lives on is the cause.
 
     Of a gang of which only a part is here the cause is elsewhere, and nobody is blamed.
     """
     if is_part:
-        return Finding(Kind.LATE, [], "a task elsewhere failed")
+        return Verdict(Kind.LATE, [], "a task elsewhere failed")
     words = "it did not end while the others failed because of it: hung or cut off"
     late = [(member, words) for member in core if member.is_running and not member.alone]
-    return Finding(Kind.LATE, late, "it outlived the others' failure")
+    return Verdict(Kind.LATE, late, "it outlived the others' failure")
 
 
 def leaves_preempted(core: Sequence[Member]) -> bool:
@@ -173,13 +173,13 @@ def leaves_preempted(core: Sequence[Member]) -> bool:
     return preempted and any(member.saves_on_sigterm for member in rest)
 
 
-def frozen(member: Member) -> Finding:
+def frozen(member: Member) -> Verdict:
     """A signal has stopped it, and it did not go on."""
     words = f"stopped by {signal_name(member.frozen_by or 0)} for {FROZEN_S:.0f} s"
-    return Finding(Kind.FROZEN, [(member, words)], "another task was stopped")
+    return Verdict(Kind.FROZEN, [(member, words)], "another task was stopped")
 
 
-def suspects(gang: Tally) -> list[Member]:
+def suspects(gang: MemberCounts) -> list[Member]:
     """Those that are stopped while others fail because of somebody."""
     return gang.members(
         lambda one: (
@@ -225,14 +225,14 @@ def _not_evaluated(member: Member, last_step: int | None) -> str:
     return f"not evaluated the last checkpoint, of step {last_step:,}, only step {done:,}"
 
 
-def deserted(core: Sequence[Member]) -> Finding:
+def deserted(core: Sequence[Member]) -> Verdict:
     """A chief that goes on although all that it works with have ended for good: where they
     failed, they are to blame."""
     failed = any(member.alone and member.failure is not None for member in core)
     words = "it went on although all that it works with had ended"
     left = [(m, words) for m in core if m.is_running and not m.serves and not failed]
     why = "nobody is left to work with the chief"
-    return Finding(Kind.LATE, left, why, outcome=Outcome(Status.FAILED, 1))
+    return Verdict(Kind.LATE, left, why, outcome=Outcome(Status.FAILED, 1))
 
 
 def longest_wait_s(plan: Plan, core: Sequence[Member]) -> float:
@@ -249,7 +249,7 @@ def missing(
     last_line: Callable[[Member], str],
     now: float,
     elsewhere: Sequence[str] = (),
-) -> Finding:
+) -> Verdict:
     """The tasks that others wait for, each with its age and last line.
 
     Where all wait, nobody is missing: they cannot reach each other, and all are named.
@@ -262,12 +262,12 @@ def missing(
     listed = "".join(f"\n  {words}" for words in all_words)
     error = DeadlineError(
         f"the tasks did not find each other within {deadline_s:g} s:{listed}",
-        cure="the stacks of all tasks are in their logs; "
+        fix="the stacks of all tasks are in their logs; "
         "a longer wait: --set supervision.start_deadline_s=SECONDS",
     )
     outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
     why = f"the tasks did not find each other within {deadline_s:g} s"
-    return Finding(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
+    return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
 
 
 def _not_there(member: Member, last_line: str, now: float) -> str:
@@ -286,16 +286,16 @@ def _not_there(member: Member, last_line: str, now: float) -> str:
     return state + said
 
 
-def stalled(core: Sequence[Member], silent_s: float) -> Finding:
+def stalled(core: Sequence[Member], silent_s: float) -> Verdict:
     """Nothing is heard of anybody: named is one that is stopped, else who is furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
         words = f"stopped by {signal_name(stopped[0].frozen_by or 0)}, and all wait for it"
-        return Finding(Kind.FROZEN, [(stopped[0], words)], words, wants_stacks=True)
+        return Verdict(Kind.FROZEN, [(stopped[0], words)], words, wants_stacks=True)
     last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     words = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
-    return Finding(
+    return Verdict(
         Kind.STALLED,
         [(last, words)],
         f"nothing was heard of any task for {silent_s:.0f} s",
@@ -307,7 +307,7 @@ def too_long(deadline_s: float) -> Outcome:
     """The run deadline has passed."""
     error = DeadlineError(
         f"the run took longer than supervision.run_deadline_s = {deadline_s:g} s",
-        cure="a longer one: --set supervision.run_deadline_s=SECONDS; "
+        fix="a longer one: --set supervision.run_deadline_s=SECONDS; "
         "go on from its newest checkpoint: `tfcluster up --resume RUN`",
     )
     return Outcome(Status.TIMED_OUT, error.exit_code, error)
@@ -322,28 +322,28 @@ def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) 
         case Kind.NODE_LOST:
             error = NodeLostError(
                 f"node {cause.node} is lost: {cause.words}; its tasks were ended ({why.why})",
-                cure="the summary says what was gathered; go on from it: `tfcluster up --resume`",
+                fix="the summary says what was gathered; go on from it: `tfcluster up --resume`",
             )
         case Kind.LINK_LOST:
             error = NodeLostError(
                 f"{cause.words} ({why.why})",
-                cure="look at the network between the hosts; "
+                fix="look at the network between the hosts; "
                 "then go on from what was gathered: `tfcluster up --resume`",
             )
         case Kind.START_FAILED:
             error = SurroundingsError(
                 f"{cause.task} cannot start: {cause.words}",
-                cure="`tfcluster plan --task` shows its command",
+                fix="`tfcluster plan --task` shows its command",
             )
         case Kind.COLLATERAL if elsewhere:
             error = CollateralError(
                 f"what failed here only followed: {of_those(elsewhere)}, on another machine",
-                cure="what was started there says why; then start all of them again",
+                fix="what was started there says why; then start all of them again",
             )
         case Kind.STALLED:
             status = Status.TIMED_OUT
             error = DeadlineError(
                 f"the run stalled: {cause.words} ({why.why})",
-                cure="the stacks of all tasks are in their logs",
+                fix="the stacks of all tasks are in their logs",
             )
     return Outcome(status, error.exit_code if error else 1, error)

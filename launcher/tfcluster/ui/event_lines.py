@@ -11,14 +11,14 @@ from tfcluster.ui.formats import format_bytes, format_duration, format_exit, sig
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class EventLine:
     """A line of talk and how it is painted where there is colour."""
 
     text: str
     styles: tuple[str, ...] = ()
 
 
-def format_event(event: Mapping[str, Any]) -> Told | None:
+def format_event(event: Mapping[str, Any]) -> EventLine | None:
     """A line for people, or None. Events of a newer version, or odd ones, say nothing."""
     tell = _TELLERS.get(str(event.get("type")))
     try:
@@ -27,126 +27,132 @@ def format_event(event: Mapping[str, Any]) -> Told | None:
         return None
 
 
-def _prepare_started(event: Mapping[str, Any]) -> Told:
-    return Told(f"preparing on {event['node']}", ("dim",))
+def _prepare_started(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(f"preparing on {event['node']}", ("dim",))
 
 
-def _prepare_finished(event: Mapping[str, Any]) -> Told:
+def _prepare_finished(event: Mapping[str, Any]) -> EventLine:
     took = format_duration(event["duration_s"])
     if event.get("exit_code") == 0:
-        return Told(f"prepared {event['node']} in {took}", ("dim",))
+        return EventLine(f"prepared {event['node']} in {took}", ("dim",))
     if event.get("ended_by") == "tfcluster":
-        return Told(f"prepare on {event['node']} was stopped after {took}", ("dim",))
+        return EventLine(f"prepare on {event['node']} was stopped after {took}", ("dim",))
     how = format_exit(event.get("exit_code"), event.get("signal"))
-    return Told(f"prepare failed on {event['node']} after {took}: {how}", ("red",))
+    return EventLine(f"prepare failed on {event['node']} after {took}: {how}", ("red",))
 
 
-def _task_exited(event: Mapping[str, Any]) -> Told | None:
+def _task_exited(event: Mapping[str, Any]) -> EventLine | None:
     how = format_exit(event.get("exit_code"), event.get("signal"))
     text = f"{event['task']} ended after {format_duration(event['duration_s'])}: {how}"
     if event.get("ended_by") == "tfcluster":
-        return Told(f"{text} (stopped by tfcluster)", ("dim",))
-    return Told(text, ("dim",) if event.get("exit_code") == 0 else ("red",))
+        return EventLine(f"{text} (stopped by tfcluster)", ("dim",))
+    return EventLine(text, ("dim",) if event.get("exit_code") == 0 else ("red",))
 
 
-def _task_error(event: Mapping[str, Any]) -> Told:
+def _task_error(event: Mapping[str, Any]) -> EventLine:
     place = f" at {event['file']}:{event['line']}" if event.get("file") else ""
     message = str(event["message"]).partition("\n")[0][:200]
-    return Told(f"{event['task']} raised {event['exception']}{place}: {message}", ("red",))
+    return EventLine(f"{event['task']} raised {event['exception']}{place}: {message}", ("red",))
 
 
-def _trial(event: Mapping[str, Any]) -> Told | None:
+def _trial(event: Mapping[str, Any]) -> EventLine | None:
     text = panels.line(event)
     return (
-        Told(text, ("dim",) if event.get("status") == "COMPLETED" else ("red",)) if text else None
+        EventLine(text, ("dim",) if event.get("status") == "COMPLETED" else ("red",))
+        if text
+        else None
     )
 
 
-def _run_stopping(event: Mapping[str, Any]) -> Told:
+def _run_stopping(event: Mapping[str, Any]) -> EventLine:
     text = f"stopping the run: {event['why']}"
     if grace_s := event.get("grace_s"):
         text += f"; tasks get {format_duration(grace_s)}, again kills them"
-    return Told(text, ("yellow",))
+    return EventLine(text, ("yellow",))
 
 
-def _checkpoint_gathered(event: Mapping[str, Any]) -> Told:
+def _checkpoint_gathered(event: Mapping[str, Any]) -> EventLine:
     found = history.gathered(event)
     which = f" of {found}" if event.get("step") is not None else f", {found}" if found else ""
-    return Told(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
+    return EventLine(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
 
 
-def _gathering(event: Mapping[str, Any]) -> Told:
-    return Told(f"gathering {history.gathering(event)}", ("dim",))
+def _gathering(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(f"gathering {history.gathering(event)}", ("dim",))
 
 
-def _finishing(event: Mapping[str, Any]) -> Told:
+def _finishing(event: Mapping[str, Any]) -> EventLine:
     names, left = ", ".join(event["tasks"]), format_duration(event["left_s"])
-    return Told(
+    return EventLine(
         f"the chief has finished; {names} may run for {left} more (supervision.finish_grace_s)",
         ("dim",),
     )
 
 
-def _log_lost(event: Mapping[str, Any]) -> Told:
+def _log_lost(event: Mapping[str, Any]) -> EventLine:
     size = format_bytes(event["bytes"])
-    return Told(f"{size} of {event['task']}'s log are lost: {event['reason']}", ("yellow",))
+    return EventLine(f"{size} of {event['task']}'s log are lost: {event['reason']}", ("yellow",))
 
 
-def _node_lost(event: Mapping[str, Any]) -> Told:
-    return Told(f"lost node {event['node']}: {event['reason']}", ("red",))
+def _node_lost(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(f"lost node {event['node']}: {event['reason']}", ("red",))
 
 
-def _warned(event: Mapping[str, Any]) -> Told | None:
+def _warned(event: Mapping[str, Any]) -> EventLine | None:
     if event.get("closing"):
         return None
-    return Told(str(event["message"]), ("yellow",))
+    return EventLine(str(event["message"]), ("yellow",))
 
 
-def _restarting(event: Mapping[str, Any]) -> Told:
-    return Told(history.restart(event), ("yellow", "bold"))
+def _restarting(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(history.restart(event), ("yellow", "bold"))
 
 
-def _diagnosis(event: Mapping[str, Any]) -> Told | None:
+def _diagnosis(event: Mapping[str, Any]) -> EventLine | None:
     """What the lines about a restart, or the panel of the end, do not say."""
     task = event["root_cause"]["task"]
     if not (collateral := event.get("collateral")):
         return None
-    return Told(f"{', '.join(collateral)} failed because of {task}", ("dim",))
+    return EventLine(f"{', '.join(collateral)} failed because of {task}", ("dim",))
 
 
-def _stalled(event: Mapping[str, Any]) -> Told:
+def _stalled(event: Mapping[str, Any]) -> EventLine:
     text = f"nothing was heard of any task for {format_duration(event['silent_s'])}"
     if event.get("deadline_s") is None:
-        return Told(f"{text}: their stacks are in the logs, training goes on", ("yellow",))
+        return EventLine(f"{text}: their stacks are in the logs, training goes on", ("yellow",))
     limit = format_duration(event["deadline_s"])
-    return Told(f"{text} (stall_deadline_s is {limit}): their stacks are in the logs", ("yellow",))
+    return EventLine(
+        f"{text} (stall_deadline_s is {limit}): their stacks are in the logs", ("yellow",)
+    )
 
 
-def _task_frozen(event: Mapping[str, Any]) -> Told:
+def _task_frozen(event: Mapping[str, Any]) -> EventLine:
     name = signal_name(event["signal"])
-    return Told(f"{event['task']} was stopped by {name}: it neither runs nor ends", ("yellow",))
+    return EventLine(
+        f"{event['task']} was stopped by {name}: it neither runs nor ends", ("yellow",)
+    )
 
 
-def _task_thawed(event: Mapping[str, Any]) -> Told:
-    return Told(f"{event['task']} runs again", ("dim",))
+def _task_thawed(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(f"{event['task']} runs again", ("dim",))
 
 
-def _node_unreachable(event: Mapping[str, Any]) -> Told:
+def _node_unreachable(event: Mapping[str, Any]) -> EventLine:
     lease = format_duration(event["lease_s"])
     what = event.get("why") or "its tasks go on"
     text = f"no connection to {event['node']}: {what}; it is lost after {lease} without one"
-    return Told(text, ("yellow",))
+    return EventLine(text, ("yellow",))
 
 
-def _node_reconnected(event: Mapping[str, Any]) -> Told:
-    return Told(f"node {event['node']} is back", ("dim",))
+def _node_reconnected(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(f"node {event['node']} is back", ("dim",))
 
 
-def _chaos_injected(event: Mapping[str, Any]) -> Told:
-    return Told(f"rehearsed fault: {event['fault']}", ("magenta",))
+def _chaos_injected(event: Mapping[str, Any]) -> EventLine:
+    return EventLine(f"rehearsed fault: {event['fault']}", ("magenta",))
 
 
-_TELLERS: dict[str, Callable[[Mapping[str, Any]], Told | None]] = {
+_TELLERS: dict[str, Callable[[Mapping[str, Any]], EventLine | None]] = {
     "prepare_started": _prepare_started,
     "prepare_finished": _prepare_finished,
     "task_exited": _task_exited,

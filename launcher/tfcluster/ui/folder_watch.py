@@ -34,7 +34,7 @@ if IS_LINUX:
     _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Bell:
+class FolderWatch:
     """Heard by the one thread that waits; rung by the kernel, and by any thread."""
 
     def __init__(self) -> None:

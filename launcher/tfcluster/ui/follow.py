@@ -19,7 +19,7 @@ from tfcluster.rundir.registry import coordinator_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui.event_lines import format_event
-from tfcluster.ui.folder_watch import Bell
+from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
 from tfcluster.ui.history import attempt_of_all, gathering
 from tfcluster.ui.lines import harmless_text
@@ -122,10 +122,10 @@ class RunView:
         self._state = StateFile(paths)
         self._queued: deque[str] = deque()
         self._is_over = threading.Event()
-        self._bell = Bell()
+        self._bell = FolderWatch()
         self._thread: threading.Thread | None = None
         self._status, self._status_drawn_at = "", 0.0
-        self._cure = ""
+        self._fix = ""
 
     def start(self) -> None:
         """Show from now on, in a daemon thread beside the coordinator's loop."""
@@ -235,11 +235,11 @@ class RunView:
         """Below a restart; at the end of a failed run its own panel says it."""
         match event:
             case {"type": "diagnosis", "root_cause": {"hint": str(hint)}}:
-                self._cure = hint
+                self._fix = hint
             case {"type": "diagnosis"}:
-                self._cure = ""
-            case {"type": "restarting"} if self._cure:
-                self._terminal.tell(f"  → {self._cure}", "dim")
+                self._fix = ""
+            case {"type": "restarting"} if self._fix:
+                self._terminal.tell(f"  → {self._fix}", "dim")
 
     def _say_queued(self) -> bool:
         said = False
@@ -281,7 +281,9 @@ class StateFile:
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = RunSnapshot.from_json(foreign_json.read_object(self._paths.state))
+                self._snapshot = RunSnapshot.from_json(
+                    foreign_json.read_json_object(self._paths.state)
+                )
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
         except (OSError, ValueError):
             pass
@@ -302,6 +304,6 @@ def dress_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> Dre
 
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
-        return foreign_json.parse_object(line)
+        return foreign_json.parse_json_object(line)
     except ValueError:
         return None

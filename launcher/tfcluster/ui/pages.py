@@ -28,7 +28,7 @@ def folder() -> Path:
         if (candidate / "failures.md").is_file():
             return candidate
     message = "the documentation is missing from this installation"
-    raise SurroundingsError(message, cure="install tfcluster again")
+    raise SurroundingsError(message, fix="install tfcluster again")
 
 
 def titles() -> dict[str, str]:
@@ -46,18 +46,18 @@ def read(wanted: str) -> str:
     name, _, anchor = topic(wanted).partition("#")
     known = titles()
     if name not in known:
-        raise UsageError(f"no page is called {name!r}", cure=_cure(name, known, "`tfcluster help`"))
+        raise UsageError(f"no page is called {name!r}", fix=_fix(name, known, "`tfcluster help`"))
     text = (folder() / f"{name}.md").read_text(encoding="utf-8")
     if not anchor:
         return _ANCHOR.sub("", text)
     found = {one: heading for heading in _headings(text) for one in heading.anchors}
     if anchor not in found:
-        cure = _cure(anchor, found, f"`tfcluster help {name}`")
-        raise UsageError(f"the page {name!r} has no section {anchor!r}", cure=cure)
+        fix = _fix(anchor, found, f"`tfcluster help {name}`")
+        raise UsageError(f"the page {name!r} has no section {anchor!r}", fix=fix)
     return _section(text, found[anchor])
 
 
-def _cure(given: str, known: Iterable[str], everything: str) -> str:
+def _fix(given: str, known: Iterable[str], everything: str) -> str:
     import difflib  # only for a mistake: `status` imports this module, too
 
     near = difflib.get_close_matches(given, known, n=1)

@@ -6,8 +6,8 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tfcluster.nodes.probe_answers import Seen
-from tfcluster.preflight.rules import VERSIONS, Finding, Look, first_seen, shown_gpus
+from tfcluster.nodes.probe_answers import ProbeAnswer
+from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, first_seen, shown_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.render import Facts, Grid, part_lines
@@ -22,7 +22,7 @@ _LEAST_COLUMN = 26
 """Columns of the screen below which a node's cells would be ladders of words."""
 
 
-def table(look: Look, *, width: int | None, colours: bool) -> Painted:
+def table(look: PreflightReport, *, width: int | None, colours: bool) -> Painted:
     """Everything that was seen, what is wrong in red with what to do, and a last line that counts.
 
     `width`: columns of a screen; None: no screen, so nothing is wrapped.
@@ -40,7 +40,7 @@ def table(look: Look, *, width: int | None, colours: bool) -> Painted:
     return Painted("\n".join(parts))
 
 
-def _worth_showing(look: Look) -> list[str]:
+def _worth_showing(look: PreflightReport) -> list[str]:
     """All of a few nodes; of many those with findings first, as many as a person can compare."""
     if len(look.nodes) <= _MOST_COLUMNS:
         return list(look.nodes)
@@ -48,7 +48,7 @@ def _worth_showing(look: Look) -> list[str]:
     return [node for node in look.nodes if node in named] or list(look.nodes[:1])
 
 
-def _count(look: Look) -> str:
+def _count(look: PreflightReport) -> str:
     if not look.fatal:
         told = f", {plural(len(look.told), 'thing')} to know" if look.told else ""
         return f"nothing stands in the way{told}"
@@ -57,13 +57,13 @@ def _count(look: Look) -> str:
 
 def _told(finding: Finding) -> str:
     kind = "" if finding.is_fatal else "note: "
-    return f"{kind}{finding.node}: {finding.what}\n  → {finding.cure}"
+    return f"{kind}{finding.node}: {finding.what}\n  → {finding.fix}"
 
 
 # -- values ---------------------------------------------------------------------------------
 
 
-def _imported(one: Seen) -> str:
+def _imported(one: ProbeAnswer) -> str:
     found = one.imported
     if not found or "error" in found:
         return ""
@@ -71,21 +71,21 @@ def _imported(one: Seen) -> str:
     return f"{found.get('version')} in {found.get('seconds')} s: {devices}"
 
 
-def _proxies(one: Seen) -> str:
+def _proxies(one: ProbeAnswer) -> str:
     names = [name for name, value in one.proxies.items() if value == "set"]
     return f"{', '.join(names)}: kept off the tasks" if names else ""
 
 
-def _peers(one: Seen) -> str:
+def _peers(one: ProbeAnswer) -> str:
     reached = one.peers - len(one.unreachable)
     return f"{reached} of {one.peers} reached" if one.peers else ""
 
 
-def _ports(one: Seen) -> str:
+def _ports(one: ProbeAnswer) -> str:
     return ", ".join(map(str, one.ports))
 
 
-def _clock(one: Seen) -> str:
+def _clock(one: ProbeAnswer) -> str:
     return f"{round(one.clock_ahead_s, 1) + 0.0:+.1f} s" if one.clock_ahead_s else ""
 
 
@@ -93,11 +93,11 @@ def _bytes(count: int | None) -> str:
     return "" if count is None else f"{format_bytes(count)} free"
 
 
-def _version(package: str) -> Callable[[Seen], str]:
+def _version(package: str) -> Callable[[ProbeAnswer], str]:
     return lambda one: one.packages.get(package, "")
 
 
-_ROWS: Mapping[str, Callable[[Seen], str]] = {
+_ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     "reach": lambda one: "",
     "spec": lambda one: "",
     "Python": lambda one: one.python,
@@ -119,13 +119,15 @@ _ROWS: Mapping[str, Callable[[Seen], str]] = {
 }
 
 
-def _cell(look: Look, check: str, node: str) -> tuple[str, list[Finding]]:
+def _cell(look: PreflightReport, check: str, node: str) -> tuple[str, list[Finding]]:
     one = first_seen(look.seen, node)
     found = [f for f in look.findings if (f.node, f.check) == (node, check)]
     return (_ROWS[check](one) if one is not None else ""), found
 
 
-def _rows(look: Look, nodes: Sequence[str]) -> list[tuple[str, list[tuple[str, list[Finding]]]]]:
+def _rows(
+    look: PreflightReport, nodes: Sequence[str]
+) -> list[tuple[str, list[tuple[str, list[Finding]]]]]:
     rows = [(check, [_cell(look, check, node) for node in nodes]) for check in _ROWS]
     return [(check, cells) for check, cells in rows if any(v or found for v, found in cells)]
 
@@ -133,7 +135,7 @@ def _rows(look: Look, nodes: Sequence[str]) -> list[tuple[str, list[tuple[str, l
 # -- shapes ---------------------------------------------------------------------------------
 
 
-def _plain(look: Look, nodes: Sequence[str], width: int) -> str:
+def _plain(look: PreflightReport, nodes: Sequence[str], width: int) -> str:
     """Values only, with a mark where something is wrong; node after node where it is narrow."""
     rows = [(check, [_marked(*cell) for cell in cells]) for check, cells in _rows(look, nodes)]
     grid = Grid(("", *nodes), tuple((check, *cells) for check, cells in rows))
@@ -154,7 +156,7 @@ def _marked(value: str, found: Sequence[Finding]) -> str:
     return f"{value} {mark}".lstrip()
 
 
-def _screen(look: Look, nodes: Sequence[str], width: int, *, colours: bool) -> str:
+def _screen(look: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
     """Through rich (imported here: most commands never need it)."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -190,7 +192,7 @@ def _add_row(shown: Table, check: str, cells: Sequence[tuple[str, list[Finding]]
         text = Text(harmless_text(value) if not found else "")
         for finding in found:
             tone = "red" if finding.is_fatal else "yellow"
-            text.append(harmless_text(f"{finding.what}\n→ {finding.cure}\n"), style=tone)
+            text.append(harmless_text(f"{finding.what}\n→ {finding.fix}\n"), style=tone)
         text.rstrip()
         texts.append(text)
     shown.add_row(Text(check, style="dim"), *texts)

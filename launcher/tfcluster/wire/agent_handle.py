@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Keeper:
+class AgentHandle:
     """Knows nothing and can do nothing; a backend's own says more."""
 
     can_kill = False

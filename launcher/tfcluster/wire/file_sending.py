@@ -19,11 +19,11 @@ _FAIR = 10.0
 """Times its patience a question waits at most while the node answers others."""
 
 
-class FarFilesError(OSError):
+class RemoteFilesError(OSError):
     """The node could not do it; the text says why."""
 
 
-class FilesStalledError(FarFilesError):
+class FilesStalledError(RemoteFilesError):
     """The node is connected, but answers nothing about any file."""
 
 
@@ -220,20 +220,20 @@ class Sending:
             case "wants":
                 self._wanted += len(answer["digests"])
                 if not self._sources.keys() >= set(answer["digests"]):
-                    raise FarFilesError(f"{self._into}: it wants what it was not offered")
+                    raise RemoteFilesError(f"{self._into}: it wants what it was not offered")
                 if self._wanted > _ASKED_AGAIN * len(self._sources):
-                    raise FarFilesError(f"{self._into}: it wants the same files again and again")
+                    raise RemoteFilesError(f"{self._into}: it wants the same files again and again")
                 self._pending.extend(answer["digests"])
             case "took":
                 self._took[answer["digest"]] = answer["at"]
             case "received":
                 self._is_received = True
             case "receive_failed":
-                raise FarFilesError(f"{self._into}: {answer['error']}")
+                raise RemoteFilesError(f"{self._into}: {answer['error']}")
             case "reconnected":
                 raise ReconnectedError
             case "files_lost" | "lost":
-                raise FarFilesError(str(answer["error"]))
+                raise RemoteFilesError(str(answer["error"]))
 
     async def _send(self, digest: str) -> None:
         """Raises FarFilesError for a file that is shorter than it was when it was announced."""
@@ -246,7 +246,7 @@ class Sending:
                     self._hear(await self._answers.next())
                 data = await asyncio.to_thread(reader.read, min(_SLICE, size - at))
                 if not data and size:
-                    raise FarFilesError(f"{source} was cut while it was sent")
+                    raise RemoteFilesError(f"{source} was cut while it was sent")
                 await self._send_file(digest, at, data)
                 at += len(data)
                 self.sent += len(data)

@@ -21,16 +21,16 @@ from tfcluster.agent import budgets
 from tfcluster.wire.file_sending import (
     Answers,
     Asked,
-    FarFilesError,
     FilesStalledError,
     ReconnectedError,
+    RemoteFilesError,
     SendFile,
     Sending,
     Sent,
     announced,
 )
 
-__all__ = ["KINDS", "FarFileChangedError", "FarFiles", "FarFilesError", "Sent"]
+__all__ = ["KINDS", "RemoteFileChangedError", "RemoteFiles", "RemoteFilesError", "Sent"]
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Take = Callable[[bytes], Awaitable[None]]
@@ -39,7 +39,7 @@ KINDS = frozenset(
     {"wants", "took", "received", "receive_failed", "scanned", "read_end", "file", "looked"}
     | {"files_lost", "moving"}
 )
-"""Types of the messages that are for `FarFiles.hear`."""
+"""Types of the messages that are for `RemoteFiles.hear`."""
 _TELL_BYTES = 2 << 20
 """After so many the node hears that they are written, and may send as many more."""
 SILENCE_S = 60.0
@@ -48,11 +48,11 @@ _TRY_AGAIN_S = 5.0
 """The same once it was silent for so long: the next question finds out soon."""
 
 
-class FarFileChangedError(Exception):
+class RemoteFileChangedError(Exception):
     """The file was rewritten, cut or deleted while it was read."""
 
 
-class FarFiles:
+class RemoteFiles:
     """Of one node; every method may be used by several tasks at once."""
 
     def __init__(
@@ -136,10 +136,10 @@ class FarFiles:
             while not asked.is_answered:
                 answer = await _next(asked, "scanned")
                 if answer.get("error"):
-                    raise FarFilesError(f"{folder}: {answer['error']}")
+                    raise RemoteFilesError(f"{folder}: {answer['error']}")
                 if answer.get("left_off"):
                     asked.is_answered = True
-                    raise FarFilesError(budgets.too_many_files(folder, most))
+                    raise RemoteFilesError(budgets.too_many_files(folder, most))
                 found += (
                     (str(path), int(size), int(when)) for path, size, when in answer["entries"]
                 )
@@ -189,9 +189,9 @@ class FarFiles:
                     at = reading.at
                     continue
                 if end.get("error"):
-                    raise FarFileChangedError(str(end["error"]))
+                    raise RemoteFileChangedError(str(end["error"]))
                 if not end.get("is_unchanged") or reading.at != size:
-                    raise FarFileChangedError("changed while it was read")
+                    raise RemoteFileChangedError("changed while it was read")
                 return str(end.get("sha512"))
 
     async def send_tree(
@@ -234,13 +234,13 @@ class FarFiles:
     @asynccontextmanager
     async def _asking(self) -> AsyncIterator[Asked]:
         if self.is_lost:
-            raise FarFilesError(self._lost)
+            raise RemoteFilesError(self._lost)
         self._last += 1
         asked = self._waiting[self._last] = Asked(self._last, Answers(self))
         try:
             yield asked
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FarFilesError(f"the node's answer makes no sense: {error!r}") from error
+            raise RemoteFilesError(f"the node's answer makes no sense: {error!r}") from error
         finally:
             del self._waiting[asked.number]
             if not (asked.is_answered or self.is_lost):
@@ -274,7 +274,7 @@ class _Reading:
         """The first slice may begin with what had come before."""
         skipped = self.at - answer["offset"]
         if not 0 <= skipped < len(answer["data"]):
-            raise FarFilesError("the node sent bytes that were not asked for")
+            raise RemoteFilesError("the node sent bytes that were not asked for")
         data: bytes = answer["data"][skipped:]
         self.at += len(data)
         return data
@@ -297,6 +297,6 @@ async def _next(asked: Asked, *kinds: str) -> Mapping[str, Any]:
     while True:
         answer = await asked.answers.next()
         if answer["type"] in ("lost", "files_lost"):
-            raise FarFilesError(str(answer["error"]))
+            raise RemoteFilesError(str(answer["error"]))
         if answer["type"] in kinds:
             return answer

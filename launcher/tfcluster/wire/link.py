@@ -24,8 +24,8 @@ from typing import Any
 
 from tfcluster.agent import budgets, protocol
 from tfcluster.wire import file_transfer, messages
-from tfcluster.wire.agent_handle import Keeper
-from tfcluster.wire.file_transfer import FarFiles
+from tfcluster.wire.agent_handle import AgentHandle
+from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.messages import Frame, Refused, welcome
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -57,7 +57,7 @@ class AgentLink:
         self,
         dial: Dial,
         hello: Mapping[str, Any],
-        keeper: Keeper | None = None,
+        keeper: AgentHandle | None = None,
         *,
         lease_s: float | None = None,
         patience_s: float | None = None,
@@ -67,7 +67,7 @@ class AgentLink:
         None: for ever."""
         self._dial, self._hello, self._lease_s = dial, hello, lease_s
         self._patience_s = patience_s
-        self._keeper = keeper or Keeper()
+        self._keeper = keeper or AgentHandle()
         self._heard_at, self._is_over = 0.0, False
         self._why_killed = ""
         self._session = protocol.Session()
@@ -83,7 +83,7 @@ class AgentLink:
         """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
         silence_s = min(file_transfer.SILENCE_S, lease_s or file_transfer.SILENCE_S)
         node = str(hello.get("node", ""))
-        self.files = FarFiles(self.send, self.send_file, node=node, silence_s=silence_s)
+        self.files = RemoteFiles(self.send, self.send_file, node=node, silence_s=silence_s)
         """Of a node that shares no file system with us."""
 
     async def open(self) -> None:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.integration.faults.seen import Seen, seen
+from tests.integration.faults.seen import ProbeAnswer, seen
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -49,7 +49,7 @@ class Process:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def seen(self, since: float) -> Seen:
+    def seen(self, since: float) -> ProbeAnswer:
         delay_s = None if self.ended_at is None else round(self.ended_at - since, 1)
         return seen(self.popen.returncode, self.text(), delay_s)
 
@@ -135,7 +135,7 @@ def free_ports(count: int) -> list[int]:
 # -- situations: each returns what the tasks that matter did -------------------------------------
 
 
-def peer_fails(tensorflow: str, fault: str) -> dict[str, Seen]:
+def peer_fails(tensorflow: str, fault: str) -> dict[str, ProbeAnswer]:
     """`fault` (``sigkill worker:1 training``) in a gang of two; the culprit and the survivor."""
     culprit = fault.split()[1]
     (survivor,) = set(TASKS) - {culprit}
@@ -153,7 +153,7 @@ def peer_fails(tensorflow: str, fault: str) -> dict[str, Seen]:
         }
 
 
-def peer_never_starts(tensorflow: str) -> dict[str, Seen]:
+def peer_never_starts(tensorflow: str) -> dict[str, ProbeAnswer]:
     """Each alone waits, both at once; after SILENCE_S they get SIGTERM."""
     found = {}
     with ExitStack() as stack:
@@ -172,7 +172,7 @@ def peer_never_starts(tensorflow: str) -> dict[str, Seen]:
     return found
 
 
-def port_is_taken(tensorflow: str) -> dict[str, Seen]:
+def port_is_taken(tensorflow: str) -> dict[str, ProbeAnswer]:
     with bare(tensorflow) as gang, socket.socket() as thief:
         thief.bind(("0.0.0.0", gang.ports[1]))
         thief.listen()
@@ -182,7 +182,7 @@ def port_is_taken(tensorflow: str) -> dict[str, Seen]:
         return {"victim": victim.seen(began)}
 
 
-def import_fails(tensorflow: str) -> dict[str, Seen]:
+def import_fails(tensorflow: str) -> dict[str, ProbeAnswer]:
     with bare(tensorflow) as gang:
         culprit = gang.start("worker:1", "import-error worker:1 before-join")
         gang.wait("worker:1")
@@ -196,7 +196,7 @@ GANG_FAULTS = tuple(
     for kind in ("sigkill", "sigstop", "sigterm", "exception", "exit-3")
     for task in TASKS
 )
-SITUATIONS: dict[str, Callable[[str], dict[str, Seen]]] = {
+SITUATIONS: dict[str, Callable[[str], dict[str, ProbeAnswer]]] = {
     **{fault: partial(peer_fails, fault=fault) for fault in GANG_FAULTS},
     "never-starts": peer_never_starts,
     "port-thief": port_is_taken,

@@ -18,7 +18,7 @@ _VOLATILE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeAnswer:
     """How one task behaved in one situation."""
 
     exit_code: int | None
@@ -32,11 +32,11 @@ class Seen:
     """TensorFlow's own, before the traceback if there is one."""
 
 
-def seen(code: int | None, text: str, delay_s: float | None) -> Seen:
+def seen(code: int | None, text: str, delay_s: float | None) -> ProbeAnswer:
     """From an exit status as Popen has it and all that was written."""
     before, traceback = split_at_traceback(text)
     exception, message = last_exception(traceback)
-    return Seen(
+    return ProbeAnswer(
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         delay_s=delay_s,

@@ -12,7 +12,7 @@ import pytest
 from tfcluster.supervision.failure import Failure
 
 from .bare import GANG_FAULTS, PYTHONS, RECORDINGS, SITUATIONS
-from .seen import Seen
+from .seen import ProbeAnswer
 
 AT_ONCE = 3
 """Gangs; most of their time they wait for a heartbeat or for nobody."""
@@ -31,14 +31,14 @@ def real() -> Any:
 
 @pytest.mark.parametrize(("tensorflow", "situation"), CASES)
 def test_tensorflow_still_does_what_was_recorded(
-    real: dict[tuple[str, str], Future[dict[str, Seen]]], tensorflow: str, situation: str
+    real: dict[tuple[str, str], Future[dict[str, ProbeAnswer]]], tensorflow: str, situation: str
 ) -> None:
     recorded = json.loads(RECORDINGS.read_text())[tensorflow]["situations"][situation]
     seen = real[tensorflow, situation].result()
 
     assert seen.keys() == recorded.keys()
     for role, one in seen.items():
-        before = Seen(**recorded[role])
+        before = ProbeAnswer(**recorded[role])
         assert (one.exit_code, one.signal) == (before.exit_code, before.signal), (role, one)
         if one.exit_code != 0:  # of who ended well nobody asks; what its log ends with differs
             assert is_collateral(one) == is_collateral(before), (role, one)
@@ -47,7 +47,7 @@ def test_tensorflow_still_does_what_was_recorded(
             assert one.exception == before.exception
 
 
-def is_collateral(seen: Seen) -> bool:
+def is_collateral(seen: ProbeAnswer) -> bool:
     """Which of its errors TensorFlow tells a survivor differs from time to time."""
     error = {"exception": seen.exception, "message": seen.message} if seen.exception else None
     failure = Failure(
@@ -60,7 +60,7 @@ def is_collateral(seen: Seen) -> bool:
     return failure.is_collateral
 
 
-def is_sigterm_caught(seen: Seen) -> bool:
+def is_sigterm_caught(seen: ProbeAnswer) -> bool:
     return any("SIGTERM caught" in line for line in seen.last_lines)
 
 

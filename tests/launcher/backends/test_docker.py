@@ -99,7 +99,7 @@ def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, wor
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "cure"),
+    ("said", "message", "fix"),
     [
         (
             "docker: Cannot connect to the Docker daemon at unix:///x. Is it running?\n\n"
@@ -126,12 +126,12 @@ def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, wor
         ("something new", "something new", "docker info"),
     ],
 )
-def test_a_refusal_has_dockers_words_and_a_cure(said: str, message: str, cure: str) -> None:
+def test_a_refusal_has_dockers_words_and_a_cure(said: str, message: str, fix: str) -> None:
     error = DockerError("the container does not start", plain(said.encode()))
     assert error.message.startswith(f"the container does not start: {message}")
     assert "Run 'docker" not in error.message
-    assert error.cure is not None
-    assert cure in error.cure
+    assert error.fix is not None
+    assert fix in error.fix
 
 
 def test_whose_cores_are_shared_out_depends_on_where_the_daemon_is(tmp_path: Path) -> None:

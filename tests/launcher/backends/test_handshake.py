@@ -130,7 +130,7 @@ def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "cure"),
+    ("said", "fix"),
     [
         ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
         ("Host key verification failed.", "accept it: ssh gpu1"),
@@ -146,6 +146,6 @@ def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> No
         ("nothing came from there for 10 s: does its login hang?", "ssh gpu1 true"),
     ],
 )
-def test_each_refusal_has_its_own_cure(said: str, cure: str) -> None:
+def test_each_refusal_has_its_own_cure(said: str, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    assert cure in ssh._cure(f"10.0.0.1 cannot be reached: {said}", node)
+    assert fix in ssh._fix(f"10.0.0.1 cannot be reached: {said}", node)

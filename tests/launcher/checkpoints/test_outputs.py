@@ -12,7 +12,7 @@ from tests.privileges import without_override
 
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.outputs import gather_outputs, news, remember
-from tfcluster.checkpoints.sources import HereSource
+from tfcluster.checkpoints.sources import LocalSource
 
 
 @pytest.fixture
@@ -207,4 +207,4 @@ def test_the_search_for_outputs_shows_that_it_moves_and_can_be_ended(tmp_path: P
     with pytest.raises(CancelledError):
         gather_outputs(tmp_path / "work", ["**/*.png"], tmp_path / "out", stopped=stopped)
     with pytest.raises(CancelledError):
-        HereSource(tmp_path / "work").scan(stopped=lambda: True)
+        LocalSource(tmp_path / "work").scan(stopped=lambda: True)

@@ -278,7 +278,7 @@ class Crash(BaseException):
     "crash_before",
     [
         "sources.copy_verified",
-        "sources.HereSource.check",
+        "sources.LocalSource.check",
         "store._write_note",
         "store.sync_folder",
         "copying.write",

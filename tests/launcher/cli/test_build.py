@@ -229,7 +229,7 @@ def test_a_daemon_that_cannot_be_reached_is_named_with_the_cure(
         docker.build()
     assert error.value.exit_code == 3
     assert complaint[:30] in error.value.message
-    assert said in error.value.cure
+    assert said in error.value.fix
 
 
 def test_without_docker_it_says_so(docker: Fake, tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_build_that_fails_ends_with_3_and_names_nothing(
     docker.install(code=7)
     with pytest.raises(SurroundingsError, match=r"exit code 7") as error:
         docker.build()
-    assert "--base IMAGE" in error.value.cure
+    assert "--base IMAGE" in error.value.fix
     assert capfd.readouterr().out == ""
 
 

@@ -25,8 +25,8 @@ def test_an_hour_on_hosts_unless_the_spec_says_otherwise(
     nodes: tuple[NodePlan, ...], chosen: dict[str, Any], lease_s: float
 ) -> None:
     job = {"cluster": {"worker": 2}, "job": {"script": "train.py"}, "supervision": chosen}
-    around: Any = None
+    context: Any = None
     plan = plan_of()
     plan = replace(plan, nodes=(*plan.nodes, *nodes), supervision=Supervision(lease_s=60.0))
-    planned = with_lease(Planned(ClusterSpec.model_validate(job), plan, around))
+    planned = with_lease(Planned(ClusterSpec.model_validate(job), plan, context))
     assert planned.plan.supervision.lease_s == lease_s

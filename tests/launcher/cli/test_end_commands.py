@@ -196,7 +196,7 @@ def test_rm_of_several_deletes_those_that_it_can(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreached(paths: RunPaths, terminal: object) -> None:
-        raise NodeLostError("far: what runs there may live until 12:00:00", cure="later")
+        raise NodeLostError("far: what runs there may live until 12:00:00", fix="later")
 
     monkeypatch.setattr(rm, "end_on_hosts", unreached)
     over = make_run("over", "failed")

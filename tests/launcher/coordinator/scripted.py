@@ -24,8 +24,8 @@ from tfcluster.agent import protocol
 from tfcluster.backends.base import Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.coordinator import Coordinator
-from tfcluster.coordinator.gathering import Harvest
-from tfcluster.coordinator.startup import Wishes
+from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import NodeLostError
 from tfcluster.plan.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import fold
@@ -271,7 +271,7 @@ class _Backend:
         return []
 
 
-class _SlowHarvest(Harvest):
+class _SlowHarvest(RunGathering):
     """Putting a state back takes so long that agents say something meanwhile."""
 
     agents: Mapping[str, Agent] = {}
@@ -308,25 +308,31 @@ def plan_on_two_nodes(workdir: Path, *, hostile_is_chief: bool = False, **superv
 
 
 def perform(
-    plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, *, wishes: Wishes | None = None
+    plan: Plan,
+    agents: Mapping[str, Agent],
+    paths: RunPaths,
+    *,
+    start_options: StartOptions | None = None,
 ) -> Ended:
     """Run `plan` to its end."""
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        return runner.run(_perform(plan, agents, paths, wishes or Wishes(looks_first=False)))
+        return runner.run(
+            _perform(plan, agents, paths, start_options or StartOptions(runs_preflight=False))
+        )
 
 
 async def _perform(
-    plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, wishes: Wishes
+    plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, start_options: StartOptions
 ) -> Ended:
-    harvest = _SlowHarvest(plan, paths)
-    harvest.agents = agents
-    harvest._threads._silence_s = DAY_S  # the loop's time runs ahead of what threads can do
+    run_gathering = _SlowHarvest(plan, paths)
+    run_gathering.agents = agents
+    run_gathering._threads._silence_s = DAY_S  # the loop's time runs ahead of what threads can do
     state = fold.first_state(plan, paths, this_process(), 100.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
     with closing(Journal(state, paths)) as journal:
         coordinator = Coordinator(
-            plan, journal, harvest, backend_of=Agents(agents).of, wishes=wishes
+            plan, journal, run_gathering, backend_of=Agents(agents).of, start_options=start_options
         )
         outcome = await coordinator.run()
     serving = [task for agent in agents.values() for task in agent.serving]

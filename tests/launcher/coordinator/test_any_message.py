@@ -34,7 +34,7 @@ from tests.launcher.coordinator.scripted import (
 )
 
 from tfcluster.agent import protocol
-from tfcluster.coordinator.startup import Wishes
+from tfcluster.coordinator.startup import StartOptions
 from tfcluster.rundir import chaos, journal, registry
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.follow import format_status_line
@@ -161,7 +161,9 @@ def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: A
     shutil.rmtree(place / "home", ignore_errors=True)
     paths = journal.make("demo-20260914-153012-k7f3", place / "home")
     faults = chaos.parse(["kill worker:1 at step 2"], plan)
-    return perform(plan, agents, paths, wishes=Wishes(looks_first=False, faults=faults))
+    return perform(
+        plan, agents, paths, start_options=StartOptions(runs_preflight=False, faults=faults)
+    )
 
 
 def refuse(name: str) -> NoReturn:

@@ -22,7 +22,7 @@ from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, Over
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError
-from tfcluster.nodes.hub import Exchange
+from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plan.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
@@ -33,7 +33,7 @@ from tfcluster.supervision.decisions import Stop
 STOLEN = "UnknownError: Could not start gRPC server"
 
 
-class Lines(Exchange):
+class Lines(Hub):
     """Nothing is reached; what is sent is kept."""
 
     def __init__(self, paths: RunPaths) -> None:
@@ -217,7 +217,7 @@ def test_a_look_that_hangs_keeps_nobody_who_presses_ctrl_c(
 ) -> None:
     """A folder on a dead NFS, or a name that no server resolves."""
     dead = threading.Event()
-    monkeypatch.setattr(probes, "look", lambda plan: dead.wait(60))
+    monkeypatch.setattr(probes, "probe_this_node", lambda plan: dead.wait(60))
     told = story()
     told.supervisor = told.make_supervisor()  # of whose gang nothing has started
     told.supervisor.begin_run(told.now)

@@ -18,8 +18,8 @@ from tfcluster.backends.base import Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
-from tfcluster.coordinator.gathering import Harvest
-from tfcluster.coordinator.startup import Wishes
+from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SurroundingsError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import Folders
@@ -43,9 +43,9 @@ def run_to_its_end(
             coordinator = Coordinator(
                 plan,
                 journal,
-                Harvest(plan, paths),
+                RunGathering(plan, paths),
                 backend_of=lambda _: cast(Any, agent),
-                wishes=Wishes(),
+                start_options=StartOptions(),
             )
             return await coordinator.run()
 
@@ -75,7 +75,7 @@ def test_so_is_what_stops_a_later_attempt_with_its_secrets_covered(
     async def starts(_: Attempts) -> None: ...
 
     async def cannot(_: Attempts) -> None:
-        raise SurroundingsError("gpu1 said s3cr3t", cure="type s3cr3t there")
+        raise SurroundingsError("gpu1 said s3cr3t", fix="type s3cr3t there")
 
     monkeypatch.setattr(Attempts, "first", starts)
     monkeypatch.setattr(Attempts, "keep_going", cannot)
@@ -92,7 +92,7 @@ def test_agents_are_ended_also_when_bringing_home_breaks(
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(Coordinator, "_finish", breaks)
-    monkeypatch.setattr(Harvest, "needs_agents", True)
+    monkeypatch.setattr(RunGathering, "needs_agents", True)
     agents: list[Any] = []
 
     async def run() -> None:
@@ -100,9 +100,13 @@ def test_agents_are_ended_also_when_bringing_home_breaks(
         plan = plan_of()
         journal = Journal(state, paths)
         with closing(journal):
-            harvest, wishes = Harvest(plan, paths), Wishes()
+            run_gathering, start_options = RunGathering(plan, paths), StartOptions()
             await Coordinator(
-                plan, journal, harvest, backend_of=lambda _: agents[0], wishes=wishes
+                plan,
+                journal,
+                run_gathering,
+                backend_of=lambda _: agents[0],
+                start_options=start_options,
             ).run()
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -225,9 +229,9 @@ def test_an_agent_may_go_at_any_moment_before_its_tasks_run(
         coordinator = Coordinator(
             plan,
             journal,
-            Harvest(plan, paths),
+            RunGathering(plan, paths),
             backend_of=lambda _: node,
-            wishes=Wishes(looks_first=False),
+            start_options=StartOptions(runs_preflight=False),
         )
         async with asyncio.timeout(20):
             return await coordinator.run()

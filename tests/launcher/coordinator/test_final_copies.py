@@ -15,7 +15,7 @@ from tests.launcher.coordinator.test_gathering import Here
 
 from tfcluster.coordinator import final_copies
 from tfcluster.coordinator.final_copies import StalledError, Threads
-from tfcluster.coordinator.gathering import Harvest
+from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.plan.plan import CheckpointPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
@@ -71,12 +71,12 @@ def test_a_dead_folder_for_results_ends_no_run_in_silence(
     """`checkpoints.to` on a file server that is gone: `up` waited for ever."""
     monkeypatch.setattr(final_copies, "deliver", lambda *_, **__: still.wait())
     plan = replace(plan_of(), workdir=str(tmp_path), checkpoints=CheckpointPlan(to="/mnt/results"))
-    harvest = Harvest(plan, paths)
-    harvest._threads._silence_s = 0.2
-    harvest.use(Here(paths))  # type: ignore[arg-type]
-    harvest.heed(plan.chief)
-    (said,) = asyncio.run(harvest.finish())
+    run_gathering = RunGathering(plan, paths)
+    run_gathering._threads._silence_s = 0.2
+    run_gathering.use(Here(paths))  # type: ignore[arg-type]
+    run_gathering.heed(plan.chief)
+    (said,) = asyncio.run(run_gathering.finish())
     assert isinstance(said, ev.Warned)
     assert "the last copying has not moved for" in said.message
-    assert harvest.lacks_something
-    assert harvest.gathering() is None
+    assert run_gathering.lacks_something
+    assert run_gathering.gathering() is None

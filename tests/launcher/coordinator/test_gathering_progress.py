@@ -13,7 +13,7 @@ import pytest
 from tests.launcher.coordinator.scripted import FAR, HERE, Agent, Ended, perform, plan_on_two_nodes
 
 from tfcluster.agent import protocol
-from tfcluster.agent.error_text import reason_of, words_of
+from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.event_lines import format_event
@@ -105,5 +105,5 @@ def test_a_host_whose_files_stand_still_is_not_waited_for_without_end(
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), OSError()])
 def test_a_reason_is_never_empty(error: Exception) -> None:
-    assert words_of(error)
+    assert describe_error(error)
     assert reason_of(error)

@@ -37,7 +37,7 @@ def test_a_python_that_does_not_start_is_named_with_its_last_words(tmp_path: Pat
     with pytest.raises(InterpreterError, match="does not work as Python: asked") as caught:
         read(str(python), "why").result()
     assert caught.value.exit_code == 3
-    assert "--python" in caught.value.cure
+    assert "--python" in caught.value.fix
 
 
 def test_a_plain_python_is_asked_for_its_versions(tmp_path: Path) -> None:

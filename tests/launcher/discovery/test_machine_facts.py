@@ -13,7 +13,7 @@ import pytest
 from tfcluster.agent.node import machine
 from tfcluster.discovery.machine_facts import gather, own_addresses, visible_gpus
 from tfcluster.errors import SpecError, UsageError
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.spec.model import ClusterSpec
 
 
@@ -23,7 +23,7 @@ def a_spec(job: dict[str, Any], **sections: Any) -> ClusterSpec:
 
 def seen(
     job: dict[str, Any], folder: Path, python: str | None = sys.executable, **sections: Any
-) -> Surroundings:
+) -> PlanContext:
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     spec = a_spec(job, **sections)
     return gather(spec, spec_dir=folder, bundle="/b/0123", python=python, environ=environ)

@@ -40,7 +40,7 @@ def problems(
         planning.require(loaded, environ={"PATH": "/bin:/usr/bin"}, python=python)
     except SpecError as error:
         return [
-            Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.cure)
+            Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)
             for problem in error.problems
         ]
     return []

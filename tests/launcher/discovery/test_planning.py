@@ -43,7 +43,7 @@ def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
     found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
-    found = replace(found, around=replace(found.around, gpus=()))
+    found = replace(found, context=replace(found.context, gpus=()))
     assert ["NCCL" in str(obstacle) for obstacle in found.obstacles()] == [True]
     with pytest.raises(SurroundingsError, match="NCCL"):
         found.require()

@@ -15,8 +15,8 @@ import pytest
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.nodes.remote_checkpoints import FarSource, trees
-from tfcluster.wire.file_transfer import FarFileChangedError, FarFiles
+from tfcluster.nodes.remote_checkpoints import RemoteSource, trees
+from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 
 
 @dataclass
@@ -44,13 +44,13 @@ class There:
         return Entry("a", len(self.content), len(self.content) * 10**9)
 
 
-def source(there: There, do: Callable[[FarSource], Any]) -> Any:
+def source(there: There, do: Callable[[RemoteSource], Any]) -> Any:
     """What `do` returns, in a thread beside the loop."""
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
-        files = lambda: cast(FarFiles, there)  # noqa: E731
-        made = FarSource(PurePosixPath("/there"), files, loop, lambda: None)
+        files = lambda: cast(RemoteFiles, there)  # noqa: E731
+        made = RemoteSource(PurePosixPath("/there"), files, loop, lambda: None)
         return await asyncio.to_thread(do, made)
 
     return asyncio.run(run())
@@ -68,7 +68,7 @@ def test_a_copy_has_the_hash_and_the_time_that_it_has_there(tmp_path: Path) -> N
     ("there", "error"),
     [
         (There(b"0123456789", digest="0" * 128), OSError),
-        (There(b"0123456789", error=FarFileChangedError("changed")), SourceChangedError),
+        (There(b"0123456789", error=RemoteFileChangedError("changed")), SourceChangedError),
     ],
     ids=["another hash", "changed"],
 )
@@ -112,7 +112,7 @@ def test_who_waits_for_a_line_that_is_cut_may_give_up(tmp_path: Path, what: str)
     until = time.monotonic() + 0.3
     stopped = lambda: time.monotonic() > until  # noqa: E731
 
-    def give_up(far: FarSource) -> None:
+    def give_up(far: RemoteSource) -> None:
         with pytest.raises(CancelledError):
             getattr(far, what)(*arguments.get(what, ()), stopped=stopped)
 

@@ -14,8 +14,8 @@ from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes import remote_checkpoints
-from tfcluster.nodes.remote_checkpoints import FarFollower
-from tfcluster.wire.file_transfer import FarFiles, FarFilesError, Sent
+from tfcluster.nodes.remote_checkpoints import RemoteFollower
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
 
 
 class Host:
@@ -51,13 +51,13 @@ def held(tmp_path: Path) -> list[Gathered]:
     return [Gathered(home, 1, Kind.WEIGHTS, 4, checkpoint, home, ("d" * 64,))]
 
 
-def tell(tmp_path: Path, story: Callable[[Host, FarFollower, Callable[[], None]], Any]) -> None:
+def tell(tmp_path: Path, story: Callable[[Host, RemoteFollower, Callable[[], None]], Any]) -> None:
     """`story`, in a thread beside the loop; the last it gets brings the line back."""
 
     async def run() -> None:
         host, loop = Host(), asyncio.get_running_loop()
-        files = lambda: cast(FarFiles, host)  # noqa: E731
-        follower = FarFollower(PurePosixPath("/there"), files, loop=loop, beside=tmp_path)
+        files = lambda: cast(RemoteFiles, host)  # noqa: E731
+        follower = RemoteFollower(PurePosixPath("/there"), files, loop=loop, beside=tmp_path)
 
         def back() -> None:
             loop.call_soon_threadsafe(host.is_back.set)
@@ -79,7 +79,7 @@ def follow_until(condition: Callable[[], bool], follow: Callable[[], None]) -> N
 def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
-    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         follower.follow(held)
         assert host.added == []
@@ -94,8 +94,8 @@ def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
 def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
-    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
-        host.error = FarFilesError("No space left on device")
+    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
+        host.error = RemoteFilesError("No space left on device")
         follower.follow(held)
         back()
         with pytest.raises(OSError, match="No space"):
@@ -110,7 +110,7 @@ def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
 def test_a_sending_that_takes_long_is_called_off_later_too(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
-    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         with pytest.raises(CancelledError):
             follower.follow(held, stopped=lambda: True)
@@ -121,7 +121,7 @@ def test_a_sending_that_takes_long_is_called_off_later_too(
 
 
 def test_who_waits_may_give_up(tmp_path: Path, held: list[Gathered]) -> None:
-    def story(host: Host, follower: FarFollower, back: Callable[[], None]) -> None:
+    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         with pytest.raises(CancelledError):
             follower.follow(held, stopped=lambda: True)
         back()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tfcluster.checkpoints.copying import SourceChangedError
-from tfcluster.nodes.remote_checkpoints import FarSource
-from tfcluster.wire.file_transfer import FarFiles
+from tfcluster.nodes.remote_checkpoints import RemoteSource
+from tfcluster.wire.file_transfer import RemoteFiles
 
 CONTENT = b"evil"
 OUTSIDE = [
@@ -22,7 +22,7 @@ OUTSIDE = [
 INSIDE = ["a", "deep/er/b", "..hidden", "odd\nname", "a b", "\\..\\x", "...", "é"]
 
 
-class Hostile(FarFiles):
+class Hostile(RemoteFiles):
     """A node that lists whatever it likes, and sends the same for all of it."""
 
     def __init__(self, listing: list[str]) -> None:
@@ -54,9 +54,9 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
     made.close()
 
 
-def source(loop: asyncio.AbstractEventLoop, listing: list[str]) -> FarSource:
+def source(loop: asyncio.AbstractEventLoop, listing: list[str]) -> RemoteSource:
     node = Hostile(listing)
-    return FarSource(PurePosixPath("/there"), lambda: node, loop, lambda: None)
+    return RemoteSource(PurePosixPath("/there"), lambda: node, loop, lambda: None)
 
 
 def test_names_that_lead_out_of_the_folder_are_passed_over(
@@ -74,7 +74,7 @@ def test_a_listing_that_failed_is_not_an_empty_one(loop: asyncio.AbstractEventLo
 
     node = Failing([])
     with pytest.raises(OSError, match="/there: OSError: Input/output error"):
-        FarSource(PurePosixPath("/there"), lambda: node, loop, lambda: None).scan()
+        RemoteSource(PurePosixPath("/there"), lambda: node, loop, lambda: None).scan()
 
 
 def test_a_file_that_is_not_what_the_node_says_does_not_stay(

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tfcluster.nodes.orders import Dealt, deal
-from tfcluster.nodes.probe_answers import Seen
+from tfcluster.nodes.orders import AssignedResources, deal
+from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.spec.model import ClusterSpec
 
-FAR = Seen("10.0.0.1", gpus=("H100",) * 4, core_nodes=((0, 1, 2, 3), (4, 5, 6, 7)))
+FAR = ProbeAnswer("10.0.0.1", gpus=("H100",) * 4, core_nodes=((0, 1, 2, 3), (4, 5, 6, 7)))
 TWO = ["10.0.0.1:2222", "10.0.0.1:2223"]
 NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 
@@ -22,15 +22,15 @@ NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 def plan_of(workers: list[Any], **sections: Any) -> Plan:
     job = {"script": "train.py"}
     spec = ClusterSpec.model_validate({"cluster": {"worker": workers}, "job": job} | sections)
-    return make_plan(spec, Surroundings(environ={}, spec_dir="/specs"))
+    return make_plan(spec, PlanContext(environ={}, spec_dir="/specs"))
 
 
-def dealt(plan: Plan, seen: Seen = FAR) -> list[Dealt]:
+def dealt(plan: Plan, seen: ProbeAnswer = FAR) -> list[AssignedResources]:
     found = deal(plan, seen)
     return [found[task.id] for task in plan.tasks if task.id in found]
 
 
-def env(share: Dealt) -> dict[str, str]:
+def env(share: AssignedResources) -> dict[str, str]:
     return {var.name: var.value for var in share.env}
 
 
@@ -46,7 +46,7 @@ def test_a_task_alone_on_its_machine_gets_none_of_it() -> None:
 
 
 def test_a_machine_whose_cores_nobody_knows_is_left_alone() -> None:
-    assert dealt(plan_of(TWO), Seen("10.0.0.1")) == []
+    assert dealt(plan_of(TWO), ProbeAnswer("10.0.0.1")) == []
 
 
 def test_what_its_own_environment_says_stays() -> None:

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster.nodes.hub import Exchange
+from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.task_folders import Folders
 from tfcluster.plan.plan import NodePlan
 from tfcluster.plan.remote_paths import There
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_transfer import FarFiles, FarFilesError
+from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 
 NODES = ("10.0.0.1", "10.0.0.2")
 
@@ -27,7 +27,7 @@ class Lines:
     def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
         self._paths, self._answers = paths, answers
         self.orders: list[tuple[str, str]] = []
-        self._files = {node: FarFiles(self._hearing(node), self._nothing) for node in NODES}
+        self._files = {node: RemoteFiles(self._hearing(node), self._nothing) for node in NODES}
 
     def _hearing(self, node: str) -> Any:
         async def hear(message: dict[str, Any]) -> None:
@@ -46,7 +46,7 @@ class Lines:
     def site(self, node: str) -> Site:
         return Site(node, "run", self._paths, There("/cache", "run"))
 
-    def files(self, node: str) -> FarFiles:
+    def files(self, node: str) -> RemoteFiles:
         return self._files[node]
 
     def is_lost(self, node: str) -> bool:
@@ -62,7 +62,7 @@ def put_back(folder: Path, **answers: dict[str, Any] | None) -> None:
     by_node = dict(zip(NODES, answers.values(), strict=True))
 
     async def scenario() -> None:
-        folders = Folders(plan, paths, cast(Exchange, Lines(paths, by_node)))
+        folders = Folders(plan, paths, cast(Hub, Lines(paths, by_node)))
         async with asyncio.timeout(30):
             await folders.put_back((), [task.id for task in plan.tasks])
 
@@ -78,7 +78,7 @@ def test_a_node_that_is_lost_meanwhile_is_no_fault_of_the_run_folder(tmp_path: P
 
 
 def test_a_node_that_cannot_write_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FarFilesError, match="No space left"):
+    with pytest.raises(RemoteFilesError, match="No space left"):
         put_back(tmp_path, first=RECEIVED, second=FAILED)
 
 
@@ -91,7 +91,7 @@ def test_a_node_is_asked_once_for_the_curves_of_all_its_tasks(tmp_path: Path) ->
 
     async def scenario() -> None:
         spread = replace(plan, nodes=nodes, tasks=tasks)
-        folders = Folders(spread, RunPaths(tmp_path), cast(Exchange, lines))
+        folders = Folders(spread, RunPaths(tmp_path), cast(Hub, lines))
         await asyncio.to_thread(folders.bring_tensorboard, stopped=lambda: False)
 
     asyncio.run(scenario())

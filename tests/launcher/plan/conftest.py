@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.plan import Interpreter, Plan
 from tfcluster.plan.resources import Cores
 from tfcluster.spec.model import ClusterSpec
 
 PACKAGES = {"keras": "3.15.1", "tensorflow": "2.21.0", "tf-keras": "2.21.0"}
-MACHINE = Surroundings(
+MACHINE = PlanContext(
     environ={"HOME": "/home/ann", "PATH": "/usr/bin"},
     spec_dir="/home/ann/project/cluster_specs",
     addresses=frozenset({"192.168.7.1", "laptop"}),
@@ -30,7 +30,7 @@ Planner = Callable[..., Plan]
 
 
 @pytest.fixture
-def machine() -> Surroundings:
+def machine() -> PlanContext:
     """Four cores, no GPU, TensorFlow 2.21 with both generations of Keras."""
     return MACHINE
 
@@ -50,12 +50,12 @@ def spec_of() -> Callable[[dict[str, Any]], ClusterSpec]:
 
 
 @pytest.fixture
-def plan_of(machine: Surroundings, spec_of: Callable[[dict[str, Any]], ClusterSpec]) -> Planner:
+def plan_of(machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpec]) -> Planner:
     def build(
         sections: dict[str, Any] | None = None, *, set_paths: tuple[str, ...] = (), **facts: Any
     ) -> Plan:
-        around = replace(machine, **facts)
-        return make_plan(spec_of(sections or {}), around, set_paths=set_paths)
+        context = replace(machine, **facts)
+        return make_plan(spec_of(sections or {}), context, set_paths=set_paths)
 
     return build
 

@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.errors import UsageError
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import EnvVar, Interpreter, Plan, TaskId, plan_from_json, plan_to_json
 from tfcluster.plan.preloading import preload_on
@@ -66,7 +66,7 @@ def test_the_command_of_a_task(plan_of: Planner, job: dict[str, Any], argv: tupl
 
 
 def test_arguments_behind_the_dashes_follow_the_specs_own(
-    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: Surroundings
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({"job": {"args": ["a"]}})
     plan = make_plan(spec, machine, args=["b", "c"])
@@ -85,7 +85,7 @@ ROLES = {
 
 
 def test_a_job_or_a_task_may_have_a_program_or_arguments_of_its_own(
-    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: Surroundings
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
     plan = make_plan(spec_of({"cluster": cluster, "job": ROLES}), machine, args=["--lr", "1"])
@@ -415,7 +415,7 @@ def test_folders_of_the_spec_are_relative_to_its_own(plan_of: Planner) -> None:
 
 
 def test_a_plan_depends_on_its_values_only(
-    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: Surroundings
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({})
     assert make_plan(spec, machine) == make_plan(spec, replace(machine))
@@ -433,7 +433,7 @@ def test_a_plan_depends_on_its_values_only(
 )
 def test_our_prepare_step_prepares_the_data_set_the_job_is_told(
     spec_of: Callable[[dict[str, Any]], ClusterSpec],
-    machine: Surroundings,
+    machine: PlanContext,
     given: list[str],
     typed: list[str],
     handed: tuple[str, ...],
@@ -451,12 +451,12 @@ def test_a_prepare_step_of_ones_own_gets_its_own_arguments_only(plan_of: Planner
 
 
 def test_files_in_which_secrets_are_written_are_not_sent_to_other_hosts(
-    machine: Surroundings, spec_of: Callable[[dict[str, Any]], ClusterSpec]
+    machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpec]
 ) -> None:
-    around = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})
+    context = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})
 
     def withheld(**job: Any) -> tuple[str, ...]:
-        return make_plan(spec_of({"job": job}), around, spec_path="sub/spec.json").withheld
+        return make_plan(spec_of({"job": job}), context, spec_path="sub/spec.json").withheld
 
     assert withheld(env={"SEED": "1", "API_KEY": None}) == ()
     assert withheld(env_file=".env") == (f"{SPEC_DIR}/.env",)

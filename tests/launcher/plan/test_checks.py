@@ -11,7 +11,7 @@ import pytest
 from tfcluster.errors import InterpreterError, SurroundingsError
 from tfcluster.plan import checks
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import Interpreter
 from tfcluster.spec.model import ClusterSpec
@@ -20,11 +20,11 @@ SpecOf = Callable[[dict[str, Any]], ClusterSpec]
 BARE = Interpreter("/bare/bin/python", ".venv in the workdir", "3.12.1", {})
 
 
-def obstacles(spec: ClusterSpec, around: Surroundings) -> list[SurroundingsError]:
-    return list(checks.find(spec, make_plan(spec, around), around))
+def obstacles(spec: ClusterSpec, context: PlanContext) -> list[SurroundingsError]:
+    return list(checks.find(spec, make_plan(spec, context), context))
 
 
-def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: Surroundings) -> None:
+def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: PlanContext) -> None:
     assert obstacles(spec_of({}), machine) == []
 
 
@@ -38,7 +38,7 @@ def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: Surroundings) -> No
     ],
 )
 def test_an_old_python_cannot_run_what_we_put_into_tasks(
-    spec_of: SpecOf, machine: Surroundings, version: str, job: dict[str, Any], *, is_refused: bool
+    spec_of: SpecOf, machine: PlanContext, version: str, job: dict[str, Any], *, is_refused: bool
 ) -> None:
     old = replace(BARE, version=version)
     found = obstacles(
@@ -62,26 +62,24 @@ def test_an_old_python_cannot_run_what_we_put_into_tasks(
 )
 def test_tensorflow_is_asked_for_where_the_job_surely_needs_it(
     spec_of: SpecOf,
-    machine: Surroundings,
+    machine: PlanContext,
     job: dict[str, Any],
     imports: set[str] | None,
     needed: bool,
 ) -> None:
-    around = replace(
+    context = replace(
         machine,
         imports=None if imports is None else frozenset(imports),
         interpreters={"local": BARE},
     )
-    found = obstacles(spec_of({"job": job}), around)
+    found = obstacles(spec_of({"job": job}), context)
     assert [type(obstacle) for obstacle in found] == ([InterpreterError] if needed else [])
     if needed:
         assert "/bare/bin/python (.venv in the workdir) has none" in str(found[0])
-        assert "/bare/bin/python -m pip install tensorflow" in found[0].cure
+        assert "/bare/bin/python -m pip install tensorflow" in found[0].fix
 
 
-def test_a_python_nobody_has_looked_at_is_not_judged(
-    spec_of: SpecOf, machine: Surroundings
-) -> None:
+def test_a_python_nobody_has_looked_at_is_not_judged(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
     unknown = {host: Interpreter("python3", "its PATH") for host in ("10.0.0.1", "10.0.0.2")}
     assert obstacles(spec, replace(machine, interpreters=unknown)) == []
@@ -89,24 +87,24 @@ def test_a_python_nobody_has_looked_at_is_not_judged(
 
 @pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
 def test_an_estimator_is_not_started_on_a_tensorflow_that_has_none(
-    spec_of: SpecOf, machine: Surroundings, version: str, stopped: bool
+    spec_of: SpecOf, machine: PlanContext, version: str, stopped: bool
 ) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": version})
-    around = replace(machine, interpreters={"local": python})
+    context = replace(machine, interpreters={"local": python})
     job = {"script": None, "module": "tfcluster_workers.jobs.estimator_mnist"}
-    found = obstacles(spec_of({"job": job}), around)
+    found = obstacles(spec_of({"job": job}), context)
     assert ["TensorFlow 2.15" in str(obstacle) for obstacle in found] == [True] * stopped
 
 
-def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surroundings) -> None:
+def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: PlanContext) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
-    around = replace(machine, interpreters={"local": python})
-    (found,) = obstacles(spec_of({"keras": {"version": "2"}}), around)
-    assert "pip install 'tf-keras~=2.21.0'" in found.cure
+    context = replace(machine, interpreters={"local": python})
+    (found,) = obstacles(spec_of({"keras": {"version": "2"}}), context)
+    assert "pip install 'tf-keras~=2.21.0'" in found.fix
 
 
 @pytest.mark.parametrize(
-    ("sections", "imports", "versions", "cure"),
+    ("sections", "imports", "versions", "fix"),
     [
         ({}, {"keras"}, {"keras": "3.15.1"}, None),
         ({}, {"keras"}, {"keras": "3.16.0"}, "import tf_keras as keras"),
@@ -126,17 +124,17 @@ def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: Surro
 )
 def test_a_keras_3_that_cannot_be_patched_is_refused_where_nothing_stands_in(
     spec_of: SpecOf,
-    machine: Surroundings,
+    machine: PlanContext,
     sections: dict[str, Any],
     imports: set[str],
     versions: dict[str, str],
-    cure: str | None,
+    fix: str | None,
 ) -> None:
     found = {"tensorflow": "2.21.0"} | versions
     python = Interpreter("/v/bin/python", "why", "3.11.7", found)
-    around = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
-    told = [str(obstacle) for obstacle in obstacles(spec_of(sections), around)]
-    assert ([] if cure is None else [True]) == [(cure or "") in line for line in told]
+    context = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
+    told = [str(obstacle) for obstacle in obstacles(spec_of(sections), context)]
+    assert ([] if fix is None else [True]) == [(fix or "") in line for line in told]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +146,7 @@ def test_a_keras_3_that_cannot_be_patched_is_refused_where_nothing_stands_in(
     ],
 )
 def test_nccl_needs_a_gpu_for_each_task(
-    spec_of: SpecOf, machine: Surroundings, gpus: tuple[int, ...], expected: str | None
+    spec_of: SpecOf, machine: PlanContext, gpus: tuple[int, ...], expected: str | None
 ) -> None:
     spec = spec_of({"strategy": {"communication": "NCCL"}})
     found = obstacles(spec, replace(machine, gpus=gpus))
@@ -211,36 +209,36 @@ TWO_HERE = [{"address": "localhost:0", "gpus": [0]}, {"address": "localhost:0"}]
 )
 def test_gpus_that_are_asked_for_must_be_there(
     spec_of: SpecOf,
-    machine: Surroundings,
+    machine: PlanContext,
     sections: dict[str, Any],
     gpus: tuple[int, ...] | None,
     said: str | None,
 ) -> None:
-    around = replace(machine, gpus=gpus, docker_is_here="runtime" in sections)
-    found = obstacles(spec_of(sections), around)
+    context = replace(machine, gpus=gpus, docker_is_here="runtime" in sections)
+    found = obstacles(spec_of(sections), context)
     assert [(o.message, o.exit_code) for o in found] == ([(said, 3)] if said else [])
-    assert all("nvidia-smi" in o.cure for o in found)
+    assert all("nvidia-smi" in o.fix for o in found)
 
 
 def test_missing_gpus_are_told_with_the_field_to_change_and_what_the_shell_hides(
-    spec_of: SpecOf, machine: Surroundings
+    spec_of: SpecOf, machine: PlanContext
 ) -> None:
     sections = {"cluster": {"worker": TWO_HERE}}
     shell = {**machine.environ, "CUDA_VISIBLE_DEVICES": "MIG-7"}
     (found,) = obstacles(spec_of(sections), replace(machine, gpus=(), environ=shell))
     assert found.message.endswith("has no GPU; CUDA_VISIBLE_DEVICES is 'MIG-7' in this shell")
-    assert "--set cluster.worker.0.gpus=0" in found.cure
+    assert "--set cluster.worker.0.gpus=0" in found.fix
 
 
 def test_the_gpus_of_another_machines_docker_are_not_known_here(
-    spec_of: SpecOf, machine: Surroundings
+    spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
     assert obstacles(spec, replace(machine, gpus=(), docker_is_here=False)) == []
 
 
 def test_all_gpus_of_a_machine_without_any_is_worth_a_note(
-    spec_of: SpecOf, machine: Surroundings
+    spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"resources": {"gpus": "all"}})
     notes = make_plan(spec, replace(machine, gpus=())).notes
@@ -258,7 +256,7 @@ def test_all_gpus_of_a_machine_without_any_is_worth_a_note(
 )
 def test_parameter_servers_over_several_hosts_share_their_storage(
     spec_of: SpecOf,
-    machine: Surroundings,
+    machine: PlanContext,
     hosts: tuple[str, str],
     checkpoints: dict[str, str],
     stopped: bool,
@@ -267,7 +265,7 @@ def test_parameter_servers_over_several_hosts_share_their_storage(
     cluster = {"chief": [f"{first}:1"], "worker": [f"{second}:2"], "ps": [f"{second}:3"]}
     spec = spec_of({"cluster": cluster, "checkpoints": checkpoints})
     found = obstacles(spec, machine)
-    assert any("checkpoints.dir" in o.cure for o in found) is stopped
+    assert any("checkpoints.dir" in o.fix for o in found) is stopped
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_parameter_servers_over_several_hosts_share_their_storage(
     ],
 )
 def test_a_private_network_has_nothing_in_it_but_loopback(
-    spec_of: SpecOf, machine: Surroundings, changes: dict[str, Any], words: str | None
+    spec_of: SpecOf, machine: PlanContext, changes: dict[str, Any], words: str | None
 ) -> None:
     machine = replace(machine, addresses=machine.addresses | {"10.0.0.1"})
     spec = spec_of({"runtime": {"network": "private"}} | changes)
@@ -290,10 +288,10 @@ def test_a_private_network_has_nothing_in_it_but_loopback(
     assert len(found) == (words is not None)
     for obstacle in found:
         assert str(words) in obstacle.message
-        assert "runtime.network=host" in obstacle.cure
+        assert "runtime.network=host" in obstacle.fix
 
 
-def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: Surroundings) -> None:
+def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"strategy": {"communication": "NCCL"}})
     with pytest.raises(SurroundingsError, match="NCCL"):
         checks.require(spec, make_plan(spec, machine), machine)
@@ -303,17 +301,17 @@ SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search
 
 
 def test_workers_that_would_each_run_a_whole_search_are_refused(
-    spec_of: SpecOf, machine: Surroundings
+    spec_of: SpecOf, machine: PlanContext
 ) -> None:
     """They would overwrite each other's trials in one folder, and end with 0."""
-    around = replace(machine, code=SEARCHES)
-    (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), around)
+    context = replace(machine, code=SEARCHES)
+    (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), context)
     assert str(found) == (
         "the job calls KerasTuner's search: 3 tasks would each run all of it, in one folder\n"
         "  → --set job.kind=tuner --set cluster.chief=1 makes it one search, with the workers as"
         " its tuners; --set job.kind=training leaves it as it is"
     )
-    (found,) = obstacles(spec_of({"cluster": {"chief": 1, "worker": 2}}), around)
+    (found,) = obstacles(spec_of({"cluster": {"chief": 1, "worker": 2}}), context)
     assert "--set job.kind=tuner makes it one search" in str(found)
 
 
@@ -332,6 +330,6 @@ def test_workers_that_would_each_run_a_whole_search_are_refused(
     ids=["alone", "tuner", "plain", "meant", "own variables", "imported", "set by it", "unread"],
 )
 def test_a_search_that_is_one_or_was_meant_is_left_alone(
-    spec_of: SpecOf, machine: Surroundings, spec: dict[str, Any], code: Code | None
+    spec_of: SpecOf, machine: PlanContext, spec: dict[str, Any], code: Code | None
 ) -> None:
     assert obstacles(spec_of(spec), replace(machine, code=code)) == []

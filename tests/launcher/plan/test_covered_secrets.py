@@ -38,6 +38,6 @@ def test_values_in_values_are_reached() -> None:
 
 
 def test_the_error_at_the_end_has_none() -> None:
-    error = SurroundingsError("its last line: s3cr3t", cure="look at s3cr3t")
+    error = SurroundingsError("its last line: s3cr3t", fix="look at s3cr3t")
     cover_in_error(error, SECRETS)
     assert str(error) == "its last line: ********\n  → look at ********"

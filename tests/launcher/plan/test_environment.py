@@ -31,13 +31,13 @@ def test_null_of_an_unset_variable_is_the_users_mistake() -> None:
     with pytest.raises(UsageError, match=r"job\.env takes A .* not set there") as caught:
         resolve([Layer("job.env", {"A": None})], launcher={}, secrets=())
     assert caught.value.exit_code == 2
-    assert caught.value.cure == "export A=…, or write its value in the spec"
+    assert caught.value.fix == "export A=…, or write its value in the spec"
 
 
 def test_nobody_is_told_to_write_a_secret_down() -> None:
     with pytest.raises(UsageError) as caught:
         resolve([Layer("job.secrets", {"KEY": None})], launcher={}, secrets={"KEY"})
-    assert caught.value.cure == "export KEY=…"
+    assert caught.value.fix == "export KEY=…"
 
 
 def test_a_secret_is_not_shown() -> None:

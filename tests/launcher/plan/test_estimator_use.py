@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tfcluster.nodes.probe_answers import Seen
+from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plan import checks
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import Interpreter
 from tfcluster.preflight import rules
@@ -201,43 +201,43 @@ def test_of_an_expression_too_deep_to_be_read_nothing_is_claimed(summands: int) 
     assert Code.read(f"{deep}\ntf.estimator.Estimator(1)").imports <= {"tensorflow"}
 
 
-def around_of(machine: Surroundings, source: str, python: Interpreter) -> Surroundings:
+def around_of(machine: PlanContext, source: str, python: Interpreter) -> PlanContext:
     code = Code.read(source, file="train.py")
     return replace(machine, imports=code.imports, code=code, interpreters={"local": python})
 
 
-def test_it_is_said_before_the_start_with_the_line(spec_of: SpecOf, machine: Surroundings) -> None:
+def test_it_is_said_before_the_start_with_the_line(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({})
-    around = around_of(machine, TUTORIAL, NEWEST)
-    (found,) = checks.find(spec, make_plan(spec, around), around)
+    context = around_of(machine, TUTORIAL, NEWEST)
+    (found,) = checks.find(spec, make_plan(spec, context), context)
     assert found.exit_code == 3
     assert found.message == (
         "tf.estimator ended with TensorFlow 2.15 (train.py:8 uses it),"
         " and /v/bin/python ($VIRTUAL_ENV) has 2.21.0"
     )
-    assert "--python PATH" in found.cure
-    around = around_of(machine, TUTORIAL, LAST)
-    assert list(checks.find(spec, make_plan(spec, around), around)) == []
+    assert "--python PATH" in found.fix
+    context = around_of(machine, TUTORIAL, LAST)
+    assert list(checks.find(spec, make_plan(spec, context), context)) == []
 
 
-def test_what_may_not_run_is_only_worth_a_note(spec_of: SpecOf, machine: Surroundings) -> None:
+def test_what_may_not_run_is_only_worth_a_note(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({})
     note = "train.py:3 names tf.estimator, which TensorFlow 2.21.0 does not have"
-    around = around_of(machine, PERHAPS["a version check"], NEWEST)
-    plan = make_plan(spec, around)
-    assert list(checks.find(spec, plan, around)) == []
+    context = around_of(machine, PERHAPS["a version check"], NEWEST)
+    plan = make_plan(spec, context)
+    assert list(checks.find(spec, plan, context)) == []
     assert [note in one for one in plan.notes].count(True) == 1
-    around = around_of(machine, PERHAPS["a version check"], LAST)
-    assert not any("estimator" in one for one in make_plan(spec, around).notes)
+    context = around_of(machine, PERHAPS["a version check"], LAST)
+    assert not any("estimator" in one for one in make_plan(spec, context).notes)
 
 
 @pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
 def test_another_host_is_refused_once_its_tensorflow_is_known(
-    spec_of: SpecOf, machine: Surroundings, version: str, stopped: bool
+    spec_of: SpecOf, machine: PlanContext, version: str, stopped: bool
 ) -> None:
     spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
     plan = make_plan(spec, around_of(machine, TUTORIAL, NEWEST))
-    seen = Seen("10.0.0.1", python="3.11.7", packages={"tensorflow": version})
+    seen = ProbeAnswer("10.0.0.1", python="3.11.7", packages={"tensorflow": version})
     found = rules.judge([seen], rules.needs_of(plan))
     assert [(f.check, f.is_fatal) for f in found] == ([("TensorFlow", True)] if stopped else [])
-    assert all("runtime.hosts.10.0.0.1.python" in f.cure for f in found)
+    assert all("runtime.hosts.10.0.0.1.python" in f.fix for f in found)

@@ -17,7 +17,7 @@ import pytest
 from tfcluster.plan import attempt as tf_config
 from tfcluster.plan.attempt import Attempt
 from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.plan import Plan, plan_from_json, plan_to_json
 from tfcluster.spec.load import load
 
@@ -38,7 +38,7 @@ def whole(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_ready_spec_is_planned_as_it_was(path: Path, machine: Surroundings) -> None:
+def test_a_ready_spec_is_planned_as_it_was(path: Path, machine: PlanContext) -> None:
     plan = make_plan(load(path), machine, spec_path=f"{machine.spec_dir}/{path.name}")
     found, golden = whole(plan), GOLDEN / f"{path.stem}.json"
     if os.environ.get("RENEW_GOLDEN"):

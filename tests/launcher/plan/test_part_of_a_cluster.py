@@ -14,7 +14,7 @@ from tfcluster.nodes.orders import hold_ports
 from tfcluster.plan import attempt as search
 from tfcluster.plan.attempt import Attempt, build, environment, fixed
 from tfcluster.plan.checks import find
-from tfcluster.plan.context import Surroundings
+from tfcluster.plan.context import PlanContext
 from tfcluster.plan.placement import apart, mine, named, part, seats
 from tfcluster.plan.plan import Plan, TaskId, plan_from_json, plan_to_json
 from tfcluster.rundir.chaos import parse
@@ -44,7 +44,7 @@ def test_with_no_task_of_its_own_it_is_told_its_addresses_and_the_specs(spec_of:
     with pytest.raises(SurroundingsError) as refused:
         mine(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
     assert "it is 192.168.7.9, laptop, and the spec names 10.0.0.2, 192.168.7.1" in str(refused)
-    assert "--task evaluator:0" in refused.value.cure
+    assert "--task evaluator:0" in refused.value.fix
 
 
 @pytest.mark.parametrize("name", ["worker:9", "worker", "boss:0"])
@@ -85,7 +85,7 @@ def test_a_part_written_down_is_read_back_whole(whole: Plan) -> None:
 
 
 def test_parameter_servers_need_storage_that_all_machines_share(
-    plan_of: Planner, spec_of: Any, machine: Surroundings
+    plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     """Also where the others are on this machine: each that joins has a run of its own."""
     sections = {"cluster": CLUSTER}
@@ -96,7 +96,7 @@ def test_parameter_servers_need_storage_that_all_machines_share(
 
 
 def test_an_evaluator_needs_the_chief_beside_it_or_shared_storage(
-    plan_of: Planner, spec_of: Any, machine: Surroundings
+    plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {"cluster": {"worker": [f"{HERE}:2222"], "evaluator": [f"{HERE}:2225"]}}
     whole = plan_of(sections)
@@ -108,7 +108,7 @@ def test_an_evaluator_needs_the_chief_beside_it_or_shared_storage(
 
 
 def test_nobody_is_alone_in_a_private_network(
-    plan_of: Planner, spec_of: Any, machine: Surroundings
+    plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {
         "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
@@ -196,7 +196,7 @@ def test_with_ports_of_its_own_a_task_of_another_host_may_be_left_out(plan_of: P
 
 
 def test_an_evaluator_follows_nobody_that_is_started_by_hand(
-    plan_of: Planner, spec_of: Any, machine: Surroundings
+    plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {"cluster": {"worker": 2, "evaluator": 1}}
     whole = plan_of(sections)
@@ -206,7 +206,7 @@ def test_an_evaluator_follows_nobody_that_is_started_by_hand(
 
 
 def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
-    plan_of: Planner, spec_of: Any, machine: Surroundings
+    plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
     plan = apart(plan_of(sections), [TaskId("ps", 0)])

@@ -58,7 +58,7 @@ def a_plan() -> Plan:
 
 
 def test_the_table_names_place_python_and_what_stands_in_the_way() -> None:
-    obstacle = InterpreterError("no TensorFlow", cure="install it")
+    obstacle = InterpreterError("no TensorFlow", fix="install it")
     text = "\n".join(format_plan(a_plan(), [obstacle], width=100))
     assert "127.0.0.1, port chosen at start" in text
     assert "/v/bin/python ($VIRTUAL_ENV)" in text

@@ -62,4 +62,4 @@ def test_the_kept_spec_says_where_such_values_come_from_instead() -> None:
 def test_resuming_without_such_a_value_says_how_to_give_it() -> None:
     with pytest.raises(UsageError, match="takes API_KEY from your environment") as caught:
         resolve([Layer("job.env", {"API_KEY": None})], launcher={}, secrets=())
-    assert caught.value.cure == "export API_KEY=…"
+    assert caught.value.fix == "export API_KEY=…"

@@ -16,8 +16,8 @@ from tests.launcher.coordinator.test_attempts import Lines
 from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.plan.plan import NodePlan
 from tfcluster.preflight import doctor
-from tfcluster.preflight.probes import Inspection
-from tfcluster.preflight.rules import Look
+from tfcluster.preflight.probes import NodeProbes
+from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir.paths import RunPaths
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
@@ -59,17 +59,17 @@ class Agent:
         return ()
 
 
-Examine = Callable[[Answers], Look]
+Examine = Callable[[Answers], PreflightReport]
 
 
 @pytest.fixture
 def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
-    def look(answers: Answers) -> Look:
+    def look(answers: Answers) -> PreflightReport:
         def backend_of(node: NodePlan) -> Backend:
             agent: Any = Agent(answers)
             return agent  # type: ignore[no-any-return]
 
-        async def within_seconds() -> Look:
+        async def within_seconds() -> PreflightReport:
             async with asyncio.timeout(10):
                 plan = replace(plan_of(), workdir=str(tmp_path))
                 return await doctor._examine(plan, tmp_path, deep=False)
@@ -110,5 +110,5 @@ def test_a_node_that_goes_just_before_the_look_is_a_finding(tmp_path: Path) -> N
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
         assert condition(), "nothing will come in any more"
 
-    look = asyncio.run(Inspection(plan_of(), paths, lines, until).look(["local"], {}))
+    look = asyncio.run(NodeProbes(plan_of(), paths, lines, until).look(["local"], {}))
     assert [finding.what for finding in look.fatal] == ["it cannot be looked at: it went away"]

@@ -11,21 +11,21 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.errors import PreflightError
 from tfcluster.nodes import probe_answers
-from tfcluster.nodes.probe_answers import Seen
+from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Command
 from tfcluster.preflight import rules
-from tfcluster.preflight.rules import Finding, Look, Needs
+from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.connectivity import between
 from tfcluster.ui.preflight_table import table
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
-A = Seen("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
+A = ProbeAnswer("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
 B, C = replace(A, node="b"), replace(A, node="c")
 
 
-def found(*those: Seen, **needs: Any) -> list[Finding]:
+def found(*those: ProbeAnswer, **needs: Any) -> list[Finding]:
     return list(rules.judge(those, Needs(**needs)))
 
 
@@ -134,7 +134,7 @@ def test_what_is_taken_for_a_report_can_be_judged(field: str, value: object) -> 
     except ValueError:
         return
     found(one, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
-    assert table(Look(("a",), (one,), ()), width=None, colours=False)
+    assert table(PreflightReport(("a",), (one,), ()), width=None, colours=False)
 
 
 def test_the_error_tells_all_of_it_with_the_cures() -> None:
@@ -180,19 +180,19 @@ def test_an_import_that_fails_is_told_with_its_last_line() -> None:
     one = replace(A, imported={"error": "ImportError: libcudart.so.12"}, executable="/tf/python")
     (finding,) = found(one)
     assert finding.what == "import tensorflow fails: ImportError: libcudart.so.12"
-    assert "/tf/python" in finding.cure
+    assert "/tf/python" in finding.fix
 
 
 def test_a_look_is_read_back_as_it_was_written() -> None:
-    look = Look(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
-    again = Look.from_json(json.loads(json.dumps(look.to_json())))
+    look = PreflightReport(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
+    again = PreflightReport.from_json(json.loads(json.dumps(look.to_json())))
     assert json.dumps(again.to_json()) == json.dumps(look.to_json())
     assert look.told == look.findings
     look.require()
 
 
 def test_a_look_that_found_something_fatal_says_all_of_it() -> None:
-    look = Look(("a",), (A,), ()).with_more([Finding("a", "ports", "taken", "another")])
+    look = PreflightReport(("a",), (A,), ()).with_more([Finding("a", "ports", "taken", "another")])
     with pytest.raises(PreflightError, match="a: taken"):
         look.require()
 

@@ -120,7 +120,7 @@ def test_a_run_that_is_stopped_and_finished(state: RunSnapshot, paths: RunPaths)
 def test_why_a_run_ended_is_kept_where_no_task_is_to_blame(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
-    error = PrepareError("prepare failed on local", cure="look at its log")
+    error = PrepareError("prepare failed on local", fix="look at its log")
     replay(state, paths, [Outcome(Status.FAILED, 3, error).event()])
     assert (state.diagnosis, state.reason) == (None, "prepare failed on local")
     assert state.hint == "look at its log"

@@ -37,7 +37,7 @@ def test_sockets_are_not_put_where_somebody_else_was_first(
     with pytest.raises(SurroundingsError, match=words) as raised:
         journal.make_runtime_dir()
     assert str(place) in raised.value.message
-    assert "XDG_RUNTIME_DIR" in raised.value.cure
+    assert "XDG_RUNTIME_DIR" in raised.value.fix
 
 
 def test_the_folder_of_sockets_is_made_for_its_user_only(

@@ -44,7 +44,7 @@ def test_a_run_that_is_not_known_is_named_with_what_is_near(make_run: MakeRun) -
     with pytest.raises(UnknownRunError) as caught:
         registry.resolve("resmet")
     assert "no run is known as 'resmet'" in caught.value.message
-    assert "resnet" in caught.value.cure
+    assert "resnet" in caught.value.fix
     assert caught.value.exit_code == 2
 
 
@@ -90,14 +90,14 @@ def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
     assert registry.is_open(lost)
     with pytest.raises(UnknownRunError) as caught:
         registry.resolve(None, live_only=True)
-    assert f"tfcluster down {paths.run_id}" in caught.value.cure
+    assert f"tfcluster down {paths.run_id}" in caught.value.fix
 
     lost.ended_at = 1.0
     journal.write_json(paths.state, lost.to_json())
     assert not registry.is_open(registry.load(paths))
     with pytest.raises(UnknownRunError) as caught:
         registry.resolve(None, live_only=True)
-    assert "down" not in caught.value.cure
+    assert "down" not in caught.value.fix
 
 
 def test_the_socket_is_where_the_coordinator_made_it(

@@ -279,16 +279,16 @@ MARKED = {
 }
 
 
-@pytest.mark.parametrize(("marked", "message", "cure"), MARKED.values(), ids=MARKED)
+@pytest.mark.parametrize(("marked", "message", "fix"), MARKED.values(), ids=MARKED)
 def test_a_mistake_is_told_with_place_and_cure(
-    marked: str, message: str, cure: str, tmp_path: Path
+    marked: str, message: str, fix: str, tmp_path: Path
 ) -> None:
     before = marked.partition("§")[0]
     line, column = before.count("\n") + 1, len(before.rpartition("\n")[2]) + 1
     (found,) = problems_of(marked.replace("§", ""), tmp_path)
     assert found.place == f"a.json:{line}:{column}"
     assert message in found.message
-    assert cure in found.cure
+    assert fix in found.fix
 
 
 # (the file, place, a part of the message, a part of the cure)
@@ -303,14 +303,14 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize(("data", "place", "message", "cure"), UNREADABLE.values(), ids=UNREADABLE)
+@pytest.mark.parametrize(("data", "place", "message", "fix"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_file_that_is_no_json_at_all_is_told_too(
-    data: str | bytes, place: str, message: str, cure: str, tmp_path: Path
+    data: str | bytes, place: str, message: str, fix: str, tmp_path: Path
 ) -> None:
     (found,) = problems_of(data, tmp_path)
     assert found.place == place
     assert message in found.message
-    assert cure in found.cure
+    assert fix in found.fix
 
 
 ADDRESSES = {
@@ -344,7 +344,7 @@ def test_an_address_that_is_not_host_and_port_is_refused(
     (found,) = problems_of(text, tmp_path)
     assert found.place == "a.json:1:25"
     assert message in found.message
-    assert found.cure
+    assert found.fix
 
 
 # (the workers with § where the mistake is, a part of the message)
@@ -367,7 +367,7 @@ def test_addresses_that_cannot_stand_side_by_side_are_refused(
     (found,) = problems_of(text.replace("§", ""), tmp_path)
     assert found.place == f"a.json:1:{text.index('§') + 1}"
     assert message in found.message
-    assert found.cure
+    assert found.fix
 
 
 def test_all_mistakes_of_a_file_are_told_together_in_its_order(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def refused(value: Any, folder: Path, choice: HostChoice) -> list[tuple[str, str
     with pytest.raises(SpecError) as caught:
         loaded(value, folder, choice)
     return [
-        (problem.place.removeprefix(f"{folder}/"), problem.message, problem.cure)
+        (problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)
         for problem in caught.value.problems
     ]
 
@@ -133,15 +133,15 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize(("line", "message", "cure"), BAD_LINES.values(), ids=BAD_LINES)
+@pytest.mark.parametrize(("line", "message", "fix"), BAD_LINES.values(), ids=BAD_LINES)
 def test_a_bad_line_is_told_with_its_place(
-    tmp_path: Path, line: str, message: str, cure: str
+    tmp_path: Path, line: str, message: str, fix: str
 ) -> None:
     (tmp_path / "lab").write_text(f"gpu0\n# two\n{line}\n@\n")
     first, second = refused(LEAST, tmp_path, HostChoice(str(tmp_path / "lab")))
     assert (first[0], second[0]) == ("lab:3", "lab:4")
     assert message in first[1]
-    assert cure in first[2]
+    assert fix in first[2]
 
 
 def test_a_file_that_cannot_be_one(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ BAD = {
 @pytest.mark.parametrize(("option", "told"), BAD.items(), ids=[ascii(option) for option in BAD])
 def test_a_mistake_points_at_the_option(option: str, told: tuple[str, str], tmp_path: Path) -> None:
     found = problems_of(json.dumps(HOSTS), tmp_path, sets=["name=fine", option])
-    message, cure = told
-    assert any(message in problem.message and cure in problem.cure for problem in found), found
+    message, fix = told
+    assert any(message in problem.message and fix in problem.fix for problem in found), found
     assert {problem.place for problem in found} == {f"--set {option}"}
 
 

@@ -39,7 +39,7 @@ def test_a_search_has_a_chief_and_tuners_and_nobody_else(
 ) -> None:
     (found,) = problems_of(json.dumps({"cluster": cluster, "job": TUNER}), tmp_path)
     assert message in found.message
-    assert '{"chief": 1, "worker": 2}' in found.cure
+    assert '{"chief": 1, "worker": 2}' in found.fix
 
 
 PLACES: dict[str, dict[str, Any]] = {
@@ -59,7 +59,7 @@ def test_kerastuner_s_variables_are_ours_in_a_search(place: str, tmp_path: Path)
     spec = {"cluster": {"chief": 1, "worker": 2}, "job": TUNER} | PLACES[place]
     (found,) = problems_of(json.dumps(spec), tmp_path)
     assert "is set by tfcluster for each task of a search" in found.message
-    assert found.cure == "leave it out"
+    assert found.fix == "leave it out"
 
 
 def test_in_any_other_job_they_are_the_user_s(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def problems_of(
         load(path, sets=sets)
     except SpecError as error:
         return [
-            Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.cure)
+            Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)
             for problem in error.problems
         ]
     raise AssertionError("the spec was taken")

@@ -104,7 +104,7 @@ class Story:
 
     def home(self, step: int | None = None, *, name: str | None = None) -> Story:
         """What the chief saved is home, and all that was ordered is done."""
-        assert do.BringHome() in self.orders
+        assert do.GatherCheckpoints() in self.orders
         self.orders.clear()
         self.supervisor.home(step, self.now, name=name)
         self._take()

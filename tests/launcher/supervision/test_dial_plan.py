@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 
 from tfcluster.plan.plan import Plan, TaskId
-from tfcluster.supervision.connectivity import Calls, between
+from tfcluster.supervision.connectivity import DialPlan, between
 
 
 def spread(tasks: int, nodes: int) -> tuple[Plan, list[str], dict[TaskId, int]]:
@@ -21,7 +21,7 @@ def spread(tasks: int, nodes: int) -> tuple[Plan, list[str], dict[TaskId, int]]:
     return plan, names, {task.id: 2000 + task.id.index for task in placed}
 
 
-def count(calls: Calls) -> int:
+def count(calls: DialPlan) -> int:
     return sum(len(tasks) for tasks in calls.dialled.values())
 
 

@@ -53,8 +53,8 @@ def test_its_answers_are_those_of_a_look_at_every_member(seed: int) -> None:
         living = [m for m in members if m.is_running or m.is_awaited]
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
-        assert gang.tally.waits_since() == min(filter(None, waiting), default=None)
-        assert {one.answer_by for one in gang.tally.standings() if one.lives} == {
+        assert gang.member_counts.waits_since() == min(filter(None, waiting), default=None)
+        assert {one.answer_by for one in gang.member_counts.standings() if one.lives} == {
             m.answer_by for m in living
         }
         for is_gang in (True, False):

@@ -99,7 +99,7 @@ class World:
                     self._stop(node, tasks, grace_s)
                 case do.StartAlone():
                     self.alone.append(action)
-                case do.BringHome():
+                case do.GatherCheckpoints():
                     self.is_homing = True
                 case do.DropNode(node):
                     self._lose(node)

@@ -156,12 +156,12 @@ def test_a_gang_has_not_ended_while_the_answer_to_a_start_is_awaited() -> None:
     told.supervisor.order([task.id for task in told.plan.tasks], 1, told.now)
     told.supervisor.started("worker:0", 1, told.now)
     told.exits("worker:0", killed=signal.SIGKILL)
-    assert do.BringHome() not in told.orders
+    assert do.GatherCheckpoints() not in told.orders
     told.supervisor.started("worker:1", 1, told.now)
     told._take()
     assert told.stopped() == ["worker:1"]
     told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster")
-    assert do.BringHome() in told.orders
+    assert do.GatherCheckpoints() in told.orders
 
 
 def test_an_agent_that_does_not_answer_to_a_start_is_dropped() -> None:

@@ -273,7 +273,7 @@ def test_an_agent_that_does_not_answer_is_dropped() -> None:
     told.after(FAILURE_GRACE_S + AGENT_SLACK_S + 0.1)
     assert do.DropNode("local") in told.orders
     assert told.last(ev.NodeLost).node == "local"
-    assert do.BringHome() in told.orders
+    assert do.GatherCheckpoints() in told.orders
 
 
 def test_an_evaluator_restarts_alone_and_its_end_is_not_the_run_s() -> None:

@@ -12,7 +12,7 @@ import pytest
 from tfcluster.agent.processes import IS_LINUX
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import folder_watch as bell_module
-from tfcluster.ui.folder_watch import Bell
+from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.terminal import Terminal
 
@@ -21,12 +21,12 @@ HOURS = 10_000.0
 
 
 @pytest.fixture
-def bell(monkeypatch: pytest.MonkeyPatch) -> Bell:
+def folder_watch(monkeypatch: pytest.MonkeyPatch) -> FolderWatch:
     """Only what happens ends its wait."""
     if not IS_LINUX:
         pytest.skip("no kernel that tells of changes")
     monkeypatch.setattr(bell_module, "UNTOLD_S", HOURS)
-    return Bell()
+    return FolderWatch()
 
 
 @pytest.fixture
@@ -35,74 +35,78 @@ def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bell_module, "IS_LINUX", False)
 
 
-def test_a_write_ends_the_wait(bell: Bell, tmp_path: Path) -> None:
+def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     log.touch()
-    bell.watch(tmp_path)
+    folder_watch.watch(tmp_path)
     threading.Timer(0.1, log.write_text, ["a line\n"]).start()
-    assert not bell.wait(moved=False), "no file came"
-    bell.close()
+    assert not folder_watch.wait(moved=False), "no file came"
+    folder_watch.close()
 
 
-def test_what_was_written_before_the_wait_is_told(bell: Bell, tmp_path: Path) -> None:
-    bell.watch(tmp_path)
+def test_what_was_written_before_the_wait_is_told(
+    folder_watch: FolderWatch, tmp_path: Path
+) -> None:
+    folder_watch.watch(tmp_path)
     (tmp_path / "worker-0.log").write_text("a line\n")
-    assert bell.wait(moved=True), "a file came"
-    bell.close()
+    assert folder_watch.wait(moved=True), "a file came"
+    folder_watch.close()
 
 
-def test_a_state_that_is_replaced_ends_the_wait(bell: Bell, tmp_path: Path) -> None:
+def test_a_state_that_is_replaced_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "new").write_text("{}")
-    bell.watch(tmp_path / "run")
+    folder_watch.watch(tmp_path / "run")
     (tmp_path / "new").rename(tmp_path / "run" / "state.json")
-    assert not bell.wait(moved=False)
-    bell.close()
+    assert not folder_watch.wait(moved=False)
+    folder_watch.close()
 
 
-def test_more_changes_than_are_told_may_have_been_files(bell: Bell, tmp_path: Path) -> None:
+def test_more_changes_than_are_told_may_have_been_files(
+    folder_watch: FolderWatch, tmp_path: Path
+) -> None:
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     logs = [tmp_path / "worker-0.log", tmp_path / "worker-1.log"]
     for log in logs:
         log.touch()
-    bell.watch(tmp_path)
+    folder_watch.watch(tmp_path)
     with logs[0].open("ab", buffering=0) as one, logs[1].open("ab", buffering=0) as other:
         for _ in range(most // 2 + 1):
             one.write(b".")
             other.write(b".")
-    assert bell.wait(moved=True)
-    bell.close()
+    assert folder_watch.wait(moved=True)
+    folder_watch.close()
 
 
-def test_anybody_ends_the_wait_and_after_the_end_nothing_happens(bell: Bell) -> None:
-    threading.Timer(0.1, bell.ring).start()
-    assert not bell.wait(moved=False)
-    bell.ring()
-    assert not bell.wait(moved=False), "it was rung before"
-    bell.close()
-    bell.ring()
+def test_anybody_ends_the_wait_and_after_the_end_nothing_happens(folder_watch: FolderWatch) -> None:
+    threading.Timer(0.1, folder_watch.ring).start()
+    assert not folder_watch.wait(moved=False)
+    folder_watch.ring()
+    assert not folder_watch.wait(moved=False), "it was rung before"
+    folder_watch.close()
+    folder_watch.ring()
 
 
-def test_a_thousand_rings_are_one(bell: Bell) -> None:
+def test_a_thousand_rings_are_one(folder_watch: FolderWatch) -> None:
     for _ in range(100_000):
-        bell.ring()
-    bell.wait(moved=False)
-    bell._sleep(0)
-    assert not bell._sleep(0.01)
-    bell.close()
+        folder_watch.ring()
+    folder_watch.wait(moved=False)
+    folder_watch._sleep(0)
+    assert not folder_watch._sleep(0.01)
+    folder_watch.close()
 
 
 @pytest.mark.usefixtures("deaf")
 def test_where_nobody_tells_the_view_looks_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    bell, slept = Bell(), []
-    monkeypatch.setattr(bell, "_sleep", lambda seconds, *_: slept.append(seconds))
-    bell.watch(tmp_path)
+    folder_watch, slept = FolderWatch(), []
+    monkeypatch.setattr(folder_watch, "_sleep", lambda seconds, *_: slept.append(seconds))
+    folder_watch.watch(tmp_path)
     for moved in (True, False, False, False, False, False, True):
-        bell.wait(moved=moved)
+        folder_watch.wait(moved=moved)
     assert slept == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.02]
-    bell.close()
+    folder_watch.close()
 
 
 @pytest.mark.usefixtures("deaf")
@@ -121,9 +125,9 @@ def test_where_nobody_tells_lines_are_shown_all_the_same(
 
 
 def test_a_quiet_run_is_not_looked_at(
-    paths: RunPaths, write_log: Write, bell: Bell, monkeypatch: pytest.MonkeyPatch
+    paths: RunPaths, write_log: Write, folder_watch: FolderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bell.close()
+    folder_watch.close()
     write_log("worker:0", b"line\n")
     view, looks = RunView(paths, Terminal(environ={})), []
     advance = view.logs.advance

@@ -19,7 +19,7 @@ import pytest
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local import AgentProcess
 from tfcluster.wire.file_sending import FilesStalledError
-from tfcluster.wire.file_transfer import FarFileChangedError, FarFiles, FarFilesError, Sent
+from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles, RemoteFilesError, Sent
 from tfcluster.wire.link import AgentLink, Streams
 
 MB = 1 << 20
@@ -115,7 +115,7 @@ class Taken:
         await self.may_go_on.wait()
 
 
-def run(node: Node, story: Callable[[FarFiles], Awaitable[None]]) -> None:
+def run(node: Node, story: Callable[[RemoteFiles], Awaitable[None]]) -> None:
     async def tell() -> None:
         async with asyncio.timeout(60), node.link() as link:
             await story(link.files)
@@ -129,22 +129,22 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_file_comes_whole_with_its_hash(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(3 * MB)
         digest = await files.read(str(node.data), "a", taken, **listed)
         assert digest == hashlib.sha512(taken.data).hexdigest()
         assert taken.data == (node.data / "a").read_bytes()
-        with pytest.raises(FarFileChangedError, match="No such file"):
+        with pytest.raises(RemoteFileChangedError, match="No such file"):
             await files.read(str(node.data), "b", taken, **listed)
         (node.data / "a").write_bytes(b"another")
-        with pytest.raises(FarFileChangedError, match="changed"):
+        with pytest.raises(RemoteFileChangedError, match="changed"):
             await files.read(str(node.data), "a", Taken(), **listed)
 
     run(node, story)
 
 
 def test_of_a_file_that_grows_comes_what_was_listed(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(MB)
         with (node.data / "a").open("ab") as file:
             file.write(b"more, written later")
@@ -156,7 +156,7 @@ def test_of_a_file_that_grows_comes_what_was_listed(node: Node) -> None:
 
 
 def test_a_listing_and_a_tree_may_be_longer_than_a_frame_s_page(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         names = [f"{number:04}" + "ä" * 120 for number in range(1500)]
         source = node.folder / "source"
         source.write_text("x")
@@ -171,7 +171,7 @@ def test_a_listing_and_a_tree_may_be_longer_than_a_frame_s_page(node: Node) -> N
 
 
 def test_a_line_that_breaks_costs_a_file_nothing_and_is_read_once(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(32 * MB)
         taken.may_go_on.clear()
         reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=2e7))
@@ -192,7 +192,7 @@ def test_a_line_that_breaks_costs_a_file_nothing_and_is_read_once(node: Node) ->
 
 
 def test_a_tree_arrives_over_a_line_that_breaks(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         node.file(24 * MB, "big")
         node.file(0, "empty")
         tree = [Sent(name, node.data / name, mtime_ns=10**18) for name in ("big", "empty")]
@@ -212,7 +212,7 @@ def test_a_tree_arrives_over_a_line_that_breaks(node: Node) -> None:
 
 
 def test_who_stops_reading_calls_it_off(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         listed = node.file(64 * MB)
 
         async def full(data: bytes) -> None:
@@ -228,7 +228,7 @@ def test_who_stops_reading_calls_it_off(node: Node) -> None:
 def test_what_is_not_written_yet_is_not_sent(node: Node) -> None:
     """So neither side ever holds more than a few megabytes of a file."""
 
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(64 * MB)
         taken.may_go_on.clear()
         came = list[int]()
@@ -253,7 +253,7 @@ def test_what_is_not_written_yet_is_not_sent(node: Node) -> None:
 
 
 def test_a_reading_that_is_under_way_hurries(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(16 * MB)
         reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
         await until(lambda: bool(taken.data))
@@ -264,7 +264,7 @@ def test_a_reading_that_is_under_way_hurries(node: Node) -> None:
 
 
 def test_a_reading_that_hurries_still_does_over_a_new_line(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(16 * MB)
         taken.may_go_on.clear()
         reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
@@ -280,7 +280,7 @@ def test_a_reading_that_hurries_still_does_over_a_new_line(node: Node) -> None:
 
 
 def test_a_small_file_does_not_wait_for_a_slow_one(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, big, small = Taken(), node.file(16 * MB), node.file(256, "small")
         slow = asyncio.create_task(files.read(str(node.data), "a", taken, **big, rate=10.0))
         await until(lambda: bool(taken.data))
@@ -291,7 +291,7 @@ def test_a_small_file_does_not_wait_for_a_slow_one(node: Node) -> None:
 
 
 def test_exits_and_logs_do_not_wait_for_a_disk_that_stands_still(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         listed = node.file(64 * MB)
         taken = Taken()
         reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=1e8))
@@ -314,7 +314,7 @@ def test_exits_and_logs_do_not_wait_for_a_disk_that_stands_still(node: Node) -> 
 def test_who_waits_for_files_that_stand_still_is_told(node: Node, what: str) -> None:
     """As over a dead file server. It waited for ever, while the line and the tasks were well."""
 
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         listed = node.file(4 * MB)
         tree = [Sent("a", node.data / "a")]
         ask: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -343,7 +343,7 @@ def test_a_line_that_is_cut_is_no_disk_that_stands_still(
 ) -> None:
     """The lease says how long one is waited for."""
 
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         node.file(4 * MB)
         files._silence_s = 0.5
         real = node._dial
@@ -369,7 +369,7 @@ def test_a_line_that_is_cut_is_no_disk_that_stands_still(
 def test_work_that_takes_long_is_none_that_stands_still(node: Node) -> None:
     """At its rate a slice comes only once in hours."""
 
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(16 * MB)
         files._silence_s = 3.0
         reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
@@ -382,12 +382,12 @@ def test_work_that_takes_long_is_none_that_stands_still(node: Node) -> None:
 
 
 def test_what_handles_files_can_be_killed_and_comes_back(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         taken, listed = Taken(), node.file(16 * MB)
         reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
         await until(lambda: bool(taken.data))
         os.kill(node.filer, signal.SIGKILL)
-        with pytest.raises(FarFilesError, match="killed"):
+        with pytest.raises(RemoteFilesError, match="killed"):
             await reading
         assert [path for path, _, _ in await files.scan(str(node.data))] == ["a"]
 
@@ -397,14 +397,14 @@ def test_what_handles_files_can_be_killed_and_comes_back(node: Node) -> None:
 def test_of_a_tree_that_was_on_its_way_nothing_stays_where_its_process_is_killed(
     node: Node,
 ) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         node.file(32 * MB, "big")
         tree = [Sent("big", node.data / "big")]
         sending = asyncio.create_task(files.send_tree(str(node.folder / "in"), tree, keep=False))
         passing = node.folder / "cache" / "passing"
         await until(lambda: any(p.stat().st_size > 0 for p in passing.glob("*/*")))
         os.kill(node.filer, signal.SIGKILL)
-        with pytest.raises(FarFilesError, match="killed"):
+        with pytest.raises(RemoteFilesError, match="killed"):
             await sending
         assert not [*passing.iterdir()]
 
@@ -412,7 +412,7 @@ def test_of_a_tree_that_was_on_its_way_nothing_stays_where_its_process_is_killed
 
 
 def test_a_tree_that_is_called_off_is_sent_to_who_waits_for_the_same_files(node: Node) -> None:
-    async def story(files: FarFiles) -> None:
+    async def story(files: RemoteFiles) -> None:
         node.file(32 * MB, "big")
         tree = [Sent("big", node.data / "big")]
         where = [node.folder / f"nodes/run/gpu1/{name}" for name in ("one", "two")]

@@ -53,16 +53,16 @@ def known(tfds: Any) -> list[str]:
 
 def library() -> Any:
     """The module `tensorflow_datasets`. Raises DataError where it is missing or cannot work."""
-    cure = f"{sys.executable} -m pip install tensorflow-datasets"
+    fix = f"{sys.executable} -m pip install tensorflow-datasets"
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
-        raise DataError(f"TensorFlow Datasets cannot be imported ({error}): {cure}") from error
+        raise DataError(f"TensorFlow Datasets cannot be imported ({error}): {fix}") from error
     if not hasattr(tfds, "builder"):
         # It hides the error of its own import: seen with tensorflow-metadata 1.21 on TF 2.15.
         raise DataError(
             "TensorFlow Datasets is installed beside packages it cannot work with: "
-            f"{cure} 'tensorflow-metadata<1.16' for TensorFlow 2.15"
+            f"{fix} 'tensorflow-metadata<1.16' for TensorFlow 2.15"
         )
     return tfds
 

@@ -57,7 +57,7 @@ PRUNE_S = 2.0
 """The most that the end of a run waits for it; the next one goes on."""
 
 
-class InUse:
+class CacheUse:
     """Says once an hour that a running agent still needs its bundle, with which it starts tasks,
     and the folder of its run."""
 

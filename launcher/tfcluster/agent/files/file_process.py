@@ -16,7 +16,7 @@ import socket
 import time
 
 from tfcluster.agent import protocol
-from tfcluster.agent.error_text import words_of
+from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.files.cache import new_passing, remove
 from tfcluster.agent.files.incoming import Incoming
 from tfcluster.agent.files.outgoing import Outgoing, look
@@ -35,7 +35,7 @@ NICENESS = 10
 _READ_BYTES = 256 << 10
 
 
-class Files:
+class FileOrders:
     """The agent's end: orders and bytes go in, answers come out while the line has room."""
 
     def __init__(self, cache: str, line: Line, selector: selectors.BaseSelector) -> None:
@@ -122,11 +122,11 @@ def _fork(its_end: socket.socket, cache: str, passing: str) -> int:
     agent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _become_filer(its_end, cache, passing, agent)
+        _become_file_process(its_end, cache, passing, agent)
     return pid
 
 
-def _become_filer(its_end: socket.socket, cache: str, passing: str, agent: int) -> NoReturn:
+def _become_file_process(its_end: socket.socket, cache: str, passing: str, agent: int) -> NoReturn:
     try:
         die_with_parent(agent)
         signal.set_wakeup_fd(-1)
@@ -136,7 +136,7 @@ def _become_filer(its_end: socket.socket, cache: str, passing: str, agent: int) 
         close_from(end + 1)  # held ports and tasks' pipes are not ours
         os.nice(NICENESS)
 
-        Filer(socket.socket(fileno=end), cache, passing).run()
+        FileProcess(socket.socket(fileno=end), cache, passing).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has gone
     except BaseException:
@@ -160,7 +160,7 @@ _FAILED: dict[str, dict[str, Any]] = {
 waits for an answer to the others."""
 
 
-class Filer:
+class FileProcess:
     """Speaks frames with the agent over a socket that blocks."""
 
     def __init__(self, agent: socket.socket, cache: str, passing: str) -> None:
@@ -200,7 +200,7 @@ class Filer:
         try:
             orders[order["type"]](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            self._fail(order, f"{type(error).__name__}: {words_of(error)}")
+            self._fail(order, f"{type(error).__name__}: {describe_error(error)}")
 
     def _fail(self, order: dict[str, Any], reason: str) -> None:
         answer = _FAILED.get(order.get("type", ""))

@@ -16,7 +16,7 @@ import json
 import os
 import socket
 
-from tfcluster.agent.foreign_json import parse_object
+from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX
 
@@ -187,7 +187,7 @@ def _who_locks(path: str) -> dict[str, Any] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            record = {"pid": None, "run_id": None, **parse_object(file.read())}
+            record = {"pid": None, "run_id": None, **parse_json_object(file.read())}
             return record if isinstance(record["pid"], int) else None
     return None
 

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 
-from tfcluster.agent.error_text import reason_of, words_of
-from tfcluster.agent.foreign_json import parse_object
+from tfcluster.agent.error_text import describe_error, reason_of
+from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node import limits
 
 TYPE_CHECKING = False
@@ -95,9 +95,9 @@ def gpus() -> tuple[list[str], str]:
     """(names of the GPUs in order, why they are not known). A driver that hangs is not a machine
     without GPUs; one without nvidia-smi is."""
     try:
-        code, lines, errors = ask_driver("name", os.environ.get("PATH"))
+        code, lines, errors = query_driver("name", os.environ.get("PATH"))
     except TimeoutError as error:
-        return [], words_of(error)
+        return [], describe_error(error)
     except OSError as error:
         return [], f"nvidia-smi cannot be run: {reason_of(error)}"
     if code == 0:
@@ -108,7 +108,7 @@ def gpus() -> tuple[list[str], str]:
     return [], f"nvidia-smi failed: {said[:200] or f'exit code {code}'}"
 
 
-def ask_driver(what: str, path: str | None) -> tuple[int, list[str], str]:
+def query_driver(what: str, path: str | None) -> tuple[int, list[str], str]:
     """(exit code, lines, errors) of nvidia-smi for one field of each GPU; (0, [], "") where there
     is none on `path`. Raises TimeoutError where it does not answer, OSError.
 
@@ -214,11 +214,11 @@ def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
             errors="replace",
             timeout=IMPORT_S,
         )
-        return parse_object(done.stdout.splitlines()[-1])
+        return parse_json_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": f"it took more than {IMPORT_S:.0f} s"}
     except OSError as error:
-        return {"error": words_of(error)}
+        return {"error": describe_error(error)}
     except (ValueError, IndexError):
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         end = f"exit code {done.returncode}"

@@ -28,11 +28,11 @@ _HOST_INSTEAD = "--set runtime.network=host, on a network you trust"
 
 
 class PrivateNetworkRefused(Exception):
-    """This system gives us no network of our own; `cure` says what would change that."""
+    """This system gives us no network of our own; `fix` says what would change that."""
 
-    def __init__(self, reason: str, cure: str) -> None:
+    def __init__(self, reason: str, fix: str) -> None:
         super().__init__(f"no private network: {reason}")
-        self.message, self.cure = f"no private network: {reason}", cure
+        self.message, self.fix = f"no private network: {reason}", fix
 
 
 def enter_private_network() -> None:

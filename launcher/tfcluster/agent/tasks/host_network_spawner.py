@@ -16,7 +16,7 @@ import struct
 import time
 
 from tfcluster.agent.processes import die_with_parent
-from tfcluster.agent.tasks.task import become_or_tell
+from tfcluster.agent.tasks.task import exec_or_report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _NUMBER = struct.Struct(">I")
 _DESCRIPTORS = 3
 
 
-class Outside:
+class HostNetworkSpawner:
     """The agent's end; made before the agent enters its private network, from the only thread."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ def _fork_twice(line: socket.socket, spec: dict[str, Any], fds: list[int], agent
         while os.getppid() == between:  # until the agent has inherited it
             time.sleep(0.0005)
         output, events, failed = fds
-        become_or_tell(spec, output, events, failed, agent)
+        exec_or_report(spec, output, events, failed, agent)
     finally:
         with contextlib.suppress(OSError):
             os._exit(0)

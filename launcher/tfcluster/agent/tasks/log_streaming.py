@@ -100,7 +100,7 @@ class EndedLogs:
 _READ_BYTES = 256 << 10
 
 
-class Outflow:
+class LogStreams:
     """Of all tasks of one run on this node."""
 
     line: Line

@@ -46,7 +46,7 @@ def size_of(pipe: int) -> int:
 class Log:
     """The file one task's output is appended to."""
 
-    def __init__(self, path: str, veil: Veil | None = None) -> None:
+    def __init__(self, path: str, veil: Mask | None = None) -> None:
         self.path, self.veil = path, veil
         self._fd = -1
         self.size = 0
@@ -146,7 +146,7 @@ class LossReport:
 COVER = b"********"
 
 
-class Veil:
+class Mask:
     """Of one stream. A value that is cut by the end of a piece is held back until more comes."""
 
     def __init__(self, values: list[bytes]) -> None:
@@ -173,8 +173,8 @@ def _begun(value: bytes, data: bytes) -> int:
     return next((n for n in range(longest, 0, -1) if data.endswith(value[:n])), 0)
 
 
-def veil_of(spec: dict[str, Any]) -> Veil | None:
+def mask_of(spec: dict[str, Any]) -> Mask | None:
     """For a task to be started: `secrets` names those of its variables that nobody may see."""
     env = spec.get("env", {})
     values = [env[name].encode("utf-8", "surrogateescape") for name in spec.get("secrets", ())]
-    return Veil(values) if values else None
+    return Mask(values) if values else None

@@ -16,8 +16,8 @@ import socket
 import struct
 import time
 
-from tfcluster.agent.error_text import words_of
-from tfcluster.agent.foreign_json import parse_object
+from tfcluster.agent.error_text import describe_error
+from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.agent.protocol import MAX_PAYLOAD
 from tfcluster.agent.tasks.output import open_pipe
@@ -90,7 +90,7 @@ class Preloader:
         try:
             failure = self._start({**order, "env": {**order["env"], **_ROOM}, "cwd": "/"})
         except OSError as error:
-            self._give_up(words_of(error))
+            self._give_up(describe_error(error))
             return
         self._started = start_time(self.pid)
         self._recorder.add_group(self.pid, self._started)
@@ -213,7 +213,7 @@ def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
         size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
         if size > MAX_PAYLOAD:
             return {}
-        return parse_object(_read_exactly(line, size, deadline))
+        return parse_json_object(_read_exactly(line, size, deadline))
     return {}
 
 

@@ -8,8 +8,8 @@ import selectors
 import signal
 import time
 
-from tfcluster.agent.error_text import words_of
-from tfcluster.agent.foreign_json import parse_object
+from tfcluster.agent.error_text import describe_error
+from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node.limits import Witness
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.net.session import Line
-    from tfcluster.agent.tasks.host_network_spawner import Outside
-    from tfcluster.agent.tasks.log_streaming import Outflow
+    from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
+    from tfcluster.agent.tasks.log_streaming import LogStreams
     from tfcluster.agent.tasks.preloader import Preloader
     from tfcluster.agent.tasks.task import Fork
 
@@ -36,7 +36,7 @@ _END_S = 1.5
 _ENDED_STOPPED_CONTINUED = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 
 
-class Crew:
+class TaskRunner:
     """Starts tasks, follows them, ends them; everything worth telling goes to the line."""
 
     line: Line
@@ -45,9 +45,9 @@ class Crew:
         self,
         recorder: Recorder,
         selector: selectors.BaseSelector,
-        outside: Outside | None,
+        outside: HostNetworkSpawner | None,
         preloader: Preloader,
-        outflow: Outflow,
+        outflow: LogStreams,
     ) -> None:
         """Set `line` before the first task is started. `outside` starts attempt 0, `prepare`,
         where the tasks' network is private."""
@@ -92,7 +92,7 @@ class Crew:
         try:
             task = Task(spec, attempt, self._how_to_fork(spec, attempt))
         except OSError as error:
-            self.line.say({"type": "start_failed", **named, "error": words_of(error)})
+            self.line.say({"type": "start_failed", **named, "error": describe_error(error)})
             return None
         self._recorder.add_group(task.pid, task.start_time)
         if not self._tasks and attempt > 0:
@@ -123,7 +123,7 @@ class Crew:
     def stop(self, names: list[str], grace_s: float) -> None:
         for name in names:
             if name in self._tasks:
-                stop.ask_to_end(self._tasks[name], grace_s)
+                stop.request_stop(self._tasks[name], grace_s)
 
     def signal(self, names: list[str], number: int) -> None:
         """To the tasks' own processes only: their children need not know the signal."""
@@ -148,9 +148,9 @@ class Crew:
         self._preloader.on_time(now)
         self._outflow.pipes.on_time(now)
         for task in list(self._tasks.values()):
-            stop.climb(task, now)
+            stop.escalate(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
-                self._tell_unkillable(task)
+                self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
                 self._finish(task)
 
@@ -170,12 +170,12 @@ class Crew:
                 return
             if not task.reports.take(raw, time.monotonic(), backlog=self.line.backlog):
                 if task.reports.dropped == 1:  # the sum comes with its end
-                    self._tell_dropped(task)
+                    self._report_dropped(task)
                 continue
             with contextlib.suppress(ValueError):
-                self._pass_on(task, parse_object(raw))
+                self._pass_on(task, parse_json_object(raw))
 
-    def _tell_dropped(self, task: Task) -> None:
+    def _report_dropped(self, task: Task) -> None:
         named = {"task": task.name, "attempt": task.attempt}
         self.line.say({"type": "reports_dropped", **named, "count": task.reports.dropped})
 
@@ -200,14 +200,14 @@ class Crew:
             for task in self._tasks.values():
                 if task.pid == pid and task.usage is None:
                     if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
-                        self._tell_of_stop(task, status)
+                        self._report_stop(task, status)
                     else:
                         task.note_end(status, usage.ru_maxrss)
                         if task.was_killed_by_others:
                             task.oom = self._witness.evidence(pid, task.kills_before)
                         self._read_the_rest(task)
 
-    def _tell_of_stop(self, task: Task, status: int) -> None:
+    def _report_stop(self, task: Task, status: int) -> None:
         if task.stopping:
             return  # the ladder continues what it ends
         named = {"task": task.name, "attempt": task.attempt}
@@ -228,7 +228,7 @@ class Crew:
         self._unwatch(task)
         self._outflow.end(task)
         if task.reports.dropped > 1:
-            self._tell_dropped(task)
+            self._report_dropped(task)
         del self._tasks[task.name]
         self._ended[task.name] = task.marks
         task.close()
@@ -254,13 +254,13 @@ class Crew:
             if task.usage is not None:
                 self._finish(task)
             elif not task.is_unkillable:
-                self._tell_unkillable(task)
+                self._report_unkillable(task)
 
     def close(self) -> None:
         """Of a run that is over, in an agent that stays."""
         self._witness.close()
 
-    def _tell_unkillable(self, task: Task) -> None:
+    def _report_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None
         named = {"task": task.name, "attempt": task.attempt}
         self.line.say({"type": "unkillable", **named, "pids": [task.pid]})

@@ -13,7 +13,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.processes import IS_LINUX, die_with_parent, give_back, signal_group, start_time
-from tfcluster.agent.tasks.output import Log, LossReport, open_pipe, veil_of
+from tfcluster.agent.tasks.output import Log, LossReport, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 TYPE_CHECKING = False
@@ -99,7 +99,7 @@ class Task:
         """Wait status and peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
         self.loss_report = LossReport()
-        self.log = Log(spec["log"], veil_of(spec))
+        self.log = Log(spec["log"], mask_of(spec))
         self.log_begin = self.streamed = self.log.size
         """Offset up to which the log was sent to the coordinator; at first, where it begins."""
         self._start(spec, fork)
@@ -193,12 +193,12 @@ def fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, 
     failed_read, failed_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        become_or_tell(spec, output, events, failed_write, agent)
+        exec_or_report(spec, output, events, failed_write, agent)
     os.close(failed_write)
     return pid, failed_read
 
 
-def become_or_tell(
+def exec_or_report(
     spec: dict[str, Any], output: int, events: int, failed: int, agent: int
 ) -> NoReturn:
     """In the child: become the task's program, or write to `failed` why that cannot be."""
@@ -253,7 +253,7 @@ DRAIN_S = 0.5
 """How long after its end a task's pipe is waited for: a grandchild may hold it."""
 
 
-def ask_to_end(task: Task, grace_s: float) -> None:
+def request_stop(task: Task, grace_s: float) -> None:
     """First rung; asking again can only bring the second one nearer."""
     first = not task.stopping
     task.stopping = True
@@ -264,7 +264,7 @@ def ask_to_end(task: Task, grace_s: float) -> None:
         task.signal_group(signal.SIGCONT)
 
 
-def climb(task: Task, now: float) -> None:
+def escalate(task: Task, now: float) -> None:
     """Second rung, once the grace is over; nothing for a task nobody asked to end."""
     if task.usage is None and task.kill_at is not None and now >= task.kill_at:
         kill(task, now)

@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Capabilities, Tell, tell_nobody
+from tfcluster.backends.base import Capabilities, Tell, ignore_event
 from tfcluster.backends.docker.client import (
     Answer,
     DockerError,
@@ -52,7 +52,7 @@ class DockerBackend:
         self._sweeper: Sweeper | None = None
         self._caller: asyncio.Task[tuple[str, ...]] | None = None
         self._warnings: list[str] = []
-        self.may_hold_something = False
+        self.may_hold_resources = False
 
     async def connect(
         self,
@@ -60,7 +60,7 @@ class DockerBackend:
         *,
         run_id: str,
         token: str,
-        tell: Tell = tell_nobody,
+        tell: Tell = ignore_event,
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
@@ -114,7 +114,7 @@ class DockerBackend:
             said = f"for what lies in them the containers stay: {names}; `tfcluster down` removes"
             return [*self._warnings, f"{said} them"]
         stays = await sweeper.sweep(more_may_come=bool(self._starting))
-        self.may_hold_something = stays is not None
+        self.may_hold_resources = stays is not None
         return [*self._warnings, *filter(None, [stays])]
 
     async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
@@ -155,15 +155,15 @@ class DockerBackend:
     async def _make_network(self, run_id: str, options: list[str]) -> str:
         if self._sweeper is None:
             self._sweeper = await Sweeper.start(run_id)
-        heard_before, self.may_hold_something = self.may_hold_something, True
+        heard_before, self.may_hold_resources = self.may_hold_resources, True
         try:
             answer = await ask("network", "create", *labels(run_id), *options, run_id)
             if not answer.is_good:
-                self.may_hold_something = heard_before or was_cut_off(answer.said)
+                self.may_hold_resources = heard_before or was_cut_off(answer.said)
                 raise DockerError("docker cannot make a network for the run", answer.said)
         except SurroundingsError as error:
             if not isinstance(error, DockerError):  # there is no client
-                self.may_hold_something = heard_before
+                self.may_hold_resources = heard_before
             if not self._containers:
                 sweeper, self._sweeper = self._sweeper, None
                 await sweeper.dismiss()

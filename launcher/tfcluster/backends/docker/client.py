@@ -76,11 +76,11 @@ class DockerError(SurroundingsError):
     """Docker refused, or is not there."""
 
     def __init__(self, what: str, said: str) -> None:
-        super().__init__(f"{what}: {said}" if said else what, cure=_cure(said))
+        super().__init__(f"{what}: {said}" if said else what, fix=_fix(said))
 
 
-def _cure(said: str) -> str:
-    cures = (cure for words, cure in _CURES if re.search(words, said, re.IGNORECASE))
+def _fix(said: str) -> str:
+    cures = (fix for words, fix in _CURES if re.search(words, said, re.IGNORECASE))
     return next(cures, "`docker info` and `docker ps -a` show what it has")
 
 
@@ -156,7 +156,7 @@ def was_cut_off(said: str) -> bool:
 
 def no_client() -> SurroundingsError:
     return SurroundingsError(
-        "there is no docker client on this machine", cure="install docker, or use another backend"
+        "there is no docker client on this machine", fix="install docker, or use another backend"
     )
 
 
@@ -186,7 +186,7 @@ def is_here(environ: Mapping[str, str]) -> bool:
 def _current_context(environ: Mapping[str, str]) -> str:
     folder = environ.get("DOCKER_CONFIG") or os.path.join(environ.get("HOME", "/"), ".docker")
     try:
-        config = foreign_json.read_object(Path(folder, "config.json"))
+        config = foreign_json.read_json_object(Path(folder, "config.json"))
         return str(config.get("currentContext", ""))
     except (OSError, ValueError):
         return ""
@@ -209,7 +209,7 @@ async def find_image(image: str, tell: Tell) -> str:
     if name == _OURS:
         version = f" --tensorflow {tag[2:]}" if tag.startswith("tf") else ""
         raise SurroundingsError(
-            f"docker has no image {image}", cure=f"`tfcluster build{version}` makes it"
+            f"docker has no image {image}", fix=f"`tfcluster build{version}` makes it"
         )
     tell(f"docker pulls {image}, which it does not have")
     answer = await ask("pull", "--quiet", image, patience_s=_PULL_S)

@@ -80,7 +80,7 @@ class RunningContainer:
             if not found.is_good:
                 gone = f"its container {self.name} has been removed"
                 return gone if "No such" in found.said else f"docker says: {found.said}"
-            state = foreign_json.parse_object(found.out)
+            state = foreign_json.parse_json_object(found.out)
             if not state.get("Running"):
                 return tell(self.name, state, await self._last_line())
             if state.get("Paused"):
@@ -111,7 +111,7 @@ class RunningContainer:
     async def _is_cut_off(self) -> bool:
         networks = "{{json .NetworkSettings.Networks}}"
         found = await ask("inspect", "--format", networks, self.name, patience_s=_TELL_S)
-        joined = foreign_json.parse(found.out) if found.is_good else None
+        joined = foreign_json.parse_json(found.out) if found.is_good else None
         return found.is_good and not (isinstance(joined, dict) and self.network in joined)
 
     async def _last_line(self) -> str:
@@ -167,7 +167,7 @@ def run_argv(
         *user,
         *("--entrypoint", python, node.container.image),
         *("-I", "-S", "-c", Path(container_wait.__file__).read_text(encoding="utf-8")),
-        relayed.seat_name(run_id, node.name),
+        relayed.container_socket_name(run_id, node.name),
     ]
 
 

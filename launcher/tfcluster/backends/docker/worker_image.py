@@ -79,7 +79,7 @@ def build(wish: Wish, environ: Mapping[str, str]) -> tuple[str, ...]:
         # Of podman's and of old clients' progress a part is on stdout, which is for the names.
         code = subprocess.run(command, env={**environ, "DOCKER_BUILDKIT": "1"}, stdout=2).returncode
     if code != 0:
-        raise SurroundingsError(f"docker could not build the image (exit code {code})", cure=_CURE)
+        raise SurroundingsError(f"docker could not build the image (exit code {code})", fix=_CURE)
     return names(wish, pin)
 
 
@@ -129,7 +129,7 @@ def choose(version: str | None, constraints: Path) -> Pin:
     if not _VERSION.fullmatch(version):
         tested = ", ".join(sorted(pins.values()))
         raise UsageError(
-            f"--tensorflow: {version!r} is no version", cure=f"write for example {tested}"
+            f"--tensorflow: {version!r} is no version", fix=f"write for example {tested}"
         )
     for name, pinned in pins.items():
         if f"{pinned}.".startswith(f"{version}."):
@@ -151,7 +151,7 @@ def folders() -> tuple[Path, Path]:
         if (docker / "Dockerfile").is_file() and constraints.is_dir():
             return docker, constraints
     message = "the Dockerfile is missing from this installation"
-    raise SurroundingsError(message, cure="install tfcluster again")
+    raise SurroundingsError(message, fix="install tfcluster again")
 
 
 async def _require_builder() -> None:
@@ -164,8 +164,8 @@ async def _require_builder() -> None:
         return
     if not (await ask("buildx", "version")).is_good:
         message = "this docker client cannot build images: its plugin buildx is missing"
-        cure = "install docker-buildx-plugin (in Debian and Ubuntu's own packages: docker-buildx)"
-        raise SurroundingsError(message, cure=cure)
+        fix = "install docker-buildx-plugin (in Debian and Ubuntu's own packages: docker-buildx)"
+        raise SurroundingsError(message, fix=fix)
 
 
 def _secrets(wish: Wish, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

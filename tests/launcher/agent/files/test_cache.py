@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import bootstrap
-from tfcluster.agent.files.cache import UNUSED_DAYS, InUse, prune
+from tfcluster.agent.files.cache import UNUSED_DAYS, CacheUse, prune
 from tfcluster.agent.files.incoming import Incoming
 from tfcluster.backends import bundle
 
@@ -49,7 +49,7 @@ def test_the_folder_of_a_run_goes_when_it_is_old_and_its_agent_gone(tmp_path: Pa
     for run in ("ended", "lost yesterday", "running"):
         (tmp_path / "nodes" / run / "gpu1" / "work").mkdir(parents=True)
         aged(tmp_path / "nodes" / run, 1 if "yesterday" in run else UNUSED_DAYS + 1)
-    InUse(str(tmp_path / "bundles" / "b"), str(tmp_path / "nodes" / "running")).on_time(1.0)
+    CacheUse(str(tmp_path / "bundles" / "b"), str(tmp_path / "nodes" / "running")).on_time(1.0)
     prune(str(tmp_path))
     kept = sorted(path.name for path in (tmp_path / "nodes").iterdir())
     assert kept == ["lost yesterday", "running"]
@@ -161,7 +161,7 @@ def test_a_link_in_the_cache_does_not_lead_the_removal_elsewhere(tmp_path: Path)
 
 def test_a_running_agent_keeps_its_bundle_young(tmp_path: Path) -> None:
     aged(tmp_path, 40)
-    use = InUse(str(tmp_path))
+    use = CacheUse(str(tmp_path))
     use.on_time(0.0)
     assert time.time() - tmp_path.stat().st_mtime < DAY
     aged(tmp_path, 40)

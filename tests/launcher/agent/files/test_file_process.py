@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import protocol
-from tfcluster.agent.files.file_process import Filer
+from tfcluster.agent.files.file_process import FileProcess
 
 
 class Beside:
@@ -19,7 +19,7 @@ class Beside:
     def __init__(self, folder: Path) -> None:
         self._socket, its_end = socket.socketpair()
         self._its_end = its_end
-        self.filer = Filer(its_end, str(folder / "cache"), str(folder / "passing"))
+        self.filer = FileProcess(its_end, str(folder / "cache"), str(folder / "passing"))
 
     def hears_of(self, order: dict[str, Any]) -> list[dict[str, Any]]:
         decoder = protocol.Decoder()

@@ -138,7 +138,7 @@ def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(priv
 
 
 @pytest.mark.parametrize(
-    ("settings", "cause", "cure"),
+    ("settings", "cause", "fix"),
     [
         (
             {"sys/kernel/apparmor_restrict_unprivileged_userns": "1"},
@@ -163,14 +163,12 @@ def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(priv
         ({}, "namespaces are refused (Operation not permitted)", "user_namespaces(7)"),
     ],
 )
-def test_a_refusal_names_its_cause_and_cure(
-    settings: dict[str, str], cause: str, cure: str
-) -> None:
+def test_a_refusal_names_its_cause_and_cure(settings: dict[str, str], cause: str, fix: str) -> None:
     error = OSError(errno.EPERM, "Operation not permitted")
     refused = why_refused(error, lambda name: settings.get(name, ""))
     assert cause in refused.message
-    assert cure in refused.cure
-    assert "--set runtime.network=host" in refused.cure
+    assert fix in refused.fix
+    assert "--set runtime.network=host" in refused.fix
 
 
 REFUSED = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.agent.tasks.output import Log, Veil, drain, open_pipe, veil_of
+from tfcluster.agent.tasks.output import Log, Mask, drain, mask_of, open_pipe
 
 SECRET = b"correct-horse"
 
@@ -15,32 +15,32 @@ SECRET = b"correct-horse"
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 1000])
 def test_however_it_is_cut_into_pieces(size: int) -> None:
     text = b"key=" + SECRET + b" corr correct-h" + SECRET + SECRET[:-1] + b"\n"
-    veil = Veil([SECRET])
+    veil = Mask([SECRET])
     pieces = [veil.cover(text[at : at + size]) for at in range(0, len(text), size)]
     covered = b"key=******** corr correct-h********" + SECRET[:-1] + b"\n"
     assert b"".join(pieces) + veil.rest() == covered
 
 
 def test_lines_do_not_wait_for_what_comes_after_them() -> None:
-    assert Veil([SECRET]).cover(b"step 1\n") == b"step 1\n"
+    assert Mask([SECRET]).cover(b"step 1\n") == b"step 1\n"
 
 
 def test_a_value_that_holds_another_is_covered_whole() -> None:
-    assert Veil([b"secret", b"my-secret-key"]).cover(b"my-secret-key secret.") == (
+    assert Mask([b"secret", b"my-secret-key"]).cover(b"my-secret-key secret.") == (
         b"******** ********."
     )
 
 
 def test_only_the_named_variables_are_covered() -> None:
     spec = {"env": {"API_KEY": "s3cr3t-é", "SEED": "12345678"}}
-    assert veil_of(spec) is None
-    veil = veil_of({**spec, "secrets": ["API_KEY"]})
+    assert mask_of(spec) is None
+    veil = mask_of({**spec, "secrets": ["API_KEY"]})
     assert veil is not None
     assert veil.cover("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
 
 
 def test_in_a_log_file_all_else_stands_as_it_was_written(tmp_path: Path) -> None:
-    log = Log(str(tmp_path / "task.log"), Veil([SECRET]))
+    log = Log(str(tmp_path / "task.log"), Mask([SECRET]))
     read_end, write_end = open_pipe()
     os.write(write_end, b"one " + SECRET[:5])
     drain(read_end, log)
