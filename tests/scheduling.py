@@ -11,25 +11,30 @@ TOGETHER = {
     "tests/integration/faults/test_thieves.py": "kills",
     "tests/integration/test_output.py::test_every_line_of_four_workers": "throughput",
     "tests/integration/test_output.py::test_the_lines_cost_no_more": "throughput",
-    "tests/launcher/agent/test_output.py::test_four_chatty_tasks": "throughput",
-    "tests/launcher/ui/test_merge.py::test_800_000_lines": "throughput",
+    "tests/launcher/agent/tasks/test_output.py::test_four_chatty_tasks": "throughput",
+    "tests/launcher/ui/test_merged_logs.py::test_800_000_lines": "throughput",
     "tests/launcher/spec/test_any_input.py": "examples",
-    "tests/launcher/run/test_reports.py": "examples",
-    "tests/launcher/run/test_failure.py": "examples",
-    "tests/launcher/run/test_chaos.py": "examples",
+    "tests/launcher/nodes/test_reports.py": "examples",
+    "tests/launcher/supervision/test_failure.py": "examples",
+    "tests/launcher/rundir/test_chaos.py": "examples",
 }
-"""Tests that one process runs one after the other, by the beginning of their ids: they share
-something dear (Hypothesis reads all of Unicode before its first text), or all at once would leave
-no time to anybody else.
+"""Beginnings of the ids of tests that one process runs one after the other.
 
-The mark `xdist_group` would say it in the tests, but xdist 3.8 cannot write it into the ids of
-pytest 9.2.
+They share something expensive (Hypothesis reads all of Unicode before its first text), or would
+leave no time for others if all ran at once. The mark `xdist_group` would say it in the tests, but
+xdist 3.8 cannot write it into the ids of pytest 9.2.
 """
 BY_FILE = (
     "tests/contracts/",
-    *(f"tests/launcher/{room}/" for room in ("checkpoints", "cli", "plan", "run", "spec", "ui")),
+    *(
+        f"tests/launcher/{package}/"
+        for package in (
+            *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plan"),
+            *("preflight", "rundir", "spec", "supervision", "ui"),
+        )
+    ),
 )
-"""Rooms whose tests wait for nothing: to hand out each alone costs more than many of them."""
+"""Folders of tests that wait for nothing: to hand out each test alone costs more than many run."""
 
 
 class OneByOne(LoadScopeScheduling):  # type: ignore[misc]

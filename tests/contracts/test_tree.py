@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests import scheduling
 
 ROOT = Path(__file__).parents[2]
 # The checkout's own place, a home folder of root, a package registry.
@@ -124,3 +125,12 @@ def test_every_release_that_setup_installs_has_hashes(pins: Path) -> None:
     listed = [one for one in releases if not one.startswith("#")]
     assert listed
     assert [one for one in listed if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", one)] == []
+
+
+def test_what_is_scheduled_together_is_there() -> None:
+    """A path that a move left behind would match nothing, in silence."""
+    for beginning in scheduling.TOGETHER:
+        path, _, test = beginning.partition("::")
+        assert f"def {test}" in (ROOT / path).read_text(), beginning
+    for folder in scheduling.BY_FILE:
+        assert list((ROOT / folder).glob("test_*.py")), folder

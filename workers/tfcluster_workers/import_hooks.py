@@ -1,8 +1,8 @@
-"""Attaches our hooks right after a user's own import of TensorFlow, Keras or KerasTuner.
+"""Attaches tfcluster's hooks when the user's script imports TensorFlow, Keras or KerasTuner.
 
-Nothing is imported for us alone.
-The loader that the ordinary finders give stays in place (pickling, `importlib.resources` and lazy
-loaders keep what they know); only its `exec_module` is shadowed on that one instance, once.
+Nothing is imported just for the hooks. The loader that the ordinary finders return stays in place
+(pickling, `importlib.resources` and lazy loaders depend on it); only the `exec_module` of that one
+instance is replaced, once.
 """
 
 from __future__ import annotations

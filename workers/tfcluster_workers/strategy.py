@@ -1,8 +1,11 @@
-"""`strategy.name: tpu`: finds the TPU through a cluster resolver, or says soon that there is none.
+"""Makes the tf.distribute strategy that the spec names, with its options.
 
-A TPU is outside TF_CONFIG: the resolver asks the environment (TPU_NAME, TPU_CONFIG, GKE's variable)
-and Google's metadata server, without any time-out. Where it needs a zone or a project, name a
-function of your own that makes it, in the spec's `job.env`:
+    strategy = strategy.make()
+
+For `strategy.name: tpu` a TPU has to be found. It is not in TF_CONFIG: TensorFlow's cluster
+resolver asks the environment (TPU_NAME, TPU_CONFIG, GKE's variable) and Google's metadata server,
+without a time-out, so the search here runs with one. If the resolver needs a zone or a project,
+write a function that makes it and name it in the spec's `job.env`:
 
     "TFCLUSTER_TPU_RESOLVER": "my_module:resolver"
 """

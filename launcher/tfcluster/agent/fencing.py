@@ -1,9 +1,11 @@
-"""Proves that an agent and its guard have ended: until then no other agent may take their place.
+"""Proof that an agent and its guard have ended; until then no new agent may take their place.
 
-A connection that fails proves nothing: whatever clears the temporary folder takes the socket away
-while the agent's tasks go on. A proof is a process table that shows the agent's own processes (the
-same boot, user and PID namespace) and has none with the number and start time of agent or guard,
-or the same machine after another boot. Where there is none, only the end of the lease counts.
+A failed connection proves nothing: a cleaner of the temporary folder removes the socket while the
+agent's tasks go on. There are two proofs: a process table that would show the agent (same boot,
+user and PID namespace) has no process with the number and start time of agent or guard; or the same
+machine has rebooted. Without proof, only the end of the lease counts.
+
+`end_lost_run` ends what a run left on a node after its coordinator was lost.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the operating system knows of processes: parents, start times, who dies with whom.
+"""Processes as the operating system shows them: parents, start times, descendants, descriptors.
 
-Linux-only calls are no-ops elsewhere; there the process groups alone must do.
+Linux-only calls do nothing on other systems, where killing process groups has to suffice.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _connect(path: str) -> socket.socket:
 
 
 def _start_agent_in_container(config: dict[str, Any]) -> None:
-    """The process that waits in this container becomes the agent (`agent.seat`)."""
+    """The process that waits in this container becomes the agent (`agent.container_wait`)."""
     seat = _await_container(config["seat"])
     code = __file__.rsplit(os.sep, 3)[0]
     seat.sendall(os.fsencode(code) + b"\n" + json.dumps(config).encode())

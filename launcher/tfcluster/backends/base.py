@@ -80,8 +80,9 @@ class EndsLostRuns(Protocol):
     async def end_run(
         self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Have a node end what such a run has left there; returns what `agent.lost_run.end` does.
-        `former`: the identity of the node's agent.
+        """Have a node end what such a run has left there.
+
+        Returns what `agent.fencing.end_lost_run` does. `former`: the identity of the node's agent.
 
         Raises NodeLostError where the node does not answer.
         """

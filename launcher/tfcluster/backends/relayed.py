@@ -51,7 +51,7 @@ class Unreached(ConnectionError):
 
 
 def container_socket_name(run_id: str, node: str) -> str:
-    """The socket on which a place waits for its agent (`agent.seat`)."""
+    """The socket on which a place waits for its agent (`agent.container_wait`)."""
     return f"{_socket_name(run_id, node)}.seat"
 
 
@@ -150,7 +150,7 @@ class Transport:
         self._config["former"] = identity
 
     async def has_agent_gone(self) -> bool:
-        """Whether the last dial has proved that agent and guard have ended (`agent.fence`)."""
+        """Whether the last dial has proved that agent and guard have ended (`agent.fencing`)."""
         return await self._ended_with() == relay.AGENT_GONE
 
     async def _ended_with(self) -> int | None:
@@ -163,7 +163,9 @@ class Transport:
         return self._process.returncode
 
     async def explain(self, error: BaseException) -> str:
-        """Why there is no agent, in the words that tell it best; the dial is over with it."""
+        """Say why there is no agent, in the words that tell it best, and end the dial."""
+        if isinstance(error, Unreached):
+            return describe_error(error)  # explained when the dial failed
         code = None if isinstance(error, TimeoutError) else await self._ended_with()
         await self.hang_up()
         self._last_code = code
@@ -228,8 +230,9 @@ class _Reached(AgentHandle):
 async def end_run(
     argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Have a node end what a run whose coordinator is gone has left there (`agent.lost_run`).
-    `former`: the identity of its agent.
+    """Have a node end what a run whose coordinator is gone has left there.
+
+    `former`: the identity of its agent (`agent.fencing.end_lost_run`).
 
     Raises Unreached with the transport's own words.
     """
@@ -244,12 +247,7 @@ async def end_run(
                 found = foreign_json.parse_json_object(await reader.readline())
         messages.check_ended(found)
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        why = (
-            describe_error(error)
-            if isinstance(error, Unreached)
-            else await transport.explain(error)
-        )
-        raise Unreached(why) from error
+        raise Unreached(await transport.explain(error)) from error
     finally:
         await transport.hang_up()
     return found
@@ -290,11 +288,7 @@ async def connect(
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        why = (
-            describe_error(error)
-            if isinstance(error, Unreached)
-            else await transport.explain(error)
-        )
+        why = await transport.explain(error)
         raise NodeLostError(f"{node} cannot be reached: {why}") from error
     except BaseException:  # called off: Ctrl-C
         await transport.hang_up()

@@ -1,10 +1,11 @@
-"""Which checkpoints of a directory are complete, decided from listings alone: no disk, no clock.
+"""The complete checkpoints of a directory (`find`), decided from listings alone, without disk or
+clock; and a check of one file's format (`fault`).
 
-A checkpoint counts when everything that belongs to it exists, nothing of it is still being
-written (TensorFlow writes ``<prefix>_temp*`` and ``*.tempstate*`` first), and two looks saw the
-same sizes and times. Sources of the rules: tf-facts.md section 5; TensorFlow's
-``tensor_bundle.cc`` (``.index`` is written after the data shards), tf_keras'
-``worker_training_state.py`` (``chief/``) and Keras 3's ``backup_and_restore.py``.
+A checkpoint is complete if all its files exist, none is still being written (TensorFlow writes
+``<prefix>_temp*`` and ``*.tempstate*`` first), and two listings show the same sizes and times.
+Sources of the rules: tf-facts.md section 5; TensorFlow's ``tensor_bundle.cc`` (``.index`` is
+written after the data shards), tf_keras' ``worker_training_state.py`` (``chief/``) and Keras 3's
+``backup_and_restore.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Copy one file so that it is known to be whole: in chunks, to the disk, read back."""
+"""Verified copies of single files, atomic writes, and TensorFlow's ``checkpoint`` text file.
+
+A copy is made in chunks, synced to the disk and read back.
+"""
 
 from __future__ import annotations
 

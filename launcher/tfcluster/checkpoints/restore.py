@@ -1,7 +1,8 @@
-"""Put one complete state into every task's directory, so that all workers resume alike.
+"""Restoring: put one complete state into every task's directory (`put_back`), find the newest
+checkpoint, and keep other directories up to date with the store (`Follower`).
 
-TensorFlow's strategies need every worker to restore the same step (design.md, rule 8); what a
-task finds in its directory before an attempt is therefore exactly this state, or nothing.
+TensorFlow's strategies need every worker to restore the same step (design.md, rule 8), so before
+an attempt a task's directory holds exactly this state, or nothing.
 """
 
 from __future__ import annotations

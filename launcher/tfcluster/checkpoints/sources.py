@@ -1,4 +1,4 @@
-"""Where checkpoints are gathered from: a folder here, or one that only another machine can see."""
+"""The folders checkpoints are gathered from: the interface (`Source`), and local folders."""
 
 from __future__ import annotations
 

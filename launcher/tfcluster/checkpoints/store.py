@@ -1,13 +1,14 @@
-"""The run's own copy of what the chief saved: complete, verified, and safe from the chief.
+"""The store of gathered checkpoints in a run folder: complete, verified, and safe from the chief.
 
-Layout below the root, which may be moved as a whole::
+`Store` writes it, `open_for_reading` reads it, `deliver` copies from it, `load_hint` shows how to
+load a checkpoint. Its layout, which may be moved as a whole::
 
     checkpoint                     text proto: tf.train.latest_checkpoint(root) works
     ckpt-12/                       one folder per gathered checkpoint, renamed into place
         checkpoint                 the same for this folder alone
         ckpt-12.index              named as at the source, without the source's folder
         ckpt-12.data-00000-of-00001
-        .tfcluster.json            where it came from, sizes, times, SHA-512
+        .tfcluster.json            its origin, sizes, times, SHA-512
 """
 
 from __future__ import annotations

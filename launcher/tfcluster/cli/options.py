@@ -1,4 +1,4 @@
-"""The options that say which hosts a spec's tasks run on, for every command that plans one."""
+"""Options that several commands share: hosts, how a run is shown, and the job's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Starts attempt after attempt as the supervisor wants them, on nodes that have an agent."""
+"""Starts of attempts on connected nodes, and the check of peers that other machines start.
+
+`Attempts` starts the first attempt and each restart that the supervisor orders, reconnecting lost
+nodes before it; `ExternalPeers` reports which tasks of other machines cannot be reached yet.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""What a run left on this host whose coordinator is gone: found by marks that only it can carry,
-then ended.
+"""Clean-up after a lost run, whose coordinator is gone, on remote nodes and on this host.
 
-A killed coordinator's agent ends the tasks at once, and a killed agent's guard does. What lives
-on nevertheless was stopped with them (SIGSTOP), or left its process group and then its agent.
+`end` ends what still runs on remote nodes until their leases end. `clean_up` ends the run's
+processes on this host, found by marks that only they carry, and removes its files. When a
+coordinator is killed its agent ends the tasks at once, and when an agent is killed its guard does:
+what survives was stopped with them (SIGSTOP), or left its process group and then its agent.
 """
 
 from __future__ import annotations

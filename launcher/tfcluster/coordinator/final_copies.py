@@ -1,7 +1,7 @@
-"""What is copied once all tasks have ended, and words for what stays where it is.
+"""Final copies of a run, after all tasks have ended, and the threads that copy files.
 
-Every method blocks, and is for a thread beside the loop. Nothing here ends a run: what cannot be
-copied is told, with the command that fetches it.
+`FinalCopies` copies outputs and TensorBoard files. What cannot be copied does not fail the run: it
+gets a note with the command that fetches it. `Threads` gives up work that makes no progress.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class FinalCopies:
 T = TypeVar("T")
 
 SILENCE_S = 120.0
-"""Longer than a host's files are waited for (`far_files.SILENCE_S`), which is part of such work."""
+"""Longer than the wait for a host's files (`wire.file_transfer.SILENCE_S`), a part of such work."""
 _STEP_S = 5.0
 
 

@@ -1,4 +1,8 @@
-"""What a run brings home: the chief's checkpoints while it trains, outputs at its end."""
+"""Gathering of a run: the chief's checkpoints while it trains, outputs at its end.
+
+`RunGathering` copies into the run folder and puts the newest state back before an attempt; `show`
+reports its progress.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The steps before training, in their order: ports, prepare, state put back, tasks started."""
+"""The steps before training: ports, preload, preflight, code, prepare, start of the tasks.
+
+`Startup` sends the orders for each step to the agents and waits for their answers; `StartOptions`
+says which steps to leave out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""One call from a spec to its plan: look at the machine, unpack the bundle, resolve."""
+"""Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan.
+
+One function per source: `plan_file` a spec file, `plan_again` an earlier run, `plan_spec` a loaded
+spec, `plan_join` this machine's part of a cluster, `plan_by_hand` one task started by hand.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The code that other machines get a copy of: what git tracks, and what it does not ignore."""
+"""Code sync: the snapshot of the workdir that other machines get, and shared workdirs.
+
+`snapshot` selects the files to send: those that git tracks or does not ignore.
+`find` finds the nodes that see the workdir itself, over a shared file system.
+"""
 
 from __future__ import annotations
 

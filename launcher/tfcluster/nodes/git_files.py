@@ -1,4 +1,4 @@
-"""What git lists below a folder: the names it tracks, and those it does not ignore."""
+"""The files that git lists below a folder, and names that look like credentials."""
 
 from __future__ import annotations
 

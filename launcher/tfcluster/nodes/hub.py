@@ -1,4 +1,7 @@
-"""The coordinator's lines to the agents: one queue of what comes in, one list of what goes out."""
+"""The coordinator's links to all agents, with one inbox and one outbox.
+
+`Hub` connects, sends, receives and closes; `NodeBorder` refuses messages that a node may not send.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From a plan to the orders an agent gets, and from its answers to errors (pure)."""
+"""Orders to the agents, built from a plan, and `Answers`, which waits for their replies.
+
+All functions are pure; each returns one order as a dict, or checks one reply.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,6 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.plan import remote_paths
-from tfcluster.plan import secrets as secrecy
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.plan.preloading import Preload, preload_on
@@ -31,7 +33,8 @@ from tfcluster.plan.resources import (
     stand_aside,
     thread_env,
 )
-from tfcluster.rundir import chaos as rehearsal
+from tfcluster.plan.secrets import SHORTEST
+from tfcluster.rundir import chaos as chaos_settings
 from tfcluster.rundir.chaos import Fault
 
 
@@ -148,7 +151,7 @@ def start(
             holds_ports=holds_ports,
         )
         ours += tuple(EnvVar(name, value, "tfcluster") for name, value in guards.items())
-        ours += rehearsal.environment(task.command, chaos, task_id, attempt.number)
+        ours += chaos_settings.environment(task.command, chaos, task_id, attempt.number)
         share = dealt.get(task_id, AssignedResources((), task.cores))
         log = paths.task_log(task_id, attempt.number)
         order = _order(str(task_id), site.command(task.command), log, share.env + ours)
@@ -175,7 +178,7 @@ def start_prepare(command: Command, site: Site) -> dict[str, Any]:
 
 
 def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> dict[str, Any]:
-    """Look at a node with its tasks' Python and variables (`agent.probe`), as attempt 0."""
+    """Look at a node with its tasks' Python and variables (`agent.node.probe`), as attempt 0."""
     task = next(task for task in plan.tasks if task.node == site.node)
     interpreter = plan.node(site.node).interpreter
     return _start_look(PREFLIGHT, probe, interpreter, site, order, digest, task.command)
@@ -184,7 +187,7 @@ def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -
 def start_dial(
     interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
 ) -> dict[str, Any]:
-    """Look at the lines from a node to the others (`agent.dial`), as attempt 0."""
+    """Look at the lines from a node to the others (`agent.net.reachability`), as attempt 0."""
     return _start_look(LINKS, reachability, interpreter, site, order, digest)
 
 
@@ -234,7 +237,7 @@ def _last_line(log: Path) -> str:
 
 
 def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:
-    secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.SHORTEST]
+    secrets = [v.name for v in command.env if v.secret and len(v.value) >= SHORTEST]
     veiled = {"secrets": secrets} if secrets else {}
     where = {"cwd": command.cwd, "log": str(log)}
     return veiled | {"task": name, **_process(command, ours), **where}

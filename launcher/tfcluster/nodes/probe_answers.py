@@ -17,7 +17,7 @@ PATIENCE_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """A node's report; see `agent.machine.facts`."""
+    """A node's report; see `agent.node.machine.facts`."""
 
     node: str
     python: str = ""
@@ -35,7 +35,7 @@ class ProbeAnswer:
     executable: str = ""
     cores: int = 0
     core_nodes: Sequence[Sequence[int]] = ()
-    """Their numbers, by NUMA node; see `agent.cores`."""
+    """Their numbers, by NUMA node; see `agent.node.limits`."""
     core_limit: float | None = None
     named: Sequence[str] = ()
     """Those of `machine.SHARED_OUT` that are set there, or by the spec for its first task."""
@@ -54,7 +54,7 @@ class ProbeAnswer:
 
 
 def order_for(plan: Plan, site: Site, calls: DialPlan, *, deep: bool = False) -> dict[str, Any]:
-    """What the probe of a node is to do; see `agent.probe`."""
+    """What the probe of a node is to do; see `agent.node.probe`."""
     tasks = [task for task in plan.tasks if task.node == site.node]
     ports = calls.ports
     return {

@@ -1,4 +1,8 @@
-"""Folders of tasks on other machines, as a gatherer in a thread and a restart see them."""
+"""Folders of tasks on other machines: reading them, filling them, keeping an evaluator in step.
+
+`RemoteSource` reads a remote folder for a gatherer's thread; `trees` prepares the files of
+a restore; `RemoteFollower` adds new checkpoints to a remote evaluator's folder.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The border to what a job's script can report: what a report may hold, and how much (pure).
+"""Validation of tasks' reports, limits on their number, and the last lines of tasks' logs.
 
-Whatever runs in a task can write to its event socket. A report of an unknown kind, or without a
-field that its kind needs, counts as not sent; any other field that is wrong is left out, and what
-is too long is cut. What is behind this border relies on it.
+Anything that runs in a task can write to its event socket. `clean` drops a report of an unknown
+kind or without a required field, leaves out any other invalid field, and cuts long strings; the
+rest of the launcher relies on that. `Intake` limits how many notes and trials a run keeps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The place of a task in a KerasTuner search: the chief is its oracle, each worker a tuner.
+"""An attempt of a plan, and what each of its tasks gets: TF_CONFIG or KerasTuner's variables.
 
-KerasTuner reads three variables, all or none (keras_tuner/src/distribute/utils.py); the chief is
-whoever has the letters "chief" in its KERASTUNER_TUNER_ID. A worker without a chief searches
-alone and gets none of them. Each tuner trains by itself, so there is no TF_CONFIG.
+A task of a training job gets a TF_CONFIG. In a KerasTuner search the chief is the oracle and each
+worker a tuner that trains alone, without TF_CONFIG. KerasTuner reads three variables, all or none
+(keras_tuner/src/distribute/utils.py); the chief is the process with the letters "chief" in its
+KERASTUNER_TUNER_ID. A worker without a chief searches alone and gets none of them.
 """
 
 from __future__ import annotations

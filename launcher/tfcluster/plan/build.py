@@ -1,4 +1,4 @@
-"""From a spec and its surroundings to the plan of a run."""
+"""The making of a plan from a spec and the facts of the machine, and the notes shown with it."""
 
 from __future__ import annotations
 

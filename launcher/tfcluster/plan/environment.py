@@ -1,4 +1,4 @@
-"""The environment of a task or of a node's prepare step, layer upon layer."""
+"""The environment variables of tasks and prepare steps: layers of the spec, then defaults."""
 
 from __future__ import annotations
 

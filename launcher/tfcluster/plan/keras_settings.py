@@ -1,7 +1,7 @@
-"""Which Keras the tasks get: Keras 3 fails on several workers unless its release can be patched.
+"""The settings that tasks read, and the choice of Keras 2 or Keras 3 for them.
 
-`tfcluster_workers.keras3` patches it inside the task, in the releases it was tested with; where it
-cannot, tf_keras stands in (TF_USE_LEGACY_KERAS).
+Keras 3 fails on several workers. `tfcluster_workers.keras3` patches it inside the task, in the
+releases it was tested with; otherwise tasks get tf_keras (TF_USE_LEGACY_KERAS).
 """
 
 from __future__ import annotations

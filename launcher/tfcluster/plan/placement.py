@@ -1,4 +1,8 @@
-"""What docker is told of one task: image, limits, and what it sees of the daemon's machine."""
+"""The placement of tasks: node and backend of each, its container, and the tasks of this machine.
+
+`seats` reads the spec; `part` and `apart` reduce a plan to the tasks that
+`tfcluster join` and `up --except` start.
+"""
 
 from __future__ import annotations
 

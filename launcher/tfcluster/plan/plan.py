@@ -1,4 +1,4 @@
-"""The values of a plan: what each task of a run will be, as far as it is known before the start."""
+"""The values of a plan: nodes, tasks and commands, as known before the start, and their JSON."""
 
 from __future__ import annotations
 

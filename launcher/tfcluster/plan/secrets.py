@@ -1,4 +1,4 @@
-"""Which values are shown to nobody: those that the spec calls secret, and those whose names do."""
+"""Secret values: the variables that are secret, and the removal of their values from output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Has the agents of all nodes look at them, and at each other, before anything is started."""
+"""Probes that check the nodes before a start, and the links between them after a failure.
+
+`NodeProbes` asks the agents of all nodes; `probe_this_node` and `probe_this_node_longer` check
+this machine without an agent; `ReachabilityCheck` has the nodes dial each other.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What is wrong with the nodes of a run, from what a probe found on each (pure).
+"""Rules that find what is wrong with the nodes of a run, from each node's probe answer (pure).
 
-TensorFlow would tell the same after an hour, or in words that name no host. Sources of the rules:
-unequal versions tensorflow#34156, unequal GPUs #47203 and #60847, unreachable peers #46931.
+TensorFlow reports the same problems after an hour, or without naming the host. Sources of the
+rules: unequal versions tensorflow#34156, unequal GPUs #47203 and #60847, unreachable peers #46931.
+The module holds the values (`Finding`, `Needs`, `PreflightReport`) and `judge`, which applies the
+rules.
 """
 
 from __future__ import annotations

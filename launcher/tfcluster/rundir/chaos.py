@@ -1,14 +1,14 @@
-"""Rehearsed faults (``up --chaos``): what the user may write, and who is told of it.
+"""Injected faults (``up --chaos``): parses them, passes them to tasks, and records their effects.
 
 ::
 
     kill worker:1 at step 50
     exit 3 worker:0 at save 2 in attempt 2; stop worker:1 at join
 
-A fault is injected by the task itself, exactly at its place: it stands in the task's
-``TFCLUSTER_SETTINGS`` of the one attempt it is meant for (tfcluster_workers/chaos.py does it).
-What a task cannot do to itself, the coordinator orders as soon as the task reports its place: the
-death of a node's agent, and whatever happens to a task that serves, for it takes no steps.
+A task injects a fault into itself, exactly at its place: the fault is in the task's
+``TFCLUSTER_SETTINGS`` of the attempt it is meant for (see tfcluster_workers/chaos.py). Faults that
+a task cannot inject are ordered by the coordinator as soon as a task reports the place: the death
+of a node's agent, and the faults of a task that serves, because it takes no steps.
 """
 
 from __future__ import annotations

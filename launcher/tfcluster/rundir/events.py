@@ -57,7 +57,7 @@ class NodeConnected(Event):
     """Process id of the node's agent."""
     guard_pid: int
     identity: Mapping[str, Any] | None = None
-    """Who agent and guard are, for whoever must prove their end (`agent.fence`)."""
+    """Who agent and guard are, for whoever must prove their end (`agent.fencing`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

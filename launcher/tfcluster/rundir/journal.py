@@ -1,4 +1,4 @@
-"""Writes down what happens: an event goes to ``events.jsonl``, into the state, and to disk."""
+"""Makes the run folder and writes its files: events to ``events.jsonl``, the state to disk."""
 
 from __future__ import annotations
 

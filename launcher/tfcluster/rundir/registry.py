@@ -1,4 +1,4 @@
-"""Which runs there are, which of them a user means, and whether their coordinators still live."""
+"""The registry of runs: lists them, finds the one a user means, and checks their coordinators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state of a run as views read it from ``state.json``: what is, not what happened."""
+"""The state of a run and its tasks as views read it from ``state.json``, with its validation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _is_metric(value: object) -> bool:
 
 
 def _is_agent(value: object) -> bool:
-    """Process ids, and an identity that the agent's own host alone reads (`agent.fence`)."""
+    """Process ids, and an identity that the agent's own host alone reads (`agent.fencing`)."""
     if not isinstance(value, dict):
         return False
     numbers = {name: number for name, number in value.items() if name != "identity"}
@@ -188,7 +188,7 @@ class RunSnapshot:
     by_hand: dict[str, str] = field(default_factory=dict)
     """Task that the user starts (``up --except``) → its address."""
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Node → process ids, ``{"local": {"pid": 12, "guard_pid": 13}}``, and `agent.fence`'s
+    """Node → process ids, ``{"local": {"pid": 12, "guard_pid": 13}}``, and `agent.fencing`'s
     ``identity``."""
     ended_at: float | None = None
     leases: dict[str, float] = field(default_factory=dict)

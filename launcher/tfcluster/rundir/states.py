@@ -1,4 +1,4 @@
-"""One family of states for every run, whatever it runs on."""
+"""The states of runs, nodes and tasks, the same for all backends, and their transitions."""
 
 from __future__ import annotations
 

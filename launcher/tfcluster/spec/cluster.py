@@ -1,4 +1,4 @@
-"""The spec's `cluster`: which tasks there are, in TF_CONFIG's own form or a shorter one."""
+"""The spec's `cluster`: the tasks of each job, their addresses, and the rules between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all sections of the spec share: strict keys, documented fields, durations, rule findings."""
+"""The building blocks of all spec sections: strict keys, documented fields, durations, mistakes."""
 
 from __future__ import annotations
 

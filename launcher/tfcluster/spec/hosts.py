@@ -1,7 +1,7 @@
-"""Hosts as launchers have always been given them: a file of lines, or a list in an option.
+"""Hosts from the command line: parsing of ``--hosts`` and ``--hostfile``, and their use in a spec.
 
-A line is ``[user@]host [slots=N]``, as in mpirun's, horovodrun's and DeepSpeed's files; a list is
-``host[:N],…``, as in ``horovodrun -H``. ``host:N`` is understood in both.
+A line of a host file is ``[user@]host [slots=N]``, as in the files of mpirun, horovodrun and
+DeepSpeed; a list is ``host[:N],…``, as in ``horovodrun -H``. Both accept ``host:N``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from pydantic_core import PydanticCustomError
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import cluster
-from tfcluster.spec import cluster as address
 from tfcluster.spec.cluster import JOBS, MOST_TASKS, JobName
+from tfcluster.spec.cluster import parse as parse_address
 from tfcluster.spec.fields import shorten
 from tfcluster.spec.host_choice import HostChoice
 from tfcluster.spec.jsonc import Lines
@@ -124,7 +123,7 @@ def _collected(items: Iterator[tuple[str, list[str]]], whole: str) -> tuple[Host
         except _Wrong as wrong:
             problems.append(Problem(place, wrong.message, wrong.fix))
             continue
-        before = found.setdefault(cluster.parse(f"{one.host}:0").key, one)
+        before = found.setdefault(parse_address(f"{one.host}:0").key, one)
         if before is not one:
             fix = "keep one; a host that takes several tasks: slots=2, or host:2"
             problems.append(Problem(place, f"{one.host} is named before: {before.place}", fix))
@@ -155,7 +154,7 @@ def _host(words: Sequence[str], place: str) -> HostSlots:
             raise _Wrong("the slots are written twice", "keep one")
         slots = _number(value)
     try:
-        host = cluster.parse(f"{name}:0").host
+        host = parse_address(f"{name}:0").host
     except PydanticCustomError as error:
         raise _Wrong(f"{shorten(name)} is not the name of a host", _fix(name, error)) from None
     user = words[0].removesuffix(login[1]) if login else ""
@@ -276,4 +275,4 @@ def _hosts_of(cluster: Mapping[str, Any]) -> Iterator[str]:
         for task in tasks if isinstance(tasks, list) else ():
             text = task.get("address") if isinstance(task, Mapping) else task
             with contextlib.suppress(PydanticCustomError):
-                yield address.parse(str(text)).host
+                yield parse_address(str(text)).host

@@ -12,12 +12,11 @@ from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import jsonc, overrides
-from tfcluster.spec import problems as explain
 from tfcluster.spec.fields import Mistake, Path, shorten
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
-from tfcluster.spec.problems import dotted, shown
+from tfcluster.spec.problems import dotted, findings, shown
 from tfcluster.spec.selection import select
 from tfcluster.spec.source import Source, read_source
 
@@ -209,7 +208,7 @@ def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
     try:
         return ClusterSpec.model_validate(value), []
     except ValidationError as error:
-        found = explain.findings(error, value)
+        found = findings(error, value)
     return None, [*found, *_rules_on_the_rest(value, found)]
 
 
@@ -224,6 +223,6 @@ def _rules_on_the_rest(value: dict[str, Any], found: Sequence[Mistake]) -> Itera
     try:
         ClusterSpec.model_validate(rest)
     except ValidationError as error:
-        for finding in explain.findings(error, rest):
+        for finding in findings(error, rest):
             if finding.path and finding.path[0] not in bad:
                 yield finding

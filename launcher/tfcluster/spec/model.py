@@ -1,4 +1,4 @@
-"""The spec as a value: what a user may write, section by section, and the rules between them."""
+"""The spec as a value: `ClusterSpec`, the top level, and the rules between its sections."""
 
 from __future__ import annotations
 

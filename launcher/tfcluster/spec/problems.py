@@ -1,4 +1,4 @@
-"""Turns the model's errors into findings that say, in the user's words, what to write instead."""
+"""The translation of pydantic's errors into mistakes with a message and a fix for the user."""
 
 from __future__ import annotations
 

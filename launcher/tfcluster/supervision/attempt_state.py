@@ -1,4 +1,7 @@
-"""How far a run is, and the only ways in which it ends: an attempt, or the whole (pure)."""
+"""The state of an attempt: its gang, stage, timers and orders, and how it or the run ends (pure).
+
+`AttemptState` is the only place that changes the stage, stops tasks or sets the outcome.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Which host the others cannot reach any more, from what the nodes say of each other (pure).
+"""Finds the host that the others cannot reach, from what the nodes report of each other (pure).
 
-TensorFlow tells of a cut line as of a dead peer: every task blames another, in words that name no
-host. So once tasks fail that way the agents, which the coordinator still reaches by ssh, dial each
-other's task ports, and whoever cannot be reached is named. A line that is whole again by then is
-known by the task that TensorFlow's heartbeats missed (coordination_service.cc).
+TensorFlow reports a cut link like a dead peer: every task blames another, in messages that name no
+host. So once tasks fail that way, the agents, which the coordinator still reaches by ssh, dial
+each other's task ports, and the host that cannot be reached is named. Where the link works again
+by then, the host is the one of the task whose heartbeats TensorFlow missed
+(coordination_service.cc).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class DialPlan:
     ports: Mapping[TaskId, int]
 
     def of(self, node: str) -> list[dict[str, Any]]:
-        """What `agent.probe` and `agent.dial` are told to dial there."""
+        """What `agent.node.probe` and `agent.net.reachability` are told to dial there."""
         return [
             {
                 "node": task.node,
@@ -93,7 +94,7 @@ def can_break(plan: Plan) -> bool:
 
 
 def order_for(node: str, calls: DialPlan, attempt: int) -> dict[str, Any]:
-    """What `agent.dial` is to do on `node`."""
+    """What `agent.net.reachability` is to do on `node`."""
     return {"attempt": attempt, "others": calls.of(node), "patience_s": PATIENCE_S}
 
 

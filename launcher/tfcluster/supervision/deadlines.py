@@ -1,4 +1,4 @@
-"""Sees what never ends by itself: who does not come, does not move, outlives the others (pure)."""
+"""Detects tasks that hang: never join, make no progress, are stopped or outlive the rest (pure)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What the tasks' exits mean for the run: go on, wait for the rest, or end, and how (pure).
+"""Judges what the tasks' exits mean for the run, and defines the orders to the coordinator (pure).
 
 A run succeeds when the chief and the workers that train have ended with 0. Workers get
-`finish_grace_s` after the chief: healthy ones may leave seconds after it, and those of an
-Estimator with parameter servers start later and train on. Tasks that only serve (ps, and workers
-inside `Server.join`) never end by themselves and are ended when no worker trains any more. Exit
-codes decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end). A task
-that restarts alone and has failed for good does not end the others, but the run has failed.
+`finish_grace_s` after the chief: healthy ones may exit seconds after it, and those of an Estimator
+with parameter servers start later and train longer. Tasks that only serve (ps, and workers inside
+`Server.join`) never end by themselves and are stopped when no worker trains any more. Exit codes
+decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end). A task that
+restarts alone and has failed for good does not stop the others, but the run has failed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One task that ended badly: what kind of end it was, in whose words, and what helps."""
+"""The failure of one task: its kind, the reason in words, and the hint and page for the user.
+
+`CIRCUMSTANCES` has the hints for failures without a known message; `known_errors` has the others.
+"""
 
 from __future__ import annotations
 

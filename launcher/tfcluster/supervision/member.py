@@ -1,4 +1,4 @@
-"""One task in one of its attempts, as the supervisor sees it."""
+"""One task in one attempt as the supervisor knows it, and the settings that tasks have read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Keeps account of a run's restarts: each unit's past, the verdict on its failure, its event."""
+"""Restarts the gang or single tasks: counts each one's restarts, applies the policy, orders them.
+
+`Restarts` keeps the counts, `GangRestarts` restarts the gang, `LoneRestarts` the tasks that
+restart alone.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Whether what has failed is started again, after how long, and if not, why (pure).
+"""Decides whether a failure leads to a restart, after which delay, and if not, why (pure).
 
-Restarted by default is what a new start can cure: a lost node, a signal, a lack of memory.
-Preemption and a stolen port cost nothing of the budget, but three in a row without progress end
-it: TensorFlow's PreemptionCheckpointHandler exits with 42 after saving (143 on GCE;
-tensorflow/python/distribute/failure_handling/failure_handling.py). An exception comes again
-unless something has changed, so it needs ``restart_on_error`` or a checkpoint that is newer than
-the attempt, and never gets a third try from the same place. What no start can cure is permanent.
+By default, failures that a restart can fix are restarted: a lost node, a signal, a lack of memory.
+Preemption and a taken port do not count against the budget, but three in a row without progress
+end the run: TensorFlow's PreemptionCheckpointHandler exits with 42 after saving (143 on GCE;
+tensorflow/python/distribute/failure_handling/failure_handling.py). An exception would occur again
+unless something has changed, so a restart needs ``restart_on_error`` or a checkpoint newer than
+the attempt, and the same exception never gets a third try from the same checkpoint. Failures that
+no restart can fix are permanent.
 """
 
 from __future__ import annotations

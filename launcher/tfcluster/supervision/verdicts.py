@@ -1,8 +1,8 @@
-"""Which of several failed tasks is the cause: the first whose failure is not a consequence.
+"""Names the root cause of a failure, blames tasks that hang, and settles how the run ends (pure).
 
 When one worker dies, TensorFlow ends the others within seconds with errors of their own
 (tensorflow/core: "Collective ops is aborted by", coordination-service heartbeats). Those are
-*collateral*; what killed the first task is the *root cause*.
+*collateral*; the first failure that is not collateral is the *root cause*.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The live view of a run: it reads the run folder at its own pace and never holds anybody up.
+"""The live view of a run: output, events and a status line, read from the run folder.
 
-`up` runs it in a daemon thread beside the coordinator's loop, `attach` and ``logs -f`` in their
-own process. All writing to the terminal happens in the view's thread, talk of `up` included, so
-a terminal that stands still (Ctrl-S) stops the view and nothing else.
+The view runs at its own pace and never blocks a run: `up` runs it in a daemon thread beside the
+coordinator's loop, `attach` and ``logs -f`` in their own process. Only the view's thread writes to
+the terminal, messages of `up` included, so a stopped terminal (Ctrl-S) stops the view and nothing
+else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Pure work on blocks of whole lines, in C speed: no Python per line on the hot path.
+"""Pure functions on blocks of whole lines: progress bars, prefixes, sanitizing, collapsing.
 
-What comes from tasks, hosts, daemons and specs may hold escape sequences that write the clipboard
-(OSC 52), move the cursor or rename the window. `harmless` and its kin are what stands between them
-and a screen: `MergedLogs` calls it for the tasks' lines, `Terminal` for everything else.
+They run at C speed: no Python code per line on the hot path.
+
+Text from tasks, hosts, daemons and specs may hold escape sequences that write the clipboard
+(OSC 52), move the cursor or rename the window. The `harmless` functions keep them from a screen:
+`MergedLogs` calls them for the tasks' lines, `Terminal` for everything else.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The tasks' logs of a run as one stream: ``worker:0 │ line``, whole lines, in order per task.
+"""Merges a run's task logs into one stream: ``worker:0 │ line``, whole lines, in order per task.
 
-What a pipe or a file gets is what the tasks wrote, byte for byte, apart from the prefix and from
-progress bars (their last state). What a terminal gets is made harmless, and a line longer than
-the screen can use is cut with a note; the log files keep everything.
+A pipe or a file gets what the tasks wrote, byte for byte, apart from the prefix and from progress
+bars (only their last state). A terminal gets sanitized lines, and a very long line is cut with a
+note; the log files keep everything.
 """
 
 from __future__ import annotations

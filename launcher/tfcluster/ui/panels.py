@@ -1,4 +1,7 @@
-"""What the closing summary and the looking commands say: pure functions."""
+"""Panels and tables of a run: its trials, summary, root cause, `status`, `ps` and `checkpoints`.
+
+All functions are pure: they turn the run's state (`RunSnapshot`) into parts that `ui.render` draws.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a plan looks before anything is started: a table of tasks, or one task in full."""
+"""Formats a plan: as a table of tasks, as one task in full, as shell lines, as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Trees of files on their way to a node: what is announced of them, and their bytes by slices."""
+"""Sending trees of files to a node, and the questions and answers that all file transfer uses.
+
+The node gets the tree's entries with their digests (`announce`) and asks for the contents it
+lacks, which follow in slices (`Sending`).
+"""
 
 from __future__ import annotations
 

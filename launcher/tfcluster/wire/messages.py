@@ -1,4 +1,9 @@
-"""The first words on a connection to an agent: its welcome, or why it will not serve us."""
+"""The messages an agent may send: their fields, who may send what about which task, and the
+agent's answer to the hello (`welcome`).
+
+A node is not trusted: `check`, `check_owner` and `check_ended` raise ProtocolError for every
+message that an agent of this version would not send.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +63,7 @@ def _are_ports(value: object) -> bool:
 
 
 def _is_identity(value: object) -> bool:
-    """Of an agent (`agent.fence`): what its own node is given back, and nobody else."""
+    """Of an agent (`agent.fencing`): what its own node is given back, and nobody else."""
     return _has_fields(value, {**dict.fromkeys(_PROCESSES, _is_whole), "where": _is_where})
 
 
@@ -205,7 +210,7 @@ def check_owner(
 
 
 def check_ended(found: object) -> None:
-    """Raises ProtocolError for what is no answer of `agent.lost_run`."""
+    """Raises ProtocolError for what is no answer of `agent.fencing.end_lost_run`."""
     names = _all(lambda name: isinstance(name, str) and _NAME.fullmatch(name) is not None)
     fields = {"ended": names, "stays": names, "is_proved": _is_truth, "folder": _or_none(_is_path)}
     if not _has_fields(found, fields):

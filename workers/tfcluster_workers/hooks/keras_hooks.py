@@ -1,7 +1,7 @@
-"""Adds one silent callback to every `fit` of tf.keras, tf_keras and Keras 3.
+"""Reports the steps of every `fit` of tf.keras, tf_keras and Keras 3 with a silent callback.
 
-It changes no number and no visible output: Keras's list of callbacks gets it after the user's own,
-the user's list stays as it was, and Keras's warning about slow callbacks does not count it.
+The callback changes no number and no visible output: it is added to Keras's list after the user's
+callbacks, the user's own list stays as it is, and Keras's warning about slow callbacks ignores it.
 """
 
 from __future__ import annotations

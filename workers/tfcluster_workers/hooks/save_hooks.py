@@ -1,6 +1,6 @@
-"""Reports the checkpoints that TensorFlow and Keras write, each with its step, as any script saves.
+"""Reports the checkpoints that a script saves with TensorFlow or Keras, each with its step.
 
-The faults of `--chaos` that strike while a checkpoint is being written strike here.
+The faults that `--chaos` injects while a checkpoint is being written are injected here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One file on its way into a node, known by its SHA-512 until it has its name and place."""
+"""Files that a node receives: path checks, sparse writes, and blobs named by their SHA-512."""
 
 from __future__ import annotations
 

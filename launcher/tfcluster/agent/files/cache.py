@@ -1,9 +1,9 @@
-"""What a node keeps after a run, and when it goes: folders of the cache.
+"""A node's cache folders: which remain after a run, and when they are removed.
 
-``bundles/`` and ``files/`` are for later runs, and named by what is in them; ``nodes/`` has a
-folder for each run, which stays where its coordinator was killed, or where it holds what could not
-be gathered. The time of each says when it was last of use. What was of none for `UNUSED_DAYS` is
-removed, a little at the end of each run.
+``bundles/`` and ``files/`` are for later runs and named by their content; ``nodes/`` has a folder
+for each run, which remains if the coordinator was killed or files could not be gathered. The
+modification time of each says when it was last used. What was unused for `UNUSED_DAYS` is removed,
+a part at the end of each run.
 """
 
 from __future__ import annotations

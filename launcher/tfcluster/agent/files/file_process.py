@@ -1,8 +1,8 @@
-"""What a remote node's agent does with files, in a process of its own beside it.
+"""The file process beside a remote node's agent: receives, lists and sends files.
 
-Reading, hashing and copying gigabytes, and a disk that stands still, hold up neither exits nor
-logs nor pings so, and the tasks come first: the process is niced. It is forked with the first
-order for it, passes what it sends through the agent's line, and ends with the agent.
+So large files and a hanging disk delay neither exits nor logs nor pings of the agent; the process
+is niced because the tasks come first. It is forked at the first file order, sends through the
+agent's link, and ends with the agent. `FileOrders` is the agent's end of it.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _become_file_process(its_end: socket.socket, cache: str, passing: str, agent
 
 
 ALIVE_S = 2.0
-"""Whoever waits gives up after many times that (`far_files.SILENCE_S`)."""
+"""Whoever waits gives up after many times that (`wire.file_transfer.SILENCE_S`)."""
 _ORDER_READ_BYTES = 256 << 10
 _FAILED: dict[str, dict[str, Any]] = {
     "receive": {"type": "receive_failed"},

@@ -1,9 +1,9 @@
-"""Trees of files that come over the line: what is here already is not sent again.
+"""File trees that a node receives; files that it already has are not sent again.
 
-An order names a folder and what it shall hold, each file by its SHA-512. The answer names the
-digests that are lacking, takes those as `F` frames, and then the folder is made: all of it beside
-the place first, then one rename. Code is kept in a content-addressed cache for the next run;
-what is not to be kept is moved into its place, not copied.
+An order names a folder and its files, each by its SHA-512. The answer names the missing digests,
+which then come as `F` frames. When all are there, the folder is built beside its place and renamed.
+Code is kept in a content-addressed cache for the next run; other files are moved to their places,
+not copied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of this node that the coordinator asks for: a listing, and contents at a bounded rate."""
+"""Files that a node sends: listings of folders, and contents at a limited rate."""
 
 from __future__ import annotations
 

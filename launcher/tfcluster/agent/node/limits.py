@@ -1,6 +1,8 @@
-"""Which cores this process may use, and how they lie: cpusets, limits, NUMA nodes, hyper-threads.
+"""The limits of this process on its machine: usable cores and their layout, out-of-memory kills.
 
-Read from the kernel's own files in a few milliseconds, on a machine of any size.
+Cores come from affinity, cpusets, CPU quotas, NUMA nodes and hyper-threads; the evidence for an
+out-of-memory kill from control groups and the kernel log. All is read from the kernel's files
+within a few milliseconds, on a machine of any size.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The way of the tasks' output: from pipes to logs, and on to whoever wants to see it."""
+"""The tasks' output: drained from pipes into log files and streamed to the coordinator."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A task's output on its way from the pipe to its log file, without a look at lines.
+"""One task's output: its pipe, its log file, and the mask over secrets; lines are not parsed.
 
 The pipe is large and drained in large reads, so a task never waits for a disk or a coordinator.
-When the file cannot take it (disk full), draining goes on and what is lost is counted.
+If the file cannot be written (disk full), draining goes on and the lost bytes are counted.
 """
 
 from __future__ import annotations

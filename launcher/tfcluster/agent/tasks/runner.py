@@ -13,8 +13,17 @@ from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node.limits import Witness
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
-from tfcluster.agent.tasks import task as stop
-from tfcluster.agent.tasks.task import MAX_EVENT, StartError, Task, fork_and_exec
+from tfcluster.agent.tasks.task import (
+    DRAIN_S,
+    MAX_EVENT,
+    StartError,
+    Task,
+    clear_group,
+    escalate,
+    fork_and_exec,
+    kill,
+    request_stop,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,7 +132,7 @@ class TaskRunner:
     def stop(self, names: list[str], grace_s: float) -> None:
         for name in names:
             if name in self._tasks:
-                stop.request_stop(self._tasks[name], grace_s)
+                request_stop(self._tasks[name], grace_s)
 
     def signal(self, names: list[str], number: int) -> None:
         """To the tasks' own processes only: their children need not know the signal."""
@@ -148,7 +157,7 @@ class TaskRunner:
         self._preloader.on_time(now)
         self._outflow.pipes.on_time(now)
         for task in list(self._tasks.values()):
-            stop.escalate(task, now)
+            escalate(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
                 self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
@@ -219,12 +228,12 @@ class TaskRunner:
     def _read_the_rest(self, task: Task) -> None:
         """All it wrote and reported itself; a grandchild that goes on gets `drain_until`."""
         self._hear(task)
-        task.drain_until = time.monotonic() + stop.DRAIN_S
+        task.drain_until = time.monotonic() + DRAIN_S
         for _ in ("what a full pipe holds", "its end"):
             self._outflow.drain(task)
 
     def _finish(self, task: Task) -> None:
-        stop.clear_group(task)
+        clear_group(task)
         self._unwatch(task)
         self._outflow.end(task)
         if task.reports.dropped > 1:
@@ -242,7 +251,7 @@ class TaskRunner:
         """
         now = time.monotonic()
         for task in self._tasks.values():
-            stop.kill(task, now)
+            kill(task, now)
         deadline = now + _END_S
         while any(task.usage is None for task in self._tasks.values()):
             self.reap()

@@ -1,4 +1,4 @@
-"""One task's process: started in a group of its own, its output and events read, its end known."""
+"""One task's process: its start in an own process group, its report budget, its state and stop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The system's `docker` client: what it is asked, and what it answers, in words.
+"""Calls of the system's `docker` client: which daemon it reaches, its answers, and its errors
+with a fix.
 
-So contexts, remote daemons and rootless ones work as they do in the user's own shell.
+Through the client, contexts and remote or rootless daemons work as in the user's own shell.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What runs have made with docker, found and removed by its labels alone.
+"""Containers and networks of runs, found and removed by their labels alone.
 
-While a run lasts, a small shell of its own waits for the coordinator's end, however that comes,
-and then removes all that bears the run's label. What even that could not remove (a daemon that
-was away, a machine that went down) is a leftover: of a coordinator that is gone.
+During a run a small shell (`Sweeper`) waits for the coordinator's end, however that happens, and
+then removes everything with the run's label. What it could not remove (the daemon did not answer,
+the machine went down) is a leftover, whose coordinator is gone (`find`, `remove`).
 """
 
 from __future__ import annotations
