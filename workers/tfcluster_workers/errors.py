@@ -2,7 +2,7 @@
 
 JobError
 ├── OptionError              jobs/options.py: a command line that cannot work
-├── NoTpuError               tpu.py: strategy.name is tpu
+├── NoTpuError               strategy.py: strategy.name is tpu
 ├── KerasChoiceError         keras_choice.py
 ├── NoEstimatorError         estimator_needs.py
 ├── ClusterChangedError      cluster_check.py: a script that joins another cluster than its run's

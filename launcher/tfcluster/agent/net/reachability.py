@@ -1,6 +1,6 @@
 """Tells which of the other nodes' task ports cannot be reached from this node right now.
 
-    python dial.py '{"attempt": 1, "others": [{"node": …, "task": …, "host": …, "port": …}, …], …}'
+    python reachability.py '{"attempt": 1, "others": [{"node": …, "task": …, "host": …, "port": …}, …], …}'
 
 Prints one line of JSON: `attempt`, and `cut`, a row (node, task, host, port, why) for each that
 did not answer. A refusal is an answer: the host is there, and its task has ended.
