@@ -123,8 +123,8 @@ def after_a_loss(tmp_path: Path) -> Scene:
 
 
 def again(told: Story) -> Any:
-    assert told.supervisor.again is not None
-    return told.supervisor.again
+    assert told.supervisor.next_attempt is not None
+    return told.supervisor.next_attempt
 
 
 def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:

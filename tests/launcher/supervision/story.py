@@ -42,8 +42,10 @@ class Story:
 
     def begin(self, number: int, *, within_s: float = 0.0) -> Story:
         """All tasks of the attempt are told to start, and do."""
-        again = self.supervisor.again
-        members = again.members if again else tuple(task.id for task in self.plan.tasks)
+        next_attempt = self.supervisor.next_attempt
+        members = (
+            next_attempt.members if next_attempt else tuple(task.id for task in self.plan.tasks)
+        )
         for task in self.supervisor.begin(number, members):
             self.supervisor.started(str(task), number, self.now + within_s)
         self._take()
@@ -106,7 +108,7 @@ class Story:
         """What the chief saved is home, and all that was ordered is done."""
         assert do.GatherCheckpoints() in self.orders
         self.orders.clear()
-        self.supervisor.home(step, self.now, name=name)
+        self.supervisor.checkpoints_gathered(step, self.now, name=name)
         self._take()
         return self
 

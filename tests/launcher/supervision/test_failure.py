@@ -79,9 +79,9 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (fails(f"{RUNTIME}.UnknownError", "Could not start gRPC server"), Kind.PORT_TAKEN, None),
         (fails("OSError", "[Errno 98] Address already in use"), Kind.EXCEPTION, None),
         (fails(f"{RUNTIME}.InternalError", ABORTED), Kind.COLLATERAL, None),
-        (ended(None, None, observed=Kind.LATE, words="it hung"), Kind.LATE, "it hung"),
+        (ended(None, None, observed=Kind.LATE, description="it hung"), Kind.LATE, "it hung"),
         (ended(None, None, observed=Kind.FROZEN), Kind.FROZEN, "stopped by a signal"),
-        (ended(0, observed=Kind.PERMANENT, words="no trial"), Kind.PERMANENT, "no trial"),
+        (ended(0, observed=Kind.PERMANENT, description="no trial"), Kind.PERMANENT, "no trial"),
     ],
 )
 def test_kind_and_reason(failure: Failure, kind: Kind, reason: str | None) -> None:
@@ -128,7 +128,7 @@ def test_an_endless_line_is_cut() -> None:
 
 def test_a_sigkill_without_evidence_names_the_usual_suspects() -> None:
     failure = ended(None, signal.SIGKILL, "ImportError: an optional one, caught\n")
-    assert "short of memory" in str(failure.hint)
+    assert "out of memory" in str(failure.hint)
     assert failure.docs == "docs/failures.md#sigkill"
 
 
@@ -142,7 +142,7 @@ def test_a_sigkill_without_evidence_names_the_usual_suspects() -> None:
         (fails("KeyError", "'x'"), None),
         (ended(None, 9, out_of_memory="x"), "out-of-memory"),
         (ended(42), "preempted"),
-        (ended(None, None, observed=Kind.NODE_LOST, words="gone"), "node-lost"),
+        (ended(None, None, observed=Kind.NODE_LOST, description="gone"), "node-lost"),
         (ended(log="'https' scheme not supported in proxy URI\n" + "x\n" * 99), "proxy"),
         (ended(log="'https' scheme not supported in proxy URI\n" + TRACEBACK), None),
         (
@@ -172,7 +172,7 @@ def test_where_it_is_explained(failure: Failure, anchor: str | None) -> None:
 def test_every_end_has_a_kind_and_a_reason(
     exit_code: int | None,
     number: int | None,
-    words: str,
+    description: str,
     reported: dict[str, str] | None,
     memory: str | None,
     observed: Kind | None,
@@ -182,7 +182,7 @@ def test_every_end_has_a_kind_and_a_reason(
         exit_code,
         number,
         error=reported,
-        last_lines=words,
+        last_lines=description,
         out_of_memory=memory,
         observed=observed,
     )

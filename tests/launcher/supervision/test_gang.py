@@ -67,11 +67,11 @@ def test_tasks_that_are_stopped_alike_are_one_order() -> None:
     assert longest_grace_s([]) == 0.0
 
 
-def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", words: str = "") -> None:
+def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str = "") -> None:
     member = gang.get(task)
     assert member is not None
     event = TaskExited(task=task, attempt=1, exit_code=1, ended_by=ended_by)
-    gang.note_exit(member, event, error=None, last_lines=words)
+    gang.note_exit(member, event, error=None, last_lines=description)
 
 
 def test_a_task_we_ended_is_never_to_blame() -> None:
@@ -91,7 +91,7 @@ def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
         plan = plan_of("worker:0")
         command = replace(plan.tasks[0].command, env=(settings,))
         gang = Gang(replace(plan, tasks=(replace(plan.tasks[0], command=command),)))
-        exit_of(gang, "worker:0", words=said)
+        exit_of(gang, "worker:0", description=said)
         (failure,) = gang.failures
         assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
 

@@ -38,7 +38,7 @@ CHANGES: list[Callable[[Gang, Member, float], object]] = [
     lambda gang, member, now: _exit(member, 143, by="tfcluster"),
     lambda gang, member, now: member.fails(last_lines=COLLATERAL),
     lambda gang, member, now: setattr(member, "is_lost", True),
-    lambda gang, member, now: setattr(member, "is_due_again", True),
+    lambda gang, member, now: setattr(member, "is_restart_due", True),
     lambda gang, member, now: gang.renew(member),
 ]
 
@@ -54,7 +54,7 @@ def test_its_answers_are_those_of_a_look_at_every_member(seed: int) -> None:
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
         assert gang.member_counts.waits_since() == min(filter(None, waiting), default=None)
-        assert {one.answer_by for one in gang.member_counts.standings() if one.lives} == {
+        assert {one.answer_by for one in gang.member_counts.standings() if one.may_run} == {
             m.answer_by for m in living
         }
         for is_gang in (True, False):
@@ -90,9 +90,9 @@ def _looks_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
         patch.setattr(member_counts, "standing_of", counted)
         patch.setattr(Member, "end", counted_end)
         names = [f"worker:{index}" for index in range(size)]
-        told = story(*names)
+        replay = story(*names)
         for kind in ("waiting_for_peers", "ready", "progress"):
             for name in names:
-                told.says(name, kind, step=1)
-        told.exits(names[-1], 1).ended(*names[:-1])
+                replay.says(name, kind, step=1)
+        replay.exits(names[-1], 1).ended(*names[:-1])
     return looks / size

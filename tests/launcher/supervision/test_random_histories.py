@@ -57,7 +57,7 @@ class World:
         self.storm = self.random.choice((0.0, 0.04, 0.2))
         self.supervisor = Supervisor(plan, jitter=self.random.random)
         self.alive: dict[tuple[str, int], Process] = {}
-        self.alone: list[do.StartAlone] = []
+        self.to_restart: list[do.StartAlone] = []
         self.codes: dict[str, int | None] = {}
         """How each task last ended."""
         self.cut_off: dict[str, bool] = {}
@@ -67,7 +67,7 @@ class World:
         self.deaf: set[str] = set()
         """Nodes whose agents do nothing any more."""
         self.is_homing = self.is_stopped = self.is_calm = False
-        self.begun: list[tuple[float, do.Again]] = []
+        self.begun: list[tuple[float, do.NextAttempt]] = []
         self.events: list[ev.Event] = []
         self.supervisor.begin_run(self.now)
         self._begin(1, tuple(task.id for task in plan.tasks))
@@ -76,7 +76,7 @@ class World:
 
     def _begin(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
-        self.alone.clear()
+        self.to_restart.clear()
         core = [p for p in self.alive.values() if p.id.job != "evaluator"]
         assert core == [], "a gang began while one before it was alive"
         if not self.is_calm and self.random.random() < 0.2:  # something crosses the put-back
@@ -98,7 +98,7 @@ class World:
                 case do.StopTasks(node, tasks, grace_s):
                     self._stop(node, tasks, grace_s)
                 case do.StartAlone():
-                    self.alone.append(action)
+                    self.to_restart.append(action)
                 case do.GatherCheckpoints():
                     self.is_homing = True
                 case do.DropNode(node):
@@ -122,22 +122,22 @@ class World:
         for node in sorted(self.lost - self.gone):
             if not self.is_calm and self.random.random() < 0.2:
                 self.gone.add(node)
-                self.supervisor.gone(node, "no route", self.now)
+                self.supervisor.node_gone(node, "no route", self.now)
                 self.obey()
             else:
                 self.lost.discard(node)
 
     def start_what_is_due(self) -> None:
-        if (again := self.supervisor.again) is not None:
+        if (next_attempt := self.supervisor.next_attempt) is not None:
             assert not self.is_stopped, "a restart after a stop was asked for"
-            self.begun.append((self.now, again))
-            self.pass_time(again.delay_s)
-            if self.supervisor.again is again:
+            self.begun.append((self.now, next_attempt))
+            self.pass_time(next_attempt.delay_s)
+            if self.supervisor.next_attempt is next_attempt:
                 self._reconnect()
-            if self.supervisor.again is again:
-                self._begin(again.number, again.members)
-        elif self.alone:
-            wanted = self.alone.pop(0)
+            if self.supervisor.next_attempt is next_attempt:
+                self._begin(next_attempt.number, next_attempt.members)
+        elif self.to_restart:
+            wanted = self.to_restart.pop(0)
             self._reconnect()
             self._order([wanted.task], wanted.attempt)
 
@@ -256,7 +256,7 @@ class World:
             self._start(awaited[0])
         elif self.is_homing and choice < 0.6:
             self._bring_home()
-        elif (self.supervisor.again or self.alone) and choice < 0.7:
+        elif (self.supervisor.next_attempt or self.to_restart) and choice < 0.7:
             self.start_what_is_due()
         elif choice < 0.85:
             self._befall()
@@ -266,7 +266,9 @@ class World:
 
     def _bring_home(self) -> None:
         self.is_homing = False
-        self.supervisor.home(self.random.choice((None, self.random.randrange(50))), self.now)
+        self.supervisor.checkpoints_gathered(
+            self.random.choice((None, self.random.randrange(50))), self.now
+        )
 
     def calm_down(self) -> None:
         """Nothing befalls anybody any more: who trains ends with 0, who serves stays.
@@ -274,8 +276,8 @@ class World:
         An agent that was told nothing goes on, for nobody could tell: local ones send no pings.
         """
         self.is_calm = True
-        told = {p.node for p in self.alive.values() if p.is_stopping or not p.is_started}
-        self.deaf &= told
+        replay = {p.node for p in self.alive.values() if p.is_stopping or not p.is_started}
+        self.deaf &= replay
         self.obey()
         for process in [p for p in self.alive.values() if not p.is_started]:
             if process.node not in self.deaf:
@@ -283,7 +285,7 @@ class World:
                 self.obey()
         if self.is_homing:
             self._bring_home()
-        elif self.supervisor.again or self.alone:
+        elif self.supervisor.next_attempt or self.to_restart:
             self.start_what_is_due()
         for process in self._reachable():
             if process.is_frozen and not process.is_stopping:
@@ -312,7 +314,7 @@ class World:
     def check(self) -> None:
         outcome = self.supervisor.outcome
         if self.is_stopped:
-            assert self.supervisor.again is None
+            assert self.supervisor.next_attempt is None
         if outcome is not None:
             running = [p for p in self.alive.values() if p.is_started]
             assert all(p.is_stopping for p in running), f"forgotten: {running}"
@@ -324,7 +326,7 @@ class World:
         for unit, count in Counter(e.task for e in restarts if not e.members).items():
             last = next(e for e in reversed(restarts) if e.task == unit)
             assert count <= last.of - 1, f"{unit}: {count} restarts of {last.of} attempts"
-        assert len(self.supervisor.gang.lone_failures) <= 3 * len(self.plan.tasks)
+        assert len(self.supervisor.gang.task_failures) <= 3 * len(self.plan.tasks)
 
 
 def kinds() -> dict[str, Plan]:
@@ -423,7 +425,7 @@ def always(befall: Callable[[World, Process], None], kind: str) -> World:
                 world.obey()
         if world.is_homing:
             world.is_homing = False
-            world.supervisor.home(7, world.now)
+            world.supervisor.checkpoints_gathered(7, world.now)
         world.obey()
         world.start_what_is_due()
         world.pass_time(1.0)

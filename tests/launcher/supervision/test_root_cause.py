@@ -30,7 +30,7 @@ def raised(task: str, message: str = "no", line: int = 12) -> Failure:
 
 
 def seen(task: str, kind: Kind) -> Failure:
-    return Failure(task, None, None, observed=kind, words="it was silent")
+    return Failure(task, None, None, observed=kind, description="it was silent")
 
 
 def killed(task: str) -> Failure:

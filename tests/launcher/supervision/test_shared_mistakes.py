@@ -17,16 +17,16 @@ def mistake(line: int = 3) -> dict[str, object]:
 
 
 def test_all_that_raised_the_cause_s_own_exception_are_named_although_we_ended_them() -> None:
-    told = story("worker:0", "worker:1", "worker:2", "worker:3")
-    told.says("worker:0", "error", **mistake()).says("worker:1", "error", **mistake())
-    told.exits("worker:0", 1, error=mistake())
-    assert told.stopped() == ["worker:1", "worker:2", "worker:3"]
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
-    told.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was being ended
-    told.exits("worker:3", 1, by="tfcluster", error=mistake(line=9)).home()  # because of the end
-    assert told.cause()["task"] == "worker:0"
-    assert told.cause()["also"] == ["worker:1", "worker:2"]
-    assert told.cause()["reason"].endswith("\nthe same on worker:1, worker:2")
+    replay = story("worker:0", "worker:1", "worker:2", "worker:3")
+    replay.says("worker:0", "error", **mistake()).says("worker:1", "error", **mistake())
+    replay.exits("worker:0", 1, error=mistake())
+    assert replay.stopped() == ["worker:1", "worker:2", "worker:3"]
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
+    replay.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was being ended
+    replay.exits("worker:3", 1, by="tfcluster", error=mistake(line=9)).home()  # because of the end
+    assert replay.cause()["task"] == "worker:0"
+    assert replay.cause()["also"] == ["worker:1", "worker:2"]
+    assert replay.cause()["reason"].endswith("\nthe same on worker:1, worker:2")
 
 
 @pytest.mark.parametrize(
@@ -36,34 +36,34 @@ def test_all_that_raised_the_cause_s_own_exception_are_named_although_we_ended_t
 def test_who_exits_with_the_cause_s_exception_has_ended_by_itself(
     line: int, signalled: int | None, by: str
 ) -> None:
-    told = story().exits("worker:0", 1, error=mistake())
+    replay = story().exits("worker:0", 1, error=mistake())
     code = None if signalled else 1
     event = ev.TaskExited(
         task="worker:1", attempt=1, exit_code=code, signal=signalled, ended_by="tfcluster"
     )
-    found = told.supervisor.gang.attributed(event, mistake(line))
+    found = replay.supervisor.gang.attributed(event, mistake(line))
     assert found.ended_by == by
 
 
 def test_who_raised_and_does_not_end_is_to_blame_for_its_exception() -> None:
-    told = story().says("worker:1", "error", **mistake())
-    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).home()
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "exception")
-    assert "ValueError: bad" in told.cause()["reason"]
+    replay = story().says("worker:1", "error", **mistake())
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).home()
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "exception")
+    assert "ValueError: bad" in replay.cause()["reason"]
 
 
 def test_an_exception_without_a_line_of_the_users_is_one_too() -> None:
     said = {"exception": "RuntimeError", "message": "no line"}
-    told = story().says("worker:1", "error", **said)
-    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=said).home()
-    assert told.cause()["reason"] == "RuntimeError: no line"
+    replay = story().says("worker:1", "error", **said)
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=said).home()
+    assert replay.cause()["reason"] == "RuntimeError: no line"
 
 
 @pytest.mark.parametrize(("code", "by"), [(2, "itself"), (1, "tfcluster")])
 def test_who_refuses_the_same_arguments_has_ended_by_itself(code: int, by: str) -> None:
     usage = "usage: main.py [-h]\nmain.py: error: unrecognized arguments: --epoch\n"
-    told = story().exits("worker:0", 2, last=usage)
+    replay = story().exits("worker:0", 2, last=usage)
     event = ev.TaskExited(task="worker:1", attempt=1, exit_code=code, ended_by="tfcluster")
-    assert told.supervisor.gang.attributed(event, None).ended_by == by
+    assert replay.supervisor.gang.attributed(event, None).ended_by == by

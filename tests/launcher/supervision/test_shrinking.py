@@ -43,7 +43,9 @@ def test_chief_and_workers_count_and_an_evaluator_does_not() -> None:
 
 def test_an_error_of_the_script_s_own_would_come_again_on_every_worker() -> None:
     assert left(WORKERS, 1, why=GiveUp("it would come again")) is None
-    cannot_start = Failure("worker:0", None, None, observed=Kind.START_FAILED, words="no file")
+    cannot_start = Failure(
+        "worker:0", None, None, observed=Kind.START_FAILED, description="no file"
+    )
     assert left(WORKERS, 1, cannot_start, GiveUp("alike")) == WORKERS[1:]
 
 
