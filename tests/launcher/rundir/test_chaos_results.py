@@ -89,7 +89,7 @@ def test_what_others_do_is_no_sign_and_an_early_end_with_0_is_none() -> None:
 
 
 NEVER = [
-    ("kill worker:1 at step 5000", 375, 1, "worker:1 got to step 375"),
+    ("kill worker:1 at step 5000", 375, 1, "worker:1 reached only step 375"),
     ("kill worker:1 at step 5000", None, 1, "the job reports no steps"),
     ("kill worker:1 at step 5 in attempt 2", 375, 1, "there was no attempt 2"),
     ("kill worker:1 at save 3", 375, 1, "worker:1 did not save that often"),

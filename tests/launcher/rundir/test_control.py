@@ -133,7 +133,7 @@ def test_a_socket_that_was_cleared_away_is_made_again(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the user's last session goes XDG_RUNTIME_DIR, and a run in the background goes on."""
-    monkeypatch.setattr(control, "_LISTEN_AGAIN_S", 0.01)
+    monkeypatch.setattr(control, "_CHECK_INTERVAL_S", 0.01)
     path = paths.control_socket
 
     def clear_and_ask() -> dict[str, Any]:

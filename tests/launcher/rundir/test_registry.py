@@ -68,18 +68,18 @@ def test_wait_means_the_live_run_else_background_runs_from_the_latest_on(make_ru
     older = make_run("older", started=1.0, background=True)
     newer = make_run("newer", started=2.0, background=True)
     make_run("foreground", started=3.0)
-    assert registry.to_wait_for() == newer
+    assert registry.resolve_for_wait() == newer
     newer.waited.touch()
-    assert registry.to_wait_for() == older
+    assert registry.resolve_for_wait() == older
     older.waited.touch()
     with pytest.raises(UnknownRunError, match="no run is live"):
-        registry.to_wait_for()
+        registry.resolve_for_wait()
 
     live = make_run("live", status=Status.RUNNING, started=4.0)
-    assert registry.to_wait_for() == live
+    assert registry.resolve_for_wait() == live
     make_run("second", status=Status.RUNNING, started=5.0)
     with pytest.raises(UnknownRunError, match="2 runs are live"):
-        registry.to_wait_for()
+        registry.resolve_for_wait()
 
 
 def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
@@ -188,4 +188,4 @@ def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path)
     outside.write_bytes(b"x" * 5000)
     (tmp_path / "runs" / "one" / "link").symlink_to(outside)
     link_bytes = len(str(outside))
-    assert registry.bytes_of(tmp_path) == 1024 + link_bytes
+    assert registry.count_bytes(tmp_path) == 1024 + link_bytes
