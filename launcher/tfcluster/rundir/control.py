@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import asyncio
 
 _CHECK_INTERVAL_S = 1.0
-"""How often the socket is checked; `down` keeps asking for longer than that."""
+"""The interval of checks of the socket; `down` keeps asking for longer than that."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -184,7 +184,7 @@ class TaskError(Event):
 class CheckpointGathered(Event):
     path: str
     step: int | None
-    """None where it is not known: the number in a name usually counts saves or epochs."""
+    """The step, if it is known: a number in a name usually counts saves or epochs."""
     save: int | None = None
     """The number of the save of a `tf.train.Checkpoint` where the step is not known."""
     kind: str
@@ -208,7 +208,7 @@ class Finishing(Event):
 
     tasks: list[str]
     left_s: float
-    """How long they may still run before they are stopped."""
+    """The time they may still run before they are stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +231,7 @@ class TaskExited(Event):
     task: str
     attempt: int
     exit_code: int | None
-    """None where a signal ended it."""
+    """The exit code; None where a signal ended the task."""
     signal: int | None = None
     ended_by: str = "itself"
     """``itself`` or ``tfcluster``."""
@@ -275,9 +275,9 @@ class Restarting(Event):
     attempt: int
     """The number of the attempt that is about to start."""
     of: int
-    """How many attempts there can be as things stand."""
+    """The number of attempts there can be as things stand."""
     from_step: int | None = None
-    """None at the beginning, or where the checkpoint's step is not known."""
+    """The checkpoint's step; None at the beginning, or where it is not known."""
     from_checkpoint: str | None = None
     """The checkpoint's name (``ckpt-12``) where its step is not known."""
     delay_s: float = 0.0
@@ -321,7 +321,7 @@ class RunStopping(Event):
 
     why: str
     grace_s: float = 0.0
-    """How long the tasks may take to save and exit before they are killed."""
+    """The time the tasks get to save and exit before they are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,7 +331,7 @@ class RunFinished(Event):
     reason: str | None = None
     """The reason where a task's own failure (`Diagnosis`) does not explain it, or not alone."""
     hint: str | None = None
-    """What to do about `reason`."""
+    """The user's next step after `reason`."""
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:

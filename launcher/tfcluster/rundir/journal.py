@@ -165,9 +165,9 @@ class EventLog:
 
 
 _PROGRESS_INTERVAL_S = 0.25
-"""How often progress events rewrite ``state.json``; all other events do so at once."""
+"""The least time between two saves of ``state.json`` for progress events; others save at once."""
 _PAUSE_FACTOR = 9
-"""How many times as long as a save `keep_up` waits before the next one.
+"""The pause of `keep_up` after a save, as a multiple of the time the save took.
 
 Saving a thousand tasks takes milliseconds, and must not use all the time while they start one
 after the other."""

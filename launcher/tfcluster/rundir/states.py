@@ -1,4 +1,4 @@
-"""The states of runs, nodes and tasks, the same for all backends, and how they follow another."""
+"""The states of runs, nodes and tasks, the same for all backends, and their transitions."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Timers:
 
 
 AGENT_SLACK_S: Final = 15.0
-"""How long after the grace an agent must have reported the end of its tasks; then it is lost."""
+"""The time after the grace in which an agent must report the end of its tasks; then it is lost."""
 
 
 class Orders:
@@ -122,7 +122,7 @@ class Orders:
 
 
 FAILURE_GRACE_S: Final = 1.0
-"""How long the survivors of a failure, which cannot save, get after SIGTERM."""
+"""The time that survivors of a failure, which cannot save, get after SIGTERM."""
 
 
 class Stage(Enum):
@@ -197,7 +197,7 @@ class AttemptState:
     def cancel_restarts(self) -> None:
         """Cancel pending starts and restarts after the chief's success; they are no failures."""
         for member in self.gang.member_counts.members(
-            lambda one: one.is_core and (one.is_restart_due or one.is_to_start)
+            lambda standing: standing.is_core and (standing.is_restart_due or standing.is_to_start)
         ):
             member.is_restart_due, member.is_cancelled = False, True
             self.timers.clear(f"restart {member.id}")

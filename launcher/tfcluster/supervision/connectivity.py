@@ -66,9 +66,9 @@ def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> Di
 
 
 PATIENCE_S = 4.0
-"""How long the nodes dial: the third packet of a connection goes out after three seconds."""
+"""The time nodes keep dialling: the third packet of a connection goes out after three seconds."""
 ANSWER_S = 12.0
-"""How long the coordinator waits for their reports."""
+"""The time the coordinator waits for their reports."""
 _TASK = r"/job:(?P<job>\w+)/replica:\d+/task:(?P<index>\d+)"
 _MISSED_HEARTBEAT = re.compile(
     rf"{_TASK} heartbeat timeout|stopped sending heartbeats\):\s*{_TASK.replace('?P<', '?P<b')}"
@@ -93,9 +93,9 @@ def can_break(plan: Plan) -> bool:
     return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
 
 
-def order_for(node: str, calls: DialPlan, attempt: int) -> dict[str, Any]:
+def order_for(node: str, dial_plan: DialPlan, attempt: int) -> dict[str, Any]:
     """Return the order for `agent.dial` on `node`."""
-    return {"attempt": attempt, "others": calls.of(node), "patience_s": PATIENCE_S}
+    return {"attempt": attempt, "others": dial_plan.of(node), "patience_s": PATIENCE_S}
 
 
 def parse_report(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
@@ -121,12 +121,14 @@ def find_lost_links(cuts: Iterable[Cut], *, chief_node: str) -> dict[str, str]:
         pairs = {(cut.source, cut.target) for cut in remaining}
         count = Counter(node for pair in pairs for node in pair)
         node = max(count, key=lambda name: (count[name], name != chief_node, name))
-        found[node] = _words(node, [cut for cut in remaining if node in (cut.source, cut.target)])
+        found[node] = _describe_lost_link(
+            node, [cut for cut in remaining if node in (cut.source, cut.target)]
+        )
         remaining = [cut for cut in remaining if node not in (cut.source, cut.target)]
     return found
 
 
-def _words(node: str, cuts: Sequence[Cut]) -> str:
+def _describe_lost_link(node: str, cuts: Sequence[Cut]) -> str:
     """Return the description of a lost link, with the first cut of up to three pairs of nodes."""
     pairs = {frozenset((cut.source, cut.target)): cut for cut in reversed(cuts)}
     shown = [str(cut) for cut in list(pairs.values())[::-1][:3]]

@@ -17,9 +17,9 @@ from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.verdicts import FROZEN_S, Verdict
 
 NOTICE_S: Final = 600.0
-"""How long a run without a stall deadline may be silent before this is reported, once."""
+"""The silence after which a run without a stall deadline reports it, once."""
 _GAPS_ALLOWED: Final = 3.0
-"""How many times the longest gap between two steps a silence may last, whatever the deadline."""
+"""The silence allowed in any case, as a multiple of the longest gap between two steps."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class SilenceLimits:
 
         Only tasks that wait now count: the wait of a task that was restarted alone begins again.
         """
-        if any(one.has_searched and one.is_core for one in gang.standings()):
+        if any(standing.has_searched and standing.is_core for standing in gang.standings()):
             return None  # a tuner that joins after the search waits until the run is over
         since = gang.waits_since()
         return None if since is None else since + self.policy.start_deadline_s
@@ -77,7 +77,7 @@ class SilenceLimits:
 
 
 STACKS_S: Final = 1.0
-"""How long tasks get to write their stacks before they are ended."""
+"""The time that tasks get to write their stacks before they are stopped."""
 
 
 class Watch:
@@ -222,25 +222,25 @@ class Watch:
             self._orders.record(ev.Warned(message=warning))
         self._attempt_state.end_rest("the others have ended", now)
 
-    def act_on(self, found: Verdict, now: float) -> None:
+    def act_on(self, verdict: Verdict, now: float) -> None:
         """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
-        for member, description in found.blamed:
-            self._gang.blame(member, found.kind, description)
-        self._attempt_state.ending = found.outcome or self._attempt_state.ending
-        if found.wants_stacks:
+        for member, description in verdict.blamed:
+            self._gang.blame(member, verdict.kind, description)
+        self._attempt_state.ending = verdict.outcome or self._attempt_state.ending
+        if verdict.wants_stacks:
             self._orders.dump_stacks(self._gang.running())
             self._timers.clear("start", "stall")
             self._timers.set("stacks", now + STACKS_S)
-            self._why_end = found.why_end
-        elif found.outcome is not None:
-            if not found.blamed:
+            self._why_end = verdict.why_end
+        elif verdict.outcome is not None:
+            if not verdict.blamed:
                 self._attempt_state.diagnose()
-            self._attempt_state.end_run(found.why_end, found.outcome, now)
+            self._attempt_state.end_run(verdict.why_end, verdict.outcome, now)
         else:
-            frozen = [m for m, _ in found.blamed if m.frozen_by is not None]
-            self._attempt_state.stop(frozen, found.why_end, now, grace_s=0.0)
-            if not found.blamed or any(not member.restarts_alone for member, _ in found.blamed):
-                self._attempt_state.end_gang(found.why_end, now)
+            frozen = [m for m, _ in verdict.blamed if m.frozen_by is not None]
+            self._attempt_state.stop(frozen, verdict.why_end, now, grace_s=0.0)
+            if not verdict.blamed or any(not member.restarts_alone for member, _ in verdict.blamed):
+                self._attempt_state.end_gang(verdict.why_end, now)
 
 
 def _has_no_cause(failures: Sequence[Failure]) -> bool:

@@ -30,12 +30,12 @@ class TaskEnd:
     ended_by_us: bool = False
     serves: bool = False
     collateral: bool = False
-    """It failed, and its output says that this is the consequence of another task's end."""
+    """True if it failed, and its output says that another task's end caused this."""
     restarts_alone: bool = False
-    """It can be restarted while the others go on, so its failure does not stop them."""
+    """True if it can be restarted while the others go on: its failure does not stop them."""
     searches: bool = False
     works_on: bool = False
-    """As a chief it needs no other task: its search is over, or it trains without its peers."""
+    """True for a chief that needs no other task: its search is over, or it trains without peers."""
 
 
 class Next(Enum):

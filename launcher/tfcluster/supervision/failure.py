@@ -111,10 +111,10 @@ class Kind(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     """The kernel killed it for lack of memory, with evidence for that."""
     PREEMPTED = "preempted"
-    """It saved its state and left because its machine is being preempted."""
+    """The task saved its state and left because its machine is being preempted."""
     PORT_TAKEN = "port_taken"
     PERMANENT = "permanent"
-    """It would fail the same way again: the script, the packages or the hosts must change."""
+    """The task would fail the same way again: the script, the packages or the hosts must change."""
     EXCEPTION = "exception"
     EXIT_CODE = "exit_code"
     LINK_LOST = "link_lost"
@@ -124,13 +124,13 @@ class Kind(StrEnum):
     FROZEN = "frozen"
     """A signal stopped its process, which neither runs nor ends."""
     LATE = "late"
-    """It did not join, or did not end, when the others did."""
+    """The task did not join, or did not end, when the others did."""
     UNFINISHED = "unfinished"
-    """It still worked when its time after the chief's end was over, and was stopped."""
+    """The task still worked when its time after the chief's end was over, and was stopped."""
     START_FAILED = "start_failed"
-    """Its command could not be executed."""
+    """The command could not be executed."""
     COLLATERAL = "collateral"
-    """It is the consequence of another task's end."""
+    """The failure is the consequence of another task's end."""
 
 
 PREEMPTED = 42
@@ -149,7 +149,7 @@ SIGTERM is not among them: a program that obeys it may exit with 143, too."""
 _EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Signals that come from another process: the task's last output is not their cause."""
 _MAX_NAMED = 3
-"""How many of the tasks that had ended are listed."""
+"""The number of ended tasks that a reason lists."""
 _OBSERVED_REASONS = {
     Kind.NODE_LOST: "its node is lost",
     Kind.LINK_LOST: "link to its host lost",
@@ -166,7 +166,7 @@ class Failure:
 
     task: str
     exit_code: int | None
-    """None where a signal ended the task, or where it has not ended."""
+    """The exit code; None where a signal ended the task, or where it has not ended."""
     signal: int | None
     node: str = ""
     attempt: int = 1
@@ -265,7 +265,7 @@ class Failure:
 
     @property
     def hint(self) -> str | None:
-        """What the user can do, or None."""
+        """The hint for the user, or None."""
         known = self._known_error or self._usual_cause
         if known is not None and known.is_keras_3_only and self.asks_for_keras_3:
             return WITHOUT_KERAS_3

@@ -95,13 +95,19 @@ class Gang:
 
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
-        running = [one for one in self.member_counts.standings() if one.is_running and one.is_core]
-        needs_servers = any(not (one.serves or one.waits_for_chief) for one in running)
+        running = [
+            standing
+            for standing in self.member_counts.standings()
+            if standing.is_running and standing.is_core
+        ]
+        needs_servers = any(
+            not (standing.serves or standing.waits_for_chief) for standing in running
+        )
         return self.member_counts.members(
-            lambda one: (
-                one.is_running
-                and not one.is_stopping
-                and (one.waits_for_chief or (one.serves and not needs_servers))
+            lambda standing: (
+                standing.is_running
+                and not standing.is_stopping
+                and (standing.waits_for_chief or (standing.serves and not needs_servers))
             )
         )
 
@@ -125,7 +131,9 @@ class Gang:
         Some of them would wait for a further one for ever.
         """
         evaluators = self.member_counts.members(
-            lambda one: one.is_running and not one.is_core and not one.is_stopping
+            lambda standing: (
+                standing.is_running and not standing.is_core and not standing.is_stopping
+            )
         )
         return [
             member

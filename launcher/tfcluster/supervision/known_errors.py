@@ -36,7 +36,7 @@ class KnownError:
     anchor: str
     """Anchor of its section in ``docs/failures.md``."""
     hint: str
-    """What to do, in one sentence."""
+    """The fix in one sentence."""
     pattern: str = ""
     """Regular expression for the message; empty where only the circumstance identifies it."""
     kind: str | None = None
@@ -44,11 +44,11 @@ class KnownError:
     is_root_cause: bool = False
     """A cause even where TensorFlow reports it as the consequence of another task's end."""
     is_logged: bool = False
-    """Also searched for in the log: written while the task still waits, not when it ends."""
+    """True if the log is searched too: it is written while the task waits, not when it ends."""
     is_traced: bool = False
     """The pattern applies to the traceback, because the message alone is not specific."""
     is_keras_3_only: bool = False
-    """Only Keras 3 fails like this: the hint differs where the spec asks for Keras 3."""
+    """True if only Keras 3 fails like this: the hint differs where the spec asks for Keras 3."""
 
     @property
     def docs(self) -> str:

@@ -58,9 +58,9 @@ _REFUSALS: Mapping[int, re.Pattern[str]] = {
 """Exit code → the message of absl (1), argparse or click (2) for arguments they reject."""
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _TAIL = 25
-"""How many lines at the end of a log may say why its task ended."""
+"""The number of lines at the end of a log that may say why its task ended."""
 _AFTER = 200
-"""How many lines a message (a graph's stack) may take after the exception's name.
+"""The most lines that a message (a graph's stack) may take after the exception's name.
 
 An exception further from the end of the log was caught and did not end the task."""
 _WIDTH = 400
@@ -131,9 +131,9 @@ def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
     if raised.exception == "SystemExit" and has_lost_peer_message(raised.message):
         return True
     return any(
-        _RUNTIME_ERROR.fullmatch(one.exception) is not None
-        and all(_is_lost_peer_message(part) for part in _root_errors(one.message))
-        for one in [raised, *_handled_exceptions(traceback)]
+        _RUNTIME_ERROR.fullmatch(error.exception) is not None
+        and all(_is_lost_peer_message(part) for part in _root_errors(error.message))
+        for error in [raised, *_handled_exceptions(traceback)]
     )
 
 

@@ -27,31 +27,31 @@ class Member:
     id: TaskId
     node: str
     serves: bool
-    """It never ends by itself: a ps, or a worker inside `Server.join`."""
+    """True if it never ends by itself: a ps, or a worker inside `Server.join`."""
     is_hooked: bool
-    """It is started through `tfcluster_workers.boot`."""
+    """True if it is started through `tfcluster_workers.boot`."""
     restarts_alone: bool
-    """It can be restarted while the others go on."""
+    """True if it can be restarted while the others go on."""
     searches: bool = False
-    """It is a task of a hyperparameter search."""
+    """True for a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
     attempt: int = 1
     is_ordered: bool = False
-    """Its agent was ordered to start it."""
+    """True once its agent was ordered to start it."""
     started_at: float | None = None
     is_lost: bool = False
     is_restart_due: bool = False
-    """It has ended, and will be restarted alone."""
+    """True if it has ended and will be restarted alone."""
     is_cancelled: bool = False
-    """Its start or restart was cancelled, because it is no longer needed."""
+    """True if its start or restart was cancelled because it is no longer needed."""
     is_stopping: bool = False
     answer_by: float | None = None
-    """When its agent must have reported the ordered start or stop."""
+    """The time by which its agent must report the ordered start or stop."""
     waits_since: float | None = None
-    """When it began to wait for its peers; None while it does not."""
+    """The time since which it waits for its peers; None while it does not."""
     has_waited: bool = False
-    """Its strategy is one that waits for all peers."""
+    """True if its strategy is one that waits for all peers."""
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
@@ -66,11 +66,11 @@ class Member:
     evaluated_step: int | None = None
     """The step of the last evaluated checkpoint; None where it is not known."""
     trials_ended: int = 0
-    """How many trials of a search have ended: in this tuner, or for the chief, in all of them."""
+    """The number of ended trials of a search: of this tuner, or for the chief, of all tuners."""
     has_searched: bool = False
-    """Its search is over; what it does now needs no tuner."""
+    """True once its search is over: its further work needs no tuner."""
     verdict: str | None = None
-    """Why it failed although it exits with 0: for example, every trial of its search failed."""
+    """The reason it reports for a failure despite exit code 0: every trial of its search failed."""
     raised: Mapping[str, Any] | None = None
     """The uncaught exception that it reported before it was asked to stop."""
     exit: TaskExited | None = None

@@ -31,7 +31,7 @@ class Standing(NamedTuple):
     waits: bool
     has_searched: bool
     answer_by: float | None
-    """The same moment for members that were ordered together."""
+    """The moment of `Member.answer_by`, equal for members that were ordered together."""
 
     @property
     def is_core(self) -> bool:

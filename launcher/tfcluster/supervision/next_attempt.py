@@ -223,7 +223,7 @@ class TaskRestarts:
         stopped starts again together with it.
         """
         failure = member.failure
-        if failure is None or member.is_restart_due or not self._is_wanted(member, is_finishing):
+        if failure is None or member.is_restart_due or not self._is_needed(member, is_finishing):
             return
         unit = member.id
         if member.node in self.gone:
@@ -240,7 +240,7 @@ class TaskRestarts:
         attempt = member.attempt + 1
         self._orders.record(self._restarts.event(unit, failure, verdict, attempt=attempt))
 
-    def _is_wanted(self, member: Member, is_finishing: bool) -> bool:
+    def _is_needed(self, member: Member, is_finishing: bool) -> bool:
         if not member.restarts_alone or not member.is_over:
             return False
         if member.id.job != "evaluator":

@@ -20,7 +20,7 @@ from tfcluster.supervision.failure import Failure, Kind
 
 LONGEST_BACKOFF_S: Final = 60.0
 FREE_IN_A_ROW: Final = 3
-"""How many uncounted restarts in a row, without progress, are allowed before giving up."""
+"""The number of uncounted restarts allowed in a row without progress."""
 _JITTER: Final = 0.25
 """The largest random addition, as a fraction of a delay: runs that lost the same machine should
 not all return at once."""

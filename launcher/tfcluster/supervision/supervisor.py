@@ -27,11 +27,11 @@ from tfcluster.supervision.next_attempt import GangRestarts, Restarts, TaskResta
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
 
 START_ANSWER_S: Final = 60.0
-"""How long after the order an agent must have reported the start of a task; then it is lost."""
+"""The time after an order in which an agent must report the start of a task; then it is lost."""
 EVALUATOR_S: Final = 10.0
-"""How long an evaluator that has seen the last checkpoint gets to end by itself; most do."""
+"""The time that an evaluator gets to end by itself after the last checkpoint; most do."""
 FINISHING_S: Final = 5.0
-"""How long after the chief's success the tasks that still run are named; most end with it."""
+"""The time after the chief's success at which running tasks are named; most end with it."""
 
 
 class Supervisor:
@@ -49,7 +49,7 @@ class Supervisor:
         absent: Callable[[], Sequence[str]] = tuple,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        """Take the callables that look outside.
+        """Take the callables for facts from outside.
 
         `last_output`: when a task last wrote a line, on the inputs' clock. `last_line`: a task's
         last line. `absent`: the unreachable tasks elsewhere. `jitter`: see `restart_policy.decide`.

@@ -27,7 +27,7 @@ from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import GiveUp
 
 _MAX_NAMED = 8
-"""How many of the tasks elsewhere a message lists."""
+"""The number of tasks elsewhere that a message lists."""
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
 
@@ -38,10 +38,10 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
     A task that failed by itself comes before a lost link, and that before a task that was merely
     silent. Where all are collateral the first one is returned; without failures, None.
     """
-    own = [failure for failure in failures if not failure.is_collateral]
-    certain = [failure for failure in own if failure.kind not in _INFERRED]
-    links = [failure for failure in own if failure.kind is Kind.LINK_LOST]
-    return next(iter([*certain, *links, *own, *failures]), None)
+    uncaused = [failure for failure in failures if not failure.is_collateral]
+    certain = [failure for failure in uncaused if failure.kind not in _INFERRED]
+    links = [failure for failure in uncaused if failure.kind is Kind.LINK_LOST]
+    return next(iter([*certain, *links, *uncaused, *failures]), None)
 
 
 def to_json(
@@ -118,12 +118,12 @@ def _facts(cause: Failure, *, also: list[str]) -> dict[str, Any]:
 
 
 CAUSE_WAIT_S = 12.0
-"""How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
+"""The time to wait for the cause of a collateral failure: TensorFlow's heartbeat limit is 10 s."""
 LAST_WORD_S = 3.0
-"""How long a chief whose tuners have all failed gets to report a reason, which it looks for every
+"""The time that a chief whose tuners have all failed gets to report a reason; it checks every
 second (tfcluster_workers/hooks/tuner_hooks.py)."""
 FROZEN_S = 10.0
-"""How long a task may be stopped (SIGSTOP): as long as its peers tolerate it."""
+"""The time that a task may be stopped (SIGSTOP): as long as its peers tolerate it."""
 _MORE_TIME_TO_EVALUATE = (
     "Give it more time: --set supervision.finish_grace_s=SECONDS. An Estimator's evaluator waits"
     " 120 s before its first evaluation and 600 s between two; EvalSpec(start_delay_secs=0,"
@@ -142,13 +142,13 @@ class Verdict:
     wants_stacks: bool = False
     """The stacks of all tasks are written to the logs before anything is stopped."""
     outcome: Outcome | None = None
-    """How the run ends; None leaves that to the restart policy."""
+    """The outcome of the run; None leaves it to the restart policy."""
 
 
 def blame_survivors(core: Sequence[Member], *, is_part: bool = False) -> Verdict:
     """Blame the tasks that still run after all others failed as a consequence.
 
-    Where only a part of the gang runs here (`is_part`) the cause is elsewhere: nobody is blamed.
+    Where only a part of the gang runs here (`is_part`) the cause is elsewhere: no task is blamed.
     """
     if is_part:
         return Verdict(Kind.LATE, [], "a task elsewhere failed")
@@ -180,11 +180,11 @@ def blame_frozen(member: Member) -> Verdict:
 def find_frozen(gang: MemberCounts) -> list[Member]:
     """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
     return gang.members(
-        lambda one: (
-            one.is_core
-            and one.is_running
-            and one.is_frozen
-            and not (one.restarts_alone or one.is_stopping)
+        lambda standing: (
+            standing.is_core
+            and standing.is_running
+            and standing.is_frozen
+            and not (standing.restarts_alone or standing.is_stopping)
         )
     )
 

@@ -1,4 +1,4 @@
-"""What happens after the chief's success: who may finish, who is ended, and how the run ends."""
+"""After the chief's success: which tasks may finish, which are stopped, how the run ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import Story, story
+from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
@@ -17,21 +17,21 @@ from tfcluster.supervision.supervisor import EVALUATOR_S
 PARAMETER_SERVER = ("chief:0", "worker:0", "worker:1", "ps:0")
 
 
-def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> Story:
-    """A job whose strategy is `parameter_server`, as `make_plan` makes it."""
+def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> Replay:
+    """Return the replay of a job with the strategy `parameter_server`, as `make_plan` builds it."""
     plan = plan_of(*(tasks or PARAMETER_SERVER), hooks=hooks)
     served = tuple(replace(task, serves=task.id.job in ("worker", "ps")) for task in plan.tasks)
-    return Story(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
+    return Replay(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
 
 
-def warnings(replay: Story) -> list[str]:
+def warnings(replay: Replay) -> list[str]:
     return [event.message for event in replay.events if isinstance(event, ev.Warned)]
 
 
 # -- parameter servers
 
 
-def test_workers_that_serve_are_ended_with_the_ps_after_the_chief() -> None:
+def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
     replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
         replay.says(task, "ready").says(task, "serving")
@@ -43,8 +43,8 @@ def test_workers_that_serve_are_ended_with_the_ps_after_the_chief() -> None:
 
 
 @pytest.mark.parametrize("named", ["parameter_server", "default"])
-def test_workers_that_train_by_themselves_may_finish_and_the_ps_goes_last(named: str) -> None:
-    tell = parameter_server if named == "parameter_server" else story
+def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -> None:
+    tell = parameter_server if named == "parameter_server" else replay_of
     replay = tell(*PARAMETER_SERVER).says("ps:0", "serving")
     replay.says("worker:0", "progress", step=7)
     replay.exits("chief:0").after(16)
@@ -57,7 +57,7 @@ def test_workers_that_train_by_themselves_may_finish_and_the_ps_goes_last(named:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_worker_that_is_ended_before_it_had_finished_fails_the_run() -> None:
+def test_a_worker_that_is_stopped_before_it_finished_fails_the_run() -> None:
     replay = parameter_server(finish_grace_s=60)
     replay.says("worker:0", "progress", step=7).exits("chief:0").after(61)
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
@@ -69,16 +69,16 @@ def test_a_worker_that_is_ended_before_it_had_finished_fails_the_run() -> None:
     assert "supervision.finish_grace_s" in cause["hint"]
 
 
-def test_those_that_still_run_after_the_chief_are_named_once() -> None:
+def test_tasks_that_still_run_after_the_chief_are_named_once() -> None:
     replay = parameter_server(finish_grace_s=60).says("ps:0", "serving")
     replay.says("worker:0", "progress", step=7).exits("chief:0").after(4)
     assert [event for event in replay.events if isinstance(event, ev.Finishing)] == []
     replay.after(1).says("worker:0", "progress", step=8).after(20)
-    (said,) = [event for event in replay.events if isinstance(event, ev.Finishing)]
-    assert (said.tasks, said.left_s) == (["worker:0", "worker:1", "ps:0"], 55)
+    (message,) = [event for event in replay.events if isinstance(event, ev.Finishing)]
+    assert (message.tasks, message.left_s) == (["worker:0", "worker:1", "ps:0"], 55)
 
 
-def test_the_workers_of_a_coordinator_that_starts_one_again_are_not_waited_for() -> None:
+def test_workers_of_a_coordinator_are_not_awaited_after_a_restart() -> None:
     replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
         replay.says(task, "serving")
@@ -88,7 +88,7 @@ def test_the_workers_of_a_coordinator_that_starts_one_again_are_not_waited_for()
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
 
 
-def test_without_hooks_workers_get_the_grace_time_and_a_warning_says_what_is_unknown() -> None:
+def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
     replay = parameter_server(hooks=False, finish_grace_s=60).exits("chief:0").after(59)
     assert replay.stopped() == []
     replay.after(2)
@@ -100,8 +100,8 @@ def test_without_hooks_workers_get_the_grace_time_and_a_warning_says_what_is_unk
     assert "supervision.finish_grace_s" in warning
 
 
-def test_a_chief_that_trains_by_itself_outlives_its_workers() -> None:
-    """It may export for as long as it likes; a coordinator without workers may not."""
+def test_a_chief_that_trains_independently_outlives_its_workers() -> None:
+    """Such a chief may export without a limit; a coordinator without workers may not."""
     replay = parameter_server().exits("worker:0").exits("worker:1").after(3600)
     assert replay.stopped() == []
     replay.exits("chief:0")
@@ -114,7 +114,7 @@ def test_a_chief_that_trains_by_itself_outlives_its_workers() -> None:
     assert replay.stopped() == ["chief:0", "ps:0"]
 
 
-def test_a_chief_that_trains_on_is_no_victim_of_workers_that_failed_for_good() -> None:
+def test_a_chief_that_trains_on_survives_workers_that_failed_for_good() -> None:
     replay = parameter_server(max_restarts=0).says("chief:0", "progress", step=5)
     replay.exits("worker:0", 3).exits("worker:1", 3).after(3600)
     assert replay.stopped() == []
@@ -126,9 +126,9 @@ def test_a_chief_that_trains_on_is_no_victim_of_workers_that_failed_for_good() -
 # -- workers
 
 
-def test_a_worker_that_trained_step_by_step_with_the_chief_may_be_ended_late() -> None:
-    """TensorFlow's return from `fit` can outlast any patience; nothing of the training is lost."""
-    replay = story(finish_grace_s=60)
+def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
+    """TensorFlow may take very long to return from `fit`; nothing of the training is lost."""
+    replay = replay_of(finish_grace_s=60)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").says(task, "ready")
     replay.exits("worker:0").after(59)
@@ -140,8 +140,8 @@ def test_a_worker_that_trained_step_by_step_with_the_chief_may_be_ended_late() -
     assert warnings(replay) == ["worker:1 did not end within 60 s after the chief: stopped"]
 
 
-def test_a_worker_that_works_by_itself_and_is_ended_late_fails_the_run() -> None:
-    replay = story(finish_grace_s=5).says("worker:1", "progress", step=3)
+def test_a_late_independent_worker_fails_the_run() -> None:
+    replay = replay_of(finish_grace_s=5).says("worker:1", "progress", step=3)
     replay.exits("worker:0").after(6)
     assert replay.stopped() == ["worker:1"]
     replay.ended("worker:1")
@@ -154,17 +154,19 @@ def test_a_worker_that_works_by_itself_and_is_ended_late_fails_the_run() -> None
 EVALUATED = ("chief:0", "evaluator:0")
 
 
-def evaluated(*, last: int | None, seen: int | None, finish_grace_s: float = 60) -> Story:
-    """The chief has saved outside of its checkpoint directory, `seen` was evaluated, it leaves."""
-    replay = story(*EVALUATED, finish_grace_s=finish_grace_s)
+def evaluated(
+    *, last: int | None, evaluated_step: int | None, finish_grace_s: float = 60
+) -> Replay:
+    """Return a replay in which the chief saved elsewhere and exited after an evaluation."""
+    replay = replay_of(*EVALUATED, finish_grace_s=finish_grace_s)
     replay.says("chief:0", "saved_elsewhere", step=last)
-    if seen is not None:
-        replay.says("evaluator:0", "evaluated", step=seen)
+    if evaluated_step is not None:
+        replay.says("evaluator:0", "evaluated", step=evaluated_step)
     return replay.exits("chief:0")
 
 
-def test_an_evaluator_that_never_ends_is_ended_after_the_last_checkpoint_wherever_it_is() -> None:
-    replay = evaluated(last=300, seen=200, finish_grace_s=200).after(120)
+def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> None:
+    replay = evaluated(last=300, evaluated_step=200, finish_grace_s=200).after(120)
     assert replay.stopped() == []
     replay.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
     assert replay.stopped() == [], "it may leave by itself"
@@ -176,7 +178,7 @@ def test_an_evaluator_that_never_ends_is_ended_after_the_last_checkpoint_whereve
 
 
 @pytest.mark.parametrize(
-    ("last", "seen", "description"),
+    ("last", "evaluated_step", "description"),
     [
         (300, None, "evaluator:0 was stopped 60 s after the chief: it had evaluated nothing. Give"),
         (
@@ -189,10 +191,10 @@ def test_an_evaluator_that_never_ends_is_ended_after_the_last_checkpoint_whereve
         (None, 200, "evaluator:0 did not end within 60 s after the chief: stopped"),
     ],
 )
-def test_what_an_evaluator_has_missed_is_said_with_what_to_set(
-    last: int | None, seen: int | None, description: str
+def test_a_late_evaluator_is_warned_about_with_the_setting(
+    last: int | None, evaluated_step: int | None, description: str
 ) -> None:
-    replay = evaluated(last=last, seen=seen).after(61)
+    replay = evaluated(last=last, evaluated_step=evaluated_step).after(61)
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
     assert replay.outcome() == (Status.SUCCEEDED, 0)

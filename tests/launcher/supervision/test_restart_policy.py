@@ -1,4 +1,4 @@
-"""What is started again, after how long, and why not (a table)."""
+"""The restart policy as a table: which failures are restarted, after which delay, and why not."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_only_what_counts_spends_the_budget() -> None:
     assert attempts_in_all(history, Supervision(max_restarts=3)) == 6
 
 
-def test_the_budget_names_itself_when_it_is_used_up() -> None:
+def test_an_exhausted_budget_is_named() -> None:
     found = verdict(KILLED, RestartHistory(spent=3))
     assert found == GiveUp("supervision.max_restarts = 3 is used up", exhausted=True)
 
@@ -118,7 +118,7 @@ def test_free_restarts_are_not_endless_without_progress() -> None:
     assert isinstance(steps, Restart)
 
 
-def test_pauses_double_up_to_a_minute_and_begin_anew_after_progress() -> None:
+def test_delays_double_up_to_a_minute_and_are_reset_by_progress() -> None:
     def pause(without_progress: int, *, advanced: bool = False, jitter: float = 0.0) -> float:
         found = verdict(
             KILLED,
@@ -138,7 +138,7 @@ def test_pauses_double_up_to_a_minute_and_begin_anew_after_progress() -> None:
     )
 
 
-def test_a_stolen_port_waits_for_nothing_and_wants_others() -> None:
+def test_a_taken_port_is_restarted_at_once_with_fresh_ports() -> None:
     found = verdict(
         failure(1, last_lines="Could not start gRPC server"), RestartHistory(without_progress=4)
     )

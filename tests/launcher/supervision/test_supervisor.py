@@ -1,4 +1,4 @@
-"""What becomes of a run: histories of inputs with their times, replayed without a clock."""
+"""The supervisor's decisions: histories of inputs with their times, replayed without a clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import COLLATERAL, Story, story
+from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
@@ -21,12 +21,12 @@ from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 
 def test_a_killed_worker_restarts_the_gang_from_the_newest_step() -> None:
-    replay = story().after(5).exits("worker:1", killed=signal.SIGKILL)
+    replay = replay_of().after(5).exits("worker:1", killed=signal.SIGKILL)
     assert replay.stopped() == ["worker:0"]
     assert replay.orders[0].grace_s == FAILURE_GRACE_S  # type: ignore[union-attr]
     assert not any(isinstance(event, ev.Restarting) for event in replay.events)
 
-    replay.ended("worker:0").home(1200)
+    replay.ended("worker:0").gather(1200)
 
     next_attempt = replay.supervisor.next_attempt
     assert next_attempt is not None
@@ -41,15 +41,15 @@ def test_a_killed_worker_restarts_the_gang_from_the_newest_step() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_the_budget_ends_and_the_pause_doubles() -> None:
-    replay = story(max_restarts=2)
+def test_the_budget_is_limited_and_the_delay_doubles() -> None:
+    replay = replay_of(max_restarts=2)
     pauses = []
     for number in (2, 3):
-        replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+        replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
         assert replay.supervisor.next_attempt is not None
         pauses.append(replay.supervisor.next_attempt.delay_s)
         replay.begin(number)
-    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     assert pauses == [1.0, 2.0]
     assert replay.outcome() == (Status.FAILED, 1)
     assert "max_restarts = 2 is used up" in replay.cause()["not_restarted"]
@@ -57,58 +57,64 @@ def test_the_budget_ends_and_the_pause_doubles() -> None:
 
 def test_an_exception_is_not_restarted_without_a_newer_checkpoint() -> None:
     error = {"exception": "ValueError", "message": "bad", "file": "main.py", "line": 3}
-    replay = story().exits("worker:1", 1, error=error).ended("worker:0").home()
+    replay = replay_of().exits("worker:1", 1, error=error).ended("worker:0").gather()
     assert replay.outcome() == (Status.FAILED, 1)
     assert replay.supervisor.next_attempt is None
 
-    replay = story()
+    replay = replay_of()
     replay.supervisor.gathered(10, replay.now)
-    replay.exits("worker:1", 1, error=error).ended("worker:0").home(10)
+    replay.exits("worker:1", 1, error=error).ended("worker:0").gather(10)
     assert replay.supervisor.next_attempt is not None
 
 
 def test_a_restart_from_a_checkpoint_whose_step_is_not_known_names_the_checkpoint() -> None:
-    replay = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
+    replay = (
+        replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather(name="ckpt-2")
+    )
     restarting = replay.last(ev.Restarting)
     assert (restarting.from_step, restarting.from_checkpoint) == (None, "ckpt-2")
-    replay.begin(2).exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(40, name="c")
+    replay.begin(2).exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather(40, name="c")
     restarting = replay.last(ev.Restarting)
     assert (restarting.from_step, restarting.from_checkpoint) == (40, None)
 
 
 @pytest.mark.parametrize(("after", "restarts"), [("ckpt-2", False), ("ckpt-3", True)])
-def test_in_shared_storage_another_checkpoint_is_a_newer_one(after: str, restarts: bool) -> None:
-    replay = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
-    replay.begin(2).exits("worker:1", 3).ended("worker:0").home(name=after)
+def test_in_shared_storage_a_checkpoint_with_another_name_is_newer(
+    after: str, restarts: bool
+) -> None:
+    replay = (
+        replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather(name="ckpt-2")
+    )
+    replay.begin(2).exits("worker:1", 3).ended("worker:0").gather(name=after)
     assert (replay.supervisor.next_attempt is not None) is restarts
 
 
-def test_collateral_waits_for_its_cause_and_then_blames_who_lives() -> None:
-    replay = story().exits("worker:0", 1, last=COLLATERAL)
+def test_collateral_waits_for_its_cause_and_then_blames_the_survivor() -> None:
+    replay = replay_of().exits("worker:0", 1, last=COLLATERAL)
     assert replay.stopped() == []
     replay.after(CAUSE_WAIT_S + 0.1)
     assert replay.stopped() == ["worker:1"]
-    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").home()
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "late")
     assert replay.last(ev.Diagnosis).collateral == ("worker:0",)
 
 
-def test_a_frozen_task_is_killed_after_what_its_peers_bear() -> None:
-    replay = story().after(5)
+def test_a_frozen_task_is_killed_when_its_peers_would_give_up() -> None:
+    replay = replay_of().after(5)
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(FROZEN_S - 0.1)
     assert replay.stopped() == []
     replay.after(0.2)
     assert replay.stopped() == ["worker:1", "worker:0"]
     assert replay.orders[0].grace_s == 0.0  # type: ignore[union-attr]
-    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").ended("worker:0").home()
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").ended("worker:0").gather()
     assert replay.cause()["kind"] == "frozen"
     assert "SIGSTOP" in replay.cause()["reason"]
     assert replay.supervisor.next_attempt is not None
 
 
 def test_a_task_that_goes_on_in_time_is_left_alone() -> None:
-    replay = story()
+    replay = replay_of()
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(FROZEN_S - 1)
     replay.supervisor.thawed("worker:1", 1)
@@ -116,15 +122,15 @@ def test_a_task_that_goes_on_in_time_is_left_alone() -> None:
     assert replay.stopped() == []
 
 
-def test_who_is_frozen_is_the_cause_as_soon_as_the_others_have_died_of_it() -> None:
-    replay = story()
+def test_a_frozen_task_is_the_cause_once_the_others_fail() -> None:
+    replay = replay_of()
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(3).exits("worker:0", 1, last=COLLATERAL)
     assert replay.stopped() == ["worker:1"]
 
 
-def test_the_start_deadline_names_who_is_missing() -> None:
-    replay = story(start_deadline_s=300)
+def test_the_start_deadline_names_missing_tasks() -> None:
+    replay = replay_of(start_deadline_s=300)
     replay.after(1000)  # a download: nobody waits yet
     replay.says("worker:0", "waiting_for_peers").after(299)
     assert replay.orders == []
@@ -142,47 +148,47 @@ def test_the_start_deadline_names_who_is_missing() -> None:
 
 
 def test_once_all_have_joined_there_is_no_start_deadline() -> None:
-    replay = story(start_deadline_s=10)
+    replay = replay_of(start_deadline_s=10)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").after(3).says(task, "ready")
     replay.after(500)
     assert replay.orders == []
 
 
-def test_a_stall_leads_to_stacks_and_a_restart_and_at_last_to_a_deadline_error() -> None:
-    replay = story(stall_deadline_s=60, max_restarts=1)
+def test_a_stall_leads_to_stacks_and_a_restart_and_finally_to_a_deadline_error() -> None:
+    replay = replay_of(stall_deadline_s=60, max_restarts=1)
     replay.after(500).says("worker:0", "progress", step=7).says("worker:1", "progress", step=6)
     replay.after(61)
     assert replay.last(ev.Stalled).deadline_s == 60
     assert isinstance(replay.orders[0], do.DumpStacks)
-    replay.after(STACKS_S).ended("worker:0", "worker:1").home(None)
+    replay.after(STACKS_S).ended("worker:0", "worker:1").gather(None)
     assert replay.supervisor.next_attempt is not None
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "stalled")
     replay.begin(2)
-    replay.says("worker:0", "progress", step=7).after(62).ended("worker:0", "worker:1").home()
+    replay.says("worker:0", "progress", step=7).after(62).ended("worker:0", "worker:1").gather()
     assert replay.outcome() == (Status.TIMED_OUT, 4)
 
 
-def test_a_stall_is_the_fault_of_a_task_that_is_stopped() -> None:
-    replay = story(stall_deadline_s=5).says("worker:0", "progress", step=7)
+def test_a_stall_is_blamed_on_a_frozen_task() -> None:
+    replay = replay_of(stall_deadline_s=5).says("worker:0", "progress", step=7)
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
-    replay.after(5 + STACKS_S).ended("worker:0", "worker:1").home(None)
+    replay.after(5 + STACKS_S).ended("worker:0", "worker:1").gather(None)
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "frozen")
 
 
-def test_without_a_stall_deadline_silence_is_told_once_and_nothing_ends() -> None:
-    replay = story().says("worker:0", "progress", step=1).after(3000)
+def test_without_a_stall_deadline_silence_is_reported_once() -> None:
+    replay = replay_of().says("worker:0", "progress", step=1).after(3000)
     assert [type(event) for event in replay.events].count(ev.Stalled) == 1
     assert [type(order) for order in replay.orders] == [do.DumpStacks]
 
 
 def test_lines_and_evaluation_and_long_executions_are_signs_of_life() -> None:
-    replay = story(stall_deadline_s=60).says("worker:0", "progress", step=1).after(50)
+    replay = replay_of(stall_deadline_s=60).says("worker:0", "progress", step=1).after(50)
     replay.heard_at = replay.now
     replay.after(50).says("worker:0", "alive").after(50)
     assert replay.orders == []
 
-    replay = story(stall_deadline_s=10)
+    replay = replay_of(stall_deadline_s=10)
     replay.says("worker:0", "ready").after(30)
     replay.says("worker:0", "progress", step=100, steps_per_execution=100).after(30)
     replay.says("worker:0", "progress", step=200, steps_per_execution=100).after(80)
@@ -190,7 +196,7 @@ def test_lines_and_evaluation_and_long_executions_are_signs_of_life() -> None:
 
 
 def test_the_run_deadline_stops_as_a_user_would() -> None:
-    replay = story(run_deadline_s=100).says("worker:0", "saves_on_sigterm").after(100)
+    replay = replay_of(run_deadline_s=100).says("worker:0", "saves_on_sigterm").after(100)
     graces = {o.tasks: o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)}
     assert graces == {("worker:0",): 30.0, ("worker:1",): 2.0}
     replay.ended("worker:0", "worker:1")
@@ -198,7 +204,7 @@ def test_the_run_deadline_stops_as_a_user_would() -> None:
 
 
 def test_a_stop_is_never_followed_by_a_restart() -> None:
-    replay = story()
+    replay = replay_of()
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     replay._take()
     replay.exits("worker:0", 42, by="tfcluster").exits("worker:1", 42, by="tfcluster")
@@ -207,69 +213,69 @@ def test_a_stop_is_never_followed_by_a_restart() -> None:
 
 
 def test_a_stop_in_the_pause_before_a_restart_ends_at_once() -> None:
-    replay = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+    replay = replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     assert replay.outcome() == (Status.INTERRUPTED, 130)
     assert replay.supervisor.next_attempt is None
 
 
 def test_a_second_stop_kills() -> None:
-    replay = story().says("worker:0", "saves_on_sigterm")
+    replay = replay_of().says("worker:0", "saves_on_sigterm")
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     replay._take()
     assert [o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)] == [30.0, 2.0, 0.0]
 
 
-def test_preemption_costs_nothing_but_is_not_endless() -> None:
-    replay = story(max_restarts=0)
+def test_preemption_is_free_but_limited() -> None:
+    replay = replay_of(max_restarts=0)
     for number in (2, 3, 4):
-        replay.exits("worker:0", 42).exits("worker:1", 42).home()
+        replay.exits("worker:0", 42).exits("worker:1", 42).gather()
         assert replay.supervisor.next_attempt is not None, number
         replay.begin(number)
-    replay.exits("worker:0", 42).exits("worker:1", 42).home()
+    replay.exits("worker:0", 42).exits("worker:1", 42).gather()
     assert replay.outcome() == (Status.FAILED, 1)
     assert "3 times in a row" in replay.cause()["not_restarted"]
 
 
-def test_who_still_saves_while_the_others_leave_preempted_is_let_save() -> None:
-    replay = story(grace_s=30)
+def test_a_task_may_save_while_the_others_leave_preempted() -> None:
+    replay = replay_of(grace_s=30)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "saves_on_sigterm")
     replay.exits("worker:1", 42).after(20)
     assert replay.stopped() == []
-    replay.exits("worker:0", 42).home(9)
+    replay.exits("worker:0", 42).gather(9)
     assert replay.supervisor.next_attempt is not None
 
-    replay = story(grace_s=30)
+    replay = replay_of(grace_s=30)
     replay.says("worker:0", "saves_on_sigterm").exits("worker:1", 42).after(31)
     assert replay.stopped() == ["worker:0"]
 
 
-def test_a_stolen_port_is_restarted_at_once_with_fresh_ports() -> None:
-    replay = story().exits("worker:1", 1, last="UnknownError: Could not start gRPC server")
-    replay.ended("worker:0").home()
+def test_after_a_taken_port_the_gang_restarts_at_once_with_fresh_ports() -> None:
+    replay = replay_of().exits("worker:1", 1, last="UnknownError: Could not start gRPC server")
+    replay.ended("worker:0").gather()
     next_attempt = replay.supervisor.next_attempt
     assert next_attempt is not None
     assert (next_attempt.fresh_ports, next_attempt.delay_s) == (True, 0.0)
 
 
-def test_a_lost_node_is_restarted_and_without_restarts_ends_with_3() -> None:
-    replay = story()
+def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
+    replay = replay_of()
     replay.supervisor.node_lost("local", "its agent went away", replay.now)
     replay._take()
-    replay.home(5)
+    replay.gather(5)
     assert replay.supervisor.next_attempt is not None
 
-    replay = story(max_restarts=0)
+    replay = replay_of(max_restarts=0)
     replay.supervisor.node_lost("local", "its agent went away", replay.now)
     replay._take()
-    replay.home()
+    replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
 
 
 def test_an_agent_that_does_not_answer_is_dropped() -> None:
-    replay = story().exits("worker:1", killed=signal.SIGKILL)
+    replay = replay_of().exits("worker:1", killed=signal.SIGKILL)
     replay.after(FAILURE_GRACE_S + AGENT_SLACK_S + 0.1)
     assert do.DropNode("local") in replay.orders
     assert replay.last(ev.NodeLost).node == "local"
@@ -277,7 +283,7 @@ def test_an_agent_that_does_not_answer_is_dropped() -> None:
 
 
 def test_an_evaluator_restarts_alone_and_its_end_is_not_the_run_s() -> None:
-    replay = story("worker:0", "worker:1", "evaluator:0")
+    replay = replay_of("worker:0", "worker:1", "evaluator:0")
     replay.exits("evaluator:0", killed=signal.SIGSEGV)
     assert replay.last(ev.Restarting).task == "evaluator:0"
     replay.after(1.1)
@@ -289,17 +295,17 @@ def test_an_evaluator_restarts_alone_and_its_end_is_not_the_run_s() -> None:
 
 
 def test_an_evaluator_stays_when_the_gang_restarts() -> None:
-    replay = story("worker:0", "worker:1", "evaluator:0")
+    replay = replay_of("worker:0", "worker:1", "evaluator:0")
     replay.exits("worker:1", killed=signal.SIGKILL)
     assert replay.stopped() == ["worker:0"]
-    replay.ended("worker:0").home(3)
+    replay.ended("worker:0").gather(3)
     replay.begin(2)
     attempts = {str(member.id): member.attempt for member in replay.supervisor.gang}
     assert attempts == {"worker:0": 2, "worker:1": 2, "evaluator:0": 1}
 
 
-def test_an_evaluator_that_has_seen_the_last_checkpoint_is_ended() -> None:
-    replay = story("worker:0", "worker:1", "evaluator:0")
+def test_an_evaluator_that_has_evaluated_the_last_checkpoint_is_stopped() -> None:
+    replay = replay_of("worker:0", "worker:1", "evaluator:0")
     replay.supervisor.gathered(300, replay.now)
     replay.exits("worker:0").exits("worker:1")
     assert replay.stopped() == []
@@ -313,8 +319,8 @@ def test_an_evaluator_that_has_seen_the_last_checkpoint_is_ended() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_ended() -> None:
-    replay = story("chief:0", "worker:0", "worker:1", kind="tuner", max_restarts=1)
+def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_stopped() -> None:
+    replay = replay_of("chief:0", "worker:0", "worker:1", kind="tuner", max_restarts=1)
     replay.exits("worker:0", killed=signal.SIGKILL).after(1.1)
     assert replay.last(ev.Restarting).task == "worker:0"
     replay.supervisor.started("worker:0", 2, replay.now)
@@ -326,15 +332,15 @@ def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_ended() -> None:
 
 
 def test_a_search_in_which_every_trial_failed_is_a_failure() -> None:
-    replay = story("chief:0", "worker:0", kind="tuner")
+    replay = replay_of("chief:0", "worker:0", kind="tuner")
     replay.says("chief:0", "verdict", ok=False, reason="every trial failed")
-    replay.exits("worker:0").exits("chief:0").home()
+    replay.exits("worker:0").exits("chief:0").gather()
     assert replay.outcome() == (Status.FAILED, 1)
     assert "every trial failed" in replay.cause()["reason"]
 
 
 def test_late_errors_after_the_chief_s_success_are_no_failure() -> None:
-    replay = story().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
+    replay = replay_of().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
@@ -346,10 +352,10 @@ GONE = {
 }
 
 
-def test_a_chief_that_saves_alone_after_all_have_left_is_told_so_and_not_started_again() -> None:
+def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> None:
     """TensorFlow 2.15's `model.save` under `if index == 0:`; it blames the peer's heartbeat."""
-    replay = story("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
-    replay.after(8).exits("worker:0", 1, error=GONE).home()
+    replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
+    replay.after(8).exits("worker:0", 1, error=GONE).gather()
     assert replay.outcome() == (Status.FAILED, 1)
     cause = replay.cause()
     assert (cause["task"], cause["kind"], cause["line"]) == ("worker:0", "permanent", 27)
@@ -360,38 +366,38 @@ def test_a_chief_that_saves_alone_after_all_have_left_is_told_so_and_not_started
     assert cause["docs"] == "docs/failures.md#chief-alone"
 
 
-def test_a_chief_whose_peer_is_still_there_blames_it_as_before() -> None:
-    replay = story("worker:0", "worker:1", "worker:2").exits("worker:1")
+def test_a_chief_whose_peer_still_runs_is_collateral() -> None:
+    replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1")
     replay.exits("worker:0", 1, error=GONE)
     assert replay.stopped() == [], "worker:2 may have failed first"
-    replay.exits("worker:2", killed=signal.SIGKILL).home()
+    replay.exits("worker:2", killed=signal.SIGKILL).gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:2", "signal")
 
 
 def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:
-    replay = story("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
-    replay.exits("worker:0", killed=signal.SIGKILL).ended("worker:1", "worker:2").home(40)
+    replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
+    replay.exits("worker:0", killed=signal.SIGKILL).ended("worker:1", "worker:2").gather(40)
     next_attempt = replay.supervisor.next_attempt
     assert next_attempt is not None
     assert [str(task) for task in next_attempt.members] == ["worker:1", "worker:2"]
     assert replay.last(ev.Restarting).members == ("worker:1", "worker:2")
     replay.begin(2)
     assert str(replay.supervisor.chief) == "worker:1"
-    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:2").home(50)
+    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:2").gather(50)
     assert replay.outcome() == (Status.FAILED, 1)
 
 
-def test_a_node_that_does_not_come_back_leaves_a_smaller_gang_or_ends_the_run() -> None:
+def test_a_node_that_is_gone_leaves_a_smaller_gang_or_ends_the_run() -> None:
     plan = plan_of("worker:0", "worker:1", "worker:2")
     spread = tuple(
         replace(task, node="far" if task.id.index == 0 else "local") for task in plan.tasks
     )
     for least, expected in ((2, ["worker:1", "worker:2"]), (3, None)):
         policy = Supervision(min_workers=least)
-        replay = Story(replace(plan, tasks=spread, supervision=policy))
+        replay = Replay(replace(plan, tasks=spread, supervision=policy))
         replay.supervisor.node_lost("far", "no route", replay.now)
         replay._take()
-        replay.ended("worker:1", "worker:2").home(7)
+        replay.ended("worker:1", "worker:2").gather(7)
         replay.supervisor.node_gone("far", "no route to host", replay.now)
         replay._take()
         next_attempt = replay.supervisor.next_attempt
@@ -406,9 +412,9 @@ def test_a_node_that_does_not_come_back_leaves_a_smaller_gang_or_ends_the_run() 
             assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_task_whose_start_crosses_the_stop_is_stopped_too() -> None:
-    """The order to start was on its way when Ctrl-C came: its task must not be forgotten."""
-    replay = Story.__new__(Story)
+def test_a_task_that_starts_during_a_stop_is_stopped_too() -> None:
+    """The order to start was already sent when Ctrl-C came: the task must be stopped, too."""
+    replay = Replay.__new__(Replay)
     replay.plan, replay.now, replay.events, replay.orders = plan_of(), 100.0, [], []
     replay.supervisor = Supervisor(replay.plan)
     replay.supervisor.begin(1, tuple(task.id for task in replay.plan.tasks))
@@ -420,8 +426,8 @@ def test_a_task_whose_start_crosses_the_stop_is_stopped_too() -> None:
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
-def test_words_of_another_attempt_are_not_heard(attempt: int) -> None:
-    replay = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+def test_reports_of_an_earlier_attempt_are_ignored(attempt: int) -> None:
+    replay = replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     replay.begin(2)
     stale = ev.TaskExited(task="worker:0", attempt=attempt, exit_code=1)
     replay.supervisor.exited(stale, replay.now)
