@@ -327,7 +327,7 @@ def _why_not_injected(fault: Fault, state: RunSnapshot) -> str:
             return "the job reports no steps"
         if task.step is None:
             return f"{task.task} reported no steps"
-        return f"{task.task} reached only step {task.step}"
+        return f"{task.task} reached step {task.step}"
     if fault.place == "save":
         return f"{task.task} did not save that often"
     if fault.place == "join":

@@ -87,7 +87,7 @@ def test_events_of_other_tasks_and_exit_code_0_show_no_fault() -> None:
 
 
 NEVER = [
-    ("kill worker:1 at step 5000", 375, 1, "worker:1 reached only step 375"),
+    ("kill worker:1 at step 5000", 375, 1, "worker:1 reached step 375"),
     ("kill worker:1 at step 5000", None, 1, "the job reports no steps"),
     ("kill worker:1 at step 5 in attempt 2", 375, 1, "there was no attempt 2"),
     ("kill worker:1 at save 3", 375, 1, "worker:1 did not save that often"),

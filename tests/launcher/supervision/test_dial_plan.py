@@ -1,4 +1,4 @@
-"""In a small run all nodes dial all tasks; in a large one every link and port is dialled once."""
+"""Every node dials all tasks in a small run; a large one dials every link and port once."""
 
 from __future__ import annotations
 
