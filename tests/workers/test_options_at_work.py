@@ -32,7 +32,8 @@ class Started(Protocol):
 FIT = """
 import json, os, sys, threading
 from tfcluster_workers import keras_choice
-from tfcluster_workers.jobs import custom_loop, keras_mnist, openings
+from tfcluster_workers.jobs import custom_loop, keras_mnist
+from tfcluster_workers.jobs.parts import openings
 
 keras = keras_choice.load()
 import tensorflow as tf
@@ -84,7 +85,8 @@ tell("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
 DATA = """
 import json, shutil, time
 from tfcluster_workers.data import prepare
-from tfcluster_workers.jobs import custom_loop, openings
+from tfcluster_workers.jobs import custom_loop
+from tfcluster_workers.jobs.parts import openings
 import tensorflow as tf
 
 def tell(what, **seen):

@@ -80,9 +80,9 @@ def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up
     """A server that takes the request and never answers: urlopen has no time-out of its own."""
     code = (
         "import tensorflow\n"
-        "from tfcluster_workers import strategy as tpu\n"
-        "try: tpu.make(answer_s=2)\n"
-        "except tpu.NoTpuError as error: print(error)\n"
+        "from tfcluster_workers import strategy\n"
+        "try: strategy.make_tpu_strategy(answer_s=2)\n"
+        "except strategy.NoTpuError as error: print(error)\n"
     )
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))

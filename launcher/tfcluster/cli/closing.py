@@ -20,7 +20,7 @@ def show_end(
     held = open_for_reading(paths.checkpoints)
     hint = load_hint(held[-1]) if held else ""
     _show_root_cause(state, paths, terminal)
-    size = registry.bytes_of(home())
+    size = registry.count_bytes(home())
     show(closing_panel(state, paths, load_hint=hint, home_bytes=size), terminal)
     for part in history.reason(state) if says_reason else ():
         terminal.say("\n".join(part_lines(part, terminal.width)))

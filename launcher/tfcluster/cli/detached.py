@@ -177,7 +177,7 @@ def _host(planned: Planned, options: Options, tell: Tell) -> None:
         return
     with background.words_kept(session.paths.coordinator_log):
         tell({"folder": str(session.paths.root)})
-        session.journal.heard = _Start(session, tell)
+        session.journal.on_event = _Start(session, tell)
         outcome = session.run(
             announce=lambda ports: tell({"ports": dict(ports)}),
             start_options=start_options_of(planned, options),

@@ -130,7 +130,7 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
             terminal.say(f"stopping {state.run}")
             return True
         except (OSError, ValueError) as error:
-            if registry.is_elsewhere(state):
+            if registry.is_on_other_host(state):
                 raise NodeLostError(
                     f"{state.run} is coordinated on {state.host}",
                     fix=f"type there: tfcluster down {state.run}",

@@ -25,7 +25,7 @@ def command(run: str | None, as_json: bool) -> int:
     has not been waited for.
     """
     terminal = Terminal()
-    paths = registry.resolve(run) if run is not None else registry.to_wait_for()
+    paths = registry.resolve(run) if run is not None else registry.resolve_for_wait()
     state = registry.load(paths)
     if run is None:
         has_ended = f"{state.run} has already ended: {state.status}"

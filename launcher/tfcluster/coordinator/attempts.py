@@ -18,7 +18,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, Warned
 from tfcluster.rundir.journal import Journal
-from tfcluster.supervision.decisions import Again, StartAlone
+from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
 
@@ -91,8 +91,8 @@ class Attempts:
         """Start again what the supervisor wants, for ever."""
         wants, alone = self.supervisor, self.due_alone
         while True:
-            await self.loop.until(lambda: wants.again is not None or alone != [])
-            if (again := wants.again) is not None:
+            await self.loop.until(lambda: wants.next_attempt is not None or alone != [])
+            if (again := wants.next_attempt) is not None:
                 await self._start_again(again)
             else:
                 await self._start_alone(alone.pop(0))
@@ -123,17 +123,17 @@ class Attempts:
         if wanted := self.supervisor.order(tasks, number, self.loop.now()):
             self.startup.start_tasks(number, members, only=wanted, restored_step=restored.step)
 
-    async def _start_again(self, again: Again) -> None:
+    async def _start_again(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._reconnect()
         if self.plan.images:
             for sentence in await self.loop.meanwhile(self.hub.repair()):
                 self.record(Warned(message=sentence))
-        if again.fresh_ports and self.supervisor.again is again:
+        if again.fresh_ports and self.supervisor.next_attempt is again:
             there = [node for node in self.plan.nodes if node.name not in self._lost]
             await self.startup.hold_ports(there, is_lost=self._lost.__contains__)
             await self._reconnect()
-        if self.supervisor.again is again:  # else the run ends, or another gang is to start
+        if self.supervisor.next_attempt is again:  # else the run ends, or another gang is to start
             await self._start(again.number, again.members)
 
     async def _start_alone(self, wanted: StartAlone) -> None:
@@ -203,7 +203,7 @@ class Attempts:
         """A node does not come back, and nothing can live there: go on without it, or end."""
         self._lost.add(node)
         self._gone.add(node)
-        self.supervisor.gone(node, error.message, self.loop.now())
+        self.supervisor.node_gone(node, error.message, self.loop.now())
 
 
 LOOK_EVERY_S: Final = 2.0

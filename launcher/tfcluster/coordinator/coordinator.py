@@ -158,7 +158,7 @@ class Coordinator:
 
     async def _look_at_links(self, attempt: int) -> None:
         lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
-        self._hub.put(lambda: self._supervisor.linked(lost, self._now()))
+        self._hub.put(lambda: self._supervisor.links_probed(lost, self._now()))
 
     async def _follow_elsewhere(self) -> None:
         gang = self._supervisor.gang
@@ -179,7 +179,7 @@ class Coordinator:
         for event in events:
             self._record(event)
         newest = self._run_gathering.newest
-        self._supervisor.home(newest.step, self._now(), name=newest.name)
+        self._supervisor.checkpoints_gathered(newest.step, self._now(), name=newest.name)
 
     def _carry_out(self) -> None:
         for action in self._supervisor.orders.take():
@@ -199,7 +199,7 @@ class Coordinator:
                 self._attempts.due_alone.append(action)
             case do.GatherCheckpoints():
                 self._background.create_task(self._bring_home())
-            case do.AskLinks(attempt):
+            case do.ProbeLinks(attempt):
                 self._looking = self._background.create_task(self._look_at_links(attempt))
             case do.DropNode(node):
                 self._attempts.drop(node)

@@ -135,7 +135,7 @@ class ReachabilityCheck:
                 break
             await asyncio.sleep(_LOOK_EVERY_S)
         cuts = [cut for name in names for cut in self._found(name, attempt)]
-        return connectivity.lost(cuts, chief_node=self.plan.task(self.plan.chief).node)
+        return connectivity.find_lost_links(cuts, chief_node=self.plan.task(self.plan.chief).node)
 
     def _ask(
         self, names: Sequence[str], attempt: int, held: Iterable[Message], digest: str
@@ -151,7 +151,7 @@ class ReachabilityCheck:
 
     def _found(self, node: str, attempt: int) -> Iterable[connectivity.Cut]:
         lines = last_text(self.paths.step_log(LINKS, node)).splitlines()
-        return connectivity.read(node, lines[-1], attempt=attempt) if lines else ()
+        return connectivity.parse_report(node, lines[-1], attempt=attempt) if lines else ()
 
 
 def probe_this_node(plan: Plan) -> PreflightReport:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from tests.launcher.supervision.story import Story, story
+from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.backends.base import Backend
 from tfcluster.checkpoints.restore import PutBack
@@ -84,7 +84,7 @@ class Home:
 class Scene:
     """Attempts of a told supervisor, with agents that are `connect`."""
 
-    def __init__(self, told: Story, tmp_path: Path) -> None:
+    def __init__(self, told: Replay, tmp_path: Path) -> None:
         self.told, self.supervisor = told, told.supervisor
         paths = RunPaths(tmp_path)
         self.lines, self.home = Lines(paths), Home()
@@ -113,18 +113,18 @@ class Scene:
 
 def after_a_loss(tmp_path: Path) -> Scene:
     """The only node is lost, its tasks are over, and what they saved is at home."""
-    told = story(backoff_s=0.0)
+    told = replay_of(backoff_s=0.0)
     scene = Scene(told, tmp_path)
     scene.attempts.drop("local")
     told.supervisor.node_lost("local", "killed", told.now)
     told._take()
-    told.home()
+    told.gather()
     return scene
 
 
-def again(told: Story) -> Any:
-    assert told.supervisor.again is not None
-    return told.supervisor.again
+def again(told: Replay) -> Any:
+    assert told.supervisor.next_attempt is not None
+    return told.supervisor.next_attempt
 
 
 def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: 
 
 
 def test_nothing_starts_when_a_stop_comes_while_fresh_ports_are_fetched(tmp_path: Path) -> None:
-    told = story("worker:0", "worker:1", "evaluator:0").after(time.monotonic() - 100)
-    told.exits("worker:1", 1, last=STOLEN).ended("worker:0").home()
+    told = replay_of("worker:0", "worker:1", "evaluator:0").after(time.monotonic() - 100)
+    told.exits("worker:1", 1, last=STOLEN).ended("worker:0").gather()
     scene = Scene(told, tmp_path)
     scene.lines.hears(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), told.now))
     scene.lines.hears(lambda: scene.lines.keep("local", {"type": "ports_held", "ports": {}}))
@@ -146,8 +146,8 @@ def test_nothing_starts_when_a_stop_comes_while_fresh_ports_are_fetched(tmp_path
 
 
 def test_nothing_starts_where_the_node_is_lost_while_the_state_is_put_back(tmp_path: Path) -> None:
-    told = story(backoff_s=0.0)
-    told.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+    told = replay_of(backoff_s=0.0)
+    told.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     scene = Scene(told, tmp_path)
     scene.home.meanwhile = scene.lose
     scene.play(lambda: scene.attempts._start_again(again(told)))
@@ -155,7 +155,7 @@ def test_nothing_starts_where_the_node_is_lost_while_the_state_is_put_back(tmp_p
 
 
 def test_a_chief_that_starts_alone_goes_on_where_it_saved_last(tmp_path: Path) -> None:
-    told = story(kind="plain", backoff_s=0.0)
+    told = replay_of(kind="plain", backoff_s=0.0)
     told.exits("worker:0", killed=signal.SIGKILL).after(0.1)
     scene = Scene(told, tmp_path)
     wanted: Any = told.orders[-1]
@@ -195,7 +195,7 @@ def test_who_was_stopped_himself_hears_what_was_said_before_he_judges(
 ) -> None:
     """After Ctrl-Z and fg all deadlines are due at once, and the answers are still to be read."""
     monkeypatch.setattr(loop, "_LATE_S", 0.1)
-    told = story(run_deadline_s=0.2)
+    told = replay_of(run_deadline_s=0.2)
     scene = Scene(told, tmp_path)
 
     async def work() -> None:
@@ -218,7 +218,7 @@ def test_a_look_that_hangs_keeps_nobody_who_presses_ctrl_c(
     """A folder on a dead NFS, or a name that no server resolves."""
     dead = threading.Event()
     monkeypatch.setattr(probes, "probe_this_node", lambda plan: dead.wait(60))
-    told = story()
+    told = replay_of()
     told.supervisor = told.make_supervisor()  # of whose gang nothing has started
     told.supervisor.begin_run(told.now)
     scene = Scene(told, tmp_path)

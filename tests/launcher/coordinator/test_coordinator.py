@@ -212,7 +212,7 @@ def test_an_agent_may_go_at_any_moment_before_its_tasks_run(
     node: Any = Node(moment, last)
     journal = Journal(state, paths)
     restarting = asyncio.Event()
-    journal.heard = lambda event: restarting.set() if isinstance(event, Restarting) else None
+    journal.on_event = lambda event: restarting.set() if isinstance(event, Restarting) else None
     plan = replace(plan_of(), workdir=str(paths.root), supervision=Supervision(backoff_s=0.0))
 
     async def put_back(folders: Folders, *_: object) -> PutBack:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import UsageError
-from tfcluster.supervision.failure import CIRCUMSTANCES, MESSAGES
+from tfcluster.supervision.failure import CIRCUMSTANCES
+from tfcluster.supervision.known_errors import MESSAGES
 from tfcluster.ui import pages
 
 PAGE = """\
