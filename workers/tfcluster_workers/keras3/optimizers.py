@@ -91,7 +91,7 @@ def _refuse_conditions(optimizer: Any) -> None:
         if getattr(optimizer, name, None):
             raise release.Keras3Error(
                 f"{name} of Keras 3 does not work under a tf.distribute strategy: leave it out,"
-                " or keras.version 2"
+                " or set keras.version to 2"
             )
 
 
