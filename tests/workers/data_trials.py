@@ -74,7 +74,7 @@ def silent_server() -> str:
     import requests
 
     network.ANSWER_S = 0.2
-    with socket.create_server(("127.0.0.1", 0)) as server, network.impatient():
+    with socket.create_server(("127.0.0.1", 0)) as server, network.request_timeouts():
         return told(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
 
 

@@ -162,8 +162,8 @@ def test_a_failure_that_was_reported_is_not_reported_again_as_an_exit(
     tmp_path: Path, boot: Boot
 ) -> None:
     code = "from tfcluster_workers.errors import JobError\n"
-    code += "from tfcluster_workers.jobs.parts import endings\n"
-    code += "with endings.told('job'):\n    raise JobError('no such data')\n"
+    code += "from tfcluster_workers.jobs.parts import job_errors\n"
+    code += "with job_errors.exit_with_message('job'):\n    raise JobError('no such data')\n"
     ended = boot("script", str(write(tmp_path, "main.py", code)))
     assert (ended.code, ended.err) == (1, "job: no such data\n")
     assert [error["exception"] for error in ended.of("error")] == ["JobError"]

@@ -80,9 +80,9 @@ def test_it_ends_at_exactly_that_step_and_says_so_before(
 def test_raise_is_an_error_of_the_users_line(boot: Boot, loop: str) -> None:
     ended = boot("script", loop, env=at_step("raise"))
     (error,) = ended.of("error")
-    assert (ended.code, error["exception"]) == (1, "tfcluster_workers.chaos.RehearsedFault")
+    assert (ended.code, error["exception"]) == (1, "tfcluster_workers.chaos.InjectedFault")
     assert (error["file"], error["line"]) == (loop, 4)
-    assert error["message"] == "rehearsed: as written"
+    assert error["message"] == "injected: as written"
     assert "chaos.py" not in ended.err
 
 

@@ -65,7 +65,11 @@ class Task:
     notes: list[str] = field(default_factory=list)
 
     def is_given(self, config: dict[str, Any]) -> None:
-        for name, value in (("given", json.dumps(config)), ("_pid", os.getpid()), ("_last", None)):
+        for name, value in (
+            ("assigned", json.dumps(config)),
+            ("_pid", os.getpid()),
+            ("_last", None),
+        ):
             self.monkeypatch.setattr(tf_config_changes, name, value)
         self.monkeypatch.setenv("TF_CONFIG", json.dumps(config))
 
@@ -180,11 +184,11 @@ def test_only_the_first_strategy_of_a_task_joins(task: Task) -> None:
 def test_others_may_do_as_they_like(task: Task, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task.removes()
     if who == "an evaluator":
-        monkeypatch.setattr(tf_config_changes, "given", config(TWO, 0, "evaluator"))
+        monkeypatch.setattr(tf_config_changes, "assigned", config(TWO, 0, "evaluator"))
     elif who == "a forked child":
         monkeypatch.setattr(tf_config_changes, "_pid", os.getpid() + 1)
     else:
-        monkeypatch.setattr(tf_config_changes, "given", "")
+        monkeypatch.setattr(tf_config_changes, "assigned", "")
     cluster_check.check_strategy(None)
 
 
@@ -218,7 +222,7 @@ def test_a_fit_that_is_each_worker_s_own_is_noted(
     monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"strategy": strategy}))
     if joins:
         cluster_check.check_strategy(None)
-    cluster_check.note_lone_fit(model(in_scope=in_scope))
+    cluster_check.note_fit_alone(model(in_scope=in_scope))
     assert [note[: len(why or "")] for note in task.notes] == ([why] if why else [])
 
 
@@ -229,10 +233,10 @@ OTHERS = {"worker": ["localhost:2223"], "ps": ["localhost:2222"]}
 def test_a_server_of_another_cluster_is_refused_when_it_is_used(task: Task) -> None:
     task.is_given({"cluster": PS, "task": {"type": "ps", "index": 0}})
     cluster_check.note_server("grpc://localhost:5002", PS, "ps", 0)
-    cluster_check.use_server("grpc://localhost:5002")
+    cluster_check.check_server("grpc://localhost:5002")
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     with pytest.raises(ClusterChangedError, match=r"makes a server: this task would be ps:0 of"):
-        cluster_check.use_server("grpc://localhost:2222")
+        cluster_check.check_server("grpc://localhost:2222")
     with pytest.raises(ClusterChangedError, match="cluster resolver"):
         cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
 
@@ -243,7 +247,7 @@ def test_a_server_made_from_a_changed_tf_config_is_refused_with_the_line_of_the_
     task.sets(config(OTHERS, 0, "ps"))
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     with pytest.raises(ClusterChangedError, match=r"^main.py:12 sets .* ps:0 of") as error:
-        cluster_check.use_server("grpc://localhost:2222")
+        cluster_check.check_server("grpc://localhost:2222")
     assert error.value.place == ("/job/main.py", 12)
 
 
@@ -257,7 +261,7 @@ FEWER = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
 def joins(cluster: dict[str, Any], index: int, way: str) -> None:
     if way == "server":
         cluster_check.note_server("grpc://localhost:2222", cluster, "worker", index)
-        cluster_check.use_server("grpc://localhost:2222")
+        cluster_check.check_server("grpc://localhost:2222")
     elif way == "strategy":
         cluster_check.check_strategy(Resolver(cluster, task_id=index))
     else:
@@ -307,13 +311,13 @@ def test_a_cluster_whose_servers_are_all_in_one_process_is_whole(task: Task) -> 
     """TensorFlow's tutorial of parameter servers makes one in the notebook."""
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     cluster_check.note_server("grpc://localhost:2223", OTHERS, "worker", 0)
-    cluster_check.use_server("grpc://localhost:2223")
+    cluster_check.check_server("grpc://localhost:2223")
     cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
     (note,) = task.notes
     assert note.startswith("the script makes all servers itself: each of the 2 tasks trains alone")
     alone = {"local": ["localhost:0"]}  # Server.create_local_server()
     cluster_check.note_server("grpc://localhost:41017", alone, "local", 0)
-    cluster_check.use_server("grpc://localhost:41017")
+    cluster_check.check_server("grpc://localhost:41017")
 
 
 def test_a_fault_of_the_check_breaks_nothing(task: Task) -> None:
@@ -443,6 +447,6 @@ def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.Mo
     training = types.ModuleType("training")
     vars(training)["Model"] = Model
     keras_hooks.watch_fit(training)
-    monkeypatch.setattr(cluster_check, "note_lone_fit", lambda model: done.append("looked"))
+    monkeypatch.setattr(cluster_check, "note_fit_alone", lambda model: done.append("looked"))
     Model().fit()
     assert done == ["looked", "fit"]

@@ -111,7 +111,7 @@ def test_a_cache_is_whole_although_its_first_reader_was_dropped(tried: dict[str,
 def test_fewer_files_than_workers_are_told_and_auto_goes_by_example(tried: dict[str, Any]) -> None:
     assert tried["too few"] == (
         "TooFewFilesError: --shard-policy file needs a file for each of the 5 workers, and "
-        "synthetic_digits train has 4; use --shard-policy data, which deals out the examples"
+        "synthetic_digits train has 4; use --shard-policy data, which splits each batch by example"
     )
     assert tried["auto of too few"] == [96] * 5
 
@@ -145,7 +145,10 @@ def test_a_name_that_cannot_be_is_told(tried: dict[str, Any], name: str, words: 
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        (("synthetic_digits", "validation", None), "it has no 'validation', only train, test"),
+        (
+            ("synthetic_digits", "validation", None),
+            "it has no split 'validation', only train, test",
+        ),
         (("imdb_reviews", "train", None), "its text has the shape ()"),
         (("cats_vs_dogs", "train", None), "its image has the shape (None, None, 3)"),
         (("coco", "train", None), "it has no pairs of image and label"),
@@ -155,7 +158,7 @@ def test_data_the_jobs_cannot_train_on_are_told_before_they_are_fetched(
     tried: dict[str, Any], asked: tuple[str, str, None], words: str
 ) -> None:
     said = tried["loads"][str(asked)]
-    assert said.startswith(f"UnfitDatasetError: {asked[0]} does not fit this job: {words}")
+    assert said.startswith(f"UnfitDatasetError: {asked[0]} does not work with this job: {words}")
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_data_the_jobs_cannot_train_on_are_told_before_they_are_fetched(
         ("no info", "dataset_info.json is missing"),
         ("info cut off", "dataset_info.json cannot be read"),
         ("no shard", "synthetic_digits-train.tfrecord-00001-of-00004 is missing"),
-        ("shard cut off", "the files of train are cut off"),
+        ("shard cut off", "the files of train are truncated"),
     ],
 )
 def test_a_damaged_folder_is_told_with_the_command_that_removes_it(

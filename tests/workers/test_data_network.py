@@ -49,8 +49,8 @@ def test_many_hosts_cost_no_more_than_a_few_short_tries() -> None:
 
     with pytest.raises(network.UnreachableError, match="timed out"):
         network.require([f"https://host{n}.example/x" for n in range(50)], connect=silent)
-    assert len(asked) == network.MOST_HOSTS
-    assert sum(asked) <= network.MOST_HOSTS * network.CONNECT_S
+    assert len(asked) == network.MAX_HOSTS
+    assert sum(asked) <= network.MAX_HOSTS * network.CONNECT_S
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_behind_a_proxy_the_proxy_is_asked(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert network.gate(MNIST) == address
+    assert network.connect_address(MNIST) == address
 
 
 def test_a_real_host_that_listens_is_reached_and_one_that_does_not_is_told() -> None:

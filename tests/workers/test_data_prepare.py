@@ -90,7 +90,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(begin: Begin, tmp_path: Path) ->
     out, err = process.communicate()
     assert process.returncode == 1, err
     last = err.splitlines()[-1]
-    assert last.startswith(f"prepare: {tmp_path}: no room for synthetic_digits (")
+    assert last.startswith(f"prepare: {tmp_path}: no space left for synthetic_digits (")
     assert last.endswith("choose another folder with --data-dir or TFDS_DATA_DIR")
     assert out.splitlines()[1:] == [".prepare-synthetic_digits.lock", "downloads"]
 
@@ -159,7 +159,7 @@ def test_what_is_not_there_is_fetched(begin: Begin, tmp_path: Path) -> None:
     process = begin("small_sources.py", str(tmp_path / "tfds"), "mnist", SOURCES="served")
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert out.splitlines()[0].endswith(", 0 MiB to fetch")
+    assert out.splitlines()[0].endswith(", 0 MiB to download")
     assert err.count('-ubyte.gz HTTP/1.1" 200') == 4
     fetched = [path.name for path in (tmp_path / "tfds" / "downloads" / "mnist").iterdir()]
     assert len(fetched) == 8, "four files and what TFDS notes about each"

@@ -33,7 +33,7 @@ def predictions(draw: st.DrawFn) -> tuple[Floats, NDArray[np.int64]]:
 def test_weighted_is_at_most_plain_is_at_most_the_mean_of_the_single_ones(
     given: tuple[Floats, NDArray[np.int64]], method: str, seed: int
 ) -> None:
-    right = ensembling.of_right_class(*given)
+    right = ensembling.true_class_probabilities(*given)
     loss, models = ensembling.mixture_loss(right), len(right)
     found = ensembling.search(loss, models, method=method, evaluations=60, seed=seed)
     plain = loss(ensembling.equal(models))
@@ -71,11 +71,11 @@ def test_one_seed_finds_the_same_again(method: str) -> None:
 
 def test_a_model_that_rules_out_the_truth_costs_much_but_not_infinitely_much() -> None:
     sure = np.array([[[1.0, 0.0], [1.0, 0.0]]])
-    right = ensembling.of_right_class(sure, np.array([0, 1]))
+    right = ensembling.true_class_probabilities(sure, np.array([0, 1]))
     assert ensembling.cross_entropy(right)[0] == pytest.approx(-np.log(ensembling.TINY) / 2)
     assert ensembling.accuracy(sure[0], np.array([0, 1])) == 0.5
 
 
 def test_a_search_of_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are nelder-mead, random"):
+    with pytest.raises(ValueError, match="choose one of nelder-mead, random"):
         ensembling.search(lambda weights: 0.0, 2, method="grid")

@@ -93,5 +93,5 @@ def test_a_tensorflow_without_estimator_is_refused_with_the_cure() -> None:
     assert refused.returncode == 1
     last = refused.stderr.splitlines()[-1]
     assert last.startswith("estimator_mnist: TensorFlow 2.2")
-    assert "has no tf.estimator (2.15 was the last release)" in last
+    assert "has no tf.estimator (the last release with it is 2.15)" in last
     assert last.endswith("tfcluster up SPEC --python PATH")

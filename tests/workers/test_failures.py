@@ -70,7 +70,7 @@ def raised_through(*files: str, error: BaseException) -> BaseException:
 
 
 def files_of(error: BaseException) -> list[str]:
-    frames, tb = [], failures.without_our_frames(error)
+    frames, tb = [], failures.without_own_frames(error)
     while tb is not None:
         frames.append(tb.tb_frame.f_code.co_filename)
         tb = tb.tb_next

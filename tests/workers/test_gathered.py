@@ -82,9 +82,9 @@ def test_a_checkpoint_that_was_listed_and_removed_is_passed_over(home: Path) -> 
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("digitz", r"no run is known as 'digitz' in .*/runs; did you mean digits\b.*tfcluster ps"),
-        ("./digits", r"there is no /.*/digits"),
-        (BARE, r"no checkpoint of tf\.train\.Checkpoint in .*: it is empty or not there"),
+        ("digitz", r"no run named 'digitz' in .*/runs; did you mean digits\b.*tfcluster ps"),
+        ("./digits", r"/.*/digits does not exist"),
+        (BARE, r"no checkpoint of tf\.train\.Checkpoint in .*: it is empty or does not exist"),
         (".", r"no checkpoint of .*: it holds home"),
     ],
 )

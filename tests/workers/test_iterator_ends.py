@@ -86,7 +86,7 @@ class Owned:
 @pytest.fixture
 def ender() -> Iterator[iterator_ends.Ender]:
     """One whose iterators end in its own thread; two may wait."""
-    ender = iterator_ends.Ender(at_most=2, patience_s=HANG_S)
+    ender = iterator_ends.Ender(max_waiting=2, exit_wait_s=HANG_S)
     yield ender
     ender.finish()
 
@@ -96,7 +96,7 @@ def owned(ender: iterator_ends.Ender) -> type[Owned]:
     class Iterator(Owned):
         pass
 
-    iterator_ends.end_elsewhere(Iterator, "_resource", ender)
+    iterator_ends.end_in_background(Iterator, "_resource", ender)
     return Iterator
 
 
@@ -145,8 +145,8 @@ def test_where_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
     assert is_ending.wait(HANG_S)
     while iterators:
         del iterators[0]
-    here = threading.current_thread().name
-    assert [ended_in for _, ended_in in told] == [[], [], [here]]
+    current_thread = threading.current_thread().name
+    assert [ended_in for _, ended_in in told] == [[], [], [current_thread]]
     may_end.set()
     assert all(ended.wait(HANG_S) for ended, _ in told)
     assert [ended_in for _, ended_in in told[:2]] == [[iterator_ends.NAME]] * 2
@@ -172,8 +172,8 @@ def test_a_file_is_free_when_its_iterator_is_dropped(
     del tensor, of_a_device
     del iterator
     assert ended.wait(HANG_S)
-    here = threading.current_thread().name
-    assert ended_in == [here if in_place else iterator_ends.NAME]
+    current_thread = threading.current_thread().name
+    assert ended_in == [current_thread if in_place else iterator_ends.NAME]
 
 
 PRELUDE = f"""
@@ -198,14 +198,14 @@ class Owned:
 
 def give(end, **options):
     ender = iterator_ends.Ender(**options)
-    iterator_ends.end_elsewhere(Owned, "_resource", ender)
+    iterator_ends.end_in_background(Owned, "_resource", ender)
     Owned(Dataset(), Tensor(end))
     return ender
 """
 AT_THE_END = {
     "what is ending has ended": ("give(lambda: (time.sleep(0.3), os.write(1, b'ended')))", "ended"),
     "what never ends is left": (
-        "give(threading.Event().wait, patience_s=0.1)\nos.write(1, b'left')",
+        "give(threading.Event().wait, exit_wait_s=0.1)\nos.write(1, b'left')",
         "left",
     ),
     "what comes later ends in place": (

@@ -160,6 +160,7 @@ def test_a_release_outside_the_range_is_refused_before_the_first_step(
         (error,) = [event for event in task.events if event["type"] == "error"]
         assert error["exception"].endswith("Keras3Error")
         assert (
-            "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or keras.version 2" in (error["message"])
+            "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or set keras.version to 2"
+            in error["message"]
         )
         assert not [event for event in task.events if event["type"] == "progress"]

@@ -75,7 +75,7 @@ def test_the_choice(
     [
         ("auto", "3.16.0", "pip install 'keras==3.15.1'; or pip install 'tf-keras~=2.21.0'"),
         ("3", "3.16.0", "pip install 'keras==3.15.1'"),
-        ("2", "3.15.1", "tf_keras is missing: pip install 'tf-keras~=2.21.0'"),
+        ("2", "3.15.1", "tf_keras is not installed: pip install 'tf-keras~=2.21.0'"),
     ],
 )
 def test_what_is_missing_is_told_with_the_command_that_gets_it(
@@ -158,4 +158,4 @@ def test_only_functions_that_are_as_known_are_replaced(
     reduce: Any, build: Any, unknown: str
 ) -> None:
     """The day Keras patches them itself, that is noticed."""
-    assert keras3_trainer.what_is_unknown(trainer(reduce, build)) == unknown
+    assert keras3_trainer.find_unknown_function(trainer(reduce, build)) == unknown

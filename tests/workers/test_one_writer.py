@@ -300,6 +300,11 @@ def test_a_switched_off_shim_leaves_the_callbacks_alone(monkeypatch: pytest.Monk
 
 
 def test_temporary_folders_are_those_that_are_never_gathered() -> None:
-    assert one_writer.beside("deep/model.keras", OTHER) == "deep/workertemp_worker_1/model.keras"
-    assert one_writer.beside("backup/", OTHER) == "workertemp_worker_1/backup"
-    assert one_writer.beside("gs://bucket/m.keras", OTHER).startswith("gs://bucket/workertemp_")
+    assert (
+        one_writer.temporary_path("deep/model.keras", OTHER)
+        == "deep/workertemp_worker_1/model.keras"
+    )
+    assert one_writer.temporary_path("backup/", OTHER) == "workertemp_worker_1/backup"
+    assert one_writer.temporary_path("gs://bucket/m.keras", OTHER).startswith(
+        "gs://bucket/workertemp_"
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import JobError, OptionError
-from tfcluster_workers.jobs.parts import endings, options
+from tfcluster_workers.jobs.parts import job_errors, options
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -86,12 +86,12 @@ def test_the_learning_rate_grows_with_the_batch_only_on_request() -> None:
 def test_a_users_mistake_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     told = dict[str, object]()
     monkeypatch.setattr(reporting, "error", lambda **event: told.update(event))
-    with pytest.raises(SystemExit) as ended, endings.told("keras_mnist"):
+    with pytest.raises(SystemExit) as ended, job_errors.exit_with_message("keras_mnist"):
         raise JobError("no such thing; try another")
     assert ended.value.code == "keras_mnist: no such thing; try another"
     assert (told["exception"], told["message"]) == ("JobError", "no such thing; try another")
 
 
 def test_other_errors_keep_their_traceback() -> None:
-    with pytest.raises(ZeroDivisionError), endings.told("keras_mnist"):
+    with pytest.raises(ZeroDivisionError), job_errors.exit_with_message("keras_mnist"):
         raise ZeroDivisionError

@@ -32,15 +32,16 @@ class Started(Protocol):
 FIT = """
 import json, os, sys, threading
 from tfcluster_workers import keras_choice
-from tfcluster_workers.jobs import custom_loop, keras_mnist, openings
+from tfcluster_workers.jobs import custom_loop, keras_mnist
+from tfcluster_workers.jobs.parts import job_start
 
 keras = keras_choice.load()
 import tensorflow as tf
 
 SMALL = ["--epochs=2", "--examples=96", "--global-batch=48"]
-whole = openings.examples
+whole = job_start.examples
 # A CPU takes its time for float16.
-openings.examples = lambda chosen, split: whole(chosen, split).take(96)
+job_start.examples = lambda chosen, split: whole(chosen, split).take(96)
 
 def tell(what, **seen):
     print(json.dumps({"what": what, **seen}), flush=True)
@@ -84,7 +85,8 @@ tell("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
 DATA = """
 import json, shutil, time
 from tfcluster_workers.data import prepare
-from tfcluster_workers.jobs import custom_loop, openings
+from tfcluster_workers.jobs import custom_loop
+from tfcluster_workers.jobs.parts import job_start
 import tensorflow as tf
 
 def tell(what, **seen):
@@ -92,7 +94,7 @@ def tell(what, **seen):
 
 for policy in ("auto", "file", "data", "off"):
     chosen = custom_loop.parse(["--shard-policy", policy])
-    made = openings.batches(chosen, tf.data.Dataset.range(8), 4, training=True)
+    made = job_start.batches(chosen, tf.data.Dataset.range(8), 4, training=True)
     tell("policy", asked=policy, set=made.options().experimental_distribute.auto_shard_policy.name)
 
 for prefetch, wanted in (("0", 2), ("5", 12)):
@@ -104,7 +106,7 @@ for prefetch, wanted in (("0", 2), ("5", 12)):
     examples = tf.data.Dataset.from_generator(
         source, output_signature=tf.TensorSpec((), tf.int64))
     chosen = custom_loop.parse(["--prefetch", prefetch])
-    iterator = iter(openings.batches(chosen, examples, 2, training=True))
+    iterator = iter(job_start.batches(chosen, examples, 2, training=True))
     next(iterator)
     while len(pulled) < wanted:
         time.sleep(0.01)
@@ -115,7 +117,7 @@ prepare.prepare("synthetic_digits", prepare.data_dir())
 for cache in ("--cache", "--no-cache"):
     shutil.copytree(prepare.data_dir(), "data")
     chosen = custom_loop.parse([cache, "--examples=100", "--data-dir=data"])
-    examples = openings.examples(chosen, "train")
+    examples = job_start.examples(chosen, "train")
     once = sum(1 for _ in examples)
     shutil.rmtree("data")
     try:

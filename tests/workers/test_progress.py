@@ -119,7 +119,7 @@ class Channel:
         return True
 
 def save(*_):
-    print("saves at step", save_hooks.of_model(None, "x"), flush=True)
+    print("saves at step", save_hooks.step_of_model(None, "x"), flush=True)
     reporting.finished()
 
 signals = [signal.SIGTERM]
@@ -257,9 +257,9 @@ def test_the_chief_is_tensorflows(
 ) -> None:
     cluster = {job: [f"localhost:{n}" for n in range(count)] for job, count in jobs.items()}
     config = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
-    here = context.current({"TF_CONFIG": json.dumps(config), "TFCLUSTER_CHECKPOINT_DIR": "/c"})
-    assert (here.is_chief, here.num_workers) == (is_chief, num_workers)
-    assert (here.save_dir == Path("/c")) is is_chief
+    this_task = context.current({"TF_CONFIG": json.dumps(config), "TFCLUSTER_CHECKPOINT_DIR": "/c"})
+    assert (this_task.is_chief, this_task.num_workers) == (is_chief, num_workers)
+    assert (this_task.save_dir == Path("/c")) is is_chief
 
 
 def test_a_watched_module_is_called_back_once_and_keeps_its_loader(
@@ -287,11 +287,11 @@ def test_a_fault_of_ours_does_not_break_the_import() -> None:
 
 
 def test_batch_logs_are_shared_out_over_the_replicas() -> None:
-    assert keras_hooks.numbers({"loss": 4.0, "remote": object()}, share=2) == {"loss": 2.0}
+    assert keras_hooks.plain_numbers({"loss": 4.0, "remote": object()}, divisor=2) == {"loss": 2.0}
 
 
 def test_the_batch_size_of_arrays_is_keras_default_and_a_generators_unknown() -> None:
     array = types.SimpleNamespace(shape=(100, 28))
-    assert keras_hooks.of(array, asked=None) == 32
-    assert keras_hooks.of(array, asked=64) == 64
-    assert keras_hooks.of((n for n in range(3)), asked=None) is None
+    assert keras_hooks.global_batch_size(array, requested=None) == 32
+    assert keras_hooks.global_batch_size(array, requested=64) == 64
+    assert keras_hooks.global_batch_size((n for n in range(3)), requested=None) is None

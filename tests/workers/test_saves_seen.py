@@ -21,7 +21,7 @@ def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, A
     channel = types.SimpleNamespace(send=events.append, is_open=True)
     monkeypatch.setattr(event_channel, "channel", channel)
     monkeypatch.setattr(reporting, "meter", reporting.ProgressMeter(lambda event: True))
-    monkeypatch.setattr(reporting, "_seen", None)
+    monkeypatch.setattr(reporting, "_last_seen", None)
     monkeypatch.setenv("TFCLUSTER_CHECKPOINT_DIR", str(tmp_path))
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "worker", "index": 0}}))
     return events

@@ -42,7 +42,7 @@ def test_a_seed_is_one_that_every_library_takes() -> None:
 
 
 def test_one_example_cannot_be_both_trained_and_validated_on() -> None:
-    with pytest.raises(OptionError, match="--examples 1 is too few to train and validate on"):
+    with pytest.raises(OptionError, match="--examples 1 is too few to train and validate"):
         Data(tuner.parse(["--examples=1"]), 96)
 
 

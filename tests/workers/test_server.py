@@ -32,8 +32,8 @@ def tf_config(task: str, *jobs: str) -> str:
 def test_ps_and_the_workers_beside_them_serve(
     task: str, jobs: tuple[str, ...], serves: bool
 ) -> None:
-    here = context.current({"TF_CONFIG": tf_config(task, *jobs)})
-    assert server.is_served(here) is serves
+    this_task = context.current({"TF_CONFIG": tf_config(task, *jobs)})
+    assert server.is_served(this_task) is serves
 
 
 def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
@@ -48,7 +48,7 @@ def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
     ("task", "jobs", "told"),
     [
         ("chief:0", ("chief", "worker", "ps"), "this is chief:0"),
-        ("worker:0", (), "this is alone"),
+        ("worker:0", (), "TF_CONFIG names no cluster"),
     ],
 )
 def test_the_module_alone_says_why_it_has_nothing_to_serve(
@@ -85,4 +85,4 @@ def test_a_server_has_more_threads_than_there_are_workers(
     workers: int, cores: int, chosen: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", chosen)
-    assert server.threads_between(workers, cores=cores) == threads
+    assert server.inter_op_threads(workers, cores=cores) == threads

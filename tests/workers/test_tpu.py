@@ -52,22 +52,22 @@ def test_a_resolver_that_never_answers_is_given_up() -> None:
         answer.wait()
         return Resolver("")
 
-    with pytest.raises(NoTpuError, match=r"has not answered within 0\.2 s"):
-        strategy.make_tpu_strategy(resolver, answer_s=0.2)
+    with pytest.raises(NoTpuError, match=r"did not answer within 0\.2 s"):
+        strategy.make_tpu_strategy(resolver, timeout_s=0.2)
     answer.set()
 
 
 def test_the_time_for_an_answer_leaves_room_within_ten_seconds() -> None:
-    assert strategy.ANSWER_S <= 9
+    assert strategy.TPU_TIMEOUT_S <= 9
 
 
 def test_an_address_at_which_nobody_answers_is_named(nowhere: str) -> None:
-    with pytest.raises(NoTpuError, match=rf"nothing answers at {nowhere[7:]} \("):
+    with pytest.raises(NoTpuError, match=rf"no answer from {nowhere[7:]} \("):
         strategy.make_tpu_strategy(lambda: Resolver(nowhere))
 
 
 def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(strategy.VARIABLE, "no_such_module:resolver")
+    monkeypatch.setenv(strategy.RESOLVER_VARIABLE, "no_such_module:resolver")
     with pytest.raises(NoTpuError, match="TFCLUSTER_TPU_RESOLVER=no_such_module:resolver: No mod"):
         strategy.make_tpu_strategy()
 
@@ -76,13 +76,13 @@ def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.tensorflow
-def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up() -> None:
-    """A server that takes the request and never answers: urlopen has no time-out of its own."""
+def test_tensorflow_resolver_that_waits_for_the_metadata_server_times_out() -> None:
+    """The server accepts the request and never answers; urlopen has no time-out."""
     code = (
         "import tensorflow\n"
-        "from tfcluster_workers import strategy as tpu\n"
-        "try: tpu.make(answer_s=2)\n"
-        "except tpu.NoTpuError as error: print(error)\n"
+        "from tfcluster_workers import strategy\n"
+        "try: strategy.make_tpu_strategy(timeout_s=2)\n"
+        "except strategy.NoTpuError as error: print(error)\n"
     )
     with socket.socket() as mute:
         mute.bind(("127.0.0.1", 0))
@@ -96,4 +96,4 @@ def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up
             text=True,
             check=True,
         )
-    assert "the resolver has not answered within 2 s" in ended.stdout
+    assert "the resolver did not answer within 2 s" in ended.stdout
