@@ -1,4 +1,4 @@
-"""Tries a small `synthetic_digits` in every way; prints what came as one line of JSON.
+"""Reads a small `synthetic_digits` in many ways and prints the results as one line of JSON.
 
     python data_trials.py FOLDER
 
@@ -37,7 +37,7 @@ def shards(place: Path) -> list[Path]:
 
 
 def told(trial: Callable[..., object], *given: object) -> str:
-    """The error's name and words, or what came."""
+    """Return the error's name and message, or the result."""
     try:
         return str(trial(*given))
     except Exception as error:
@@ -51,7 +51,7 @@ def damaged(whole: Path, kind: str) -> str:
 
 
 def shares(whole: Path, policy: str, pipelines: int, take: int | None = None) -> list[list[str]]:
-    """The examples that each input pipeline reads."""
+    """Return the examples that each input pipeline reads."""
     contexts = [tf.distribute.InputContext(pipelines, number) for number in range(pipelines)]
     return [
         [
@@ -70,7 +70,7 @@ def shares(whole: Path, policy: str, pipelines: int, take: int | None = None) ->
 
 
 def silent_server() -> str:
-    """A fetch from a server that takes the connection and never answers."""
+    """Download from a server that accepts the connection and never answers."""
     import requests
 
     network.ANSWER_S = 0.2
@@ -79,21 +79,21 @@ def silent_server() -> str:
 
 
 def offline(folder: Path) -> str:
-    """Where no name can be resolved."""
+    """Prepare without a network, where no name can be resolved."""
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     with mock.patch("socket.getaddrinfo", side_effect=unknown):
         return told(prepare.prepare, "mnist", folder)
 
 
 def in_the_way(folder: Path) -> str:
-    """Where the data set's own place cannot be made, which shows at the very end."""
+    """Prepare where the data set's folder cannot be made, which fails only at the end."""
     folder.mkdir()
     (folder / NAME).touch()
     return told(prepare.prepare, NAME, folder)
 
 
 def read_after_a_dropped_reader(count: int = 20_000) -> int:
-    """How many examples a cache keeps whose first reader is dropped while it reads ahead."""
+    """Return how many examples a cache keeps if its first reader is dropped early."""
     counted = tf.data.Dataset.range(count).map(lambda n: n + 1, num_parallel_calls=2)
     kept = pipeline._cached(counted.prefetch(tf.data.AUTOTUNE))
     next(iter(kept.batch(96).prefetch(100)))

@@ -31,13 +31,13 @@ TRAIN, TEST = 96, 24
 
 
 def images_of(shape: tuple[int, ...], count: int, seed: int) -> tuple[Any, Any]:
-    """Random images and labels; the labels go round."""
+    """Return random images, and labels in turn."""
     images = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
     return images, (np.arange(count) % 10).astype(np.uint8)
 
 
 def write_idx(folder: Path, seed: int) -> None:
-    """The four gzipped idx files of mnist and of fashion_mnist."""
+    """Write the four gzipped idx files of mnist or fashion_mnist."""
     folder.mkdir(parents=True)
     for part, count in (("train", TRAIN), ("t10k", TEST)):
         images, labels = images_of((28, 28), count, seed)
@@ -49,7 +49,7 @@ def write_idx(folder: Path, seed: int) -> None:
 
 
 def write_cifar(folder: Path) -> None:
-    """The binary archive of cifar10: a label, then 3×32×32 bytes, for each example."""
+    """Write the binary archive of cifar10: a label, then 3×32×32 bytes, for each example."""
     folder.mkdir(parents=True)
     names = "\n".join(f"class{number}" for number in range(10)).encode()
     parts = {"batches.meta.txt": names}
@@ -71,7 +71,7 @@ def records(count: int, seed: int) -> bytes:
 
 
 def write(data_dir: Path) -> None:
-    """All of them, where TFDS looks for what was fetched by hand."""
+    """Write all files where TFDS expects manual downloads."""
     by_hand = data_dir / "downloads" / "manual"
     write_idx(by_hand / "mnist", 1)
     write_idx(by_hand / "fashion_mnist", 2)
@@ -99,7 +99,7 @@ def teach(data_dir: Path) -> None:
 
 
 def serve_mnist(folder: Path) -> None:
-    """Fetch mnist from a server of this process instead of from TFDS's own."""
+    """Serve mnist from this process instead of TFDS's own server."""
     from tensorflow_datasets.image_classification import mnist
 
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
@@ -111,7 +111,7 @@ def serve_mnist(folder: Path) -> None:
 
 
 def tell(name: str, data_dir: Path) -> None:
-    """Print what has come of it: the images' shape and sum, the labels' sum."""
+    """Print the images' shape and sum and the labels' sum."""
     import tensorflow_datasets as tfds
 
     found = tfds.load(name, split="train", data_dir=str(data_dir), as_supervised=True)

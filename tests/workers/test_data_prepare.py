@@ -1,4 +1,4 @@
-"""A data set is prepared once, whole or not at all, from TFDS's own sources too."""
+"""A data set is prepared once and atomically, also from TFDS's own sources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Begin = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def begin() -> Iterator[Begin]:
-    """Start a script of this folder under TensorFlow 2.15, which is imported the quickest."""
+    """Start a script of this folder under TensorFlow 2.15, which imports the fastest."""
     with ExitStack() as stack:
 
         def start(*argv: str, before: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
@@ -51,7 +51,7 @@ def wait_until_half(process: subprocess.Popen[str]) -> None:
     assert any("half of it" in line for line in process.stderr), process.communicate()
 
 
-def test_several_at_once_prepare_it_once(begin: Begin, tmp_path: Path) -> None:
+def test_concurrent_calls_prepare_it_once(begin: Begin, tmp_path: Path) -> None:
     tasks = [begin("small_digits.py", "--data-dir", str(tmp_path)) for _ in range(3)]
     said = [task.communicate()[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0, 0]
@@ -60,7 +60,7 @@ def test_several_at_once_prepare_it_once(begin: Begin, tmp_path: Path) -> None:
     assert left(tmp_path) == [".prepare-synthetic_digits.lock", "downloads", "synthetic_digits"]
 
 
-def test_a_preparation_that_is_stopped_leaves_nothing_half(begin: Begin, tmp_path: Path) -> None:
+def test_a_stopped_preparation_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
     process = begin("small_digits.py", "stuck", "--data-dir", str(tmp_path))
     wait_until_half(process)
     process.terminate()
@@ -69,7 +69,7 @@ def test_a_preparation_that_is_stopped_leaves_nothing_half(begin: Begin, tmp_pat
     assert left(tmp_path) == [".prepare-synthetic_digits.lock", "downloads"]
 
 
-def test_what_a_killed_preparation_left_is_never_read_and_removed_by_the_next(
+def test_leftovers_of_a_killed_preparation_are_never_read_and_are_removed(
     begin: Begin, tmp_path: Path
 ) -> None:
     process = begin("small_digits.py", "stuck", "--data-dir", str(tmp_path))
@@ -83,7 +83,7 @@ def test_what_a_killed_preparation_left_is_never_read_and_removed_by_the_next(
     assert list(tmp_path.glob(STAGING)) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=256k tmpfs "$0" && "$@"; code=$?; ls -A "$0"; exit $code'
     full = ("unshare", "-Urm", "bash", "-c", mount, str(tmp_path))
     process = begin("small_digits.py", "--data-dir", str(tmp_path), before=full)
@@ -105,7 +105,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """What has come of mnist, fashion_mnist and cifar10, by name."""
+    """Return the summaries of mnist, fashion_mnist and cifar10, by name."""
     script = [str(HERE / "small_sources.py"), str(data_dir), "mnist", "fashion_mnist", "cifar10"]
     env = clean_environment() | {"PYTHONPATH": str(WORKERS)}
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_cifar10_comes_in_colour(told: dict[str, dict[str, Any]]) -> None:
     assert told["cifar10"]["labels"] == sum(int(labels.sum()) for _, labels in parts)
 
 
-def test_a_job_makes_its_model_for_the_images_it_gets(
+def test_a_job_builds_its_model_for_the_image_shape(
     told: dict[str, dict[str, Any]], data_dir: Path, tmp_path: Path
 ) -> None:
     argv = ["-m", "tfcluster_workers.jobs.keras_mnist", "--dataset", "cifar10", "--epochs", "1"]
@@ -155,7 +155,7 @@ def test_a_job_makes_its_model_for_the_images_it_gets(
     assert "test accuracy" in done.stdout
 
 
-def test_what_is_not_there_is_fetched(begin: Begin, tmp_path: Path) -> None:
+def test_missing_files_are_downloaded(begin: Begin, tmp_path: Path) -> None:
     process = begin("small_sources.py", str(tmp_path / "tfds"), "mnist", SOURCES="served")
     out, err = process.communicate()
     assert process.returncode == 0, err
@@ -165,7 +165,7 @@ def test_what_is_not_there_is_fetched(begin: Begin, tmp_path: Path) -> None:
     assert len(fetched) == 8, "four files and what TFDS notes about each"
 
 
-def test_a_file_that_is_not_the_published_one_is_told(begin: Begin, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_checksum_is_reported(begin: Begin, tmp_path: Path) -> None:
     place = tmp_path / "tfds"
     process = begin("small_sources.py", str(place), "mnist", SOURCES="as published")
     last = process.communicate()[1].splitlines()[-1]

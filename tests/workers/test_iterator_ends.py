@@ -1,4 +1,4 @@
-"""Whoever drops the last reference to a dataset iterator does not wait for its end."""
+"""Dropping the last reference to a dataset iterator does not wait for its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster_workers.hooks import iterator_ends
 from .conftest import PYTHONS, WORKERS
 
 HANG_S = 20.0
-"""When a test gives up on what ought to happen at once."""
+"""Seconds after which a test fails that waits for something immediate."""
 
 
 class Ended(Protocol):
@@ -75,7 +75,7 @@ class Filename:
 
 
 class Owned:
-    """OwnedIterator by shape: made of a dataset it owns its resource, of components it does not."""
+    """A stand-in for OwnedIterator: it owns its resource if made from a dataset."""
 
     def __init__(self, dataset: Any = None, resource: Any = None, devices: Any = ()) -> None:
         self._dataset = dataset
@@ -85,7 +85,7 @@ class Owned:
 
 @pytest.fixture
 def ender() -> Iterator[iterator_ends.Ender]:
-    """One whose iterators end in its own thread; two may wait."""
+    """Return an Ender that lets two iterators wait."""
     ender = iterator_ends.Ender(max_waiting=2, exit_wait_s=HANG_S)
     yield ender
     ender.finish()
@@ -100,7 +100,7 @@ def owned(ender: iterator_ends.Ender) -> type[Owned]:
     return Iterator
 
 
-def test_an_iterator_ends_in_another_thread_while_its_owner_goes_on(owned: type[Owned]) -> None:
+def test_an_iterator_ends_in_another_thread_while_its_owner_continues(owned: type[Owned]) -> None:
     may_end = threading.Event()
     tensor = Tensor(may_end)
     ended, ended_in = tensor.told
@@ -135,7 +135,7 @@ def test_an_iterator_that_owns_nothing_is_left_alone(owned: type[Owned], how: st
     assert ended_in == [threading.current_thread().name]
 
 
-def test_where_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
+def test_if_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
     may_end, is_ending = threading.Event(), threading.Event()
     ending = owned(Dataset(), Tensor(may_end, is_ending))
     tensors = [Tensor(), Tensor(), Tensor()]

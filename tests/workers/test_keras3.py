@@ -1,4 +1,4 @@
-"""Keras 3 on two workers, as released it fails, patched it gives the numbers of one worker.
+"""Keras 3 on two workers: as released it fails, patched it gives the numbers of one worker.
 
 The cases are those of the folder keras3: all run in one gang of two, and once by one worker.
 """
@@ -44,7 +44,7 @@ ANNOUNCED = "for multi-worker training (keras#20585)"
 
 
 def named(kind: str) -> list[str]:
-    """Functions of the cases with this decorator; importing them would import TensorFlow."""
+    """Return the names of the cases with a decorator, without importing them and TensorFlow."""
     return [
         node.name
         for name in ("data.py", "models.py")
@@ -57,7 +57,7 @@ def named(kind: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Finished]]:
-    """All cases by so many workers; each number of workers runs once."""
+    """Return a function that runs all cases with N workers; each N runs once."""
 
     @cache
     def of(workers: int) -> list[Finished]:
@@ -99,7 +99,7 @@ def test_two_workers_give_the_numbers_of_one(
 
 
 @pytest.mark.parametrize("refused", named("refusal"))
-def test_what_cannot_work_is_refused_with_the_way_out(
+def test_an_unsupported_feature_is_refused_with_the_fix(
     run: Callable[[int], list[Finished]], refused: str
 ) -> None:
     error = numbers(run(2)[0])[refused]["error"]
@@ -111,7 +111,7 @@ def test_what_cannot_work_is_refused_with_the_way_out(
     }[refused] in error
 
 
-def test_the_chief_says_once_that_keras_is_patched_and_how_it_is_not(
+def test_the_chief_logs_once_that_keras_is_patched(
     run: Callable[[int], list[Finished]],
 ) -> None:
     said = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
@@ -121,7 +121,7 @@ def test_the_chief_says_once_that_keras_is_patched_and_how_it_is_not(
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_without_the_shim_a_script_fails_and_with_it_works_as_it_is(
+def test_a_script_fails_without_the_patch_and_works_with_it(
     gang: Gang, tmp_path: Path, spelling: str
 ) -> None:
     (tmp_path / "job.py").write_text(FIT.format(imported=SPELLINGS[spelling]))

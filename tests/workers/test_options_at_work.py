@@ -130,7 +130,7 @@ for cache in ("--cache", "--no-cache"):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the first test of this file prepares the data."""
+    """Return the data folder, prepared by the first test that needs it."""
     return str(tmp_path_factory.mktemp("tfds"))
 
 

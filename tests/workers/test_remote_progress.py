@@ -1,4 +1,4 @@
-"""A batch of `fit` under ParameterServerStrategy ends when handed out, not when it is done."""
+"""Under ParameterServerStrategy a batch of `fit` ends when it is scheduled, not when it is done."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfcluster_workers.hooks import keras_hooks
 
 
 class RemoteValue:
-    """As TensorFlow's: no mapping, and fetched only by those who can wait."""
+    """A stand-in for TensorFlow's RemoteValue: no mapping, and fetching it waits."""
 
     def fetch(self) -> Mapping[str, float]:
         raise AssertionError("fetching would wait for the worker")
 
 
-def test_the_steps_done_are_asked_of_the_servers_and_not_for_every_batch(
+def test_the_steps_done_are_read_from_the_servers_but_not_for_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, told = [100.0], list[reporting.Reading]()

@@ -1,4 +1,4 @@
-"""Which tasks serve, and what the others are told; serving itself is in test_parameter_server."""
+"""The tasks that serve, and the messages for others; test_parameter_server tests serving itself."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_ps_and_the_workers_beside_them_serve(
     assert server.is_served(this_task) is serves
 
 
-def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
+def test_a_strategy_in_a_server_task_is_refused_with_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", tf_config("worker:0", "chief", "worker", "ps"))
@@ -51,9 +51,7 @@ def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
         ("worker:0", (), "TF_CONFIG names no cluster"),
     ],
 )
-def test_the_module_alone_says_why_it_has_nothing_to_serve(
-    task: str, jobs: tuple[str, ...], told: str
-) -> None:
+def test_the_module_says_why_it_cannot_serve(task: str, jobs: tuple[str, ...], told: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tfcluster_workers.server"],
         env={

@@ -1,4 +1,4 @@
-"""What a task says beside its training steps, under real TensorFlow and each Keras."""
+"""A task's reports besides its training steps, under real TensorFlow and each Keras."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ EACH = [("tf215", ".tf", ""), ("newest", ".tf", "1"), ("newest", ".weights.h5", 
 
 
 @pytest.mark.parametrize(("tensorflow", "suffix", "legacy"), EACH, ids=["2.15", "tf_keras", "3"])
-def test_a_keras_job_shows_life_outside_training_and_how_far_apart_its_steps_are(
+def test_a_keras_job_reports_alive_outside_training_and_steps_per_execution(
     boot: Boot, tmp_path: Path, tensorflow: str, suffix: str, legacy: str
 ) -> None:
     (tmp_path / "job.py").write_text(KERAS)

@@ -1,4 +1,4 @@
-"""Strategy `tpu` with stand-ins for the resolver: none, a mute one, and a cluster without a TPU."""
+"""Strategy `tpu` with stand-ins for the resolver: none, a silent one, a cluster without a TPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import PYTHONS, WORKERS
 
 @dataclass(frozen=True)
 class Resolver:
-    """What of a cluster resolver is asked first."""
+    """The part of a cluster resolver that is used first."""
 
     address: str
 
@@ -29,13 +29,13 @@ class Resolver:
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """A local address at which nobody answers."""
+    """Return a local address at which nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"grpc://127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_a_resolver_that_raises_is_told_with_its_words_and_the_cure() -> None:
+def test_a_failing_resolver_is_reported_with_its_message_and_the_fix() -> None:
     def resolver() -> Resolver:
         raise ValueError("Please provide a TPU Name to connect to.")
 
@@ -45,7 +45,7 @@ def test_a_resolver_that_raises_is_told_with_its_words_and_the_cure() -> None:
     assert "Set TPU_NAME" in str(told.value)
 
 
-def test_a_resolver_that_never_answers_is_given_up() -> None:
+def test_a_resolver_that_never_answers_times_out() -> None:
     answer = threading.Event()
 
     def resolver() -> Resolver:
@@ -57,16 +57,16 @@ def test_a_resolver_that_never_answers_is_given_up() -> None:
     answer.set()
 
 
-def test_the_time_for_an_answer_leaves_room_within_ten_seconds() -> None:
+def test_the_time_out_is_below_ten_seconds() -> None:
     assert strategy.TPU_TIMEOUT_S <= 9
 
 
-def test_an_address_at_which_nobody_answers_is_named(nowhere: str) -> None:
+def test_an_unreachable_address_is_named(nowhere: str) -> None:
     with pytest.raises(NoTpuError, match=rf"no answer from {nowhere[7:]} \("):
         strategy.make_tpu_strategy(lambda: Resolver(nowhere))
 
 
-def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolver_that_cannot_be_imported_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(strategy.RESOLVER_VARIABLE, "no_such_module:resolver")
     with pytest.raises(NoTpuError, match="TFCLUSTER_TPU_RESOLVER=no_such_module:resolver: No mod"):
         strategy.make_tpu_strategy()

@@ -1,4 +1,4 @@
-"""A task that boot did not start still tells what it reads, when it asks tfcluster_workers."""
+"""A task that boot did not start still reports the settings it reads."""
 
 from __future__ import annotations
 

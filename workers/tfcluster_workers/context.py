@@ -45,7 +45,7 @@ class Context:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this task's checkpoints count (TensorFlow's rule, multi_worker_util.is_chief)."""
+        """True for the task whose checkpoints count (TensorFlow's multi_worker_util.is_chief)."""
         if self.job == "worker":
             return self.index == 0 and not self.cluster.get("chief")
         return self.job in {"chief", "evaluator"}

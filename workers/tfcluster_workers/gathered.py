@@ -23,12 +23,12 @@ _PATH = re.compile(r'^all_model_checkpoint_paths: "(?P<path>.*)"$', re.MULTILINE
 class UnknownRunError(JobError):
     """A name that no run has."""
 
-    def __init__(self, name: str, home: Path, known: Sequence[str]) -> None:
+    def __init__(self, name: str, folder: Path, known: Sequence[str]) -> None:
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
         suggestion = f"; did you mean {' or '.join(near)}?" if near else ""
         super().__init__(
-            f"no run named {name!r} in {home / 'runs'}{suggestion} (`tfcluster ps -a` lists all "
-            "runs; a checkpoint path works too)"
+            f"no run named {name!r} in {folder}{suggestion} (`tfcluster ps -a` lists all runs; "
+            "a checkpoint path works too)"
         )
 
 
@@ -40,7 +40,7 @@ class NoCheckpointError(JobError):
         super().__init__(f"no checkpoint of tf.train.Checkpoint in {folder}: {content}")
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path:
+def tfcluster_home(environ: Mapping[str, str] = os.environ) -> Path:
     """Return tfcluster's own folder; `runs` in it holds the run folders."""
     if chosen := environ.get("TFCLUSTER_HOME"):
         return Path(chosen).expanduser().absolute()
@@ -73,15 +73,16 @@ def _folder(name: str) -> Path:
     runs = _runs()
     for part in ("id", "suffix", "name"):
         if matching := [run for run in runs if _id_part(run, part) == name]:
-            return home() / "runs" / matching[-1]
+            return tfcluster_home() / "runs" / matching[-1]
     if path.exists():
         return path
-    raise UnknownRunError(name, home(), sorted({*runs, *(_id_part(run, "name") for run in runs)}))
+    names = (_id_part(run, "name") for run in runs)
+    raise UnknownRunError(name, tfcluster_home() / "runs", sorted({*runs, *names}))
 
 
 def _runs() -> list[str]:
     """Return the ids of all runs in the order in which they were started."""
-    folder = home() / "runs"
+    folder = tfcluster_home() / "runs"
     names = os.listdir(folder) if folder.is_dir() else []
     return sorted(filter(_RUN_ID.fullmatch, names), key=lambda run: _id_part(run, "started"))
 

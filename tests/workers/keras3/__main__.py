@@ -1,4 +1,4 @@
-"""Many small trainings with Keras 3, run by one worker or several: the numbers must agree.
+"""Many small trainings with Keras 3, run by one or several workers: the numbers must agree.
 
     python -m tests.workers.keras3 [CASE…]
 

@@ -105,8 +105,8 @@ def batches(
     import tensorflow as tf
 
     options = tf.data.Options()
-    chosen = tf.data.experimental.AutoShardPolicy[policy.upper()]
-    options.experimental_distribute.auto_shard_policy = chosen
+    auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
+    options.experimental_distribute.auto_shard_policy = auto_shard_policy
     batched = examples.batch(global_batch, drop_remainder=drop_remainder)
     ahead = tf.data.AUTOTUNE if prefetch == "auto" else int(prefetch)
     return batched.prefetch(ahead).with_options(options)

@@ -94,7 +94,7 @@ def normalized(address: str) -> str:
 
 
 _has_joined = False
-"""Whether a strategy of this process has passed the check: only the first one joins."""
+"""True once a strategy of this process has passed the check: only the first one joins."""
 
 
 def _never_fails(check: Callable[..., None]) -> Callable[..., None]:

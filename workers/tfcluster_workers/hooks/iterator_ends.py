@@ -64,7 +64,7 @@ class Ender:
                 os.register_at_fork(after_in_child=self.forget_thread)
 
     def take(self, attributes: Box) -> None:
-        """Empty `attributes` and have the thread drop its contents; do nothing if there is no room.
+        """Clear `attributes` and have the thread drop its contents; do nothing if there is no room.
 
         Only the box is passed on, never a reference to a tensor: the thread that drops the last
         reference ends the iterator, and this thread could be the one.

@@ -54,9 +54,11 @@ def watch_server(module: ModuleType) -> None:
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
-        made = self.server_def
-        cluster = vars(module)["ClusterSpec"](made.cluster).as_dict()
-        cluster_check.note_server(_text(self.target), cluster, made.job_name, made.task_index)
+        server_def = self.server_def
+        cluster = vars(module)["ClusterSpec"](server_def.cluster).as_dict()
+        cluster_check.note_server(
+            _text(self.target), cluster, server_def.job_name, server_def.task_index
+        )
 
     @functools.wraps(join)
     def join_and_report(self: Any) -> Any:
@@ -137,7 +139,7 @@ def watch_estimator(module: ModuleType) -> None:
 
 
 _is_exporting = False
-"""Whether `train_and_evaluate` evaluates: it exports afterwards, and is reported after both."""
+"""True while `train_and_evaluate` evaluates and exports; it is reported after both."""
 
 
 def watch_evaluator(module: ModuleType) -> None:

@@ -26,7 +26,7 @@ _oracle_errors: list[BaseException] = []
 
 
 def watch_search(module: ModuleType) -> None:
-    """Watch `BaseTuner.search`, which returns in the chief at the end, or in a lone tuner."""
+    """Watch `BaseTuner.search`, which returns in the chief and in a tuner without a chief."""
     tuner = vars(module)["BaseTuner"]
     search = tuner.search
     if hasattr(search, "__wrapped__"):

@@ -18,7 +18,7 @@ from typing import Any
 
 _MEANS = {"sum_over_batch_size", "mean", "mean_with_sample_weight"}
 _replica = threading.local()
-"""In a replica's step: `share`, a scalar tensor, and `of_gradients`, whether to scale gradients."""
+"""The state of a replica's step: `share` (scalar tensor), `of_gradients` (scale gradients?)."""
 
 
 def share() -> Any:
@@ -150,13 +150,13 @@ def _patch_reduction(loss: Any, *, scales: bool) -> None:
         import tensorflow as tf
 
         reduced, known = original(*args, **kwargs), share()
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        if known is None or given.arguments["reduction"] not in _MEANS:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if known is None or bound.arguments["reduction"] not in _MEANS:
             return reduced
         if not scales:
             return tf.math.multiply_no_nan(reduced, tf.cast(known > 0, reduced.dtype))
-        is_scalar = tuple(given.arguments["values"].shape) == ()
+        is_scalar = tuple(bound.arguments["values"].shape) == ()
         return loss.scale_loss_for_distribution(reduced) if is_scalar else reduced
 
     loss.reduce_values = reduce_values
