@@ -36,7 +36,7 @@ def shards(place: Path) -> list[Path]:
     return sorted(place.glob("*-train.tfrecord*"))
 
 
-def told(trial: Callable[..., object], *given: object) -> str:
+def message_of(trial: Callable[..., object], *given: object) -> str:
     """Return the error's name and message, or the result."""
     try:
         return str(trial(*given))
@@ -47,7 +47,7 @@ def told(trial: Callable[..., object], *given: object) -> str:
 def damaged(whole: Path, kind: str) -> str:
     folder = shutil.copytree(whole, whole.parent / kind.replace(" ", "-"))
     DAMAGES[kind](folder / NAME / "1.0.0")
-    return told(prepare.prepare, NAME, folder)
+    return message_of(prepare.prepare, NAME, folder)
 
 
 def shares(whole: Path, policy: str, pipelines: int, take: int | None = None) -> list[list[str]]:
@@ -75,21 +75,21 @@ def silent_server() -> str:
 
     network.ANSWER_S = 0.2
     with socket.create_server(("127.0.0.1", 0)) as server, network.request_timeouts():
-        return told(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
+        return message_of(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
 
 
 def offline(folder: Path) -> str:
     """Prepare without a network, where no name can be resolved."""
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     with mock.patch("socket.getaddrinfo", side_effect=unknown):
-        return told(prepare.prepare, "mnist", folder)
+        return message_of(prepare.prepare, "mnist", folder)
 
 
 def in_the_way(folder: Path) -> str:
     """Prepare where the data set's folder cannot be made, which fails only at the end."""
     folder.mkdir()
     (folder / NAME).touch()
-    return told(prepare.prepare, NAME, folder)
+    return message_of(prepare.prepare, NAME, folder)
 
 
 def read_after_a_dropped_reader(count: int = 20_000) -> int:
@@ -121,10 +121,10 @@ def main(folder: Path) -> dict[str, Any]:
         "beside": sorted(path.name for path in whole.iterdir()),
         "copied": prepare.prepare(NAME, shutil.copytree(whole, folder / "copied"))[1],
         "damages": {kind: damaged(whole, kind) for kind in DAMAGES},
-        "names": {name: told(prepare.prepare, name, whole) for name in names},
-        "loads": {str(asked): told(load, *asked) for asked in loads},
-        "unwritable": told(prepare.prepare, NAME, folder / "file" / "below"),
-        "address": told(prepare.data_dir, "gs://bucket/tfds"),
+        "names": {name: message_of(prepare.prepare, name, whole) for name in names},
+        "loads": {str(asked): message_of(load, *asked) for asked in loads},
+        "unwritable": message_of(prepare.prepare, NAME, folder / "file" / "below"),
+        "address": message_of(prepare.data_dir, "gs://bucket/tfds"),
         "offline": offline(folder / "offline"),
         "in the way": in_the_way(folder / "in-the-way"),
         "offline left": [path.name for path in (folder / "offline").iterdir()],
@@ -135,7 +135,7 @@ def main(folder: Path) -> dict[str, Any]:
             for pipelines in (2, 3)
         },
         "first of files": shares(whole, "file", 2, 240),
-        "too few": told(shares, whole, "file", 5),
+        "too few": message_of(shares, whole, "file", 5),
         "after a dropped reader": [read_after_a_dropped_reader() for _ in range(12)],
         "auto of too few": [len(share) for share in shares(whole, "auto", 5)],
     }

@@ -110,7 +110,7 @@ def serve_mnist(folder: Path) -> None:
     mnist.MNIST.url_infos = {mnist.MNIST.URL + info.filename: info for info in infos}
 
 
-def tell(name: str, data_dir: Path) -> None:
+def print_summary(name: str, data_dir: Path) -> None:
     """Print the images' shape and sum and the labels' sum."""
     import tensorflow_datasets as tfds
 
@@ -134,7 +134,7 @@ def main(data_dir: Path, names: list[str]) -> None:
         serve_mnist(folder / "downloads" / "manual")
     for name in names:
         prepare.main(["--dataset", name, "--data-dir", str(data_dir)])
-        tell(name, data_dir)
+        print_summary(name, data_dir)
 
 
 if __name__ == "__main__":

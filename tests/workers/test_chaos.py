@@ -50,12 +50,12 @@ for step in range(1, 11):
 """
 
 
-def told(**fault: Any) -> dict[str, str]:
+def settings(**fault: Any) -> dict[str, str]:
     return {"TFCLUSTER_SETTINGS": json.dumps({"chaos": [{"fault": "as written", **fault}]})}
 
 
 def at_step(verb: str, number: int = 4, **more: Any) -> dict[str, str]:
-    return told(do=verb, place="step", number=number, **more)
+    return settings(do=verb, place="step", number=number, **more)
 
 
 @pytest.fixture
@@ -133,7 +133,7 @@ def test_a_fault_at_a_skipped_step_is_injected_at_the_next_report(
 
 @pytest.mark.parametrize("verb", ["kill", "raise"])
 def test_at_start_is_injected_before_the_script(boot: Boot, loop: str, verb: str) -> None:
-    ended = boot("script", loop, env=told(do=verb, place="start"))
+    ended = boot("script", loop, env=settings(do=verb, place="start"))
     assert ended.out == ""
     assert ended.events[0] == {"type": "chaos", "fault": "as written"}
 
@@ -143,7 +143,7 @@ def test_at_join_is_injected_when_the_task_waits_for_its_peers(boot: Boot, tmp_p
         "from tfcluster_workers import reporting\nprint('before')\n"
         "reporting.waiting_for_peers()\nprint('after')"
     )
-    ended = boot("script", str(tmp_path / "join.py"), env=told(do="kill", place="join"))
+    ended = boot("script", str(tmp_path / "join.py"), env=settings(do="kill", place="join"))
     assert ended.out == "before\n"
     assert [event["type"] for event in ended.events] == ["waiting_for_peers", "chaos"]
 
@@ -153,7 +153,7 @@ def test_a_fault_at_a_save_that_only_the_job_reports(boot: Boot, tmp_path: Path)
         "from tfcluster_workers import reporting\nfor number in (1, 2, 3):\n"
         "    print(number)\n    reporting.saved('weights.npy', step=number)"
     )
-    fault = told(do="kill", place="save", number=2)
+    fault = settings(do="kill", place="save", number=2)
     assert boot("script", str(tmp_path / "saves.py"), env=fault).out == "1\n2\n"
 
 

@@ -120,15 +120,15 @@ def test_too_few_files_are_refused_and_auto_shards_by_example(tried: dict[str, A
 
 
 def test_an_unknown_data_set_is_refused_with_the_three_nearest(tried: dict[str, Any]) -> None:
-    said = tried["names"]["fashion_mnits"]
-    name, _, nearest = said.partition("; nearest: ")
+    message = tried["names"]["fashion_mnits"]
+    name, _, nearest = message.partition("; nearest: ")
     assert name == "UnknownDatasetError: no data set named 'fashion_mnits'"
     assert nearest.split(", ")[0] == "fashion_mnist"
     assert len(nearest.split(", ")) == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "expected"),
     [
         ("mnist:9.9.9", "cannot be loaded at version 9.9.9, only: 3.0.1"),
         ("cifar10/none", "BuilderConfig none not found"),
@@ -136,14 +136,14 @@ def test_an_unknown_data_set_is_refused_with_the_three_nearest(tried: dict[str, 
         ("", "nearest: "),
     ],
 )
-def test_an_invalid_name_is_refused(tried: dict[str, Any], name: str, words: str) -> None:
-    said = tried["names"][name]
-    assert said.startswith(f"UnknownDatasetError: no data set named {name!r}")
-    assert words in said
+def test_an_invalid_name_is_refused(tried: dict[str, Any], name: str, expected: str) -> None:
+    message = tried["names"][name]
+    assert message.startswith(f"UnknownDatasetError: no data set named {name!r}")
+    assert expected in message
 
 
 @pytest.mark.parametrize(
-    ("asked", "words"),
+    ("asked", "expected"),
     [
         (
             ("synthetic_digits", "validation", None),
@@ -155,14 +155,16 @@ def test_an_invalid_name_is_refused(tried: dict[str, Any], name: str, words: str
     ],
 )
 def test_unsuitable_data_are_refused_before_the_download(
-    tried: dict[str, Any], asked: tuple[str, str, None], words: str
+    tried: dict[str, Any], asked: tuple[str, str, None], expected: str
 ) -> None:
-    said = tried["loads"][str(asked)]
-    assert said.startswith(f"UnfitDatasetError: {asked[0]} does not work with this job: {words}")
+    message = tried["loads"][str(asked)]
+    assert message.startswith(
+        f"UnfitDatasetError: {asked[0]} does not work with this job: {expected}"
+    )
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "expected"),
     [
         ("no info", "dataset_info.json is missing"),
         ("info cut off", "dataset_info.json cannot be read"),
@@ -171,20 +173,20 @@ def test_unsuitable_data_are_refused_before_the_download(
     ],
 )
 def test_a_damaged_folder_is_reported_with_the_command_that_removes_it(
-    tried: dict[str, Any], kind: str, words: str
+    tried: dict[str, Any], kind: str, expected: str
 ) -> None:
-    said = tried["damages"][kind]
-    assert said.startswith("DamagedDatasetError: synthetic_digits in ")
-    assert words in said
-    assert f"rm -r {said.split(' in ')[1].split(' is damaged')[0]}" in said
+    message = tried["damages"][kind]
+    assert message.startswith("DamagedDatasetError: synthetic_digits in ")
+    assert expected in message
+    assert f"rm -r {message.split(' in ')[1].split(' is damaged')[0]}" in message
 
 
 def test_without_a_network_the_message_says_which_files_to_copy(tried: dict[str, Any]) -> None:
-    said = tried["offline"]
-    assert said.startswith("UnavailableDatasetError: mnist is not in ")
-    assert "storage.googleapis.com cannot be reached" in said
-    assert "train-images-idx3-ubyte.gz" in said
-    assert "/offline/downloads/manual/mnist; --dataset synthetic_digits needs no network" in said
+    message = tried["offline"]
+    assert message.startswith("UnavailableDatasetError: mnist is not in ")
+    assert "storage.googleapis.com cannot be reached" in message
+    assert "train-images-idx3-ubyte.gz" in message
+    assert "/offline/downloads/manual/mnist; --dataset synthetic_digits needs no network" in message
     assert tried["offline left"] == [".prepare-mnist.lock"]
 
 

@@ -38,7 +38,7 @@ class Tensor:
         self.may_end = may_end
         self.is_ending = is_ending or threading.Event()
         ended_in: list[str] = []
-        self.told = (threading.Event(), ended_in)
+        self.ending = (threading.Event(), ended_in)
 
     def numpy(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Tensor:
         self.is_ending.set()
         if self.may_end:
             self.may_end.wait(HANG_S)
-        ended, ended_in = self.told
+        ended, ended_in = self.ending
         ended_in.append(threading.current_thread().name)
         ended.set()
 
@@ -103,7 +103,7 @@ def owned(ender: iterator_ends.Ender) -> type[Owned]:
 def test_an_iterator_ends_in_another_thread_while_its_owner_continues(owned: type[Owned]) -> None:
     may_end = threading.Event()
     tensor = Tensor(may_end)
-    ended, ended_in = tensor.told
+    ended, ended_in = tensor.ending
     iterator = owned(Dataset(), tensor)
     del tensor
     del iterator
@@ -115,7 +115,7 @@ def test_an_iterator_ends_in_another_thread_while_its_owner_continues(owned: typ
 
 def test_what_the_dataset_holds_ends_there_too(owned: type[Owned]) -> None:
     tensor = Tensor()
-    ended, ended_in = tensor.told
+    ended, ended_in = tensor.ending
     iterator = owned(Dataset(captured=tensor), tensor)
     del tensor
     del iterator
@@ -126,7 +126,7 @@ def test_what_the_dataset_holds_ends_there_too(owned: type[Owned]) -> None:
 @pytest.mark.parametrize("how", ["components", "symbolic"])
 def test_an_iterator_that_owns_nothing_is_left_alone(owned: type[Owned], how: str) -> None:
     tensor = Tensor()
-    _, ended_in = tensor.told
+    _, ended_in = tensor.ending
     iterator = owned(None, tensor)
     if how == "symbolic":
         iterator = owned(Dataset(captured=tensor), object())
@@ -137,19 +137,19 @@ def test_an_iterator_that_owns_nothing_is_left_alone(owned: type[Owned], how: st
 
 def test_if_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
     may_end, is_ending = threading.Event(), threading.Event()
-    ending = owned(Dataset(), Tensor(may_end, is_ending))
+    blocking = owned(Dataset(), Tensor(may_end, is_ending))
     tensors = [Tensor(), Tensor(), Tensor()]
-    told = [tensor.told for tensor in tensors]
+    endings = [tensor.ending for tensor in tensors]
     iterators = [owned(Dataset(), tensors.pop(0)) for _ in range(3)]
-    del ending
+    del blocking
     assert is_ending.wait(HANG_S)
     while iterators:
         del iterators[0]
     current_thread = threading.current_thread().name
-    assert [ended_in for _, ended_in in told] == [[], [], [current_thread]]
+    assert [ended_in for _, ended_in in endings] == [[], [], [current_thread]]
     may_end.set()
-    assert all(ended.wait(HANG_S) for ended, _ in told)
-    assert [ended_in for _, ended_in in told[:2]] == [[iterator_ends.NAME]] * 2
+    assert all(ended.wait(HANG_S) for ended, _ in endings)
+    assert [ended_in for _, ended_in in endings[:2]] == [[iterator_ends.NAME]] * 2
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_file_is_free_when_its_iterator_is_dropped(
     owned: type[Owned], dataset: Any, in_place: bool
 ) -> None:
     tensor = Tensor()
-    ended, ended_in = tensor.told
+    ended, ended_in = tensor.ending
     of_a_device = owned(Dataset(captured=tensor), tensor)
     iterator = owned(dataset, tensor, [of_a_device])
     del tensor, of_a_device

@@ -114,8 +114,8 @@ def test_an_unsupported_feature_is_refused_with_the_fix(
 def test_the_chief_logs_once_that_keras_is_patched(
     run: Callable[[int], list[Finished]],
 ) -> None:
-    said = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
-    assert said == [1, 0, 0]
+    counts = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
+    assert counts == [1, 0, 0]
     (line,) = [line for line in run(2)[0].text.splitlines() if ANNOUNCED in line]
     assert "TFCLUSTER_KERAS3_SHIM=off leaves it as it is" in line
 
@@ -141,8 +141,8 @@ def test_a_script_fails_without_the_patch_and_works_with_it(
     assert all("predicted (8, 1)" in ended.text for ended in patched)
     steps = [event["step"] for event in patched[0].events if event["type"] == "progress"]
     assert steps[-1] == 2
-    told = [line for line in patched[0].text.splitlines() if line.startswith("evaluated")]
-    assert told == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
+    lines = [line for line in patched[0].text.splitlines() if line.startswith("evaluated")]
+    assert lines == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
 
 
 def test_a_release_outside_the_range_is_refused_before_the_first_step(

@@ -84,12 +84,15 @@ def test_the_learning_rate_grows_with_the_batch_only_on_request() -> None:
 
 
 def test_a_job_error_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = dict[str, object]()
-    monkeypatch.setattr(reporting, "error", lambda **event: told.update(event))
+    reported = dict[str, object]()
+    monkeypatch.setattr(reporting, "error", lambda **event: reported.update(event))
     with pytest.raises(SystemExit) as ended, job_errors.exit_with_message("keras_mnist"):
         raise JobError("no such thing; try another")
     assert ended.value.code == "keras_mnist: no such thing; try another"
-    assert (told["exception"], told["message"]) == ("JobError", "no such thing; try another")
+    assert (reported["exception"], reported["message"]) == (
+        "JobError",
+        "no such thing; try another",
+    )
 
 
 def test_other_errors_keep_their_traceback() -> None:

@@ -136,8 +136,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
     assert ended.code == 0, ended.err[-4000:]
-    told = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"what"')]
-    return [line for line in told if line["what"] == what]
+    records = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"what"')]
+    return [line for line in records if line["what"] == what]
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))

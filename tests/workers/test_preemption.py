@@ -53,10 +53,10 @@ def test_preempted_workers_save_together_and_report_it(
     gang: Callable[..., dict[str, Finished]], tmp_path: Path, tensorflow: str
 ) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    told = {"fault": "term worker:1 at step 20", "do": "term", "place": "step", "number": 20}
+    fault = {"fault": "term worker:1 at step 20", "do": "term", "place": "step", "number": 20}
 
     def env(task: str) -> dict[str, str]:
-        faults = [told] if task == "worker:1" else []
+        faults = [fault] if task == "worker:1" else []
         return {
             "TFCLUSTER_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
             "TFCLUSTER_SETTINGS": json.dumps({"chaos": faults}),

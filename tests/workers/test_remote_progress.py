@@ -22,9 +22,9 @@ class RemoteValue:
 def test_the_steps_done_are_read_from_the_servers_but_not_for_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, told = [100.0], list[reporting.Reading]()
+    now, readings = [100.0], list[reporting.Reading]()
     monkeypatch.setattr(keras_hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(reporting, "step_done", told.append)
+    monkeypatch.setattr(reporting, "step_done", readings.append)
     servers = SimpleNamespace(value=0)
     iterations = SimpleNamespace(numpy=lambda: servers.value)
     reporter = keras_hooks.FitReporter(32, sums_replicas=True)
@@ -35,14 +35,14 @@ def test_the_steps_done_are_read_from_the_servers_but_not_for_every_batch(
         now[0] += 0.125
         servers.value = batch // 2
         reporter.on_train_batch_end(batch, _logs())
-    assert [(reading.step, dict(reading.metrics())) for reading in told] == [
+    assert [(reading.step, dict(reading.metrics())) for reading in readings] == [
         (step, {}) for step in range(0, 20, 2)
     ]
     reporter.on_epoch_begin(1)
     now[0] += 1
     servers.value = 60  # a step that was done twice is no step ahead
     reporter.on_train_batch_end(0, _logs())
-    assert told[-1].step == 41
+    assert readings[-1].step == 41
 
 
 def _logs() -> Any:

@@ -132,8 +132,8 @@ def test_the_chiefs_checkpoint_restores_without_a_strategy(lab: Lab, tensorflow:
         text=True,
         check=True,
     )
-    said = f"test accuracy {gang['worker:0'].accuracy:.4f}"
-    assert said in evaluated.stdout
+    line = f"test accuracy {gang['worker:0'].accuracy:.4f}"
+    assert line in evaluated.stdout
     assert not list((place / "checkpoints-1").glob("**/ckpt*")), "only the chief's is kept"
 
 
