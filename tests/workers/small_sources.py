@@ -2,7 +2,7 @@
 
     python small_sources.py DATA_DIR NAME…     # prepare.main for each NAME, with those files
 
-The trick: TFDS is told the checksums of the small files instead of those of the real ones, and that
+TFDS is given the checksums of the small files instead of those of the real ones, and that
 mnist has as many examples as they hold. All else is TFDS's own: it finds the files where a user
 without a network puts them (DATA_DIR/downloads/manual/NAME), verifies, extracts, reads and writes.
 SOURCES=served: mnist is fetched from a server on this machine; SOURCES="as published": no trick, so

@@ -132,7 +132,7 @@ def test_what_the_script_defines_can_be_pickled(tmp_path: Path, boot: Boot) -> N
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "said"),
+    ("ending", "code", "stderr"),
     [
         ("raise SystemExit", 0, ""),
         ("import sys; sys.exit(42)", 42, ""),
@@ -141,10 +141,10 @@ def test_what_the_script_defines_can_be_pickled(tmp_path: Path, boot: Boot) -> N
     ],
 )
 def test_the_exit_code_is_that_of_the_script(
-    tmp_path: Path, python: str, boot: Boot, ending: str, code: int, said: str
+    tmp_path: Path, python: str, boot: Boot, ending: str, code: int, stderr: str
 ) -> None:
     ended = boot("script", str(write(tmp_path, "main.py", ending)), python=python)
-    assert (ended.code, ended.err, ended.events) == (code, said, [])
+    assert (ended.code, ended.err, ended.events) == (code, stderr, [])
 
 
 def test_the_message_that_a_script_exits_with_is_reported(

@@ -116,7 +116,7 @@ def test_too_few_files_are_refused_and_auto_shards_by_example(tried: dict[str, A
     assert tried["auto of too few"] == [96] * 5
 
 
-# -- what is wrong is told -------------------------------------------------------------------------
+# -- error messages --------------------------------------------------------------------------------
 
 
 def test_an_unknown_data_set_is_refused_with_the_three_nearest(tried: dict[str, Any]) -> None:

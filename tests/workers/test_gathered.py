@@ -80,7 +80,7 @@ def test_a_listed_checkpoint_that_was_removed_is_skipped(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("name", "message"),
     [
         ("digitz", r"no run named 'digitz' in .*/runs; did you mean digits\b.*tfcluster ps"),
         ("./digits", r"/.*/digits does not exist"),
@@ -88,9 +88,9 @@ def test_a_listed_checkpoint_that_was_removed_is_skipped(home: Path) -> None:
         (".", r"no checkpoint of .*: it holds home"),
     ],
 )
-def test_a_missing_run_or_checkpoint_is_reported(home: Path, asked: str, told: str) -> None:
-    with pytest.raises(JobError, match=told):
-        gathered.checkpoints(asked)
+def test_a_missing_run_or_checkpoint_is_reported(home: Path, name: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        gathered.checkpoints(name)
 
 
 def test_without_tfcluster_home_runs_are_in_the_state_folder_of_the_user() -> None:

@@ -152,7 +152,7 @@ def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(event_channel, "channel", channel)
     reporting.saw_saved("/there/ckpt-1", 10)
     reporting.saved("/there/ckpt-1", step=10)
-    reporting.saved("/there/ckpt-1", step=10)  # written anew, by means that the hooks do not see
+    reporting.saved("/there/ckpt-1", step=10)  # saved again, unseen by the hooks
     reporting.saw_saved("/there/ckpt-2", None)
     reporting.saved("/there/ckpt-2", step=20)
     assert [(event["path"][-1], event["step"]) for event in sent] == [

@@ -45,13 +45,13 @@ def test_a_strategy_in_a_server_task_is_refused_with_the_fix(
 
 
 @pytest.mark.parametrize(
-    ("task", "jobs", "told"),
+    ("task", "jobs", "reason"),
     [
         ("chief:0", ("chief", "worker", "ps"), "this is chief:0"),
         ("worker:0", (), "TF_CONFIG names no cluster"),
     ],
 )
-def test_the_module_says_why_it_cannot_serve(task: str, jobs: tuple[str, ...], told: str) -> None:
+def test_the_module_says_why_it_cannot_serve(task: str, jobs: tuple[str, ...], reason: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tfcluster_workers.server"],
         env={
@@ -64,7 +64,7 @@ def test_the_module_says_why_it_cannot_serve(task: str, jobs: tuple[str, ...], t
         check=False,
     )
     assert done.returncode == 1
-    assert told in done.stderr
+    assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 

@@ -39,10 +39,10 @@ def test_a_failing_resolver_is_reported_with_its_message_and_the_fix() -> None:
     def resolver() -> Resolver:
         raise ValueError("Please provide a TPU Name to connect to.")
 
-    with pytest.raises(NoTpuError) as told:
+    with pytest.raises(NoTpuError) as caught:
         strategy.make("tpu", tpu_resolver=resolver)
-    assert "ValueError: Please provide a TPU Name to connect to." in str(told.value)
-    assert "Set TPU_NAME" in str(told.value)
+    assert "ValueError: Please provide a TPU Name to connect to." in str(caught.value)
+    assert "Set TPU_NAME" in str(caught.value)
 
 
 def test_a_resolver_that_never_answers_times_out() -> None:
