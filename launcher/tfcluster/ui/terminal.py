@@ -158,7 +158,7 @@ class Terminal:
 
     def say(self, text: str) -> None:
         """A line (or a panel) of talk, harmless wherever it goes."""
-        self.say_lines(_for_screen(text) if self.stderr.is_tty else _encode(_harmless(text)))
+        self.say_lines(_for_screen(text) if self.stderr.is_tty else _encode(_never_fails(text)))
 
     def tell(self, text: str, *styles: str) -> None:
         """A sentence of talk: a screen breaks it between words, a pipe gets one line."""
@@ -197,13 +197,13 @@ def paint(text: str, *styles: str) -> Painted:
     return Painted(f"\x1b[{';'.join(_SGR[style] for style in styles)}m{text}{RESET}")
 
 
-def _harmless(text: str) -> str:
+def _never_fails(text: str) -> str:
     return harmless_but_colours(text) if isinstance(text, Painted) else harmless_text(text)
 
 
 def _for_screen(text: str) -> bytes:
     """Without single bytes either: to some screens 0x9b begins a control sequence."""
-    return _encode(_harmless(text)).decode("utf-8", "replace").encode()
+    return _encode(_never_fails(text)).decode("utf-8", "replace").encode()
 
 
 def _encode(text: str, *, end: str = "\n") -> bytes:

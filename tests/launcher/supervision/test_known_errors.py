@@ -65,8 +65,8 @@ MESSAGES = [
         "keras-3-refused",
         Kind.PERMANENT,
         "tfcluster_workers.keras3.release.Keras3Error",
-        "the metric `top` was made outside strategy.scope(), so each worker would count its own"
-        " share only: make it inside",
+        "the metric `top` was made outside strategy.scope(), so each worker would count only its"
+        " own share: make it inside the scope",
     ),
     (
         "keras-3-refused",
