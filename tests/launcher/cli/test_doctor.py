@@ -51,9 +51,9 @@ def test_without_a_spec_this_machine_is_looked_at(tmp_path: Path, doctor: Tfclus
     done = doctor(https_proxy="http://anna:secret@proxy:8080")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
-    assert sys.prefix in rows["its path"]
+    assert sys.prefix in rows["Python path"]
     assert {"Python", "TensorFlow", "NumPy", "GPUs", "cores", "disk", "port range"} <= set(rows)
-    assert "https_proxy: kept off the tasks" in rows["proxies"]
+    assert "https_proxy: not passed to tasks" in rows["proxies"]
     assert "secret" not in done.stdout
     assert not (tmp_path / "home").exists()
 
@@ -80,7 +80,7 @@ def test_a_sound_spec_is_said_to_be_one_and_nothing_is_started(
 ) -> None:
     done = doctor(written(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing stands in the way" in done.stdout
+    assert "All checks passed" in done.stdout
     assert not (tmp_path / "home").exists()
 
 
@@ -117,8 +117,10 @@ def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> No
         done = doctor(spec, *more, command="up")
         assert (done.returncode, done.stdout) == (3, "")
         assert "local: /proc/exp cannot be written" in done.stderr
-        assert "1 thing must change before a start" in done.stderr
-        assert "tfcluster: nothing was started\n  → `tfcluster doctor SPEC`" in done.stderr
+        assert "1 problem to fix before a start" in done.stderr
+        assert (
+            "tfcluster: nothing was started\n  → check again: tfcluster doctor SPEC" in done.stderr
+        )
         assert done.stderr.count("cannot be written") == 1
     done = doctor(spec, "--no-preflight", command="up")
     assert "cannot be written" not in done.stderr

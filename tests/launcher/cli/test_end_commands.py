@@ -104,10 +104,10 @@ def test_wait_returns_the_code_of_a_run_that_is_over(
 
 def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
     code, _, said = run("wait", lost.run_id)
-    assert (code, "its coordinator went away" in said) == (3, True)
+    assert (code, "its coordinator died" in said) == (3, True)
     code, out, said = run("down", "--json", lost.run_id)
     assert code == 0
-    assert "its coordinator is gone" in said
+    assert "its coordinator died" in said
     assert json.loads(out) == [{"run": lost.run_id, "status": "lost"}]
 
 
@@ -162,7 +162,7 @@ def test_what_does_not_answer_does_not_keep_down_all_from_the_rest(
     assert code == 3
     assert f"the coordinator of {silent.run_id}" in said
     assert f"what it may still have of {contained.run_id} is not known" in said
-    assert f"`tfcluster rm {contained.run_id}` gives it up" in said
+    assert f"`tfcluster rm {contained.run_id}` gives up on" in said
     assert registry.load(lost).ended_at is not None, "the lost run was cleaned up"
 
     shutil.rmtree(silent.root)
@@ -196,13 +196,13 @@ def test_rm_of_several_deletes_those_that_it_can(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreached(paths: RunPaths, terminal: object) -> None:
-        raise NodeLostError("far: what runs there may live until 12:00:00", fix="later")
+        raise NodeLostError("far: its tasks may run until 12:00:00", fix="later")
 
-    monkeypatch.setattr(rm, "end_on_hosts", unreached)
+    monkeypatch.setattr(rm, "end_tasks_on_hosts", unreached)
     over = make_run("over", "failed")
     code, out, said = run("rm", "--json", lost.run_id, over.run_id)
     assert (code, json.loads(out)) == (3, [over.run_id])
-    assert "far: what runs there may live until" in said
+    assert "far: its tasks may run until" in said
     assert lost.root.exists()
     assert not over.root.exists()
 
@@ -265,5 +265,5 @@ def test_an_age_that_is_none(make_run: MakeRun, age: str) -> None:
     make_run()
     code, _, said = run("prune", "-y", "--older-than", age)
     assert code == 2
-    assert "is no age" in said
+    assert "is not an age" in said
     assert len(registry.runs()) == 1

@@ -56,7 +56,7 @@ def test_a_right_spec_is_said_to_be_right(tfcluster: Tfcluster) -> None:
     Path("lab.json").write_text(GOOD)
     said = tfcluster("validate", "lab.json")
     assert (said.code, said.out) == (0, "")
-    assert said.err == "lab.json: right; lab, 2 tasks\n"
+    assert said.err == "lab.json: OK; lab, 2 tasks\n"
 
 
 def test_validate_answers_in_json(tfcluster: Tfcluster) -> None:
@@ -96,7 +96,7 @@ def test_init_writes_a_spec_that_is_right_and_its_schema(
     assert (tmp_path / spec["$schema"]).read_text() == published_schema.text()
     assert spec["cluster"] == {"worker": 2}
     assert not {"name", "x-about"} & set(spec)
-    assert tfcluster("validate").err == "tfcluster.json: right; tfcluster, 2 tasks\n"
+    assert tfcluster("validate").err == "tfcluster.json: OK; tfcluster, 2 tasks\n"
 
 
 def test_init_lists_its_templates_and_takes_each(tfcluster: Tfcluster) -> None:
@@ -119,7 +119,7 @@ def test_init_overwrites_only_by_force(tfcluster: Tfcluster) -> None:
     Path("mine.json").write_text("precious")
     said = tfcluster("init", "mine.json")
     assert said.code == 2
-    assert "mine.json exists already" in said.err
+    assert "mine.json already exists" in said.err
     assert Path("mine.json").read_text() == "precious"
     assert tfcluster("init", "mine.json", "--force").code == 0
     assert tfcluster("validate", "mine.json").code == 0

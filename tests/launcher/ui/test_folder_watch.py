@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.agent.processes import IS_LINUX
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui import folder_watch as bell_module
+from tfcluster.ui import folder_watch as folder_watch_module
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.terminal import Terminal
@@ -25,14 +25,14 @@ def folder_watch(monkeypatch: pytest.MonkeyPatch) -> FolderWatch:
     """Only what happens ends its wait."""
     if not IS_LINUX:
         pytest.skip("no kernel that tells of changes")
-    monkeypatch.setattr(bell_module, "UNTOLD_S", HOURS)
+    monkeypatch.setattr(folder_watch_module, "RECHECK_S", HOURS)
     return FolderWatch()
 
 
 @pytest.fixture
 def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
     """A system that tells of no changes."""
-    monkeypatch.setattr(bell_module, "IS_LINUX", False)
+    monkeypatch.setattr(folder_watch_module, "IS_LINUX", False)
 
 
 def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> None:
@@ -79,17 +79,17 @@ def test_more_changes_than_are_told_may_have_been_files(
 
 
 def test_anybody_ends_the_wait_and_after_the_end_nothing_happens(folder_watch: FolderWatch) -> None:
-    threading.Timer(0.1, folder_watch.ring).start()
+    threading.Timer(0.1, folder_watch.wake).start()
     assert not folder_watch.wait(moved=False)
-    folder_watch.ring()
+    folder_watch.wake()
     assert not folder_watch.wait(moved=False), "it was rung before"
     folder_watch.close()
-    folder_watch.ring()
+    folder_watch.wake()
 
 
 def test_a_thousand_rings_are_one(folder_watch: FolderWatch) -> None:
     for _ in range(100_000):
-        folder_watch.ring()
+        folder_watch.wake()
     folder_watch.wait(moved=False)
     folder_watch._sleep(0)
     assert not folder_watch._sleep(0.01)

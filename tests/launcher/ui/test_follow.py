@@ -335,7 +335,7 @@ def test_tasks_that_start_together_are_looked_for_once(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
-    monkeypatch.setattr(RunView, "_look_for_logs", lambda view: looks.append(view))
+    monkeypatch.setattr(RunView, "_discover_logs", lambda view: looks.append(view))
     started = [
         TaskStarted(task=f"worker:{index}", attempt=1, node="local", pid=index + 2)
         for index in range(100)

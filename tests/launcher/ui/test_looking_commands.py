@@ -97,7 +97,7 @@ def test_ps_without_a_live_run_says_so_and_leaves_stdout_empty(
     make_run("old-20260914-153012-k7f3")
     done = tfcluster("ps")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "no run is live (1 are over: `tfcluster ps -a`)\n"
+    assert done.stderr == "no run is live (1 run ended: `tfcluster ps -a`)\n"
     assert json.loads(tfcluster("ps", "--json").stdout) == []
 
 
@@ -339,4 +339,4 @@ def test_logs_as_json_cannot_be_collapsed(tfcluster: Tfcluster, make_run: MakeRu
     make_run("old-20260914-153012-k7f3")
     done = tfcluster("logs", "--json", "--collapse")
     assert done.returncode == 2
-    assert "leave one out" in done.stderr
+    assert "leave out one" in done.stderr

@@ -15,12 +15,14 @@ import pytest
 
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import merged_logs
-from tfcluster.ui.merged_logs import Dress, LogFilter, MergedLogs, rank
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, rank
 
 Write = Callable[..., Path]
 
 
-def drained(paths: RunPaths, wanted: LogFilter | None = None, dress: Dress | None = None) -> str:
+def drained(
+    paths: RunPaths, wanted: LogFilter | None = None, dress: LineStyle | None = None
+) -> str:
     logs = MergedLogs(paths, wanted, dress)
     try:
         return b"".join(logs.drain()).decode("utf-8", "surrogateescape")
@@ -42,7 +44,7 @@ def test_files_and_lines_that_come_later_are_shown_once(paths: RunPaths, write_l
     assert b"".join(logs.advance()) == "worker:0 │ a\n".encode()
     write_log("worker:0", b"\n")
     write_log("worker:1", b"c")
-    logs.end_task("worker:1", 1)
+    logs.mark_ended("worker:1", 1)
     assert b"".join(logs.advance()) == "worker:0 │ b\nworker:1 │ c\n".encode()
     assert list(logs.drain()) == []
     logs.close()
@@ -54,7 +56,7 @@ def test_a_task_that_has_ended_gives_its_last_line_at_once(
     write_log("worker:0", b"killed in mid-")
     logs = MergedLogs(paths)
     assert list(logs.advance()) == []
-    logs.end_task("worker:0", 1)
+    logs.mark_ended("worker:0", 1)
     assert b"".join(logs.advance()) == "worker:0 │ killed in mid-\n".encode()
     logs.close()
 
@@ -74,7 +76,7 @@ def test_a_pipe_gets_the_bytes_as_they_are(paths: RunPaths, write_log: Write) ->
 
 def test_a_screen_gets_them_harmless(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
-    assert drained(paths, dress=Dress(is_screen=True)) == "worker:0 │ ␀�␇\n"
+    assert drained(paths, dress=LineStyle(is_screen=True)) == "worker:0 │ ␀�␇\n"
 
 
 def test_a_screen_shows_task_names_in_one_column_and_colour(
@@ -82,7 +84,7 @@ def test_a_screen_shows_task_names_in_one_column_and_colour(
 ) -> None:
     write_log("worker:0", b"a\n")
     write_log("evaluator:0", b"b\n")
-    shown = drained(paths, dress=Dress(is_screen=True, colours=True))
+    shown = drained(paths, dress=LineStyle(is_screen=True, colours=True))
     assert shown == ("\x1b[36mworker:0    │\x1b[0m a\n\x1b[33mevaluator:0 │\x1b[0m b\n")
 
 
@@ -96,7 +98,7 @@ def test_a_screen_gets_the_beginning_of_a_huge_line_and_a_note(
     paths: RunPaths, write_log: Write
 ) -> None:
     write_log("worker:0", b"x" * 10_000_000 + b"\nafter\n")
-    cut, after = drained(paths, dress=Dress(is_screen=True)).splitlines()
+    cut, after = drained(paths, dress=LineStyle(is_screen=True)).splitlines()
     assert cut.endswith("x … (a line of 10,000,000 bytes; the log has it)")
     assert len(cut) < 10_000
     assert after == "worker:0 │ after"
@@ -181,7 +183,7 @@ def test_lines_alike_are_shown_once_and_every_task_keeps_its_order(
     write_log("worker:0", b"start\nloss 1\nend\n")
     write_log("worker:1", b"start\nonly here\nloss 1\nend\n")
     write_log("worker:2", b"loss 1\nstart\nend\n")
-    shown = drained(paths, dress=Dress(collapse=True)).splitlines()
+    shown = drained(paths, dress=LineStyle(collapse=True)).splitlines()
     assert shown == [
         "worker:0 │ start (×2)",
         "worker:1 │ only here",

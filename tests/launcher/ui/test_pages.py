@@ -66,7 +66,7 @@ def test_a_heading_is_found_by_its_words_too(installed: None) -> None:
     ("name", "said"),
     [
         ("failure", "no page is called 'failure'\n  → did you mean 'failures'?"),
-        ("x", "no page is called 'x'\n  → `tfcluster help` shows what there is"),
+        ("x", "no page is called 'x'\n  → `tfcluster help` lists the pages"),
         ("../failures", "no page is called '../failures'\n  → did you mean 'failures'?"),
         (
             "failures#lat",

@@ -33,7 +33,7 @@ from tfcluster.ui.panels import (
     root_cause_panel,
     runs_grid,
     status_panel,
-    task_ends,
+    task_ends_grid,
 )
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
 from tfcluster.ui.start import start_panel
@@ -120,7 +120,7 @@ def test_a_task_that_has_ended_shows_its_mean_speed_and_one_that_runs_what_it_do
     ended, running = failed_run(), running_run()
     for task in (*ended.tasks, *running.tasks):
         task.mean_steps_per_second = 17.5
-    closing = task_ends(ended)
+    closing = task_ends_grid(ended)
     place = closing.headers.index("steps/s")
     assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
     status = status_panel(running, PATHS, now=START + 10)

@@ -34,10 +34,10 @@ def test_data_and_talk_do_not_mix(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_sentence_is_broken_between_words_on_a_screen_alone(open_screen: OpenScreen) -> None:
     user, screen = open_screen(columns=20)
     sentence = "worker:1 ended, see /a/rather/long/path/of/a/log"
-    Terminal(screen, screen, environ={"NO_COLOR": "1"}).tell(sentence, "red")
+    Terminal(screen, screen, environ={"NO_COLOR": "1"}).say_wrapped(sentence, "red")
     assert os.read(user, 200) == b"worker:1 ended, see\r\n    /a/rather/long/path/of/a/log\r\n"
     piped = io.StringIO()
-    Terminal(piped, piped, environ={}).tell(sentence)
+    Terminal(piped, piped, environ={}).say_wrapped(sentence)
     assert piped.getvalue() == f"{sentence}\n"
 
 

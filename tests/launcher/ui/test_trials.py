@@ -68,13 +68,13 @@ def test_a_failed_trial_says_why_in_its_last_line() -> None:
     message = "Traceback …\n  File x\nValueError: no such layer\n"
     lines = shown({"id": "0", "status": "FAILED", "message": message})
     assert lines[1].endswith("ValueError: no such layer")
-    assert lines[-1] == "best  none: no trial was completed"
+    assert lines[-1] == "best  none: no trial has completed"
 
 
 def test_of_many_trials_the_best_are_listed() -> None:
     lines = shown(*({"id": str(n), "score": float(n), **DONE} for n in range(40)), best="0")
     assert len(lines) == 1 + 12 + 2
-    assert "and 28 trials more: `tfcluster status --json`" in lines
+    assert "and 28 more trials: `tfcluster status --json`" in lines
 
 
 def test_a_trial_s_end_is_told_while_the_run_goes_on() -> None:
