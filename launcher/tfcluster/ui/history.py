@@ -45,7 +45,7 @@ def format_restart(event: Mapping[str, Any]) -> str:
     task, members = event.get("task"), event.get("members")
     text = f"attempt {event['attempt']} of {event['of']}"
     if task is not None:
-        text = f"only {task}: {text}"
+        text = f"{task} alone: {text}"
     if members is not None:
         text += f", with {plural(len(members), 'remaining task')}"
     start = _format_position(event.get("from_step"), event.get("from_checkpoint"))

@@ -1,4 +1,4 @@
-"""What the live view says about events: one line, or nothing."""
+"""The lines of the live view about events: one line or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfcluster.ui.event_lines import format_event
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "expected"),
     [
         (ev.Progress(task="worker:0", attempt=1, step=3), None),
         (ev.PrepareFinished(node="local", exit_code=0, duration_s=2), "prepared local in 2.0 s"),
@@ -77,7 +77,7 @@ from tfcluster.ui.event_lines import format_event
             ev.Restarting(
                 reason="worker:1: killed by SIGKILL", attempt=2, of=4, task="worker:1", delay_s=0.5
             ),
-            "only worker:1: attempt 2 of 4, in 0.5 s: killed by SIGKILL",
+            "worker:1 alone: attempt 2 of 4, in 0.5 s: killed by SIGKILL",
         ),
         (
             ev.Diagnosis(root_cause={"task": "worker:1"}, collateral=("worker:0", "worker:2")),
@@ -114,11 +114,11 @@ from tfcluster.ui.event_lines import format_event
         ),
     ],
 )
-def test_events_are_told(event: Event, said: str | None) -> None:
-    told = format_event(event.to_json())
-    assert (told.text if told else None) == said
+def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
+    line = format_event(event.to_json())
+    assert (line.text if line else None) == expected
 
 
 @pytest.mark.parametrize("event", [{}, {"type": "task_exited"}, {"type": "of_the_future"}])
-def test_odd_events_say_nothing(event: dict[str, object]) -> None:
+def test_unknown_and_malformed_events_have_no_line(event: dict[str, object]) -> None:
     assert format_event(event) is None

@@ -1,4 +1,4 @@
-"""What has happened to a run, as summary, `status` and status line tell it."""
+"""A run's history in the summary, in `status` and in the status line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = {"attempt": 2, "of": 4, "from_step": 1200, "reason": "worker:1: killed 
 
 
 def snapshot(status: Status = Status.RUNNING) -> RunSnapshot:
-    """The second attempt of two workers; worker:0 has been stopped, worker:1 has failed."""
+    """The second attempt of two workers; worker:0 was stopped, worker:1 failed."""
     tasks = [
         TaskSnapshot(
             f"worker:{index}", "local", f"127.0.0.1:4000{index}", state=state, attempt=2,
@@ -53,7 +53,7 @@ def test_restarts_are_listed_with_their_reasons(paths: RunPaths) -> None:
     assert "restarts  attempt 2 from step 1,200: worker:1: killed by SIGKILL" in text
 
 
-def test_of_very_many_restarts_the_last_are_listed() -> None:
+def test_only_the_last_of_many_restarts_are_listed() -> None:
     run = snapshot()
     run.restarts = [KILLED | {"attempt": number} for number in range(2, 40)]
     facts = dict(history.list_facts(run))
@@ -62,7 +62,7 @@ def test_of_very_many_restarts_the_last_are_listed() -> None:
     assert len(facts["restarts"].splitlines()) == 11
 
 
-def test_a_task_that_restarts_alone_is_no_attempt_of_all() -> None:
+def test_a_restart_of_one_task_does_not_count_as_an_attempt_of_all() -> None:
     run = snapshot()
     run.restarts = [KILLED | {"task": "worker:1", "from_step": None}]
     assert dict(history.list_facts(run)) == {
@@ -71,7 +71,7 @@ def test_a_task_that_restarts_alone_is_no_attempt_of_all() -> None:
     assert "attempt" not in format_status_line(run, {}, now=START, width=100)
 
 
-def test_a_task_that_raised_the_same_error_is_marked_although_it_was_ended() -> None:
+def test_a_stopped_task_that_raised_the_same_error_is_marked() -> None:
     run = snapshot(Status.FAILED)
     assert run.diagnosis is not None
     assert history.format_blame(run, run.tasks[0]) == ""
@@ -79,7 +79,7 @@ def test_a_task_that_raised_the_same_error_is_marked_although_it_was_ended() -> 
     assert history.format_blame(run, run.tasks[0]) == " (same error)"
 
 
-def test_a_failure_is_explained_as_long_as_it_matters(paths: RunPaths) -> None:
+def test_a_failure_is_explained_until_the_run_has_recovered(paths: RunPaths) -> None:
     assert "root cause" not in shown(snapshot(Status.RUNNING), paths)
     assert "root cause" not in shown(snapshot(Status.SUCCEEDED), paths)
     assert root_cause_panel(snapshot(Status.SUCCEEDED), paths) is None
@@ -90,7 +90,7 @@ def test_a_failure_is_explained_as_long_as_it_matters(paths: RunPaths) -> None:
     assert "Not restarted" not in shown(snapshot(Status.RESTARTING), paths)
 
 
-def test_who_is_to_blame_and_who_only_followed() -> None:
+def test_cause_and_collateral_failures_are_marked() -> None:
     run = snapshot(Status.FAILED)
     cause, stopped = run.tasks[1], run.tasks[0]
     assert (history.format_blame(run, cause), history.format_blame(run, stopped)) == (
@@ -105,7 +105,7 @@ def test_who_is_to_blame_and_who_only_followed() -> None:
     assert history.format_blame(run, cause) == history.format_blame(run, stopped) == ""
 
 
-def test_the_log_is_that_of_the_attempt_that_failed() -> None:
+def test_the_log_of_the_failed_attempt_is_named() -> None:
     run = snapshot(Status.FAILED)
     assert history.log_of_cause(run) == "logs/attempt-2/worker-1.log"
     assert run.diagnosis is not None
@@ -114,7 +114,7 @@ def test_the_log_is_that_of_the_attempt_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "expected"),
     [
         ({}, "never detected, not resumed"),
         ({"detected_after_s": 0.004}, "detected after 4 ms, not resumed"),
@@ -124,13 +124,15 @@ def test_the_log_is_that_of_the_attempt_that_failed() -> None:
         ),
     ],
 )
-def test_rehearsed_faults_say_what_came_of_them(record: dict[str, float], said: str) -> None:
+def test_injected_faults_show_when_they_were_detected_and_resumed(
+    record: dict[str, float], expected: str
+) -> None:
     run = snapshot()
     run.chaos = [{"fault": "kill worker:1 at step 50", **record}]
-    assert dict(history.list_facts(run))["injected"] == f"kill worker:1 at step 50: {said}"
+    assert dict(history.list_facts(run))["injected"] == f"kill worker:1 at step 50: {expected}"
 
 
-def test_what_is_waited_for_and_which_task_stands_still(paths: RunPaths) -> None:
+def test_waits_lost_nodes_and_stopped_tasks_are_shown(paths: RunPaths) -> None:
     run = snapshot(Status.RESTARTING)
     run.waits_for, run.nodes = "the agent of local", {"local": "lost"}
     run.tasks[0].frozen_by = 19
@@ -143,7 +145,7 @@ def test_what_is_waited_for_and_which_task_stands_still(paths: RunPaths) -> None
     )
 
 
-def test_where_a_resumed_run_began(paths: RunPaths) -> None:
+def test_a_resumed_run_shows_its_source(paths: RunPaths) -> None:
     run = snapshot()
     run.resumed_from = {"run": "demo-aaaa", "step": 1200, "a newer": "key"}
     assert "resumed      demo-aaaa at step 1,200" in shown(run, paths)
@@ -151,7 +153,7 @@ def test_where_a_resumed_run_began(paths: RunPaths) -> None:
     assert dict(history.list_facts(run))["resumed"] == "demo-aaaa"
 
 
-def test_a_lost_run_asks_for_cleaning_until_it_was_done(paths: RunPaths) -> None:
+def test_a_lost_run_asks_for_cleanup_until_it_is_done(paths: RunPaths) -> None:
     run = snapshot(Status.LOST)
     run.ended_at = None
     assert "`tfcluster down demo-k7f3` cleans up" in shown(run, paths)
@@ -159,7 +161,7 @@ def test_a_lost_run_asks_for_cleaning_until_it_was_done(paths: RunPaths) -> None
     assert "cleans up" not in shown(run, paths)
 
 
-def test_a_run_of_another_host_is_said_to_be_there(paths: RunPaths) -> None:
+def test_a_run_of_another_host_names_the_host(paths: RunPaths) -> None:
     run = snapshot()
     assert "running on laptop" in plain_text(
         status_panel(run, paths, now=START, this_host="gpu1"), 80

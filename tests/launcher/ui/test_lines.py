@@ -1,4 +1,4 @@
-"""Blocks of lines: progress bars, prefixes, and what a screen must never get."""
+"""Blocks of lines: progress bars, prefixes, and control characters that no screen may get."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_progress_bar_is_shown_in_its_last_state(written: bytes, shown: bytes)
 
 
 @given(BLOCKS)
-def test_last_states_are_those_of_each_line_alone(block: bytes) -> None:
+def test_the_latest_state_of_a_block_is_that_of_each_line(block: bytes) -> None:
     alone = [latest_state(line) + b"\n" for line in block[:-1].split(b"\n")]
     assert latest_states(block) == b"".join(alone)
 
@@ -65,7 +65,7 @@ def test_every_line_gets_the_prefix_once(block: bytes) -> None:
         (b"lonely \x1b\n", "lonely ␛\n"),
     ],
 )
-def test_a_screen_gets_nothing_that_moves_or_rings(written: bytes, shown: str) -> None:
+def test_a_screen_gets_no_control_sequence(written: bytes, shown: str) -> None:
     assert sanitize(written, colours=False).decode() == shown
 
 
@@ -74,19 +74,19 @@ def test_a_tasks_colours_end_with_their_line() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_whatever_is_written_no_control_character_reaches_the_screen(content: bytes) -> None:
+def test_no_control_character_reaches_the_screen(content: bytes) -> None:
     shown = sanitize(content + b"\n", colours=False).decode()
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 @given(st.text(alphabet="\x1b[]31;?mJ\x07\x9ba\n", max_size=60))
-def test_of_whatever_is_written_only_colours_reach_a_coloured_screen(text: str) -> None:
+def test_only_colours_reach_a_coloured_screen(text: str) -> None:
     shown = sanitize(text.encode() + b"\n", colours=True).decode()
     without_colours = re.sub("\x1b\\[[0-9;:]*m", "", shown)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", without_colours)
 
 
-def test_text_from_a_task_is_made_harmless_too() -> None:
+def test_text_is_sanitized_too() -> None:
     assert sanitize_text("a\x1b[2Jb\x07") == "ab␇"
 
 

@@ -1,4 +1,4 @@
-"""Who can reach a run's ports is said in one line before anything listens."""
+"""One line says who can reach a run's ports before anything listens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfcluster.ui.plan_view import describe_ports
 from .test_panels import plan
 
 
-def test_on_the_host_s_network_every_open_port_is_named() -> None:
+def test_open_ports_on_the_host_s_network_are_named() -> None:
     assert describe_ports(plan(), [0, 0]).startswith("2 ports, chosen at start: TensorFlow listens")
     assert describe_ports(plan(), [2223, 2222]).startswith(
         "2222, 2223: TensorFlow listens on every"
