@@ -20,7 +20,7 @@ def command(
     spec: str | None,
     deep: bool,
     sets: tuple[str, ...],
-    host_choice: HostChoice,
+    hosts: HostChoice,
     python: str | None,
     as_json: bool,
 ) -> int:
@@ -37,10 +37,10 @@ def command(
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
-    if spec is None and not sets and host_choice == NO_CHOICE:
+    if spec is None and not sets and hosts == NO_CHOICE:
         report = doctor.examine_here(python, deep=deep)
     else:
-        planned = plan_file(spec, sets=sets, python=python, hosts=host_choice)
+        planned = plan_file(spec, sets=sets, python=python, hosts=hosts)
         report = doctor.examine(planned, deep=deep)
     if as_json:
         terminal.emit_json(report.to_json())

@@ -20,10 +20,10 @@ from tfcluster.ui.terminal import Terminal
 if TYPE_CHECKING:
     from tfcluster.discovery.planning import Planned
 
-__all__ = ["Options", "import_modules", "launch"]
+__all__ = ["Options", "launch", "preimport"]
 
 
-def import_modules() -> None:
+def preimport() -> None:
     """Import the modules that a start needs, while the tasks' Python is being probed."""
     modules = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
     for module in modules:

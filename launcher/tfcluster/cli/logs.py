@@ -61,9 +61,7 @@ def command(
     )
     if as_json:
         if collapse:
-            raise UsageError(
-                "--collapse cannot be used with --json", fix="leave out one of the two"
-            )
+            raise UsageError("--collapse and --json exclude each other", fix="leave out one")
         is_over = StateFile(paths).is_over
         _emit(MergedLogs(paths, log_filter), terminal, is_over=lambda: not follow or is_over())
     elif follow:

@@ -1,17 +1,14 @@
 """Options that several commands share: hosts, how a run is shown, and the job's arguments."""
 
 from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any
-
 import click
-
 from tfcluster.cli.completion import files
 from tfcluster.spec.host_choice import HostChoice
 
-_OPTIONS = (
+_HOST_OPTIONS = (
     click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
                  help="Run the workers on these hosts: gpu1,anna@gpu2:2 (2 slots), or a hostfile."),
     click.option("--hostfile", metavar="FILE", shell_complete=files,
@@ -19,26 +16,6 @@ _OPTIONS = (
     click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Use only these tasks."),
     click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Leave out these tasks."),
 )  # fmt: skip
-
-
-def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the host options to `command`, which gets them as `host_choice`, a HostChoice."""
-
-    @functools.wraps(command)
-    def with_choice(
-        *args: Any,
-        hosts: str | None,
-        hostfile: str | None,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-        **others: Any,
-    ) -> Any:
-        host_choice = HostChoice(hosts, hostfile, include, exclude)
-        return command(*args, host_choice=host_choice, **others)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), with_choice)
-
-
 _WATCH_OPTIONS = (
     click.option("-d", "--detach", is_flag=True,
                  help="Return when all tasks run; print the run's id to stdout."),
@@ -50,6 +27,24 @@ _WATCH_OPTIONS = (
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
+_KEY = "tfcluster.job_args"
+
+
+def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the host options to `command`, which gets them as `hosts`, one HostChoice."""
+
+    @functools.wraps(command)
+    def with_choice(
+        *args: Any,
+        hosts: str | None,
+        hostfile: str | None,
+        include: tuple[str, ...],
+        exclude: tuple[str, ...],
+        **others: Any,
+    ) -> Any:
+        return command(*args, hosts=HostChoice(hosts, hostfile, include, exclude), **others)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_HOST_OPTIONS), with_choice)
 
 
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,9 +67,6 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, watch={**watch, "gathers": not no_gather}, **others)
 
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
-
-
-_KEY = "tfcluster.job_args"
 
 
 class WithJobArgs(click.Command):

@@ -24,7 +24,7 @@ def command(
     spec: str | None,
     task_name: str | None,
     sets: tuple[str, ...],
-    host_choice: HostChoice,
+    hosts: HostChoice,
     python: str | None,
     as_json: bool,
 ) -> None:
@@ -37,7 +37,7 @@ def command(
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=host_choice)
+    planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=hosts)
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
         task = find_task(plan, task_name)

@@ -35,7 +35,7 @@ def command(
     workers: int | None,
     module: str | None,
     sets: tuple[str, ...],
-    host_choice: HostChoice,
+    hosts: HostChoice,
     python: str | None,
     name: str | None,
     chaos: tuple[str, ...],
@@ -46,7 +46,7 @@ def command(
 
     The workers run on this machine or, with --hosts, on other machines through ssh.
     """
-    from tfcluster.cli.launch import Options, import_modules, launch
+    from tfcluster.cli.launch import Options, launch, preimport
     from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
 
@@ -54,9 +54,9 @@ def command(
         spec_of(line, module=module, workers=workers or 2, name=name),
         where="tfcluster run",
         sets=sets,
-        hosts=replace(host_choice, workers=workers),
+        hosts=replace(hosts, workers=workers),
     )
-    planned = plan_spec(loaded, python=python, meanwhile=import_modules)
+    planned = plan_spec(loaded, python=python, meanwhile=preimport)
     return launch(planned, Options(**watch, chaos=chaos))
 
 

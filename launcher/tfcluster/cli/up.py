@@ -32,7 +32,7 @@ from tfcluster.spec.host_choice import HostChoice
 def command(
     spec: str | None,
     sets: tuple[str, ...],
-    host_choice: HostChoice,
+    hosts: HostChoice,
     backend: str | None,
     python: str | None,
     name: str | None,
@@ -43,42 +43,30 @@ def command(
     no_prepare: bool,
     watch: dict[str, Any],
 ) -> int:
-    """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output
-    until they end.
+    """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
 
-    With -d the run continues in the background: see `attach`, `logs -f`, `status`, `wait`,
-    `down`.
+    With -d the run continues in the background: see `attach`, `logs -f`, `status`, `wait`, `down`.
+    With --except the start panel shows the command to start TASK, for example under a debugger.
 
-    With --except the start panel shows the command that starts that task, for example under a
-    debugger.
-
-    ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
-    2 command line or spec error, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
+    ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed, 2 error
+    in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-    from tfcluster.cli.launch import Options, import_modules, launch
+    from tfcluster.cli.launch import Options, launch, preimport
     from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import plan_again, plan_file
 
     resumed = find(resume) if resume is not None else None
     stored = resumed.source if resumed is not None and spec is None else None
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
-    options = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
+    options = _drop_unset({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
     planned = plan(
-        sets=sets,
-        options={
-            key: (field, value) for key, (field, value) in options.items() if value is not None
-        },
-        python=python,
-        args=job_args(),
-        hosts=host_choice,
-        meanwhile=import_modules,
+        sets=sets, options=options, python=python, args=job_args(), hosts=hosts, meanwhile=preimport
     )
-    launch_options = Options(
-        **watch,
-        prepares=not no_prepare,
-        runs_preflight=not no_preflight,
-        resume=resumed,
-        chaos=chaos,
-    )
+    skips = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
+    launch_options = Options(**watch, **skips, resume=resumed, chaos=chaos)
     return launch(planned.apart(excepted), launch_options)
+
+
+def _drop_unset(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:
+    return {name: (field, value) for name, (field, value) in options.items() if value is not None}

@@ -59,13 +59,13 @@ class FolderWatch:
             if not self._is_closed:
                 os.write(self._wake_writer, b"\0")
 
-    def wait(self, *, moved: bool) -> bool:
+    def wait(self, *, found_new: bool) -> bool:
         """Wait until there may be something new; return True if there may be new files.
 
-        `moved`: whether the last round found something new.
+        `found_new`: whether the last round found something new.
         """
         if self._inotify_fd < 0:
-            self._pause = FASTEST_POLL_S if moved else min(self._pause * 2, SLOWEST_POLL_S)
+            self._pause = FASTEST_POLL_S if found_new else min(self._pause * 2, SLOWEST_POLL_S)
             self._sleep(self._pause)
             return False
         if not self._sleep(RECHECK_S, self._inotify_fd):

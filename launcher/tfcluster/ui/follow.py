@@ -29,6 +29,14 @@ from tfcluster.ui.tail import LogSource
 from tfcluster.ui.terminal import Stream, Terminal
 
 _TASKS_NAMED = 3
+SKIP_ABOVE = 64 * 1024 * 1024
+"""Bytes a terminal may be behind before the view skips to the newest; a pipe gets everything."""
+CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
+ALWAYS_SHOWN = frozenset({"restarting"})
+"""Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
+_CREATES_LOGS = frozenset({"task_started", "prepare_started"})
+_STATUS_INTERVAL_S = 0.25
+_ROUNDS_BEFORE_EVENTS = 64
 
 
 def format_status_line(
@@ -62,39 +70,6 @@ def format_status_line(
     for label, text in list(partials.items())[:1]:
         parts.append(f"{label} │ {text}")
     return cut_to_columns(sanitize_text(" · ".join(parts)), width)
-
-
-def _rates(tasks: list[TaskSnapshot]) -> list[str]:
-    known = [(t.task, t.steps_per_second) for t in tasks if t.steps_per_second is not None]
-    rates = [rate for _, rate in known]
-    if not rates:
-        return []
-    if len(known) > _TASKS_NAMED:
-        low, high = format_rate(min(rates)), format_rate(max(rates))
-        return [f"{len(known)} tasks {low}–{high} steps/s"]
-    return [", ".join(f"{task} {format_rate(rate)}" for task, rate in known) + " steps/s"]
-
-
-def _metrics(tasks: list[TaskSnapshot]) -> list[str]:
-    metrics = next((task.metrics for task in tasks if task.metrics), {})
-    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:2]]
-
-
-def _counts(tasks: list[TaskSnapshot]) -> list[str]:
-    states: dict[str, int] = {}
-    for task in tasks:
-        states[task.state] = states.get(task.state, 0) + 1
-    return [f"{plural(count, 'task')} {state}" for state, count in states.items()]
-
-
-SKIP_ABOVE = 64 * 1024 * 1024
-"""Bytes a terminal may be behind before the view skips to the newest; a pipe gets everything."""
-CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
-ALWAYS_SHOWN = frozenset({"restarting"})
-"""Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
-_CREATES_LOGS = frozenset({"task_started", "prepare_started"})
-_STATUS_INTERVAL_S = 0.25
-_ROUNDS_BEFORE_EVENTS = 64
 
 
 class RunView:
@@ -158,11 +133,11 @@ class RunView:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
         self._discover_logs()
         while not self._is_finishing.is_set() and not (is_over and is_over()):
-            moved, has_more = self._show_round()
+            found_new, has_more = self._show_round()
             self._draw_status()
             if is_over and self._lines_stream.error:
                 break
-            if not has_more and self._folder_watch.wait(moved=moved):
+            if not has_more and self._folder_watch.wait(found_new=found_new):
                 self._discover_logs()
         self._show_rest()
         self._folder_watch.close()
@@ -202,14 +177,14 @@ class RunView:
         self._events.close()
 
     def _write_lines(self, blocks: Iterator[bytes]) -> bool:
-        moved = False
+        found_new = False
         for block in blocks:
-            moved = True
+            found_new = True
             if self._lines_stream is self._terminal.stdout:
                 self._terminal.out_lines(block)
             else:
                 self._terminal.say_lines(block)
-        return moved
+        return found_new
 
     def _read_events(self) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = []
@@ -309,6 +284,29 @@ def line_style_for(terminal: Terminal, stream: Stream, collapse: bool = False) -
     """Return the style of the tasks' lines on `stream`."""
     colours = terminal.has_colour(stream)
     return LineStyle(is_screen=stream.is_tty, colours=colours, collapse=collapse)
+
+
+def _rates(tasks: list[TaskSnapshot]) -> list[str]:
+    known = [(t.task, t.steps_per_second) for t in tasks if t.steps_per_second is not None]
+    rates = [rate for _, rate in known]
+    if not rates:
+        return []
+    if len(known) > _TASKS_NAMED:
+        low, high = format_rate(min(rates)), format_rate(max(rates))
+        return [f"{len(known)} tasks {low}–{high} steps/s"]
+    return [", ".join(f"{task} {format_rate(rate)}" for task, rate in known) + " steps/s"]
+
+
+def _metrics(tasks: list[TaskSnapshot]) -> list[str]:
+    metrics = next((task.metrics for task in tasks if task.metrics), {})
+    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:2]]
+
+
+def _counts(tasks: list[TaskSnapshot]) -> list[str]:
+    states: dict[str, int] = {}
+    for task in tasks:
+        states[task.state] = states.get(task.state, 0) + 1
+    return [f"{plural(count, 'task')} {state}" for state, count in states.items()]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

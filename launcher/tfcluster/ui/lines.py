@@ -35,6 +35,10 @@ _CHARACTERS = {
     True: re.compile(f"\x1b(?!{_COLOUR})|[{_CONTROLS}]"),
     False: re.compile(f"[\x1b{_CONTROLS}]"),
 }
+WINDOW_S = 0.4
+"""Seconds that a line waits for identical lines from other tasks."""
+MAX_WAITING_LINES = 20_000
+"""Waiting lines of all tasks above which they are all given at once."""
 
 
 def latest_states(block: bytes) -> bytes:
@@ -86,10 +90,10 @@ def escape_json(text: str) -> str:
 
 
 def _remove_controls(text: str, *, colours: bool) -> str:
-    return _CHARACTERS[colours].sub(_picture, _SEQUENCES[colours].sub("", text))
+    return _CHARACTERS[colours].sub(_replace_control, _SEQUENCES[colours].sub("", text))
 
 
-def _picture(match: re.Match[str]) -> str:
+def _replace_control(match: re.Match[str]) -> str:
     code = ord(match[0])
     return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
@@ -100,12 +104,6 @@ def select_lines(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
         return b""
     found = [line + b"\n" for line in block[:-1].split(b"\n") if pattern.search(line)]
     return b"".join(found)
-
-
-WINDOW_S = 0.4
-"""Seconds that a line waits for identical lines from other tasks."""
-LINES_AT_MOST = 20_000
-"""Waiting lines of all tasks above which they are all given at once."""
 
 
 class Collapser:
@@ -141,7 +139,7 @@ class Collapser:
     def take_due(self) -> Iterator[bytes]:
         """Yield all waiting lines once the window is over, or once very many wait."""
         waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
-        if waited >= self._window_s or self._size > LINES_AT_MOST:
+        if waited >= self._window_s or self._size > MAX_WAITING_LINES:
             yield from self.take_all()
 
     def take_all(self) -> Iterator[bytes]:

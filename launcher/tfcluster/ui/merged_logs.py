@@ -30,6 +30,11 @@ from tfcluster.ui.tail import CHUNK, LogSource, tail_offset
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
+MAX_LINE_BYTES = 8 * 1024
+"""Bytes of one line that a terminal gets."""
+_DISCOVER_INTERVAL_S = 0.5
+_TIME_STAMPS_SETTLE_NS = 1_000_000_000
+"""A folder may change twice within one tick of its time stamp."""
 
 
 def log_folders(logs: Path) -> list[tuple[int, Path]]:
@@ -81,14 +86,6 @@ def rank(label: str) -> tuple[int, str, int]:
     job, _, index = label.partition(":")
     place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
     return place, job, int(index) if index.isdecimal() else 0
-
-
-SHOWN_OF_A_LINE = 8 * 1024
-"""Bytes of one line that a terminal gets."""
-
-_DISCOVER_INTERVAL_S = 0.5
-_TIME_STAMPS_SETTLE_NS = 1_000_000_000
-"""A folder may change twice within one tick of its time stamp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +210,12 @@ class MergedLogs:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
         self.mark_all_ended()
         while True:
-            moved = False
+            found_new = False
             before = self._position()
             for block in self.advance():
-                moved = True
+                found_new = True
                 yield block
-            if not moved and self._position() == before:
+            if not found_new and self._position() == before:
                 break
         if self._collapser is not None:
             yield from self._collapser.take_all()
@@ -307,7 +304,7 @@ class MergedLogs:
         yield self._style(self._cut(first, length) + b"\n", task.prefix)
 
     def _cut(self, line: bytes, length: int) -> bytes:
-        return line[:SHOWN_OF_A_LINE] + f" … (a line of {length:,} bytes; the log has it)".encode()
+        return line[:MAX_LINE_BYTES] + f" … (a line of {length:,} bytes; the log has it)".encode()
 
     def _select(self, block: bytes) -> bytes:
         return block if self._filter.grep is None else select_lines(block, self._filter.grep)

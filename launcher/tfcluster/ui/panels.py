@@ -27,92 +27,6 @@ from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
 
 _MAX_TRIALS = 12
 _MAX_TRIAL_REASON = 60
-
-
-def trial_table(snapshot: RunSnapshot, *, now: float | None = None) -> list[Part]:
-    """Return a search's trials as a table, and the best of them; empty for other runs.
-
-    `now`: seconds since the epoch; None for a run that has ended.
-    """
-    if not snapshot.trials:
-        return []
-    ranked = _ranked(snapshot.trials)
-    shown = ranked[:_MAX_TRIALS]
-    parts: list[Part] = [_trial_grid(shown, now)]
-    if more := len(ranked) - len(shown):
-        parts.append(f"and {plural(more, 'more trial')}: `tfcluster status --json`")
-    return [*parts, Facts((("best", _format_best_trial(snapshot)),))]
-
-
-def format_trial(trial: Mapping[str, Any]) -> str | None:
-    """Return one line about a trial that has completed or failed, else None."""
-    status = str(trial.get("status"))
-    if status == "COMPLETED" and trial.get("score") is not None:
-        return f"trial {trial['id']} is done: {trial.get('objective')} {trial['score']:.5g}"
-    if status in ("FAILED", "INVALID"):
-        return f"trial {trial['id']} failed"
-    return None
-
-
-def describe_values(values: Mapping[str, Any]) -> str:
-    """Return ``learning_rate 0.001, units 64``, without KerasTuner's entries (``tuner/epochs``)."""
-    names = sorted(name for name in values if not name.startswith("tuner/"))
-    return ", ".join(f"{name} {_format_value(values[name])}" for name in names)
-
-
-def _format_best_trial(snapshot: RunSnapshot) -> str:
-    trial = next((t for t in snapshot.trials if t["id"] == snapshot.best_trial), None)
-    if trial is None:
-        return "none: no trial has completed"
-    values = describe_values(trial.get("values") or {})
-    score = f"trial {trial['id']}, {trial.get('objective')} {trial['score']:.5g}"
-    return f"{score}: {values}" if values else score
-
-
-def _ranked(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return completed trials from best to worst, then the others in their order."""
-    done = [trial for trial in trials if is_done(trial)]
-    sign = -1 if done and done[0].get("direction") == "max" else 1
-    done.sort(key=lambda trial: sign * float(trial["score"]))
-    return done + [trial for trial in trials if not is_done(trial)]
-
-
-def _trial_grid(trials: list[dict[str, Any]], now: float | None) -> Grid:
-    objective = next((str(t["objective"]) for t in trials if t.get("objective")), "score")
-    rows = tuple(
-        (
-            str(trial["id"]),
-            _trial_state(trial, has_ended=now is None),
-            str(trial.get("tuner") or ""),
-            "" if trial.get("score") is None else f"{trial['score']:.5g}",
-            _trial_ran(trial, now),
-            _trial_reason(trial),
-        )
-        for trial in trials
-    )
-    headers = ("trial", "state", "tuner", objective, "ran", "why")
-    return Grid(headers, rows, frozenset({objective, "ran"})).without_empty_columns()
-
-
-def _trial_state(trial: Mapping[str, Any], *, has_ended: bool) -> str:
-    status = str(trial.get("status", "")).lower()
-    return "unfinished" if status == "running" and has_ended else status
-
-
-def _trial_ran(trial: Mapping[str, Any], now: float | None) -> str:
-    since, ended = trial.get("started_at"), trial.get("ended_at") or now
-    return format_duration(ended - since) if since is not None and ended is not None else ""
-
-
-def _trial_reason(trial: Mapping[str, Any]) -> str:
-    lines = str(trial.get("message") or "").strip().splitlines()
-    return lines[-1][:_MAX_TRIAL_REASON] if lines else ""
-
-
-def _format_value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 _UNLIMITED = 100_000
 _GAP = 2
 _MIN_REASON_COLUMNS = 20
@@ -245,20 +159,35 @@ def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     return Grid(("STEP", "KIND", "SIZE", "PATH"), rows, right_aligned=frozenset({"STEP", "SIZE"}))
 
 
-def _cleanup_notes(snapshot: RunSnapshot) -> list[str]:
-    if not history.needs_cleanup(snapshot):
+def trial_table(snapshot: RunSnapshot, *, now: float | None = None) -> list[Part]:
+    """Return a search's trials as a table, and the best of them; empty for other runs.
+
+    `now`: seconds since the epoch; None for a run that has ended.
+    """
+    if not snapshot.trials:
         return []
-    return [f"Its coordinator has died: `tfcluster down {snapshot.run}` cleans up after the run."]
+    ranked = _rank_trials(snapshot.trials)
+    shown = ranked[:_MAX_TRIALS]
+    parts: list[Part] = [_trial_grid(shown, now)]
+    if more := len(ranked) - len(shown):
+        parts.append(f"and {plural(more, 'more trial')}: `tfcluster status --json`")
+    return [*parts, Facts((("best", _format_best_trial(snapshot)),))]
 
 
-def _warnings(snapshot: RunSnapshot) -> list[str]:
-    lost = [
-        f"lost {format_bytes(task.log_lost_bytes)} ({task.log_lost_bytes:,} bytes) of"
-        f" {task.task}'s log: they could not be written to disk"
-        for task in snapshot.tasks
-        if task.log_lost_bytes
-    ]
-    return [*lost, *dict.fromkeys(snapshot.warnings)]
+def format_trial(trial: Mapping[str, Any]) -> str | None:
+    """Return one line about a trial that has completed or failed, else None."""
+    status = str(trial.get("status"))
+    if status == "COMPLETED" and trial.get("score") is not None:
+        return f"trial {trial['id']} is done: {trial.get('objective')} {trial['score']:.5g}"
+    if status in ("FAILED", "INVALID"):
+        return f"trial {trial['id']} failed"
+    return None
+
+
+def describe_values(values: Mapping[str, Any]) -> str:
+    """Return ``learning_rate 0.001, units 64``, without KerasTuner's entries (``tuner/epochs``)."""
+    names = sorted(name for name in values if not name.startswith("tuner/"))
+    return ", ".join(f"{name} {_format_value(values[name])}" for name in names)
 
 
 def task_ends_grid(snapshot: RunSnapshot) -> Grid:
@@ -287,6 +216,75 @@ def describe_end(task: TaskSnapshot) -> str:
     if not how or task.state == "restarting":
         return "not started" if task.state == "waiting" else task.state
     return f"stopped: {how}" if task.ended_by == "tfcluster" else how
+
+
+def _format_best_trial(snapshot: RunSnapshot) -> str:
+    trial = next((t for t in snapshot.trials if t["id"] == snapshot.best_trial), None)
+    if trial is None:
+        return "none: no trial has completed"
+    values = describe_values(trial.get("values") or {})
+    score = f"trial {trial['id']}, {trial.get('objective')} {trial['score']:.5g}"
+    return f"{score}: {values}" if values else score
+
+
+def _rank_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return completed trials from best to worst, then the others in their order."""
+    done = [trial for trial in trials if is_done(trial)]
+    sign = -1 if done and done[0].get("direction") == "max" else 1
+    done.sort(key=lambda trial: sign * float(trial["score"]))
+    return done + [trial for trial in trials if not is_done(trial)]
+
+
+def _trial_grid(trials: list[dict[str, Any]], now: float | None) -> Grid:
+    objective = next((str(t["objective"]) for t in trials if t.get("objective")), "score")
+    rows = tuple(
+        (
+            str(trial["id"]),
+            _trial_state(trial, has_ended=now is None),
+            str(trial.get("tuner") or ""),
+            "" if trial.get("score") is None else f"{trial['score']:.5g}",
+            _trial_ran(trial, now),
+            _trial_reason(trial),
+        )
+        for trial in trials
+    )
+    headers = ("trial", "state", "tuner", objective, "ran", "why")
+    return Grid(headers, rows, frozenset({objective, "ran"})).without_empty_columns()
+
+
+def _trial_state(trial: Mapping[str, Any], *, has_ended: bool) -> str:
+    status = str(trial.get("status", "")).lower()
+    return "unfinished" if status == "running" and has_ended else status
+
+
+def _trial_ran(trial: Mapping[str, Any], now: float | None) -> str:
+    since, ended = trial.get("started_at"), trial.get("ended_at") or now
+    return format_duration(ended - since) if since is not None and ended is not None else ""
+
+
+def _trial_reason(trial: Mapping[str, Any]) -> str:
+    lines = str(trial.get("message") or "").strip().splitlines()
+    return lines[-1][:_MAX_TRIAL_REASON] if lines else ""
+
+
+def _format_value(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _cleanup_notes(snapshot: RunSnapshot) -> list[str]:
+    if not history.needs_cleanup(snapshot):
+        return []
+    return [f"Its coordinator has died: `tfcluster down {snapshot.run}` cleans up after the run."]
+
+
+def _warnings(snapshot: RunSnapshot) -> list[str]:
+    lost = [
+        f"lost {format_bytes(task.log_lost_bytes)} ({task.log_lost_bytes:,} bytes) of"
+        f" {task.task}'s log: they could not be written to disk"
+        for task in snapshot.tasks
+        if task.log_lost_bytes
+    ]
+    return [*lost, *dict.fromkeys(snapshot.warnings)]
 
 
 def _speed(task: TaskSnapshot) -> str:

@@ -29,6 +29,10 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _PLACEHOLDERS = re.compile(
     rf"(^~(?=/|$)|{re.escape(remote_paths.CACHE)}|{re.escape(remote_paths.RUN)})"
 )
+_MAX_PORTS = 16
+_MAX_NAMES = 3
+"""Nodes or tasks that are named in the label of a row they share."""
+_LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
 
 
 def quote(word: str) -> str:
@@ -42,14 +46,6 @@ def quote(word: str) -> str:
 def join(words: Iterable[str]) -> str:
     """Join `words` to a shell command, like `shlex.join` with `quote`."""
     return " ".join(map(quote, words))
-
-
-def _comment(text: str) -> str:
-    return sanitize_text(text).replace("\n", " ")
-
-
-def _as_bytes(match: re.Match[str]) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in match[0].encode())
 
 
 def shell_line(command: Command, *, is_remote: bool) -> str:
@@ -67,30 +63,6 @@ def start_line(task: TaskPlan) -> str:
     is_remote = task.node != LOCAL
     folder = _quote_path(task.command.cwd, is_remote=is_remote)
     return f"cd {folder} && {shell_line(task.command, is_remote=is_remote)}"
-
-
-def _shell_value(var: EnvVar, *, is_remote: bool) -> str:
-    is_path = var.source.endswith(("tfcluster", ".data_dir"))
-    return _quote_path(var.shown, is_remote=is_remote and is_path and not var.secret)
-
-
-def _quote_path(path: str, *, is_remote: bool) -> str:
-    """Quote a path; on a remote node, its shell fills in its home and the run."""
-    if not is_remote:
-        return quote(path)
-    pieces = [piece for piece in _PLACEHOLDERS.split(path) if piece]
-    return "".join(map(_quote_piece, pieces)) or "''"
-
-
-def _quote_piece(text: str) -> str:
-    if text == remote_paths.RUN:
-        return f'"{text}"'
-    if text == "~":
-        return '"$HOME"'
-    return f'"$HOME"{remote_paths.CACHE[1:]}' if text == remote_paths.CACHE else quote(text)
-
-
-_MAX_PORTS = 16
 
 
 def describe_listeners(plan: Plan, *, where: str = "a task's machine") -> str:
@@ -121,11 +93,6 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
         shown = ", ".join(map(str, known))
     is_local = all(node.backend == "local" for node in plan.nodes)
     return f"{shown}: {describe_listeners(plan, where='this machine' if is_local else 'its host')}"
-
-
-_MAX_NAMES = 3
-"""Nodes or tasks that are named in the label of a row they share."""
-_LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
 
 
 def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) -> list[str]:
@@ -190,6 +157,53 @@ def format_exports(
             note = f"{var.name} is secret and not shown ({var.source}): export it yourself"
             lines.append(f"# {_comment(note)}")
     return [*lines, f"# start it: {start_line(task)}"]
+
+
+def format_interpreter(python: Interpreter) -> str:
+    """Return a Python's path and why it was chosen, and its versions on a second line."""
+    versions = [f"Python {python.version}"] if python.version else []
+    versions += [f"{_LABELS[n]} {python.packages[n]}" for n in _LABELS if n in python.packages]
+    line = f"{python.path} ({python.why})"
+    return f"{line}\n{', '.join(versions)}" if versions else line
+
+
+def format_strategy(plan: Plan) -> str:
+    """Return the strategy and its settings: ``multi_worker_mirrored, communication RING``."""
+    return ", ".join([plan.strategy, *(f"{name} {value}" for name, value in plan.settings.items())])
+
+
+def format_numbers(values: Sequence[int] | None) -> str:
+    """Return ``0,1``, "none" for an empty list, and an empty string if the values are not known."""
+    return "" if values is None else ",".join(map(str, values)) or "none"
+
+
+def _comment(text: str) -> str:
+    return sanitize_text(text).replace("\n", " ")
+
+
+def _as_bytes(match: re.Match[str]) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in match[0].encode())
+
+
+def _shell_value(var: EnvVar, *, is_remote: bool) -> str:
+    is_path = var.source.endswith(("tfcluster", ".data_dir"))
+    return _quote_path(var.shown, is_remote=is_remote and is_path and not var.secret)
+
+
+def _quote_path(path: str, *, is_remote: bool) -> str:
+    """Quote a path; on a remote node, its shell fills in its home and the run."""
+    if not is_remote:
+        return quote(path)
+    pieces = [piece for piece in _PLACEHOLDERS.split(path) if piece]
+    return "".join(map(_quote_piece, pieces)) or "''"
+
+
+def _quote_piece(text: str) -> str:
+    if text == remote_paths.RUN:
+        return f'"{text}"'
+    if text == "~":
+        return '"$HOME"'
+    return f'"$HOME"{remote_paths.CACHE[1:]}' if text == remote_paths.CACHE else quote(text)
 
 
 def _assignment(var: EnvVar, *, is_remote: bool) -> str:
@@ -269,19 +283,6 @@ def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "python" if len(nodes) == 1 else f"python on {_join_names(names)}", python
 
 
-def format_interpreter(python: Interpreter) -> str:
-    """Return a Python's path and why it was chosen, and its versions on a second line."""
-    versions = [f"Python {python.version}"] if python.version else []
-    versions += [f"{_LABELS[n]} {python.packages[n]}" for n in _LABELS if n in python.packages]
-    line = f"{python.path} ({python.why})"
-    return f"{line}\n{', '.join(versions)}" if versions else line
-
-
-def format_strategy(plan: Plan) -> str:
-    """Return the strategy and its settings: ``multi_worker_mirrored, communication RING``."""
-    return ", ".join([plan.strategy, *(f"{name} {value}" for name, value in plan.settings.items())])
-
-
 def _task_grid(plan: Plan) -> Grid:
     headers = ("task", "node", "address", "cores", "threads", "gpus", "env")
     rows = tuple(_row(plan, task) for task in plan.tasks)
@@ -309,8 +310,3 @@ def _base_environment(plan: Plan, task: TaskPlan) -> str:
     if (container := plan.node(task.node).container) is not None:
         return f"the image {container.image}"
     return "this shell" if task.node == LOCAL else f"a login on {task.node}"
-
-
-def format_numbers(values: Sequence[int] | None) -> str:
-    """Return ``0,1``, "none" for an empty list, and an empty string if the values are not known."""
-    return "" if values is None else ",".join(map(str, values)) or "none"

@@ -50,7 +50,7 @@ class Stream:
         self._stream = stream
         self._fd = _descriptor(stream)
         self.error: str | None = None if stream is not None else "closed from the start"
-        """Why the stream cannot be written any more; None while it can."""
+        """The reason why the stream cannot be written any more; None while it can."""
         self.problem = "is closed"
         """`error` as the end of a sentence."""
 
@@ -118,7 +118,7 @@ class Terminal:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the environment asks for text without decoration."""
+        """True if the environment asks for text without decoration."""
         return bool(self._environ.get("CI")) or self._environ.get("TERM") == "dumb"
 
     def has_colour(self, stream: Stream) -> bool:
@@ -126,12 +126,12 @@ class Terminal:
 
     @property
     def has_status_line(self) -> bool:
-        """Whether there is a status line: not if a pipe's reader may write to the same screen."""
+        """True on a screen, unless a pipe's reader may write to the same screen."""
         return self.stderr.is_tty and not self.is_plain and not self.stdout.is_pipe
 
     @property
     def width(self) -> int:
-        """Columns of ``COLUMNS``, else of the screen of stderr or stdout, else 100."""
+        """The number of columns: ``COLUMNS``, else of the screen of stderr or stdout, else 100."""
         chosen = self._environ.get("COLUMNS", "")
         if chosen.isdecimal() and int(chosen) > 0:
             return int(chosen)

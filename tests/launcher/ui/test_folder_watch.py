@@ -40,14 +40,14 @@ def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> Non
     log.touch()
     folder_watch.watch(tmp_path)
     threading.Timer(0.1, log.write_text, ["a line\n"]).start()
-    assert not folder_watch.wait(moved=False), "no file came"
+    assert not folder_watch.wait(found_new=False), "no file came"
     folder_watch.close()
 
 
 def test_a_change_before_the_wait_is_reported(folder_watch: FolderWatch, tmp_path: Path) -> None:
     folder_watch.watch(tmp_path)
     (tmp_path / "worker-0.log").write_text("a line\n")
-    assert folder_watch.wait(moved=True), "a file came"
+    assert folder_watch.wait(found_new=True), "a file came"
     folder_watch.close()
 
 
@@ -56,7 +56,7 @@ def test_a_state_that_is_replaced_ends_the_wait(folder_watch: FolderWatch, tmp_p
     (tmp_path / "new").write_text("{}")
     folder_watch.watch(tmp_path / "run")
     (tmp_path / "new").rename(tmp_path / "run" / "state.json")
-    assert not folder_watch.wait(moved=False)
+    assert not folder_watch.wait(found_new=False)
     folder_watch.close()
 
 
@@ -70,7 +70,7 @@ def test_a_queue_overflow_may_hide_new_files(folder_watch: FolderWatch, tmp_path
         for _ in range(most // 2 + 1):
             first.write(b".")
             second.write(b".")
-    assert folder_watch.wait(moved=True)
+    assert folder_watch.wait(found_new=True)
     folder_watch.close()
 
 
@@ -78,9 +78,9 @@ def test_any_thread_can_end_the_wait_and_waking_after_close_does_nothing(
     folder_watch: FolderWatch,
 ) -> None:
     threading.Timer(0.1, folder_watch.wake).start()
-    assert not folder_watch.wait(moved=False)
+    assert not folder_watch.wait(found_new=False)
     folder_watch.wake()
-    assert not folder_watch.wait(moved=False), "it was woken before"
+    assert not folder_watch.wait(found_new=False), "it was woken before"
     folder_watch.close()
     folder_watch.wake()
 
@@ -88,7 +88,7 @@ def test_any_thread_can_end_the_wait_and_waking_after_close_does_nothing(
 def test_many_wake_calls_end_one_wait(folder_watch: FolderWatch) -> None:
     for _ in range(100_000):
         folder_watch.wake()
-    folder_watch.wait(moved=False)
+    folder_watch.wait(found_new=False)
     folder_watch._sleep(0)
     assert not folder_watch._sleep(0.01)
     folder_watch.close()
@@ -101,8 +101,8 @@ def test_without_inotify_the_view_polls_less_and_less_often(
     folder_watch, slept = FolderWatch(), []
     monkeypatch.setattr(folder_watch, "_sleep", lambda seconds, *_: slept.append(seconds))
     folder_watch.watch(tmp_path)
-    for moved in (True, False, False, False, False, False, True):
-        folder_watch.wait(moved=moved)
+    for found_new in (True, False, False, False, False, False, True):
+        folder_watch.wait(found_new=found_new)
     assert slept == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.02]
     folder_watch.close()
 
