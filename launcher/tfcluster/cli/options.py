@@ -1,10 +1,13 @@
 """Options that several commands share: hosts, how a run is shown, and the job's arguments."""
 
 from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import Any
+
 import click
+
 from tfcluster.cli.completion import files
 from tfcluster.spec.host_choice import HostChoice
 
