@@ -225,7 +225,7 @@ def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_loo
         assert run.end() == (REFUSED if whom is host else 130), run.said
         if whom is host:
             assert f"{host.address}: it cannot be looked at: its agent went away" in run.said
-            assert "1 thing must change" in run.said
+            assert "1 problem to fix" in run.said
             shutil.rmtree(host.root / ".cache/tfcluster/nodes")  # a killed agent removes nothing
 
 

@@ -203,7 +203,7 @@ def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Of
     first, second = office.add_hosts(2)
     run = office.up(office.spec(count=4000), "-d")
     assert run.end() == 0, run.said
-    assert "should that sleep or be cut off, the hosts train on for 1 h" in run.said
+    assert "sleeps or loses its network, the hosts keep training for 1 h" in run.said
     until(lambda: run.has_line("line 5", "worker:1"), "a line")
     kill_coordinator(office)
     office.folders_stay = True
