@@ -174,7 +174,7 @@ def test_a_signal_before_it_has_returned_stops_the_run(
     assert run.end(10) == code
     assert run.out.read_text() == ""
     assert run.state()["status"] == "interrupted"
-    assert f"{run.run_id} ended before all of its tasks were started" in run.said()
+    assert f"{run.run_id} ended before all of its tasks had started" in run.said()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
@@ -206,7 +206,7 @@ def test_a_coordinator_that_is_killed_before_is_said(shell: CommandLine) -> None
     os.kill(run.state()["pid"], signal.SIGKILL)
 
     assert run.end(10) == 3
-    assert "went away before all tasks ran" in run.said()
+    assert "died before all tasks ran" in run.said()
     assert shell.run("down", run.run_id).code == 0
     wait_for(lambda: not shell.left())
 

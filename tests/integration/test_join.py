@@ -80,7 +80,7 @@ def test_two_that_join_make_one_cluster_and_the_chiefs_keeps_the_checkpoint(
 ) -> None:
     spec, ports = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
     first = join(shell, spec, "worker:0")
-    wait_for(lambda: "waits for worker:1" in said_of(shell, first), what="who is waited for")
+    wait_for(lambda: "waiting for worker:1" in said_of(shell, first), what="who is waited for")
     second = join(shell, spec, "worker:1")
     assert (first.end(), second.end()) == (0, 0), first.said() + second.said()
     for index, run in enumerate((first, second)):

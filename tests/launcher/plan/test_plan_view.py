@@ -65,7 +65,7 @@ def test_the_table_names_place_python_and_what_stands_in_the_way() -> None:
     assert "Python 3.11.7, TensorFlow 2.21.0" in text
     assert "communication RING" in text
     assert "note: mind the gap" in text
-    assert "this would stop `up`: no TensorFlow" in text
+    assert "problem that would stop `up`: no TensorFlow" in text
 
 
 def test_on_a_narrow_terminal_only_words_for_copying_are_longer_than_the_line() -> None:

@@ -18,7 +18,7 @@ from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.connectivity import between
-from tfcluster.ui.preflight_table import table
+from tfcluster.ui.preflight_table import format_report
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
 A = ProbeAnswer("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
@@ -134,7 +134,7 @@ def test_what_is_taken_for_a_report_can_be_judged(field: str, value: object) -> 
     except ValueError:
         return
     found(one, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
-    assert table(PreflightReport(("a",), (one,), ()), width=None, colours=False)
+    assert format_report(PreflightReport(("a",), (one,), ()), width=None, colours=False)
 
 
 def test_the_error_tells_all_of_it_with_the_cures() -> None:
