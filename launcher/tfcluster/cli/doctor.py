@@ -38,7 +38,7 @@ def command(
 
     terminal = Terminal()
     if spec is None and not sets and at == NO_CHOICE:
-        look = doctor.examine_here(python, deep=deep)
+        look = doctor.examine_this_machine(python, deep=deep)
     else:
         look = doctor.examine(plan_file(spec, sets=sets, python=python, hosts=at), deep=deep)
     if as_json:

@@ -84,7 +84,7 @@ class Attempts:
         """Those that a process of each node does for its tasks."""
         if self.plan.preload:
             self.journal.wait_for(f"the import of {self.plan.preload[0]}")
-            await self.startup.preloaded(nodes, is_lost=self._lost.__contains__)
+            await self.startup.await_preload(nodes, is_lost=self._lost.__contains__)
             self.journal.wait_for(None)
 
     async def keep_going(self) -> None:

@@ -72,7 +72,7 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, startup, journal, self._loop, self._connect, self._record
         )
-        self._survey = ReachabilityCheck(plan, self.paths, hub)
+        self._reachability = ReachabilityCheck(plan, self.paths, hub)
         self._looking: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
@@ -157,7 +157,7 @@ class Coordinator:
         self._announced(ports)
 
     async def _look_at_links(self, attempt: int) -> None:
-        lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
+        lost = await self._reachability.run(attempt, is_over=lambda: self._is_closing)
         self._hub.put(lambda: self._supervisor.linked(lost, self._now()))
 
     async def _follow_elsewhere(self) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, first_seen, shown_gpus
+from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, answer_of, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import harmless_text
 from tfcluster.ui.render import Facts, Grid, part_lines
@@ -50,7 +50,7 @@ def _worth_showing(look: PreflightReport) -> list[str]:
 
 def _count(look: PreflightReport) -> str:
     if not look.fatal:
-        told = f", {plural(len(look.told), 'thing')} to know" if look.told else ""
+        told = f", {plural(len(look.warnings), 'thing')} to know" if look.warnings else ""
         return f"nothing stands in the way{told}"
     return f"{plural(len(look.fatal), 'thing')} must change before a start"
 
@@ -104,7 +104,7 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     "its path": lambda one: one.executable,
     **{row: _version(package) for row, package in VERSIONS.items()},
     "import": _imported,
-    "GPUs": lambda one: "" if one.gpu_trouble else shown_gpus(one.gpus),
+    "GPUs": lambda one: "" if one.gpu_trouble else format_gpus(one.gpus),
     "cores": lambda one: str(one.cores or ""),
     "ports": _ports,
     "port range": lambda one: " to ".join(map(str, one.port_range)),
@@ -120,7 +120,7 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
 
 
 def _cell(look: PreflightReport, check: str, node: str) -> tuple[str, list[Finding]]:
-    one = first_seen(look.seen, node)
+    one = answer_of(look.answers, node)
     found = [f for f in look.findings if (f.node, f.check) == (node, check)]
     return (_ROWS[check](one) if one is not None else ""), found
 
