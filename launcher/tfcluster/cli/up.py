@@ -64,7 +64,7 @@ def command(
     planned = plan(
         sets=sets, options=options, python=python, args=job_args(), hosts=at, meanwhile=get_ready
     )
-    return launch(planned.apart(excepted), how)
+    return launch(planned.without_tasks(excepted), how)
 
 
 def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
-from tfcluster.discovery.planning import plan_by_hand
+from tfcluster.discovery.planning import plan_manual_start
 from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
 from tfcluster.plan import placement
 from tfcluster.plan.attempt import Attempt, environment, fixed
@@ -55,7 +55,7 @@ def _run(spec_or_run: str) -> RunPaths | None:
 
 
 def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ManualStart:
-    planned, task = plan_by_hand(spec, name, sets=sets, python=python)
+    planned, task = plan_manual_start(spec, name, sets=sets, python=python)
     try:
         attempt = fixed(planned.plan)
     except ValueError as error:

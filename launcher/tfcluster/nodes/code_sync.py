@@ -133,7 +133,7 @@ def _below(top: Path, workdir: Path, never: frozenset[str], unreadable: set[str]
 
 def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str]:
     """What a glob finds, of folders all that is in them. Raises SurroundingsError for nothing."""
-    if (fault := include_fault(workdir, pattern)) is not None:
+    if (fault := include_problem(workdir, pattern)) is not None:
         raise SurroundingsError(f"job.include: {fault[0]}", fix=fault[1])
     for path in workdir.glob(pattern):
         if os.path.isdir(path):
@@ -143,7 +143,7 @@ def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str
         yield from (name for name in below if ".git" not in name.split("/"))
 
 
-def include_fault(workdir: Path, pattern: str) -> tuple[str, str] | None:
+def include_problem(workdir: Path, pattern: str) -> tuple[str, str] | None:
     """What is wrong with a glob of ``job.include`` and what to do; None where it finds a file."""
     if pattern.startswith("/") or ".." in pattern.split("/"):
         return (
