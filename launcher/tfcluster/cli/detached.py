@@ -66,7 +66,7 @@ class _Watch:
 
     def __init__(self, planned: Planned, options: Options, run: Background) -> None:
         self._planned, self._options, self._run = planned, options, run
-        self._news = run.news()
+        self._news = run.messages()
         self._terminal = Terminal()
         self._view: RunView | None = None
         self._paths: RunPaths | None = None
@@ -175,7 +175,7 @@ def _host(planned: Planned, options: Options, tell: Tell) -> None:
     except TfclusterError as error:
         tell({"refused": _facts(error)})
         return
-    with background.words_kept(session.paths.coordinator_log):
+    with background.redirected_output(session.paths.coordinator_log):
         tell({"folder": str(session.paths.root)})
         session.journal.heard = _Start(session, tell)
         outcome = session.run(

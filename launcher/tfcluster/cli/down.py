@@ -184,7 +184,7 @@ def end_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
     from tfcluster.coordinator import cleanup
 
     troubles = []
-    for one in cleanup.end(paths):
+    for one in cleanup.end_nodes(paths):
         if one.trouble:
             at = time.strftime("%H:%M:%S", time.localtime(one.until))
             troubles.append(f"{one.node}: what runs there may live until {at}: {one.trouble}")

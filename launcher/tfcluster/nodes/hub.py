@@ -108,9 +108,9 @@ class Hub:
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
         self._outbox: list[tuple[str, dict[str, Any]]] = []
         self._replies: dict[tuple[str, str], Message] = {}
-        self.unheard: tuple[str, ...] = ()
+        self.unconfirmed: tuple[str, ...] = ()
         """Nodes elsewhere that did not say goodbye, after `close`."""
-        self.left: tuple[str, ...] = ()
+        self.leftovers: tuple[str, ...] = ()
         """What backends could not clear away, in sentences, after `close`."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -212,7 +212,7 @@ class Hub:
         """Where the node, which was reached before, keeps this run's files."""
         return self._sites[node]
 
-    def is_here(self, node: str) -> bool:
+    def uses_run_folder(self, node: str) -> bool:
         """Whether the node was reached, and keeps the run's files in the run folder itself."""
         return node in self._sites and not self._sites[node].is_remote
 
@@ -289,10 +289,10 @@ class Hub:
         """
         await asyncio.gather(*(self._dismiss(node, keeps_folders) for node in self._links))
         said = {node for node, link in self._links.items() if link.heard_goodbye}
-        self.unheard = tuple(sorted(self._has_lease - said - self._clearing))
+        self.unconfirmed = tuple(sorted(self._has_lease - said - self._clearing))
         closing = (one.close(keeps_folders=keeps_folders) for one in self._backends.values())
         closed = await asyncio.gather(*closing)
-        self.left = tuple(sentence for sentences in closed for sentence in sentences)
+        self.leftovers = tuple(sentence for sentences in closed for sentence in sentences)
         noted = [one for one in self._backends.values() if one.capabilities.clears_up]
         if noted and not any(one.may_hold_resources for one in noted):
             past_runs.forget(self._paths.run_id)

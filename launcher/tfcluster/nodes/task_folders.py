@@ -29,7 +29,7 @@ from tfcluster.wire.file_sending import FilesStalledError
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
 
 
-class Folders:
+class TaskFolders:
     """Knows each task's folder once its node was reached."""
 
     def __init__(self, plan: Plan, paths: RunPaths, hub: Hub) -> None:
@@ -39,27 +39,27 @@ class Folders:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def are_far(self) -> bool:
+    def chief_is_remote(self) -> bool:
         """Whether the chief's lie on another machine."""
         return self._site(self._plan.chief).is_remote
 
     @property
-    def any_are_far(self) -> bool:
+    def any_are_remote(self) -> bool:
         """Whether a task's lie on another machine."""
         return any(self._site(task.id).is_remote for task in self._plan.tasks)
 
-    def hurry(self) -> None:
+    def use_full_speed(self) -> None:
         """No task trains: files come home as fast as they can, also those under way."""
         self._hurries = True
         for node in self._plan.nodes:
             with contextlib.suppress(KeyError, OSError):
                 self._hub.files(node.name).hurry()
 
-    def have_time(self) -> None:
+    def limit_speed(self) -> None:
         """Tasks train again, and come first."""
         self._hurries = False
 
-    def is_far(self, node: str) -> bool:
+    def is_remote(self, node: str) -> bool:
         """Whether the node, if it was reached, is another machine."""
         try:
             return self._hub.site(node).is_remote
@@ -86,7 +86,7 @@ class Folders:
         source = self._source(evaluator, PurePosixPath(folder))
         return RemoteFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
 
-    def bring_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
+    def fetch_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
         """What the globs name in the chief's far workdir; blocks. Raises OSError,
         CancelledError."""
         chief = self._plan.chief
@@ -102,7 +102,7 @@ class Folders:
                 notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
         return Outputs(tuple(copied), tuple(notes))
 
-    def bring_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
+    def fetch_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
         """What the TensorBoard files of far tasks have more than those here; blocks.
 
         Node → its folder, and why not all of it came; nodes that are lost are told of by
@@ -111,7 +111,7 @@ class Folders:
         failed = dict[str, tuple[PurePosixPath, str]]()
         with self._curves:
             for node in self._plan.nodes:
-                if not self.is_far(node.name) or self._hub.is_lost(node.name):
+                if not self.is_remote(node.name) or self._hub.is_lost(node.name):
                     continue
                 site = self._hub.site(node.name)
                 try:

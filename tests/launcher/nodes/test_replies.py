@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
-from tests.launcher.coordinator.test_attempts import Lines
+from tests.launcher.coordinator.test_attempts import FakeHub
 
 from tfcluster.errors import NodeLostError
 from tfcluster.nodes import orders
@@ -27,7 +27,7 @@ class Scene:
     """A fake hub with the agents `a` and `b`, and the reported waits."""
 
     def __init__(self, folder: Path) -> None:
-        self.hub, self.waits = Lines(RunPaths(folder)), list[str | None]()
+        self.hub, self.waits = FakeHub(RunPaths(folder)), list[str | None]()
 
     async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
         while not condition():

@@ -12,7 +12,7 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.nodes.task_folders import Folders
+from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan
 from tfcluster.plan.remote_paths import There
 from tfcluster.rundir.paths import RunPaths
@@ -21,7 +21,7 @@ from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 NODES = ("10.0.0.1", "10.0.0.2")
 
 
-class Lines:
+class FakeHub:
     """Two agents: each answers an order to receive files as the test says, or is gone."""
 
     def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
@@ -62,7 +62,7 @@ def put_back(folder: Path, **answers: dict[str, Any] | None) -> None:
     by_node = dict(zip(NODES, answers.values(), strict=True))
 
     async def scenario() -> None:
-        folders = Folders(plan, paths, cast(Hub, Lines(paths, by_node)))
+        folders = TaskFolders(plan, paths, cast(Hub, FakeHub(paths, by_node)))
         async with asyncio.timeout(30):
             await folders.put_back((), [task.id for task in plan.tasks])
 
@@ -87,12 +87,12 @@ def test_a_node_is_asked_once_for_the_curves_of_all_its_tasks(tmp_path: Path) ->
     nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES)
     tasks = tuple(replace(task, node=NODES[task.id.index % 2]) for task in plan.tasks)
     nothing = {"type": "scanned", "entries": []}
-    lines = Lines(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
+    lines = FakeHub(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
 
     async def scenario() -> None:
         spread = replace(plan, nodes=nodes, tasks=tasks)
-        folders = Folders(spread, RunPaths(tmp_path), cast(Hub, lines))
-        await asyncio.to_thread(folders.bring_tensorboard, stopped=lambda: False)
+        folders = TaskFolders(spread, RunPaths(tmp_path), cast(Hub, lines))
+        await asyncio.to_thread(folders.fetch_tensorboard, stopped=lambda: False)
 
     asyncio.run(scenario())
     assert lines.orders == [(node, "scan") for node in NODES]

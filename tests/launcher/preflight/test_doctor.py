@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.coordinator.test_attempts import Lines
+from tests.launcher.coordinator.test_attempts import FakeHub
 
 from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.plan.plan import NodePlan
@@ -104,7 +104,7 @@ def test_an_agent_that_refuses_the_probe_is_a_finding(examine: Examine) -> None:
 
 def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    lines = Lines(paths)
+    lines = FakeHub(paths)
     lines.keep("local", {"type": "start_failed", "task": "preflight", "error": "it went away"})
 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
