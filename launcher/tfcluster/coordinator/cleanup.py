@@ -105,7 +105,7 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
 
 def _trouble(found: Mapping[str, Any]) -> str:
     if found["stays"]:
-        return f"{', '.join(found['stays'])} was killed and still lives"
+        return f"{', '.join(found['stays'])} was killed but still lives"
     if not found["is_proved"]:
         return "nothing proves that its agent has ended"
     return ""

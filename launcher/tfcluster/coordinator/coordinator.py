@@ -22,7 +22,7 @@ from tfcluster.errors import SurroundingsError
 from tfcluster.nodes.hub import Hub, Message
 from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.nodes.task_reports import Intake, last_line, last_output, last_text
+from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import ReachabilityCheck
 from tfcluster.rundir import chaos, control
@@ -56,7 +56,7 @@ class Coordinator:
         """
         self.plan, self.journal, self.paths = plan, journal, journal.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
-        self._intake = Intake(journal.state, start_options.faults, self._warn)
+        self._report_filter = ReportFilter(journal.state, start_options.faults, self._warn)
         self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
         self._supervisor = Supervisor(
             plan,
@@ -232,7 +232,7 @@ class Coordinator:
     def _on_message(self, node: str, message: Message) -> None:
         self._hub.keep(node, message)
         if message["type"] == "task_event":
-            if (report := self._intake.take(message)) is None:
+            if (report := self._report_filter.take(message)) is None:
                 return
             message = {**message, "event": report}
         event = to_event(node, message)

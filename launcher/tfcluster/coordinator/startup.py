@@ -119,7 +119,7 @@ class Startup:
 
     async def find_code(self, nodes: Iterable[NodePlan]) -> None:
         """Find the nodes that see the workdir over a shared file system; their tasks run in it."""
-        await code_sync.find(self.plan, self.hub, nodes)
+        await code_sync.find_shared_workdirs(self.plan, self.hub, nodes)
 
     async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> Sequence[str]:
         """Send a copy of the workdir to each node that does not see it; return warnings about
@@ -128,7 +128,7 @@ class Startup:
         `again`: the node was lost and is back; a copy that still exists is kept as it is, with
         the files that tasks have written into it.
         """
-        remote = [node for node in nodes if not self.hub.site(node.name).sees_our_code]
+        remote = [node for node in nodes if not self.hub.site(node.name).shares_code]
         if not remote:
             return ()
         snapshot = await asyncio.to_thread(

@@ -82,7 +82,9 @@ async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
     async with asyncio.TaskGroup() as background:
         try:
             unreachable = await visit.connect_all(background)
-            await code_sync.find(plan, hub, [plan.node(name) for name in visit.reached])
+            await code_sync.find_shared_workdirs(
+                plan, hub, [plan.node(name) for name in visit.reached]
+            )
             port_findings = await visit.hold_ports()
             node_probes = NodeProbes(plan, paths, hub, visit.until)
             report = await node_probes.run(visit.connected, visit.held_ports(), deep=deep)

@@ -66,7 +66,7 @@ def test_only_the_first_notes_of_a_flood_are_kept(run: Run) -> None:
     assert ended.outcome.exit_code == 0
     warnings = [line for line in ended.state.warnings if line.startswith("worker:1")]
     assert len(warnings) == budgets.NOTES + 1
-    assert "worker:1 has sent more than 50 notes: the others are left out" in warnings
+    assert "worker:1 has sent more than 50 notes: the rest is left out" in warnings
     assert ended.paths.state.stat().st_size < 300_000
     assert ended.paths.events.stat().st_size < 300_000
 
@@ -82,7 +82,7 @@ def test_an_endless_search_is_listed_in_part(run: Run, monkeypatch: pytest.Monke
     assert ended.outcome.exit_code == 0
     assert {trial["status"] for trial in ended.state.trials} == {"FAILED"}
     assert len(ended.state.trials) == 20
-    warning = "the search has more than 20 trials: its own folder lists the others"
+    warning = "the search has more than 20 trials: its own folder lists the rest"
     assert ended.state.warnings.count(warning) == 1
 
 
@@ -94,7 +94,7 @@ def test_the_last_warning_says_where_further_ones_are(
     assert ended.outcome.exit_code == 0
     assert len(ended.state.warnings) == 11
     assert str(ended.paths.events) in ended.state.warnings[-1]
-    assert ended.paths.events.read_text().count("tasks import by themselves") == 50
+    assert ended.paths.events.read_text().count("each task imports by itself") == 50
 
 
 def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run: Run) -> None:

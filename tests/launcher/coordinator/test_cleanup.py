@@ -84,7 +84,7 @@ def test_a_host_is_asked_again_until_it_has_answered(
     ("answer", "words"),
     [
         (GONE | {"is_proved": False}, "nothing proves that its agent has ended"),
-        (GONE | {"stays": ["worker:0"], "is_proved": False}, "worker:0 was killed and still lives"),
+        (GONE | {"stays": ["worker:0"], "is_proved": False}, "worker:0 was killed but still lives"),
     ],
 )
 def test_a_node_that_has_not_certainly_ended_is_reported(

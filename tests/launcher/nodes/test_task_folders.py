@@ -1,4 +1,4 @@
-"""The folders of tasks on other machines, some of which go while they are filled."""
+"""The folders of tasks on other machines, some of which are lost while they are filled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODES = ("10.0.0.1", "10.0.0.2")
 
 
 class FakeHub:
-    """Two agents: each answers an order to receive files as the test says, or is gone."""
+    """Two agents that answer file orders with fixed messages, or are lost (None)."""
 
     def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
         self._paths, self._answers = paths, answers
@@ -73,26 +73,28 @@ RECEIVED = {"type": "received"}
 FAILED = {"type": "receive_failed", "error": "No space left on device"}
 
 
-def test_a_node_that_is_lost_meanwhile_is_no_fault_of_the_run_folder(tmp_path: Path) -> None:
+def test_a_node_that_is_lost_during_a_restore_is_no_run_folder_error(
+    tmp_path: Path,
+) -> None:
     put_back(tmp_path, first=RECEIVED, second=None)
 
 
-def test_a_node_that_cannot_write_is_told(tmp_path: Path) -> None:
+def test_a_node_that_cannot_write_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RemoteFilesError, match="No space left"):
         put_back(tmp_path, first=RECEIVED, second=FAILED)
 
 
-def test_a_node_is_asked_once_for_the_curves_of_all_its_tasks(tmp_path: Path) -> None:
+def test_a_node_is_asked_once_for_the_tensorboard_files_of_all_its_tasks(tmp_path: Path) -> None:
     plan = plan_of(*(f"worker:{index}" for index in range(30)))
     nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES)
     tasks = tuple(replace(task, node=NODES[task.id.index % 2]) for task in plan.tasks)
     nothing = {"type": "scanned", "entries": []}
-    lines = FakeHub(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
+    hub = FakeHub(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
 
     async def scenario() -> None:
         spread = replace(plan, nodes=nodes, tasks=tasks)
-        folders = TaskFolders(spread, RunPaths(tmp_path), cast(Hub, lines))
+        folders = TaskFolders(spread, RunPaths(tmp_path), cast(Hub, hub))
         await asyncio.to_thread(folders.fetch_tensorboard, stopped=lambda: False)
 
     asyncio.run(scenario())
-    assert lines.orders == [(node, "scan") for node in NODES]
+    assert hub.orders == [(node, "scan") for node in NODES]

@@ -21,6 +21,7 @@ from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir.paths import RunPaths
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
+REFUSED = "its agent could not carry out an order"
 HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
 Answers = dict[str, list[dict[str, Any]]]
 
@@ -83,7 +84,10 @@ def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        ({"type": "refused", "reason": ENOSPC}, f"its agent could not obey ({ENOSPC})"),
+        (
+            {"type": "refused", "reason": ENOSPC},
+            f"its agent could not carry out an order ({ENOSPC})",
+        ),
         ({"type": "guard_lost"}, "the guard beside its agent was killed"),
         ({"type": "gone"}, "its agent went away (killed)"),
     ],
@@ -99,7 +103,7 @@ def test_an_agent_that_cannot_hold_ports_is_a_finding_with_its_reason(
 def test_an_agent_that_refuses_the_probe_is_a_finding(examine: Examine) -> None:
     refused = {"type": "refused", "reason": "start: OSError: no room"}
     (finding,) = examine({"hold_ports": [HELD], "start": [refused]}).fatal
-    assert "its agent could not obey (start: OSError: no room)" in finding.what
+    assert f"{REFUSED} (start: OSError: no room)" in finding.what
 
 
 def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_parameter_servers_and_tuners_need_not_be_alike() -> None:
 
 def test_a_line_that_is_not_a_probe_answer_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
-        with pytest.raises(ValueError, match="not a probe's report"):
+        with pytest.raises(ValueError, match="not a probe's answer"):
             probe_answers.read(line, now=0.0)
 
 
@@ -122,7 +122,7 @@ REPORT: dict[str, Any] = {
     ids=str,
 )
 def test_an_answer_with_a_bad_field_is_refused(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=r"report|values to unpack|invalid literal"):
+    with pytest.raises(ValueError, match=r"answer|values to unpack|invalid literal"):
         probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
 
 
