@@ -26,6 +26,11 @@ from tfcluster.supervision.decisions import Again, StartAlone
 from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
 
+POLL_S: Final = 2.0
+DIAL_S: Final = 2.0
+"""Time for a machine to answer."""
+_SHOWN = 3
+
 
 @dataclass(slots=True)
 class Attempts:
@@ -214,12 +219,6 @@ class Attempts:
         self._lost.add(node)
         self._given_up.add(node)
         self.supervisor.gone(node, error.message, self.loop.now())
-
-
-POLL_S: Final = 2.0
-DIAL_S: Final = 2.0
-"""Time for a machine to answer."""
-_SHOWN = 3
 
 
 class ExternalPeers:

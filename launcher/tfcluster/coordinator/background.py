@@ -30,7 +30,7 @@ class Background:
     identity: ProcessIdentity
     _pipe: BinaryIO
     was_signalled: bool = False
-    """Whether a signal to the starter was passed on."""
+    """True if a signal to the starter was passed on."""
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield the objects that the process sends, until it closes the pipe or ends."""

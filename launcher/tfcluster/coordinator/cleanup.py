@@ -34,6 +34,11 @@ from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
+_GUARD_S = 2.0
+"""Time for a guard to end the processes it knows, before it is killed too."""
+_LIMIT_S = 10.0
+"""Time after which processes that still live are reported as survivors."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
@@ -45,7 +50,7 @@ class NodeEnd:
     folder: str | None = None
     """The folder on the node with saved files, some of which may not be gathered."""
     trouble: str = ""
-    """Why processes may live until the moment `until`; empty if all have ended."""
+    """The reason why processes may live until the moment `until`; empty if all have ended."""
     until: float = 0.0
     """Seconds since the epoch."""
 
@@ -91,12 +96,12 @@ async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, former = _backend_of(node), state.agents.get(node.name, {}).get("identity")
+    backend, identity = _backend_of(node), state.agents.get(node.name, {}).get("identity")
     assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
-    if former is None:
+    if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        found = await backend.end_run(node, run_id=state.run, former=former)
+        found = await backend.end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
     ended, folder = tuple(found["ended"]), found["folder"]
@@ -121,12 +126,6 @@ def _plan(paths: RunPaths) -> Plan | None:
 
 def _backend_of(node: NodePlan) -> Backend:
     return backends.get(node.backend, runtime_dir=runtime_dir())
-
-
-_GUARD_S = 2.0
-"""Time for a guard to end the processes it knows, before it is killed too."""
-_LIMIT_S = 10.0
-"""Time after which processes that still live are reported as survivors."""
 
 
 @dataclass(frozen=True, slots=True)

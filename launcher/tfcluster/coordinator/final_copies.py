@@ -23,6 +23,11 @@ from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 
+T = TypeVar("T")
+SILENCE_S = 120.0
+"""Longer than `RemoteFiles` waits for a host's files, which is part of such work."""
+_STEP_S = 5.0
+
 
 @dataclass(slots=True)
 class FinalCopies:
@@ -34,13 +39,13 @@ class FinalCopies:
     folders: TaskFolders
     chief: TaskId
     stopped: Stopped
-    """Whether the user has cancelled the copies."""
+    """True if the user has cancelled the copies."""
     show: Callable[[str], None]
     """Called with what is being copied."""
     notes: list[str] = field(default_factory=list)
     """Sentences for the user."""
     is_incomplete: bool = False
-    """Whether something could not be copied."""
+    """True if something could not be copied."""
 
     def note_missed_checkpoints(self, why: str) -> None:
         """Note that the chief's last checkpoints could not be gathered."""
@@ -136,13 +141,6 @@ class FinalCopies:
         if self.plan.node(node).container is not None:
             return f"docker cp {self.paths.run_id}-{node}:{folder} ."
         return f"scp -r {node}:{folder} ."
-
-
-T = TypeVar("T")
-
-SILENCE_S = 120.0
-"""Longer than `RemoteFiles` waits for a host's files, which is part of such work."""
-_STEP_S = 5.0
 
 
 class StalledError(OSError):

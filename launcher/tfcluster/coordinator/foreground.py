@@ -71,7 +71,7 @@ class Session:
         self._secrets = secrets.values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.unrecorded = ""
-        """Why not everything could be written to the run folder; empty if it could."""
+        """The reason why the run folder is incomplete; empty if it is complete."""
 
     def run(
         self,
@@ -99,7 +99,7 @@ class Session:
         coordinator = Coordinator(
             self.plan,
             self.journal,
-            RunGathering(self.plan, self.paths, wanted=start_options.gathers),
+            RunGathering(self.plan, self.paths, enabled=start_options.gathers),
             backend_of=_backend_of,
             announce=announce,
             start_options=start_options,

@@ -35,31 +35,34 @@ from tfcluster.wire.file_sending import FilesStalledError
 _GATHER_EVERY_S = 2.0
 _TENSORBOARD_EVERY_S = 10.0
 _PUT_BACK_TRIES = 3
+_SHOW_EVERY_S = 1.0
+_REPORT_AFTER, _REPORT_EVERY = 5, 30
+"""Counted in steps of `_SHOW_EVERY_S`: short waits are not reported, long ones rarely."""
 
 
 class RunGathering:
     """The gathering of one run, from the chief's checkpoint directory in a thread."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, *, wanted: bool = True) -> None:
-        """Prepare the gathering; `wanted` is false with ``--no-gather``."""
+    def __init__(self, plan: Plan, paths: RunPaths, *, enabled: bool = True) -> None:
+        """Prepare the gathering; `enabled` is false with ``--no-gather``."""
         self._plan, self._paths = plan, paths
         self._workdir = Path(plan.workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
         self._is_shared = plan.checkpoints.dir is not None
-        """Whether tasks save to ``checkpoints.dir``, which is not gathered."""
+        """True if tasks save to ``checkpoints.dir``, which is not gathered."""
         self._shared_newest = Newest()
         self._reported_saves: dict[str, int] = {}
         """Path of a checkpoint that the chief reported → its step, the newest last."""
         self._runs_chief = any(task.id == plan.chief for task in plan.tasks)
-        """Whether this run starts the chief; otherwise another machine gathers what it saves."""
-        self._gathers = wanted and plan.checkpoints.gather and not self._is_shared
+        """True if this run starts the chief; otherwise another machine gathers its checkpoints."""
+        self._gathers = enabled and plan.checkpoints.gather and not self._is_shared
         self._chief: TaskId | None = None
         self._gatherer: Gatherer | None = None
         """The chief's gatherer; None until tasks were ordered to start."""
         self._is_filling = False
-        """Whether the chief's directory is being filled with the state to start from."""
+        """True if the chief's directory is being filled with the state to start from."""
         self._is_settled = False
-        """Whether the state that the next attempt starts from is settled. A task that was given
+        """True once the state that the next attempt starts from is settled. A task that was given
         up may still save after that: its checkpoints are not gathered."""
         self._folders: TaskFolders
         self._before: outputs.WorkdirBefore | None = None
@@ -70,7 +73,7 @@ class RunGathering:
         self._beats, self._threads = 0, FileThreads(self._moved)
         self._found, self._notes = deque[Event](), deque[str]()
         self.is_incomplete = self._is_incomplete = False
-        """Whether something could not be copied in the end."""
+        """True if something could not be copied in the end."""
 
     def use(self, folders: TaskFolders) -> None:
         """Set the tasks' folders; to be called before anything else."""
@@ -261,7 +264,7 @@ class RunGathering:
 
     @property
     def needs_agents(self) -> bool:
-        """Whether the remaining files can only be copied while the agents live."""
+        """True if the remaining files can only be copied while the agents live."""
         return self._gatherer is not None and self._folders.any_are_remote
 
     async def finish(self) -> list[Event]:
@@ -354,11 +357,6 @@ class RunGathering:
         return ev.CheckpointGathered(
             path=path, step=gathered.step, save=gathered.save, kind=str(gathered.kind)
         )
-
-
-_SHOW_EVERY_S = 1.0
-_REPORT_AFTER, _REPORT_EVERY = 5, 30
-"""In steps of `_SHOW_EVERY_S`: short waits are not reported, and long ones in few log lines."""
 
 
 async def show(

@@ -28,7 +28,7 @@ from tfcluster.wire.file_transfer import RemoteFiles, Sent
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000
-"""As many as a host lists and writes within seconds; more is data, not code."""
+"""The number of files that a host lists and writes within seconds; more is data, not code."""
 MARK = ".tfcluster-mark-"
 """Prefix of the files that show whether a host sees this folder itself."""
 _NO_CODE = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache"})

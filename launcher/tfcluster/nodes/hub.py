@@ -27,6 +27,12 @@ from tfcluster.wire import messages
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
+Message = Mapping[str, Any]
+KILL_S = 3.0
+"""Time that an agent needs at most, after its lease has ended, to kill what it started."""
+_GOODBYE_S = 15.0
+"""Time after `shutdown` in which an agent must say goodbye before its link is closed."""
+
 
 class NodeBorder:
     """The check of a node's messages against its tasks and orders.
@@ -76,14 +82,6 @@ class NodeBorder:
         if message.get("task") is None or "attempt" not in message:
             return None
         return message["task"], message["attempt"]
-
-
-Message = Mapping[str, Any]
-
-KILL_S = 3.0
-"""Time that an agent needs at most, after its lease has ended, to kill what it started."""
-_GOODBYE_S = 15.0
-"""Time after `shutdown` in which an agent must say goodbye before its link is closed."""
 
 
 class Hub:

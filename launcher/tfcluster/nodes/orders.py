@@ -20,6 +20,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
+from tfcluster.nodes.task_reports import last_text
 from tfcluster.plan import remote_paths
 from tfcluster.plan import secrets as secrecy
 from tfcluster.plan.attempt import Attempt, environment
@@ -36,6 +37,13 @@ from tfcluster.plan.resources import (
 )
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
+
+_EMPTY_COMMAND = Command((), (), "/")
+_NO_ENV: Mapping[str, str] = {}
+ANSWER_S: Final = 60.0
+"""Time after which an agent that has not answered an order counts as broken."""
+SHOWN_AFTER_S: Final = 3.0
+"""Time after which `status` shows that an answer is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,6 @@ def _resource_env(
     return tuple(EnvVar(*value) for value in values if value[0] not in known)
 
 
-_EMPTY_COMMAND = Command((), (), "/")
-_NO_ENV: Mapping[str, str] = {}
 _NONE_ASSIGNED: Mapping[TaskId, AssignedResources] = {}
 
 
@@ -235,19 +241,13 @@ def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
     if reply["exit_code"] != 0:
         signal = reply.get("signal")
         end = f"signal {signal}" if signal else f"exit code {reply['exit_code']}"
-        said = f"; its last line: {last}" if (last := _last_line(log)) else ""
+        lines = (line.strip() for line in reversed(last_text(log)[-4096:].split("\n")))
+        last_line = next(filter(None, lines), "")
+        output = f"; its last line: {last_line}" if last_line else ""
         raise PrepareError(
-            f"prepare failed on {node} with {end}; no task was started{said}",
+            f"prepare failed on {node} with {end}; no task was started{output}",
             fix=f"its output is in {log}",
         )
-
-
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace")[-4096:].split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar]) -> dict[str, Any]:
@@ -260,12 +260,6 @@ def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar])
 def _process(command: Command, extra: Iterable[EnvVar]) -> dict[str, Any]:
     env = {var.name: var.value for var in (*command.env, *extra)}
     return {"argv": list(command.argv), "env": env, "unset": list(command.unset)}
-
-
-ANSWER_S: Final = 60.0
-"""Time after which an agent that has not answered an order counts as broken."""
-SHOWN_AFTER_S: Final = 3.0
-"""Time after which `status` shows that an answer is waited for."""
 
 
 class Until(Protocol):

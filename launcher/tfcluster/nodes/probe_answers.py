@@ -31,7 +31,7 @@ class ProbeAnswer:
     unreachable: Sequence[tuple[str, str, str, int, str]] = ()
     """(node, task, host, port, why)."""
     gpu_trouble: str = ""
-    """Why the node's GPUs are not known; empty if they are."""
+    """The reason why the GPUs are not known; empty if they are."""
     executable: str = ""
     cores: int = 0
     core_nodes: Sequence[Sequence[int]] = ()

@@ -43,6 +43,10 @@ TENSORBOARD_RATE = 5e6
 _SYNC_BYTES = 64 << 20
 _POLL_S = 0.2
 """Interval at which a wait checks whether it was cancelled."""
+_FOLLOW_EVERY_S = 0.2
+_PATIENCE_S = 10.0
+"""Time that one call waits for another machine; after it gathering goes on, while a large file is
+still being sent or the link is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +242,6 @@ def _keep(file: Path, kept: Path, entry: Entry) -> None:
         os.link(file, kept)
     except OSError:  # another disk, or one without hard links
         copy_verified(file, kept, entry)
-
-
-_FOLLOW_EVERY_S = 0.2
-_PATIENCE_S = 10.0
-"""Time that one call waits for another machine; after it gathering goes on, while a large file is
-still being sent or the link is cut."""
 
 
 class RemoteFollower:

@@ -39,7 +39,7 @@ class Site:
 
     @property
     def shares_code(self) -> bool:
-        """Whether the node's tasks run in the workdir itself, maybe over a shared file system."""
+        """True if the node's tasks run in the workdir itself, maybe over a shared file system."""
         return self.there is None or self.there.shared is not None
 
     def sharing(self, workdir: str, folder: str) -> Site:

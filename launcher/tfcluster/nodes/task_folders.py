@@ -40,12 +40,12 @@ class TaskFolders:
 
     @property
     def chief_is_remote(self) -> bool:
-        """Whether the chief's folders are on another machine."""
+        """True if the chief's folders are on another machine."""
         return self._site(self._plan.chief).is_remote
 
     @property
     def any_are_remote(self) -> bool:
-        """Whether any task's folders are on another machine."""
+        """True if any task's folders are on another machine."""
         return any(self._site(task.id).is_remote for task in self._plan.tasks)
 
     def use_full_speed(self) -> None:

@@ -25,6 +25,7 @@ from tfcluster.supervision.member import Member
 Read = Callable[[object], Any]
 """A function that converts a field's value; raises ValueError for an invalid one."""
 _INTEGER_LIMIT = 1 << 63
+_TAIL_BYTES = 64 * 1024
 
 
 def clean(report: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -217,9 +218,6 @@ class ReportFilter:
             limit = f"{budgets.TRIALS:,}"
             self._tell(f"the search has more than {limit} trials: its own folder lists the rest")
         return False
-
-
-_TAIL_BYTES = 64 * 1024
 
 
 def last_text(log: Path) -> str:

@@ -158,9 +158,9 @@ def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path
     history = story(kind="plain", backoff_s=0.0)
     history.exits("worker:0", killed=signal.SIGKILL).after(0.1)
     scene = Scene(history, tmp_path)
-    wanted: Any = history.orders[-1]
+    order: Any = history.orders[-1]
     with pytest.raises(KeyError):  # it gets as far as the start order, for which there is no agent
-        scene.play(lambda: scene.attempts._restart_alone(wanted))
+        scene.play(lambda: scene.attempts._restart_alone(order))
     assert scene.home.calls == ["gather latest", "put back"]
 
 

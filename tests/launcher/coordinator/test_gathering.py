@@ -145,7 +145,7 @@ def test_remote_checkpoints_that_are_not_gathered_are_not_removed(
     paths: RunPaths, tmp_path: Path, remote: RemoteFolder, stays: bool
 ) -> None:
     plan = plan_of()
-    run_gathering = RunGathering(replace(plan, workdir=str(tmp_path)), paths, wanted=False)
+    run_gathering = RunGathering(replace(plan, workdir=str(tmp_path)), paths, enabled=False)
     folders = LocalFolders(paths)
     folders.checkpoints = lambda task: remote  # type: ignore[assignment, method-assign, return-value]
     run_gathering.use(folders)  # type: ignore[arg-type]
