@@ -129,14 +129,9 @@ class Coordinator:
             except SurroundingsError as found:
                 error = found
             finally:
-                self._is_closing = True
                 for task in following:
                     task.cancel()
-                try:
-                    is_due = self._run_gathering.needs_agents
-                    gathered = await self._loop.run_to_end(self._finish()) if is_due else None
-                finally:  # no agent and no task may stay, even after an internal error
-                    await self._hub.close(keeps_folders=self._run_gathering.is_incomplete)
+                gathered = await self._close()
             try:
                 return await self._conclude(error, gathered)
             finally:
@@ -285,6 +280,18 @@ class Coordinator:
             self._attempts.lose(node, why)
 
     # -- the end ----------------------------------------------------------------------------
+
+    async def _close(self) -> list[Event] | None:
+        """Close the links to all agents; return the events of the final gathering if it is done.
+
+        The final gathering is only done here if it needs the agents.
+        """
+        self._is_closing = True
+        try:
+            needs_agents = self._run_gathering.needs_agents
+            return await self._loop.run_to_end(self._finish()) if needs_agents else None
+        finally:  # no agent and no task may stay, even after an internal error
+            await self._hub.close(keeps_folders=self._run_gathering.is_incomplete)
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []

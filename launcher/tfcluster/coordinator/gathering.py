@@ -350,7 +350,7 @@ class RunGathering:
 
     def list_gathered(self) -> list[dict[str, Any]]:
         """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
-        return [self._event(one).to_json() | {"bytes": one.bytes} for one in self._store.held]
+        return [self._event(g).to_json() | {"bytes": g.bytes} for g in self._store.held]
 
     def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
         path = str(gathered.path.relative_to(self._paths.root))

@@ -88,8 +88,8 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _list_available(held: Sequence[Gathered]) -> str:
-    results = [one for one in held if one.kind != Kind.BACKUP]
-    listed = _list("step", {one.step for one in results}) + _list("save", {o.save for o in results})
+    results = [gathered for gathered in held if gathered.kind != Kind.BACKUP]
+    listed = _list("step", {r.step for r in results}) + _list("save", {r.save for r in results})
     return " and ".join(listed) or "none whose step is known: leave out @STEP"
 
 

@@ -147,8 +147,7 @@ def start(
 ) -> dict[str, Any]:
     """Start the attempt's tasks of one node, or `only` some of them.
 
-    `proxy_env`: variables that keep gRPC off the node's proxies; `assigned`: resources that the
-    plan could not divide, because only the node's probe knows them.
+    `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
     """
     plan, paths = attempt.plan, site.paths
     preloading = preload_on(plan, site.node)
@@ -170,8 +169,8 @@ def start(
         extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
         extra += chaos.environment(task.command, faults, task_id, attempt.number)
         share = assigned.get(task_id, AssignedResources((), task.cores))
-        log = paths.task_log(task_id, attempt.number)
-        order = _task_order(str(task_id), site.command(task.command), log, share.env + extra)
+        log, command = paths.task_log(task_id, attempt.number), site.command(task.command)
+        order = _task_order(str(task_id), command, log, share.env + extra)
         is_fork = preloading is not None and str(task_id) in preloading.tasks
         tasks.append(order | {"cores": share.cores, "preload": is_fork})
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}
