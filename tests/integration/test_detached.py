@@ -220,18 +220,14 @@ def test_a_fault_is_told_and_written_down(shell: CommandLine) -> None:
 
     assert done.code == 70, done.err
     assert done.out == b""
-    assert "a fault in tfcluster: RuntimeError: boom" in done.err
+    assert "internal error: RuntimeError: boom" in done.err
     folder = shell.last_run()
     assert str(folder / "fault.txt") in done.err
     assert "RuntimeError: boom" in (folder / "fault.txt").read_text()
     assert "RuntimeError: boom" in (folder / "coordinator.log").read_text()
     state = shell.state()
     assert (state["status"], state["exit_code"]) == ("failed", 70)
-    assert (
-        state["reason"]
-        == shell.events()[-1]["reason"]
-        == "a fault in tfcluster: RuntimeError: boom"
-    )
+    assert state["reason"] == shell.events()[-1]["reason"] == "internal error: RuntimeError: boom"
     assert str(folder / "fault.txt") in state["hint"]
 
 

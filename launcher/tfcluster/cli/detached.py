@@ -72,7 +72,7 @@ class _Watch:
 
     def __init__(self, planned: Planned, options: Options, run: Background) -> None:
         self._planned, self._options, self._run = planned, options, run
-        self._messages = run.news()
+        self._messages = run.messages()
         self._terminal = Terminal()
         self._view: RunView | None = None
         self._paths: RunPaths | None = None
@@ -181,7 +181,7 @@ def _run_in_background(planned: Planned, options: Options, tell: Tell) -> None:
     except TfclusterError as error:
         tell({"refused": _error_to_json(error)})
         return
-    with background.words_kept(session.paths.coordinator_log):
+    with background.redirected_output(session.paths.coordinator_log):
         tell({"folder": str(session.paths.root)})
         session.journal.on_event = _StartNotice(session, tell)
         outcome = session.run(

@@ -38,7 +38,7 @@ def command(
 
     terminal = Terminal()
     if spec is None and not sets and hosts == NO_CHOICE:
-        report = doctor.examine_here(python, deep=deep)
+        report = doctor.examine_this_machine(python, deep=deep)
     else:
         planned = plan_file(spec, sets=sets, python=python, hosts=hosts)
         report = doctor.examine(planned, deep=deep)

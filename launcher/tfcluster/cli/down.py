@@ -199,7 +199,7 @@ def end_tasks_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
     from tfcluster.coordinator import cleanup
 
     problems = []
-    for result in cleanup.end(paths):
+    for result in cleanup.end_nodes(paths):
         if result.trouble:
             at = time.strftime("%H:%M:%S", time.localtime(result.until))
             problems.append(f"{result.node}: its tasks may run until {at}: {result.trouble}")

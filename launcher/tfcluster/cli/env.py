@@ -26,6 +26,6 @@ def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    found = manual_start.of(spec, task_name, sets=sets, python=python)
+    found = manual_start.build(spec, task_name, sets=sets, python=python)
     lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
     Terminal().out("\n".join(lines))

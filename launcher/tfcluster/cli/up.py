@@ -65,7 +65,7 @@ def command(
     )
     skips = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
     launch_options = Options(**watch, **skips, resume=resumed, chaos=chaos)
-    return launch(planned.apart(excepted), launch_options)
+    return launch(planned.without_tasks(excepted), launch_options)
 
 
 def _drop_unset(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:

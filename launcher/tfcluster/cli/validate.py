@@ -26,7 +26,7 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     terminal = Terminal()
     try:
         loaded = load_file(spec, sets=sets)
-        planning.require(loaded)
+        planning.require_paths(loaded)
     except SpecError as error:
         if not as_json:
             raise

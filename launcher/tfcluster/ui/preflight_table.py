@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, first_seen, shown_gpus
+from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, answer_of, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, part_lines
@@ -51,7 +51,7 @@ def _nodes_to_show(report: PreflightReport) -> list[str]:
 def _summary(report: PreflightReport) -> str:
     if report.fatal:
         return f"{plural(len(report.fatal), 'problem')} to fix before a start"
-    notes = f" ({plural(len(report.told), 'note')})" if report.told else ""
+    notes = f" ({plural(len(report.warnings), 'note')})" if report.warnings else ""
     return f"All checks passed{notes}"
 
 
@@ -101,7 +101,7 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     "Python path": lambda answer: answer.executable,
     **{row: _version(package) for row, package in VERSIONS.items()},
     "import": _imported,
-    "GPUs": lambda answer: "" if answer.gpu_trouble else shown_gpus(answer.gpus),
+    "GPUs": lambda answer: "" if answer.gpu_trouble else format_gpus(answer.gpus),
     "cores": lambda answer: str(answer.cores or ""),
     "ports": _ports,
     "port range": lambda answer: " to ".join(map(str, answer.port_range)),
@@ -117,7 +117,7 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
 
 
 def _cell(report: PreflightReport, check: str, node: str) -> tuple[str, list[Finding]]:
-    answer = first_seen(report.seen, node)
+    answer = answer_of(report.answers, node)
     found = [f for f in report.findings if (f.node, f.check) == (node, check)]
     return (_ROWS[check](answer) if answer is not None else ""), found
 

@@ -132,4 +132,4 @@ def test_an_address_of_another_machine_is_reported(tmp_path: Path, doctor: Tfclu
     cluster = 'cluster.worker=["192.0.2.1:2222"]'
     done = doctor("spec.json", "--set", cluster, "--set", "runtime.backend=local")
     assert done.returncode == 3
-    assert "192.0.2.1 is not one of its own addresses" in done.stdout
+    assert "192.0.2.1 is not an address of this node" in done.stdout

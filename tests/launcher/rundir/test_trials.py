@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfcluster.nodes.reports import to_event
-from tfcluster.nodes.task_reports import cleaned
+from tfcluster.nodes.task_reports import clean
 from tfcluster.rundir.events import Trial, to_line
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
@@ -27,7 +27,7 @@ def replay(state: RunSnapshot, paths: RunPaths, *events: Trial) -> RunSnapshot:
 
 
 def message(report: dict[str, Any], *, task: str = "chief:0") -> Any:
-    if (taken := cleaned(report)) is None:
+    if (taken := clean(report)) is None:
         return None
     return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": taken})
 

@@ -58,7 +58,7 @@ def gathered(source: Path, target: Path) -> None:
 
 def brought_from_a_host(source: Path, target: Path) -> None:
     async def bring() -> None:
-        async with remote_checkpoints._Landing(target, 0) as landing:
+        async with remote_checkpoints._VerifyingWriter(target, 0) as landing:
             for data in slices(source):
                 await landing.add(data)
             await landing.settle()
