@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from tfcluster.plan.plan import TaskId
 
 if TYPE_CHECKING:
-    from tfcluster.spec.job import Job, OwnStep
+    from tfcluster.spec.job import Job, TaskStep
 
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
 DATA_OPTIONS: Final = ("--dataset", "--data-dir")
@@ -69,7 +69,7 @@ def _program(job: Job) -> Program:
     return Program(job.script, job.module, job.command, job.args)
 
 
-def _own_program(step: OwnStep) -> Program:
+def _own_program(step: TaskStep) -> Program:
     return Program(step.script, step.module, step.command, step.args or (), is_own=True)
 
 

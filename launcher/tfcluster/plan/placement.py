@@ -16,7 +16,8 @@ from tfcluster.plan.resources import Share
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
-    from tfcluster.spec.model import ClusterSpec, TaskEntry
+    from tfcluster.spec.cluster import TaskEntry
+    from tfcluster.spec.model import ClusterSpec
 
     pass
 

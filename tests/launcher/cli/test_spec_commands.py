@@ -80,7 +80,7 @@ def test_a_spec_is_read_from_standard_input(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"cluster": 2,}')))
     said = tfcluster("validate", "-")
     assert said.code == 2
-    assert "<stdin>:1:14: a comma before '}'" in said.err
+    assert "<stdin>:1:14: unexpected comma before '}'" in said.err
 
 
 def test_schema_prints_the_published_one(tfcluster: Tfcluster) -> None:
@@ -143,23 +143,23 @@ def test_the_completion_script_s_question_is_answered() -> None:
 
 # (the command line, a part of what is said)
 BAD_LINES = {
-    "no such file": (["validate", "nowhere.json"], "nowhere.json: there is no such file"),
-    "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc here"),
+    "no such file": (["validate", "nowhere.json"], "nowhere.json: no such file"),
+    "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc in this folder"),
     "a folder": (["validate", "."], "this is a folder, not a spec file"),
-    "a path with NUL": (["validate", "a\0b"], "a path cannot hold this"),
+    "a path with NUL": (["validate", "a\0b"], "not a valid path"),
     "a path too long": (["validate", "a" * 5000], "cannot be read: File name too long"),
-    "bytes in a path": (["validate", "\udcff.json"], "there is no such file"),
+    "bytes in a path": (["validate", "\udcff.json"], "no such file"),
     "two specs": (["validate", "good.json", "good.json"], "unexpected extra argument"),
     "unknown command": (["validat"], "No such command 'validat'"),
     "unknown option": (["validate", "--jsn"], "No such option"),
     "--set without a value": (["validate", "good.json", "--set"], "requires an argument"),
-    "--set without =": (["validate", "good.json", "--set", "name"], "no FIELD=VALUE"),
+    "--set without =": (["validate", "good.json", "--set", "name"], "not FIELD=VALUE"),
     "--set of no field": (
         ["validate", "good.json", "--set", "jobb.args=[]"],
         'did you mean "job"?',
     ),
     "--set of no JSON": (["validate", "good.json", "--set", "job.args=a"], "--set job.args='["),
-    "unknown template": (["init", "--template", "moon"], "no template is named 'moon'"),
+    "unknown template": (["init", "--template", "moon"], "there is no template 'moon'"),
     "FILE without .json": (["init", "spec.yaml"], "write spec.json"),
     "FILE in a file": (["init", "good.json/a.json"], "cannot write good.json/.tfcluster"),
     "unknown shell": (["completion", "tcsh"], "'tcsh' is not one of"),
