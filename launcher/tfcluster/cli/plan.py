@@ -52,4 +52,4 @@ def command(
 
 def find_task(plan: Plan, name: str) -> TaskId:
     """The plan's task called `name`; raises UsageError with the list of those there are."""
-    return placement.named((task.id for task in plan.tasks), name)
+    return placement.find_task((task.id for task in plan.tasks), name)

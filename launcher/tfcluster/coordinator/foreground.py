@@ -21,7 +21,7 @@ from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SurroundingsError, TfclusterError
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
-from tfcluster.plan.secrets import cover_in_error
+from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, journal
 from tfcluster.rundir.events import Resumed, Status
 from tfcluster.rundir.journal import Journal
@@ -65,7 +65,7 @@ class Session:
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
         state.background = in_background
-        self._secrets = secrets.values(plan)
+        self._secrets = secrets.find_values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.unrecorded = ""
         """Why not everything could be written down; empty where it could."""
@@ -132,7 +132,7 @@ class Session:
         return self._covered(outcome)
 
     def _covered(self, outcome: Outcome) -> Outcome:
-        cover_in_error(outcome.error, self._secrets)
+        redact_error(outcome.error, self._secrets)
         return outcome
 
 

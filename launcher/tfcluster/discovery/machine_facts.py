@@ -17,7 +17,7 @@ from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import DOCKER, by_node, is_loopback, seats
+from tfcluster.plan.placement import DOCKER, by_node, is_loopback, place_tasks
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.resources import Cores
 
@@ -56,9 +56,9 @@ def gather(
         cores=Cores(tuple(map(tuple, limits.by_node())), limits.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
-        docker_is_here=spec.runtime.backend == DOCKER and _docker_is_here(environ),
+        docker_is_local=spec.runtime.backend == DOCKER and _docker_is_here(environ),
     )
-    workdir = Path(command.absolute(spec.job.workdir, seen.spec_dir, environ))
+    workdir = Path(command.resolve_path(spec.job.workdir, seen.spec_dir, environ))
     return _with_job(spec, seen, workdir, python, meanwhile)
 
 
@@ -138,9 +138,9 @@ def _interpreters(
 ) -> dict[str, Choice]:
     """Of a remote node only what the spec says; the node itself knows the rest."""
     found = {}
-    for node, its_seats in by_node(seats(spec, seen.addresses)).items():
-        wish, why = (python, "--python") if python else _wish(spec, its_seats[0].host)
-        if its_seats[0].backend == DOCKER:
+    for node, tasks in by_node(place_tasks(spec, seen.addresses)).items():
+        wish, why = (python, "--python") if python else _wish(spec, tasks[0].host)
+        if tasks[0].backend == DOCKER:
             found[node] = known(_of_image(wish, why))
             continue
         base = Path.cwd() if python else Path(seen.spec_dir)
@@ -178,7 +178,7 @@ def _wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
 def _env_file(spec: ClusterSpec, seen: PlanContext) -> tuple[tuple[str, str], ...]:
     if not spec.job.env_file:
         return ()
-    path = command.absolute(spec.job.env_file, seen.spec_dir, seen.environ)
+    path = command.resolve_path(spec.job.env_file, seen.spec_dir, seen.environ)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -26,7 +26,7 @@ from tfcluster.errors import SpecError, SurroundingsError
 from tfcluster.plan import checks, command, placement, secrets
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import LOCAL, PlanContext
-from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_here, seats
+from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_local, place_tasks
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -67,7 +67,7 @@ class Planned:
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
                 host.pop("python", None)
-        return secrets.covered(kept, shown=self.spec.job.not_secret)
+        return secrets.redact_spec(kept, shown=self.spec.job.not_secret)
 
     def obstacles(self) -> tuple[SurroundingsError, ...]:
         """What would make this plan fail on this machine; a plan can be shown in spite of it."""
@@ -75,8 +75,8 @@ class Planned:
 
     def apart(self, names: Sequence[str]) -> Planned:
         """The same without the tasks `names`, which the user starts by hand; raises UsageError."""
-        tasks = [placement.named((task.id for task in self.plan.tasks), name) for name in names]
-        return replace(self, plan=placement.apart(self.plan, tasks)) if tasks else self
+        tasks = [placement.find_task((task.id for task in self.plan.tasks), name) for name in names]
+        return replace(self, plan=placement.exclude_tasks(self.plan, tasks)) if tasks else self
 
     def require(self) -> Plan:
         """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""
@@ -188,7 +188,7 @@ def plan_join(
     """
     loaded, tasks = _load(source, names, sets, {**_BACKEND, **(options or {})})
     planned = _plan(loaded, tasks, python, args)
-    return replace(planned, plan=placement.part(planned.plan, tasks))
+    return replace(planned, plan=placement.keep_tasks(planned.plan, tasks))
 
 
 def plan_by_hand(
@@ -209,10 +209,10 @@ def _load(
 
     loaded = load_file(source, sets=sets, options=options)
     own = own_addresses()
-    listed = seats(loaded.spec, own)
-    ids = [seat.id for seat in listed]
-    tasks = tuple(dict.fromkeys(placement.named(ids, name) for name in names))
-    return loaded, tasks or placement.mine(listed, own | _own_names(hosts_of(listed), own))
+    listed = place_tasks(loaded.spec, own)
+    ids = [placed.id for placed in listed]
+    tasks = tuple(dict.fromkeys(placement.find_task(ids, name) for name in names))
+    return loaded, tasks or placement.local_tasks(listed, own | _own_names(hosts_of(listed), own))
 
 
 def _own_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
@@ -222,7 +222,7 @@ def _own_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
         return frozenset(
             host
             for host, there in zip(hosts, found, strict=True)
-            if any(is_here(address, own) for address in there)
+            if any(is_local(address, own) for address in there)
         )
 
 
@@ -237,12 +237,12 @@ def _plan(
     loaded: LoadedSpec, tasks: Sequence[TaskId], python: str | None, args: Sequence[str]
 ) -> Planned:
     """With the hosts of `tasks` taken for names of this machine."""
-    listed = seats(loaded.spec, ())
+    listed = place_tasks(loaded.spec, ())
     return plan_spec(
         loaded,
         python=python,
         args=args,
-        here=frozenset(seat.host.strip("[]") for seat in listed if seat.id in tasks),
+        here=frozenset(placed.host.strip("[]") for placed in listed if placed.id in tasks),
     )
 
 
@@ -271,14 +271,14 @@ def _missing(
     own: Collection[str],
     python: str | None,
 ) -> Iterator[Mistake]:
-    listed = seats(spec, own)
-    workdir = command.absolute(spec.job.workdir, folder, environ)
+    listed = place_tasks(spec, own)
+    workdir = command.resolve_path(spec.job.workdir, folder, environ)
     if fault := _fault(workdir, "folder"):
         yield Mistake(("job", "workdir"), fault, f"it is relative to the spec's folder, {folder}")
     else:
-        yield from _below(spec, workdir, has_copies=any(seat.node != LOCAL for seat in listed))
+        yield from _below(spec, workdir, has_copies=any(placed.node != LOCAL for placed in listed))
     if spec.job.env_file is not None:
-        path = command.absolute(spec.job.env_file, folder, environ)
+        path = command.resolve_path(spec.job.env_file, folder, environ)
         if fault := _fault(path, "file"):
             fix = f"it is relative to the spec's folder, {folder}"
             yield Mistake(("job", "env_file"), fault, fix)

@@ -23,12 +23,12 @@ from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.plan.preloading import Preload, preload_on
 from tfcluster.plan.resources import (
-    EVEN,
+    EVEN_SHARE,
     Cores,
     Share,
+    background_tasks,
     gpu_env,
     shares,
-    stand_aside,
     thread_env,
 )
 from tfcluster.rundir import chaos as rehearsal
@@ -61,7 +61,7 @@ def deal(plan: Plan, seen: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
         cores=Cores(tuple(map(tuple, seen.core_nodes)), seen.core_limit),
         gpus=range(len(seen.gpus)) if dealt else None,
         own_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
-        aside=stand_aside(list(tasks), is_search=plan.kind == "tuner"),
+        background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
@@ -74,7 +74,10 @@ def _env(task: TaskPlan, share: Share, theirs: Collection[str], peers: int) -> t
     """Only what neither the spec nor the node says."""
     threads = share.threads or 1
     values = [
-        *((name, value, EVEN) for name, value in thread_env(threads, serving_peers=peers).items()),
+        *(
+            (name, value, EVEN_SHARE)
+            for name, value in thread_env(threads, serving_peers=peers).items()
+        ),
         *(
             (name, value, "resources.gpus")
             for name, value in gpu_env(share.gpus, shared=share.gpu_is_shared).items()
@@ -234,10 +237,10 @@ def _last_line(log: Path) -> str:
 
 
 def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:
-    secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.SHORTEST]
-    veiled = {"secrets": secrets} if secrets else {}
+    secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.MIN_LENGTH]
+    masked = {"secrets": secrets} if secrets else {}
     where = {"cwd": command.cwd, "log": str(log)}
-    return veiled | {"task": name, **_process(command, ours), **where}
+    return masked | {"task": name, **_process(command, ours), **where}
 
 
 def _process(command: Command, ours: Iterable[EnvVar]) -> dict[str, Any]:

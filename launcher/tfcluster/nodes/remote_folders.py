@@ -11,7 +11,7 @@ from typing import IO, Any
 from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import Command, TaskId
-from tfcluster.plan.remote_paths import There, node_folder
+from tfcluster.plan.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
 
 
@@ -22,7 +22,7 @@ class Site:
     node: str
     run_id: str
     paths: RunPaths
-    there: There | None = None
+    there: NodePaths | None = None
     """Of a node that is another machine."""
 
     @property
@@ -57,7 +57,7 @@ def site_of(node: str, here: RunPaths, welcome: Mapping[str, Any]) -> Site:
     """`welcome`: what the node's agent says of itself; one beside us names no cache."""
     if (cache := welcome.get("cache")) is None:
         return Site(node, here.run_id, here)
-    there = There(str(cache), here.run_id, welcome.get("executable"))
+    there = NodePaths(str(cache), here.run_id, welcome.get("executable"))
     return Site(node, here.run_id, RunPaths(Path(there.folder(node_folder(node)))), there)
 
 

@@ -56,7 +56,7 @@ def shell_line(command: Command, *, is_remote: bool) -> str:
     program, *words = command.argv
     shown = [_there(program) if is_remote else quote(program)]
     for word in words:
-        is_path = is_remote and remote_paths.is_ours(word, command)
+        is_path = is_remote and remote_paths.is_tfcluster_path(word, command)
         shown.append(_there(word) if is_path else quote(word))
     return " ".join(shown)
 
@@ -241,7 +241,7 @@ def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
     if far and len(far) == len(plan.nodes):
         yield "workdir", plan.workdir
     own = "NODE" if len(far) > 1 else ""
-    names = (remote_paths.for_any(node.workdir, node.name, own or node.name) for node in far)
+    names = (remote_paths.rename_node(node.workdir, node.name, own or node.name) for node in far)
     for copy in dict.fromkeys(names):
         yield "its copy" if len(far) == 1 else "its copies", copy
 

@@ -40,7 +40,7 @@ def run_gathering(paths: RunPaths, tmp_path: Path) -> RunGathering:
     return made
 
 
-class There:
+class NodePaths:
     """What another machine has in the chief's folder, if it can be asked."""
 
     folder = PurePosixPath("/there/worker-0")
@@ -139,13 +139,13 @@ def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
 @pytest.mark.parametrize(
     ("there", "stays"),
     [
-        (There(Entry("model.keras", 9, 1)), True),
-        (There(Entry("notes.txt", 9, 1)), False),
-        (There(error=OSError("the line is cut")), True),
+        (NodePaths(Entry("model.keras", 9, 1)), True),
+        (NodePaths(Entry("notes.txt", 9, 1)), False),
+        (NodePaths(error=OSError("the line is cut")), True),
     ],
 )
 def test_what_nobody_wants_at_home_is_not_removed_where_it_is(
-    paths: RunPaths, tmp_path: Path, there: There, stays: bool
+    paths: RunPaths, tmp_path: Path, there: NodePaths, stays: bool
 ) -> None:
     plan = plan_of()
     run_gathering = RunGathering(replace(plan, workdir=str(tmp_path)), paths, wanted=False)

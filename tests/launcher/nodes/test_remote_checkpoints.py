@@ -20,7 +20,7 @@ from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 
 
 @dataclass
-class There:
+class NodePaths:
     """One file of another machine; `digest` as that machine says it."""
 
     content: bytes
@@ -44,7 +44,7 @@ class There:
         return Entry("a", len(self.content), len(self.content) * 10**9)
 
 
-def source(there: There, do: Callable[[RemoteSource], Any]) -> Any:
+def source(there: NodePaths, do: Callable[[RemoteSource], Any]) -> Any:
     """What `do` returns, in a thread beside the loop."""
 
     async def run() -> Any:
@@ -57,7 +57,7 @@ def source(there: There, do: Callable[[RemoteSource], Any]) -> Any:
 
 
 def test_a_copy_has_the_hash_and_the_time_that_it_has_there(tmp_path: Path) -> None:
-    there, target = There(b"0123456789"), tmp_path / "below" / "a"
+    there, target = NodePaths(b"0123456789"), tmp_path / "below" / "a"
     digest = source(there, lambda far: far.copy(there.entry, target))
     assert target.read_bytes() == b"0123456789"
     assert digest == hashlib.sha512(b"0123456789").hexdigest()
@@ -67,13 +67,13 @@ def test_a_copy_has_the_hash_and_the_time_that_it_has_there(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("there", "error"),
     [
-        (There(b"0123456789", digest="0" * 128), OSError),
-        (There(b"0123456789", error=RemoteFileChangedError("changed")), SourceChangedError),
+        (NodePaths(b"0123456789", digest="0" * 128), OSError),
+        (NodePaths(b"0123456789", error=RemoteFileChangedError("changed")), SourceChangedError),
     ],
     ids=["another hash", "changed"],
 )
 def test_of_what_is_not_as_it_is_there_nothing_stays(
-    tmp_path: Path, there: There, error: type[Exception]
+    tmp_path: Path, there: NodePaths, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         source(there, lambda far: far.copy(there.entry, tmp_path / "a"))
@@ -81,14 +81,14 @@ def test_of_what_is_not_as_it_is_there_nothing_stays(
 
 
 def test_a_copy_ends_when_it_is_to_stop(tmp_path: Path) -> None:
-    there = There(b"0123456789")
+    there = NodePaths(b"0123456789")
     with pytest.raises(CancelledError):
         source(there, lambda far: far.copy(there.entry, tmp_path / "a", stopped=lambda: True))
     assert not (tmp_path / "a").exists()
 
 
 @dataclass
-class Cut(There):
+class Cut(NodePaths):
     """Whose line is cut after the first bytes."""
 
     async def read(self, folder: str, path: str, take: Any, **_: Any) -> str:
@@ -124,21 +124,21 @@ def test_who_waits_for_a_line_that_is_cut_may_give_up(tmp_path: Path, what: str)
 def test_of_a_file_that_grows_only_the_new_comes(tmp_path: Path) -> None:
     target = tmp_path / "events.out.tfevents.1"
 
-    def follow(there: There) -> list[int]:
+    def follow(there: NodePaths) -> list[int]:
         source(there, lambda far: far.follow(there.entry, target))
         assert target.read_bytes() == there.content
         return there.asked
 
-    assert follow(There(b"0123")) == [0]
-    assert follow(There(b"0123")) == [], "it is as it was"
-    assert follow(There(b"0123456")) == [4]
-    assert follow(There(b"xy")) == [0], "another file"
+    assert follow(NodePaths(b"0123")) == [0]
+    assert follow(NodePaths(b"0123")) == [], "it is as it was"
+    assert follow(NodePaths(b"0123456")) == [4]
+    assert follow(NodePaths(b"xy")) == [0], "another file"
 
 
 def test_a_tail_that_cannot_be_trusted_is_taken_off_again(tmp_path: Path) -> None:
     target = tmp_path / "events"
     target.write_bytes(b"0123")
-    there = There(b"0123456789", digest="0" * 128)
+    there = NodePaths(b"0123456789", digest="0" * 128)
     with pytest.raises(OSError, match="read back"):
         source(there, lambda far: far.follow(there.entry, target))
     assert target.read_bytes() == b"0123"

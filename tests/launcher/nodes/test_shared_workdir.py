@@ -12,7 +12,7 @@ import pytest
 from tfcluster.agent.files.outgoing import look
 from tfcluster.nodes.code_sync import Mark, marked
 from tfcluster.plan.plan import Command, EnvVar
-from tfcluster.plan.remote_paths import There
+from tfcluster.plan.remote_paths import NodePaths
 
 CACHE = "/home/bo/.cache/tfcluster"
 WORK = "~/.cache/tfcluster/nodes/$TFCLUSTER_RUN_ID/h/work"
@@ -85,7 +85,7 @@ def command() -> Command:
 
 
 def test_what_we_named_becomes_the_node_s_and_a_user_s_words_stay() -> None:
-    there = There(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
+    there = NodePaths(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
     work = f"{CACHE}/nodes/run-1/h/work"
     boot = f"{CACHE}/bundles/0123/boot.py"
     python = "/home/bo/venv/bin/python"
@@ -99,7 +99,7 @@ def test_what_we_named_becomes_the_node_s_and_a_user_s_words_stay() -> None:
 
 
 def test_over_a_shared_folder_tasks_work_in_the_folder_itself() -> None:
-    there = There(CACHE, "run-1", None, (WORK, "/mnt/code")).command(command())
+    there = NodePaths(CACHE, "run-1", None, (WORK, "/mnt/code")).command(command())
     assert there.argv[3] == "/mnt/code/a.py"
     assert there.cwd == "/mnt/code"
 
@@ -116,4 +116,4 @@ def test_over_a_shared_folder_tasks_work_in_the_folder_itself() -> None:
 )
 def test_the_python_of_a_node(named: str, agents: str, becomes: str) -> None:
     wanted = replace(command(), argv=(named, "x"))
-    assert There(CACHE, "run-1", agents).command(wanted).argv == (becomes, "x")
+    assert NodePaths(CACHE, "run-1", agents).command(wanted).argv == (becomes, "x")

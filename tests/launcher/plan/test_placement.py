@@ -1,4 +1,4 @@
-"""An address says by itself on which node its task runs."""
+"""The node of a task follows from its address and the backend."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.keras_settings import tuned_settings
+from tfcluster.plan.keras_settings import changed_settings
 from tfcluster.spec.cluster import TaskEntry
 from tfcluster.spec.load import from_value, load, load_file
 from tfcluster.spec.model import ClusterSpec
@@ -146,4 +146,4 @@ def test_parameter_servers_need_no_chief_with_the_default_strategy(tmp_path: Pat
     cluster = {"worker": 2, "ps": 1}
     spec = spec_of({**LEAST, "cluster": cluster, "strategy": {"name": "default"}}, tmp_path)
     assert spec.task_count == 3
-    assert tuned_settings(spec) == {}, "a script has nothing to read there"
+    assert changed_settings(spec) == {}, "a script has nothing to read there"
