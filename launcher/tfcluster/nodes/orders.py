@@ -60,7 +60,7 @@ def deal(plan: Plan, seen: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
         plan.resources,
         cores=Cores(tuple(map(tuple, seen.core_nodes)), seen.core_limit),
         gpus=range(len(seen.gpus)) if dealt else None,
-        own_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
+        task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
         background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)

@@ -78,7 +78,7 @@ class Attempt:
 
     @property
     def forms_cluster(self) -> bool:
-        """Whether the tasks get a TF_CONFIG; tasks of a `plain` job and tuners train alone."""
+        """True if the tasks get a TF_CONFIG; tasks of a `plain` job and tuners train alone."""
         return self.plan.kind == "training"
 
 

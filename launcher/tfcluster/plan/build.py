@@ -30,7 +30,7 @@ from tfcluster.plan.placement import (
     by_machine,
     by_node,
     container,
-    own_gpus,
+    find_task_gpus,
     place_tasks,
     renumber_gpus,
     shares_this_machine,
@@ -187,7 +187,7 @@ class _PlanBuilder:
             workdir=self._workdir(placed.node),
             bundle=self.context.bundle(placed.node),
             boot=has_hooks(self.spec) and program.has_hooks,
-            more=() if program.is_own else self.args,
+            more=() if program.is_override else self.args,
         )
         variables = self.variables.for_task(placed, share)
         return Command(argv, variables, self._workdir(placed.node), UNSET)
@@ -226,7 +226,7 @@ def _shares(
             _resources(spec),
             cores=context.cores if is_local else None,
             gpus=context.gpus if is_local else None,
-            own_gpus=own_gpus(tasks, is_search=is_search),
+            task_gpus=find_task_gpus(tasks, is_search=is_search),
             background=background_tasks(ids, is_search=is_search),
         )
         yield from found.items()

@@ -21,8 +21,8 @@ from tfcluster.plan.keras_settings import (
 )
 from tfcluster.plan.placement import (
     by_machine,
+    find_task_gpus,
     is_loopback,
-    own_gpus,
     place_tasks,
     shares_this_machine,
 )
@@ -193,27 +193,33 @@ def _check_gpus(
     for placed_tasks in by_machine(place_tasks(spec, context.addresses)):
         if not shares_this_machine(placed_tasks[0], context):
             continue
-        own = own_gpus(placed_tasks, is_search=spec.job.kind == "tuner")
-        requests = requested_gpus([placed.id for placed in placed_tasks], spec.resources.gpus, own)
+        task_gpus = find_task_gpus(placed_tasks, is_search=spec.job.kind == "tuner")
+        requests = requested_gpus(
+            [placed.id for placed in placed_tasks], spec.resources.gpus, task_gpus
+        )
         lists = {task: gpus for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
-        for field, indexes in {_gpu_field(task, own): gpus for task, gpus in lists.items()}.items():
+        for field, indexes in {
+            _gpu_field(task, task_gpus): gpus for task, gpus in lists.items()
+        }.items():
             if absent := [index for index in indexes if index not in present]:
                 yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, present, context)
         free = [gpu for gpu in present if not any(gpu in gpus for gpus in lists.values())]
         numbers = {task: gpus for task, gpus in requests.items() if isinstance(gpus, int) and gpus}
         if sum(numbers.values()) > len(free):
-            yield _gpus_missing(_describe_requests(numbers, own), free, context)
+            yield _gpus_missing(_describe_requests(numbers, task_gpus), free, context)
 
 
-def _gpu_field(task: TaskId, own: Collection[TaskId]) -> str:
-    return f"cluster.{task.job}.{task.index}.gpus" if task in own else "resources.gpus"
+def _gpu_field(task: TaskId, task_gpus: Collection[TaskId]) -> str:
+    return f"cluster.{task.job}.{task.index}.gpus" if task in task_gpus else "resources.gpus"
 
 
-def _describe_requests(numbers: Mapping[TaskId, int], own: Collection[TaskId]) -> dict[str, str]:
+def _describe_requests(
+    numbers: Mapping[TaskId, int], task_gpus: Collection[TaskId]
+) -> dict[str, str]:
     """Return field → ``1 GPU for each of worker:0, worker:1``."""
     by_field: dict[str, list[TaskId]] = {}
     for task in numbers:
-        by_field.setdefault(_gpu_field(task, own), []).append(task)
+        by_field.setdefault(_gpu_field(task, task_gpus), []).append(task)
     requests = {}
     for field, tasks in by_field.items():
         number = numbers[tasks[0]]
@@ -307,7 +313,7 @@ def _check_private_network(plan: Plan) -> Iterator[SurroundingsError]:
 def _check_mounts(plan: Plan) -> Iterator[SurroundingsError]:
     """Refuse mounts that would hide the container's own files."""
     containers = [node.container for node in plan.nodes if node.container is not None]
-    folders = {path for one in containers for path in (one.data_dir, one.shared_dir)}
+    folders = {path for made in containers for path in (made.data_dir, made.shared_dir)}
     for path in [name for name in ("/", "/tmp") if name in folders]:
         fix = "use a folder below it in data_dir and checkpoints.dir"
         yield SurroundingsError(f"{path} cannot be mounted: a container needs its own", fix=fix)

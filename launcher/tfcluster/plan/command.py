@@ -37,12 +37,12 @@ class Program:
     module: str | None = None
     command: Sequence[str] | None = None
     args: Sequence[str] = ()
-    is_own: bool = False
-    """Whether it comes from ``job.per_task``: then it gets no arguments of the command line."""
+    is_override: bool = False
+    """True if it comes from ``job.per_task``: then it gets no arguments of the command line."""
 
     @property
     def has_hooks(self) -> bool:
-        """Whether it can be started through `tfcluster_workers.boot`."""
+        """True if it can be started through `tfcluster_workers.boot`."""
         return self.command is None
 
 
@@ -70,7 +70,7 @@ def _program(job: Job) -> Program:
 
 
 def _task_program(step: TaskStep) -> Program:
-    return Program(step.script, step.module, step.command, step.args or (), is_own=True)
+    return Program(step.script, step.module, step.command, step.args or (), is_override=True)
 
 
 def resolve_path(path: str, folder: str, environ: Mapping[str, str]) -> str:

@@ -37,9 +37,9 @@ class PlanContext:
     imports: frozenset[str] | None = None
     """Modules that the user's files import for certain; None if they could not be read."""
     code: Code | None = None
-    """What the job's files contain, including an example job's; None if they could not be read."""
+    """The analysis of the job's files, even an example job's; None if they could not be read."""
     docker_is_local: bool = False
-    """Whether the docker daemon runs on this machine."""
+    """True if the docker daemon runs on this machine."""
 
     def bundle(self, node: str) -> str:
         """Return the bundle's folder on `node`; before it is reached, its usual place there."""

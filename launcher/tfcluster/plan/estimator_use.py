@@ -41,7 +41,7 @@ class Scope:
     runs: frozenset[Target]
     """The functions it calls and the modules it imports."""
     is_start: bool
-    """Whether it is the top level of the script itself."""
+    """True if it is the top level of the script itself."""
 
     def is_in(self, module: str | None, caller: str) -> bool:
         """Return whether the scope is in `module`, as named in the file `caller`."""

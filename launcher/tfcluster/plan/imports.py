@@ -48,14 +48,14 @@ class Code:
     sets: frozenset[str] = frozenset()
     """Environment variables that are set or removed, anywhere."""
     has_tuner: bool = False
-    """Whether KerasTuner is imported, anywhere."""
+    """True if KerasTuner is imported, anywhere."""
     calls_search: bool = False
-    """Whether a method ``search`` is called with a tuner's arguments, and not on a regex."""
+    """True if a method ``search`` is called with a tuner's arguments, and not on a regex."""
     estimator: EstimatorUse = field(default_factory=EstimatorUse)
 
     @property
     def searches(self) -> bool:
-        """Whether the job runs a KerasTuner search, rather than only importing KerasTuner."""
+        """True if the job runs a KerasTuner search, rather than only importing KerasTuner."""
         return self.has_tuner and self.calls_search
 
     @classmethod

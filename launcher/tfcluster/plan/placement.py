@@ -50,20 +50,20 @@ class PlacedTask:
     env: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def place(host: str, *, backend: str, own: Collection[str]) -> Place:
+def place(host: str, *, backend: str, local_addresses: Collection[str]) -> Place:
     """Return the node of `host` for the spec's `backend` (``auto`` …).
 
-    `own`: the addresses and names of this machine.
+    `local_addresses` are the addresses and names of this machine, here and below.
     """
-    if backend == "local" or (backend == "auto" and is_local(host, own)):
+    if backend == "local" or (backend == "auto" and is_local(host, local_addresses)):
         return Place(LOCAL, "local")
     return Place(host, "ssh" if backend == "auto" else backend)
 
 
-def is_local(host: str, own: Collection[str]) -> bool:
-    """Return whether `host` is loopback or one of this machine's `own` addresses and names."""
+def is_local(host: str, local_addresses: Collection[str]) -> bool:
+    """Return whether `host` is loopback or one of `local_addresses`."""
     bare = host.strip("[]")
-    return bare in own or is_loopback(bare)
+    return bare in local_addresses or is_loopback(bare)
 
 
 def is_loopback(host: str) -> bool:
@@ -75,9 +75,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def place_tasks(spec: ClusterSpec, own: Collection[str]) -> tuple[PlacedTask, ...]:
-    """Return every task in the order of `JOB_NAMES`; `own`: this machine's addresses and names."""
-    return tuple(_place_tasks(spec, own))
+def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
+    """Return every task of the spec with its node, in the order of `JOB_NAMES`."""
+    return tuple(_place_tasks(spec, local_addresses))
 
 
 def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
@@ -103,7 +103,7 @@ def shares_this_machine(task: PlacedTask, context: PlanContext) -> bool:
     return task.node == LOCAL or (task.backend == DOCKER and context.docker_is_local)
 
 
-def own_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[TaskId, Gpus]:
+def find_task_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[TaskId, Gpus]:
     """Return the GPUs of tasks that override `resources.gpus`; the chief of a search needs none."""
     chiefs: dict[TaskId, Gpus] = {
         task.id: 0 for task in tasks if is_search and task.id.job == "chief"
@@ -149,14 +149,16 @@ def find_task(tasks: Iterable[TaskId], name: str) -> TaskId:
     return task
 
 
-def local_tasks(tasks: Sequence[PlacedTask], own: Collection[str]) -> tuple[TaskId, ...]:
-    """Return the tasks at one of the `own` addresses and names of this machine.
+def local_tasks(
+    tasks: Sequence[PlacedTask], local_addresses: Collection[str]
+) -> tuple[TaskId, ...]:
+    """Return the tasks at one of `local_addresses`, those on this machine.
 
     Raises SurroundingsError if there is none.
     """
-    found = tuple(task.id for task in tasks if is_local(task.host, own))
+    found = tuple(task.id for task in tasks if is_local(task.host, local_addresses))
     if not found:
-        mine = _shorten(sorted(address for address in own if _is_reachable(address)))
+        mine = _shorten(sorted(address for address in local_addresses if _is_reachable(address)))
         listed = _shorten(list(dict.fromkeys(task.host for task in tasks)))
         raise SurroundingsError(
             f"no task of the spec is on this machine: it is {mine}, and the spec lists {listed}",
@@ -219,19 +221,19 @@ def _ports_to_choose(plan: Plan) -> list[str]:
     return [str(task.id) for task in plan.listening if task.port == 0]
 
 
-def _place_tasks(spec: ClusterSpec, own: Collection[str]) -> Iterator[PlacedTask]:
+def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
     backend = spec.runtime.backend
     for job in JOB_NAMES:
         listed = spec.cluster.get(job, 0)
         if backend == DOCKER:
             yield from _place_in_containers(job, listed)
         elif isinstance(listed, int):
-            at = place("127.0.0.1", backend=backend, own=own)
+            at = place("127.0.0.1", backend=backend, local_addresses=local_addresses)
             for index in range(listed):
                 yield PlacedTask(TaskId(job, index), "127.0.0.1", 0, at.node, at.backend)
         else:
             for index, entry in enumerate(listed):
-                at = place(entry.host, backend=backend, own=own)
+                at = place(entry.host, backend=backend, local_addresses=local_addresses)
                 task = TaskId(job, index)
                 placed = PlacedTask(task, entry.host, entry.port, at.node, at.backend)
                 yield replace(placed, gpus=entry.gpus, env=entry.env)

@@ -81,7 +81,7 @@ class Resources:
     cpus: int | None = None
     threads: int | None = None
     pin: bool | None = None
-    """Whether to pin each task to its own cores; None: to its NUMA node."""
+    """True if each task is pinned to its own cores; None: to its NUMA node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class NodePlan:
     """``local``, the host part of its tasks' addresses, or a container's host name."""
     backend: str
     interpreter: Interpreter | None
-    """None for a `command` job, and if only the node knows its Python."""
+    """The Python of its tasks; None for a `command` job, and if only the node knows it."""
     workdir: str
     network: Network = "host"
     """``private``: its tasks have their own network, with loopback only."""
@@ -157,11 +157,11 @@ class TaskPlan:
     gpus: tuple[int, ...] | None = None
     """Indexes of the node's GPUs that this task sees; None: all."""
     has_own_command: bool = False
-    """Whether it starts without boot although the job has hooks, because it has its own command."""
+    """True if it starts without boot although the job has hooks, because it has its own command."""
     in_cluster: bool = True
-    """Whether other tasks' TF_CONFIG list it: false for an evaluator."""
+    """True if other tasks' TF_CONFIG list it: false for an evaluator."""
     serves: bool = False
-    """Whether it is a ps or a worker of a parameter-server job. Such a worker may still train by
+    """True if it is a ps or a worker of a parameter-server job. Such a worker may still train by
     itself, which is known once it reports it."""
 
     @property
@@ -211,13 +211,13 @@ class Plan:
     supervision: Supervision
     checkpoints: CheckpointPlan
     hooks: bool
-    """Whether tasks start through `tfcluster_workers.boot`, which reports to tfcluster."""
+    """True if tasks start through `tfcluster_workers.boot`, which reports to tfcluster."""
     workdir: str = ""
     """The job's folder on this machine; remote nodes get a copy of it."""
     needs_tensorflow: bool = False
-    """Whether the job imports TensorFlow for certain."""
+    """True if the job imports TensorFlow for certain."""
     needs_estimator: bool = False
-    """Whether the job uses ``tf.estimator`` for certain; TensorFlow 2.15 was the last with it."""
+    """True if the job uses ``tf.estimator`` for certain; TensorFlow 2.15 was the last with it."""
     include: tuple[str, ...] = ()
     """Globs of files that are copied although git ignores them."""
     withheld: tuple[str, ...] = ()
@@ -232,7 +232,7 @@ class Plan:
     resources: Resources = field(default_factory=Resources)
     """The resources by which `tfcluster.nodes.orders` divides a node that only its agent knows."""
     joins: bool = False
-    """Whether `tfcluster join` started it: a part of a cluster, which is never restarted here."""
+    """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = ()
     """The cluster's other tasks, which are started by hand or on another machine."""
 

@@ -42,16 +42,16 @@ def shares(
     *,
     cores: Cores | None,
     gpus: Sequence[int] | None,
-    own_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
+    task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
     background: Collection[TaskId] = (),
 ) -> dict[TaskId, Share]:
     """Return the share of each of `tasks`, which are all tasks of one machine.
 
-    `cores` and `gpus` are None if they are unknown. `own_gpus` are requests of single tasks, which
+    `cores` and `gpus` are None if they are unknown. `task_gpus` are requests of single tasks, which
     override `requested.gpus`. `background` tasks take no cores from the others. A single task is
     neither pinned nor limited in threads unless `requested` says so.
     """
-    devices = divide_gpus(tasks, gpus, requested.gpus, own_gpus)
+    devices = divide_gpus(tasks, gpus, requested.gpus, task_gpus)
     shared = shared_gpus(devices.values())
     dealt = _deal_cores(tasks, requested, cores, background) if cores is not None else {}
     size = min(map(len, dealt.values()), default=1)
@@ -127,16 +127,16 @@ def divide_gpus(
     tasks: Sequence[TaskId],
     available: Sequence[int] | None,
     requested: Gpus,
-    own: Mapping[TaskId, Gpus] = _NO_TASKS,
+    task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
 ) -> dict[TaskId, tuple[int, ...] | None]:
     """Return the GPUs of each task of one node; `available` is None if only the node knows.
 
-    `own` are requests of single tasks; the others divide the rest. GPUs are divided evenly over
-    the tasks that train: replicas with unequal GPU counts cannot form a collective
+    `task_gpus` are requests of single tasks; the others divide the rest. GPUs are divided evenly
+    over the tasks that train: replicas with unequal GPU counts cannot form a collective
     (tensorflow#47203). Parameter servers get none, an evaluator the remaining ones.
     """
     all_gpus = None if available is None else tuple(available)
-    requests = requested_gpus(tasks, requested, own)
+    requests = requested_gpus(tasks, requested, task_gpus)
     lists = {task: tuple(gpus) for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
     numbers = {task: number for task, number in requests.items() if isinstance(number, int)}
     taken = lists | _take_numbers(numbers, all_gpus, _flatten(lists.values()))
@@ -150,12 +150,12 @@ def divide_gpus(
 
 
 def requested_gpus(
-    tasks: Sequence[TaskId], requested: Gpus, own: Mapping[TaskId, Gpus] = _NO_TASKS
+    tasks: Sequence[TaskId], requested: Gpus, task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS
 ) -> dict[TaskId, Gpus]:
-    """Return the request of each task: its `own`, or `requested`; a number gives ps tasks none."""
+    """Return each task's request: `task_gpus`, else `requested`; ps tasks ignore a number."""
     for_ps = 0 if isinstance(requested, int) else requested
     found: dict[TaskId, Gpus] = {t: for_ps if t.job == "ps" else requested for t in tasks}
-    return found | dict(own)
+    return found | dict(task_gpus)
 
 
 def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:

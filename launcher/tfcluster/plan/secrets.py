@@ -49,7 +49,7 @@ def holds_secrets(spec: Mapping[str, Any], *, shown: Collection[str]) -> bool:
 
 def _redact_env(value: Any, key: str, shown: Collection[str]) -> Any:
     if isinstance(value, list):
-        return [_redact_env(one, "", shown) for one in value]
+        return [_redact_env(item, "", shown) for item in value]
     if not isinstance(value, dict):
         return value
     if key == "env":
@@ -57,7 +57,7 @@ def _redact_env(value: Any, key: str, shown: Collection[str]) -> Any:
             name: None if is_secret(name, named=(), shown=shown) else text
             for name, text in value.items()
         }
-    return {name: _redact_env(one, name, shown) for name, one in value.items()}
+    return {name: _redact_env(item, name, shown) for name, item in value.items()}
 
 
 def find_values(plan: Plan) -> tuple[str, ...]:
@@ -83,12 +83,12 @@ def _redact(value: Any, secrets: Sequence[str]) -> Any:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        new = {name: _redact(one, secrets) for name, one in old.items()}
+        new = {name: _redact(item, secrets) for name, item in old.items()}
         return value if new == old else dataclasses.replace(value, **new)
     if isinstance(value, Mapping):
-        return {_redact(k, secrets): _redact(one, secrets) for k, one in value.items()}
+        return {_redact(k, secrets): _redact(item, secrets) for k, item in value.items()}
     if isinstance(value, list | tuple):
-        items = [_redact(one, secrets) for one in value]
+        items = [_redact(item, secrets) for item in value]
         return items if isinstance(value, list) else tuple(items)
     return value
 

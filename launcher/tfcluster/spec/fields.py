@@ -79,7 +79,7 @@ class Mistake:
     message: str
     fix: str = ""
     on_key: bool = False
-    """Whether the key is wrong rather than its value."""
+    """True if the key is wrong rather than its value."""
 
     def below(self, *start: str | int) -> Mistake:
         """Return the mistake with its path moved below `start`."""

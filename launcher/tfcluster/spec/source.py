@@ -29,7 +29,7 @@ class Source:
     folder: Path
     """The folder to which the spec's paths are relative."""
     has_places: bool = True
-    """Whether line and column mean anything to the user."""
+    """True if line and column mean anything to the user."""
 
     @property
     def has_comments(self) -> bool:

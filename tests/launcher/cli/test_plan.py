@@ -107,7 +107,7 @@ def test_a_terminal_of_any_width_will_do(
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("plan", "--task", "worker:2"), "no task worker:2\n  → one of worker:0, worker:1"),
+        (("plan", "--task", "worker:2"), "no task worker:2\n  → use one of worker:0, worker:1"),
         (("plan", "--task", "walker"), "write JOB:INDEX"),
         (("plan", "missing.json"), "missing.json"),
         (("env", "tfcluster.json", "ps:0"), "the plan has no task ps:0"),

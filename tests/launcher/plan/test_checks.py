@@ -306,7 +306,7 @@ SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search
 def test_workers_that_would_each_run_a_whole_search_are_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
-    """They would overwrite each other's trials in one folder, and end with 0."""
+    """Separate searches would overwrite each other's trials in one folder, and end with 0."""
     context = replace(machine, code=SEARCHES)
     (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), context)
     assert str(found) == (

@@ -1,4 +1,4 @@
-"""With docker each task is a node: a container with the task's name."""
+"""Plans for docker, where each task is a node: a container with the task's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When modules are preloaded, and which tasks may fork from the preloader."""
+"""The modules that are preloaded, and the tasks that may fork from the preloader."""
 
 from __future__ import annotations
 

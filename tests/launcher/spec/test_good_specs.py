@@ -142,7 +142,7 @@ def test_a_spec_made_from_options_needs_no_file() -> None:
 
 
 def test_parameter_servers_need_no_chief_with_the_default_strategy(tmp_path: Path) -> None:
-    """In TensorFlow 1 worker:0 is the chief of a MonitoredTrainingSession."""
+    """TensorFlow 1 makes worker:0 the chief of a MonitoredTrainingSession."""
     cluster = {"worker": 2, "ps": 1}
     spec = spec_of({**LEAST, "cluster": cluster, "strategy": {"name": "default"}}, tmp_path)
     assert spec.task_count == 3
