@@ -54,4 +54,4 @@ def command(
 
 def find_task(plan: Plan, name: str) -> TaskId:
     """Return the plan's task called `name`; raise UsageError with the known names otherwise."""
-    return placement.named((task.id for task in plan.tasks), name)
+    return placement.find_task((task.id for task in plan.tasks), name)

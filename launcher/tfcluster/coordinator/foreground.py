@@ -21,7 +21,7 @@ from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SurroundingsError, TfclusterError
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
-from tfcluster.plan.secrets import cover_in_error
+from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, journal
 from tfcluster.rundir.events import Resumed, Status
 from tfcluster.rundir.journal import Journal
@@ -68,7 +68,7 @@ class Session:
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
         state.background = in_background
-        self._secrets = secrets.values(plan)
+        self._secrets = secrets.find_values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.unrecorded = ""
         """The reason why the run folder is incomplete; empty if it is complete."""
@@ -135,7 +135,7 @@ class Session:
         return self._without_secrets(outcome)
 
     def _without_secrets(self, outcome: Outcome) -> Outcome:
-        cover_in_error(outcome.error, self._secrets)
+        redact_error(outcome.error, self._secrets)
         return outcome
 
 

@@ -84,7 +84,7 @@ def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
     if not plan.by_hand:
         fix = "`tfcluster up --except TASK` starts a run without TASK"
         raise UsageError(f"{paths.run_id} starts all of its tasks itself", fix=fix)
-    task = placement.named((other.id for other in plan.by_hand), name)
+    task = placement.find_task((other.id for other in plan.by_hand), name)
     state = registry.load(paths)
     whole = replace(plan, tasks=(*plan.tasks, *plan.elsewhere), elsewhere=())
     ports = _ports(state)

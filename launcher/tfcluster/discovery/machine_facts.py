@@ -20,7 +20,7 @@ from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import DOCKER, by_node, is_loopback, seats
+from tfcluster.plan.placement import DOCKER, by_node, is_loopback, place_tasks
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.resources import Cores
 
@@ -59,9 +59,9 @@ def gather(
         cores=Cores(tuple(map(tuple, limits.by_node())), limits.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
-        docker_is_here=spec.runtime.backend == DOCKER and _docker_is_here(environ),
+        docker_is_local=spec.runtime.backend == DOCKER and _docker_is_here(environ),
     )
-    workdir = Path(command.absolute(spec.job.workdir, context.spec_dir, environ))
+    workdir = Path(command.resolve_path(spec.job.workdir, context.spec_dir, environ))
     return _with_job(spec, context, workdir, python, meanwhile)
 
 
@@ -147,7 +147,7 @@ def _interpreters(
 ) -> dict[str, Choice]:
     """Return node → Python; for a remote node only the path, as the spec gives it."""
     found = {}
-    for node, tasks in by_node(seats(spec, context.addresses)).items():
+    for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
         path, why = (python, "--python") if python else _path_and_field(spec, tasks[0].host)
         if tasks[0].backend == DOCKER:
             found[node] = known(_image_python(path, why))
@@ -190,7 +190,7 @@ def _path_and_field(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
 def _read_env_file(spec: ClusterSpec, context: PlanContext) -> tuple[tuple[str, str], ...]:
     if not spec.job.env_file:
         return ()
-    path = command.absolute(spec.job.env_file, context.spec_dir, context.environ)
+    path = command.resolve_path(spec.job.env_file, context.spec_dir, context.environ)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

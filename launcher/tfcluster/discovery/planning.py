@@ -30,7 +30,7 @@ from tfcluster.errors import SpecError, SurroundingsError
 from tfcluster.plan import checks, command, placement, secrets
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import LOCAL, PlanContext
-from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_here, seats
+from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_local, place_tasks
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -71,7 +71,7 @@ class Planned:
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
                 host.pop("python", None)
-        return secrets.covered(kept, shown=self.spec.job.not_secret)
+        return secrets.redact_spec(kept, shown=self.spec.job.not_secret)
 
     def obstacles(self) -> tuple[SurroundingsError, ...]:
         """Return what would make this plan fail on this machine; `plan` still shows the plan."""
@@ -82,8 +82,8 @@ class Planned:
 
         Raises UsageError for an unknown name.
         """
-        tasks = [placement.named((task.id for task in self.plan.tasks), name) for name in names]
-        return replace(self, plan=placement.apart(self.plan, tasks)) if tasks else self
+        tasks = [placement.find_task((task.id for task in self.plan.tasks), name) for name in names]
+        return replace(self, plan=placement.exclude_tasks(self.plan, tasks)) if tasks else self
 
     def require(self) -> Plan:
         """Return the plan; raise the first obstacle (exit 3) if there is one."""
@@ -198,7 +198,7 @@ def plan_join(
     """
     loaded, tasks = _load(source, names, sets, {**_AUTO_BACKEND, **(options or {})})
     planned = _plan(loaded, tasks, python, args)
-    return replace(planned, plan=placement.part(planned.plan, tasks))
+    return replace(planned, plan=placement.keep_tasks(planned.plan, tasks))
 
 
 def plan_manual_start(
@@ -219,10 +219,10 @@ def _load(
 
     loaded = load_file(source, sets=sets, options=options)
     own = own_addresses()
-    placed = seats(loaded.spec, own)
+    placed = place_tasks(loaded.spec, own)
     ids = [task.id for task in placed]
-    tasks = tuple(dict.fromkeys(placement.named(ids, name) for name in names))
-    return loaded, tasks or placement.mine(placed, own | _local_names(hosts_of(placed), own))
+    tasks = tuple(dict.fromkeys(placement.find_task(ids, name) for name in names))
+    return loaded, tasks or placement.local_tasks(placed, own | _local_names(hosts_of(placed), own))
 
 
 def _local_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
@@ -232,7 +232,7 @@ def _local_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
         return frozenset(
             host
             for host, addresses in zip(hosts, found, strict=True)
-            if any(is_here(address, own) for address in addresses)
+            if any(is_local(address, own) for address in addresses)
         )
 
 
@@ -252,7 +252,7 @@ def _plan(
         python=python,
         args=args,
         local_names=frozenset(
-            task.host.strip("[]") for task in seats(loaded.spec, ()) if task.id in tasks
+            task.host.strip("[]") for task in place_tasks(loaded.spec, ()) if task.id in tasks
         ),
     )
 
@@ -282,15 +282,15 @@ def _missing(
     own: Collection[str],
     python: str | None,
 ) -> Iterator[Mistake]:
-    tasks = seats(spec, own)
-    workdir = command.absolute(spec.job.workdir, folder, environ)
+    tasks = place_tasks(spec, own)
+    workdir = command.resolve_path(spec.job.workdir, folder, environ)
     if problem := _path_problem(workdir, "folder"):
         yield Mistake(("job", "workdir"), problem, f"it is relative to the spec's folder, {folder}")
     else:
         is_copied = any(task.node != LOCAL for task in tasks)
         yield from _missing_below(spec, workdir, is_copied=is_copied)
     if spec.job.env_file is not None:
-        path = command.absolute(spec.job.env_file, folder, environ)
+        path = command.resolve_path(spec.job.env_file, folder, environ)
         if problem := _path_problem(path, "file"):
             fix = f"it is relative to the spec's folder, {folder}"
             yield Mistake(("job", "env_file"), problem, fix)

@@ -27,12 +27,12 @@ from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.plan.preloading import Preload, preload_on
 from tfcluster.plan.resources import (
-    EVEN,
+    EVEN_SHARE,
     Cores,
     Share,
+    background_tasks,
     gpu_env,
     shares,
-    stand_aside,
     thread_env,
 )
 from tfcluster.rundir import chaos
@@ -72,8 +72,8 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
         plan.resources,
         cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),
         gpus=range(len(answer.gpus)) if assigns_gpus else None,
-        own_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
-        aside=stand_aside(list(tasks), is_search=plan.kind == "tuner"),
+        task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
+        background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
@@ -90,7 +90,10 @@ def _resource_env(
     """Return the variables of a task's share that neither the spec nor the node sets."""
     threads = share.threads or 1
     values = [
-        *((name, value, EVEN) for name, value in thread_env(threads, serving_peers=peers).items()),
+        *(
+            (name, value, EVEN_SHARE)
+            for name, value in thread_env(threads, serving_peers=peers).items()
+        ),
         *(
             (name, value, "resources.gpus")
             for name, value in gpu_env(share.gpus, shared=share.gpu_is_shared).items()
@@ -250,7 +253,7 @@ def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
 
 
 def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar]) -> dict[str, Any]:
-    secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.SHORTEST]
+    secrets = [v.name for v in command.env if v.secret and len(v.value) >= secrecy.MIN_LENGTH]
     hidden = {"secrets": secrets} if secrets else {}
     files = {"cwd": command.cwd, "log": str(log)}
     return hidden | {"task": name, **_process(command, extra), **files}

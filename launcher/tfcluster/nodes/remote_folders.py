@@ -14,7 +14,7 @@ from typing import IO, Any
 from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import Command, TaskId
-from tfcluster.plan.remote_paths import There, node_folder
+from tfcluster.plan.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
 
 
@@ -25,7 +25,7 @@ class Site:
     node: str
     run_id: str
     paths: RunPaths
-    there: There | None = None
+    there: NodePaths | None = None
     """The folders of a remote node; None for this machine."""
 
     @property
@@ -60,7 +60,7 @@ def site_of(node: str, paths: RunPaths, welcome: Mapping[str, Any]) -> Site:
     """Return the site of a node, from its agent's welcome; a local agent names no cache."""
     if (cache := welcome.get("cache")) is None:
         return Site(node, paths.run_id, paths)
-    there = There(str(cache), paths.run_id, welcome.get("executable"))
+    there = NodePaths(str(cache), paths.run_id, welcome.get("executable"))
     return Site(node, paths.run_id, RunPaths(Path(there.folder(node_folder(node)))), there)
 
 

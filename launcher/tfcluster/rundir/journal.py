@@ -14,7 +14,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SurroundingsError
-from tfcluster.plan.secrets import veiled
+from tfcluster.plan.secrets import redact
 from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, to_line
 from tfcluster.rundir.paths import RunPaths, runtime_dir
@@ -204,7 +204,7 @@ class Journal:
         self.save()
 
     def record(self, event: Event) -> None:
-        event = veiled(event, self._secrets)
+        event = redact(event, self._secrets)
         has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
         if has_room or not isinstance(event, Progress):
             self._log.append(event)

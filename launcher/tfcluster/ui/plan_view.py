@@ -53,7 +53,7 @@ def shell_line(command: Command, *, is_remote: bool) -> str:
     program, *words = command.argv
     quoted = [_quote_path(program, is_remote=is_remote)]
     for word in words:
-        is_path = is_remote and remote_paths.is_ours(word, command)
+        is_path = is_remote and remote_paths.is_tfcluster_path(word, command)
         quoted.append(_quote_path(word, is_remote=is_path))
     return " ".join(quoted)
 
@@ -267,7 +267,8 @@ def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "workdir", plan.workdir
     placeholder = "NODE" if len(remote) > 1 else ""
     copies = (
-        remote_paths.for_any(node.workdir, node.name, placeholder or node.name) for node in remote
+        remote_paths.rename_node(node.workdir, node.name, placeholder or node.name)
+        for node in remote
     )
     for copy in dict.fromkeys(copies):
         yield "its copy" if len(remote) == 1 else "its copies", copy

@@ -104,7 +104,7 @@ def test_a_missing_gpu_stops_doctor_and_up_and_is_listed_by_plan(
     tmp_path: Path, doctor: Tfcluster
 ) -> None:
     spec = written(tmp_path, resources={"gpus": [1023]})
-    asked = "resources.gpus asks for GPU 1023, and this machine has"
+    asked = "resources.gpus requests GPU 1023, but this machine has"
     for command, code in (("doctor", 3), ("up", 3), ("plan", 0)):
         done = doctor(spec, command=command)
         assert done.returncode == code, done.stderr

@@ -107,7 +107,7 @@ def test_plan_works_at_any_terminal_width(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("plan", "--task", "worker:2"), "no task worker:2\n  → one of worker:0, worker:1"),
+        (("plan", "--task", "worker:2"), "no task worker:2\n  → use one of worker:0, worker:1"),
         (("plan", "--task", "walker"), "write JOB:INDEX"),
         (("plan", "missing.json"), "missing.json"),
         (("env", "tfcluster.json", "ps:0"), "the plan has no task ps:0"),

@@ -12,7 +12,7 @@ import pytest
 from tfcluster.agent.files.outgoing import look
 from tfcluster.nodes.code_sync import Mark, placed_mark
 from tfcluster.plan.plan import Command, EnvVar
-from tfcluster.plan.remote_paths import There
+from tfcluster.plan.remote_paths import NodePaths
 
 CACHE = "/home/bo/.cache/tfcluster"
 WORK = "~/.cache/tfcluster/nodes/$TFCLUSTER_RUN_ID/h/work"
@@ -85,7 +85,7 @@ def command() -> Command:
 
 
 def test_our_paths_become_the_node_s_and_the_user_s_arguments_stay() -> None:
-    there = There(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
+    there = NodePaths(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
     work = f"{CACHE}/nodes/run-1/h/work"
     boot = f"{CACHE}/bundles/0123/boot.py"
     python = "/home/bo/venv/bin/python"
@@ -99,7 +99,7 @@ def test_our_paths_become_the_node_s_and_the_user_s_arguments_stay() -> None:
 
 
 def test_tasks_with_a_shared_folder_run_in_it() -> None:
-    there = There(CACHE, "run-1", None, (WORK, "/mnt/code")).command(command())
+    there = NodePaths(CACHE, "run-1", None, (WORK, "/mnt/code")).command(command())
     assert there.argv[3] == "/mnt/code/a.py"
     assert there.cwd == "/mnt/code"
 
@@ -116,4 +116,4 @@ def test_tasks_with_a_shared_folder_run_in_it() -> None:
 )
 def test_the_python_of_a_node(named: str, agents: str, becomes: str) -> None:
     planned = replace(command(), argv=(named, "x"))
-    assert There(CACHE, "run-1", agents).command(planned).argv == (becomes, "x")
+    assert NodePaths(CACHE, "run-1", agents).command(planned).argv == (becomes, "x")

@@ -14,7 +14,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan
-from tfcluster.plan.remote_paths import There
+from tfcluster.plan.remote_paths import NodePaths
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 
@@ -44,7 +44,7 @@ class FakeHub:
         raise AssertionError("there is nothing to send")
 
     def site(self, node: str) -> Site:
-        return Site(node, "run", self._paths, There("/cache", "run"))
+        return Site(node, "run", self._paths, NodePaths("/cache", "run"))
 
     def files(self, node: str) -> RemoteFiles:
         return self._files[node]
