@@ -80,7 +80,7 @@ def test_a_spec_is_read_from_standard_input(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"cluster": 2,}')))
     done = tfcluster("validate", "-")
     assert done.code == 2
-    assert "<stdin>:1:14: a comma before '}'" in done.err
+    assert "<stdin>:1:14: unexpected comma before '}'" in done.err
 
 
 def test_schema_prints_the_published_schema(tfcluster: Tfcluster) -> None:
