@@ -15,7 +15,7 @@ import pytest
 
 from tfcluster.agent import budgets, protocol
 from tfcluster.agent.budgets import Allowance
-from tfcluster.agent.net.session import Line
+from tfcluster.agent.net.session import CoordinatorLink
 
 from .conftest import Peer, Rig
 
@@ -60,7 +60,7 @@ def test_strangers_at_the_socket_cost_little_and_keep_nobody_out(rig: Rig) -> No
     almost = protocol.control_frame({"type": "hello", "x": "x" * (900 << 10)})[:-100]
     strangers = []
     with contextlib.ExitStack() as closing:
-        for _ in range(3 * budgets.STRANGERS):
+        for _ in range(3 * budgets.PENDING_CONNECTIONS):
             peer = Peer(str(rig.config["socket"]))
             closing.callback(peer.close)
             strangers.append(peer)
@@ -69,7 +69,7 @@ def test_strangers_at_the_socket_cost_little_and_keep_nobody_out(rig: Rig) -> No
         assert rig.start("true")["type"] == "task_started", "its own coordinator is served"
         rig.exited()
         assert "without a hello" in strangers[0].take("refused")["reason"]
-        assert memory_of(rig.pid) < before + (budgets.STRANGERS + 4) * budgets.HELLO_BYTES
+        assert memory_of(rig.pid) < before + (budgets.PENDING_CONNECTIONS + 4) * budgets.HELLO_BYTES
         huge = Peer(str(rig.config["socket"]))
         closing.callback(huge.close)
         with contextlib.suppress(ConnectionError):
@@ -83,7 +83,7 @@ def test_a_stranger_has_some_seconds_for_its_hello(folder: Path) -> None:
     recorder = SimpleNamespace(pid=1, add_file=ignore)
     with selectors.DefaultSelector() as selector:
         path = str(folder / "private" / "agent.sock")
-        line = Line(
+        line = CoordinatorLink(
             config | {"socket": path},
             cast("Any", recorder),
             selector,
@@ -103,7 +103,7 @@ def test_a_stranger_has_some_seconds_for_its_hello(folder: Path) -> None:
             said = b""
             while data := stranger.recv(1 << 16):
                 said += data
-            assert b"no hello came within 10 s" in said
+            assert b"no hello within 10 s" in said
         line.close()
 
 

@@ -25,7 +25,7 @@ def former(**there: Any) -> dict[str, Any]:
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "where", lambda: HERE)
+    monkeypatch.setattr(fencing, "process_scope", lambda: HERE)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_process_with_the_same_number_is_not_the_former_one() -> None:
 def test_nothing_is_proved_where_this_machine_has_no_boot_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fencing, "where", lambda: HERE | {"boot_id": ""})
+    monkeypatch.setattr(fencing, "process_scope", lambda: HERE | {"boot_id": ""})
     assert fencing.have_ended(former(boot_id="")) is None
 
 

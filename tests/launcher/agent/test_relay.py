@@ -259,7 +259,10 @@ def test_an_agent_without_its_socket_is_not_gone_and_listens_again(scene: Scene)
     os.kill(scene.pid, signal.SIGSTOP)  # so that it cannot before the first relay comes
     scene.clear()
     code, said = scene.rejoin().refusal()
-    assert (code, said) == (relay.NOT_REACHED, "its agent does not listen on its socket now\n")
+    assert (code, said) == (
+        relay.NOT_REACHED,
+        "the run's agent on this node does not answer on its socket\n",
+    )
     os.kill(scene.pid, signal.SIGCONT)
     wait_until(lambda: (scene._folder / "run" / "agent.sock").exists())
     again = scene.rejoin().greet()
@@ -272,7 +275,7 @@ def test_an_agent_has_gone_once_it_and_its_guard_have_ended(scene: Scene) -> Non
     kill(scene.guard)
     wait_until(lambda: not scene.living)
     code, said = scene.rejoin().refusal()
-    assert (code, said) == (relay.AGENT_GONE, "its agent has gone\n")
+    assert (code, said) == (relay.AGENT_GONE, "the run's agent on this node has ended\n")
 
 
 @pytest.mark.parametrize("guard_stands", [False, True])
@@ -297,7 +300,7 @@ def test_no_agent_starts_where_nothing_proves_that_the_former_has_ended(scene: S
     elsewhere = {**scene.former["where"], "pid_namespace": 1}
     code, said = scene.replace(where=elsewhere).refusal()
     assert code == relay.NOT_REACHED
-    assert "its lease must end first" in said
+    assert "its lease must expire first" in said
     assert len(scene.living) == 3
 
 

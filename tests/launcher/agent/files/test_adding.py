@@ -21,8 +21,8 @@ class Node:
 
     def __init__(self, folder: Path) -> None:
         self.said: list[dict[str, Any]] = []
-        self.into, self.passing = folder / "run" / "node" / "checkpoints", folder / "passing"
-        self.incoming = Incoming(str(folder / "cache"), self.said.append, passing=str(self.passing))
+        self.into, self.transit = folder / "run" / "node" / "checkpoints", folder / "passing"
+        self.incoming = Incoming(str(folder / "cache"), self.said.append, transit=str(self.transit))
         self.into.mkdir(parents=True)
         (self.into / "mine").write_text("the task's own")
 
@@ -59,7 +59,7 @@ def test_what_else_is_there_stays(node: Node) -> None:
         "sub/ckpt-2": "two",
         "checkpoint": "2",
     }
-    assert not [*node.passing.iterdir()]
+    assert not [*node.transit.iterdir()]
 
 
 def test_what_is_old_goes_once_the_new_is_there(node: Node) -> None:

@@ -91,7 +91,7 @@ def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, harm:
 def test_a_bundle_that_did_not_arrive_whole_is_an_error(
     made: bundle.Bundle, tmp_path: Path
 ) -> None:
-    with pytest.raises(OSError, match="did not arrive whole"):
+    with pytest.raises(OSError, match="is incomplete"):
         bootstrap._unpack(made.zip_bytes, str(tmp_path / ("0" * 16)))
 
 
@@ -142,7 +142,7 @@ def test_the_end_of_a_run_does_not_wait_long_for_it(tmp_path: Path) -> None:
     aged_file = tmp_path / "files" / "old"
     aged_file.write_bytes(b"x")
     aged(aged_file, UNUSED_DAYS + 1)
-    prune(str(tmp_path), patience_s=-1)
+    prune(str(tmp_path), timeout_s=-1)
     assert aged_file.exists()
 
 

@@ -24,7 +24,7 @@ class Beside:
     def hears_of(self, order: dict[str, Any]) -> list[dict[str, Any]]:
         decoder = protocol.Decoder()
         for kind, payload in decoder.feed(protocol.control_frame(order)):
-            self.filer._heed(kind, payload)
+            self.filer._handle(kind, payload)
         self._its_end.shutdown(socket.SHUT_WR)
         data = b"".join(iter(lambda: self._socket.recv(1 << 16), b""))
         return [protocol.read_control(payload) for _, payload in decoder.feed(data)]

@@ -27,9 +27,9 @@ class Node:
         self.said: list[dict[str, Any]] = []
         self.into = folder / "work"
         self._number = 0
-        self.passing = folder / "passing"
+        self.transit = folder / "passing"
         cache = str(folder / "cache")
-        self.incoming = Incoming(cache, self.said.append, passing=str(self.passing))
+        self.incoming = Incoming(cache, self.said.append, transit=str(self.transit))
 
     def receive(self, *files: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         self._number += 1
@@ -71,7 +71,7 @@ def test_what_is_not_to_be_kept_is_moved_into_its_place(node: Node, tmp_path: Pa
     node.receive(file("a", b"data"), keep=False)
     node.incoming.take(sha(b"data"), 0, b"data")
     assert node.names() == ["a"]
-    assert list(node.passing.iterdir()) == []
+    assert list(node.transit.iterdir()) == []
     assert not (tmp_path / "cache").exists()
 
 

@@ -47,7 +47,7 @@ LONG = "\udcff" * 200
 
 
 def test_a_listing_of_any_length_comes_in_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    def many(folder: str, inside: str, alive: object) -> Iterator[tuple[str, int, int]]:
+    def many(folder: str, inside: str, keep_alive: object) -> Iterator[tuple[str, int, int]]:
         yield from ((f"{number}{LONG}", 1, 2) for number in range(20_000))
 
     monkeypatch.setattr(outgoing, "walk", many)
@@ -76,17 +76,17 @@ def test_while_it_lists_or_hashes_it_says_that_it_is_alive(tmp_path: Path) -> No
     """Each name, and each piece of what had come before the line broke."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "a").write_bytes(bytes(1 << 20))
-    alive: list[int] = []
+    keep_alive: list[int] = []
     said: list[Any] = []
-    busy = outgoing.Outgoing(said.append, lambda *slices: None, alive.append)
+    busy = outgoing.Outgoing(said.append, lambda *slices: None, keep_alive.append)
     busy.scan({"id": 1, "folder": str(tmp_path), "most": 9})
-    assert alive == [1] * 4
+    assert keep_alive == [1] * 4
     found = (tmp_path / "below" / "a").stat()
     order = {"id": 2, "folder": str(tmp_path), "path": "below/a", "offset": 1 << 20}
     busy.read({**order, "size": 1 << 20, "mtime_ns": found.st_mtime_ns})
     while not said[1:]:
         busy.turn(1.0)
-    assert alive[4:] == [2] * 4
+    assert keep_alive[4:] == [2] * 4
 
 
 def test_an_order_of_any_length_goes_in_frames() -> None:

@@ -71,7 +71,7 @@ def sent_to_a_host(source: Path, target: Path) -> None:
     arriving = blobs.Blob(str(target.parent), digest(source), SIZE)
     for number, data in enumerate(slices(source)):
         arriving.add(number * SLICE, data)
-    arriving.settle()
+    arriving.finish()
     cached = str(target.parent / digest(source))
     assert room(Path(cached)) < SIZE // 10
     blobs.copy(cached, digest(source), str(target), 0o600)

@@ -112,5 +112,5 @@ def test_coordinator_and_relay_agree(base: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(relay, "place_of", lambda path: f"{path}-0a0a0a0a")
     expected = f"/tmp/tfcluster-{os.getuid()}-0a0a0a0a"
     assert str(paths.runtime_dir({})) == expected
-    config = relay.on_this_node({"socket": "a", "ports_dir": "ports", "token": "t"})
+    config = relay.with_local_paths({"socket": "a", "ports_dir": "ports", "token": "t"})
     assert config == {"socket": f"{expected}/a", "ports_dir": f"{expected}/ports", "token": "t"}

@@ -14,8 +14,8 @@ def other(host: str, port: int) -> dict[str, object]:
     return {"node": host, "task": "worker:1", "host": host, "port": port}
 
 
-def run(*others: dict[str, object], patience_s: float = 2.0) -> list[list[object]]:
-    order = json.dumps({"attempt": 3, "others": others, "patience_s": patience_s})
+def run(*others: dict[str, object], timeout_s: float = 2.0) -> list[list[object]]:
+    order = json.dumps({"attempt": 3, "others": others, "patience_s": timeout_s})
     argv = [sys.executable, "-I", "-S", reachability.__file__, order]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     report = json.loads(done.stdout)
@@ -28,7 +28,7 @@ def test_a_task_that_listens_and_one_that_has_ended_can_both_be_reached() -> Non
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         ports = [listener.getsockname()[1], closed.getsockname()[1]]
-        assert run(*(other("127.0.0.1", port) for port in ports), patience_s=5.0) == []
+        assert run(*(other("127.0.0.1", port) for port in ports), timeout_s=5.0) == []
 
 
 def test_a_host_from_which_nothing_comes_is_named_with_the_reason() -> None:

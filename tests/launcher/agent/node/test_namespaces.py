@@ -142,7 +142,7 @@ def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(priv
     [
         (
             {"sys/kernel/apparmor_restrict_unprivileged_userns": "1"},
-            "AppArmor forbids a user's own namespaces (kernel.apparmor_restrict_",
+            "AppArmor forbids user namespaces (kernel.apparmor_restrict_",
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         ),
         (
@@ -160,7 +160,7 @@ def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(priv
             "a seccomp filter",
             "seccomp=unconfined",
         ),
-        ({}, "namespaces are refused (Operation not permitted)", "user_namespaces(7)"),
+        ({}, "the system refuses namespaces (Operation not permitted)", "user_namespaces(7)"),
     ],
 )
 def test_a_refusal_names_its_cause_and_cure(settings: dict[str, str], cause: str, fix: str) -> None:

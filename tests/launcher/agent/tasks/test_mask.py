@@ -16,17 +16,17 @@ SECRET = b"correct-horse"
 def test_however_it_is_cut_into_pieces(size: int) -> None:
     text = b"key=" + SECRET + b" corr correct-h" + SECRET + SECRET[:-1] + b"\n"
     veil = Mask([SECRET])
-    pieces = [veil.cover(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces = [veil.apply(text[at : at + size]) for at in range(0, len(text), size)]
     covered = b"key=******** corr correct-h********" + SECRET[:-1] + b"\n"
-    assert b"".join(pieces) + veil.rest() == covered
+    assert b"".join(pieces) + veil.flush() == covered
 
 
 def test_lines_do_not_wait_for_what_comes_after_them() -> None:
-    assert Mask([SECRET]).cover(b"step 1\n") == b"step 1\n"
+    assert Mask([SECRET]).apply(b"step 1\n") == b"step 1\n"
 
 
 def test_a_value_that_holds_another_is_covered_whole() -> None:
-    assert Mask([b"secret", b"my-secret-key"]).cover(b"my-secret-key secret.") == (
+    assert Mask([b"secret", b"my-secret-key"]).apply(b"my-secret-key secret.") == (
         b"******** ********."
     )
 
@@ -36,7 +36,7 @@ def test_only_the_named_variables_are_covered() -> None:
     assert mask_of(spec) is None
     veil = mask_of({**spec, "secrets": ["API_KEY"]})
     assert veil is not None
-    assert veil.cover("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
+    assert veil.apply("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
 
 
 def test_in_a_log_file_all_else_stands_as_it_was_written(tmp_path: Path) -> None:

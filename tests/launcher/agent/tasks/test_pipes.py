@@ -72,7 +72,7 @@ def test_what_comes_after_a_small_read_is_moved_in_one(loop: Loop) -> None:
         os.write(loop.task, SMALL)
         loop.turn(at)
     assert loop.moved == [1]
-    assert loop.pipes.listens_at == SHORTEST_PAUSE_S
+    assert loop.pipes.pause_ends_at == SHORTEST_PAUSE_S
     loop.turn(at=SHORTEST_PAUSE_S)
     assert loop.moved == [1, 3]
 
@@ -90,8 +90,8 @@ def test_a_trickle_is_looked_at_thirty_times_a_second(loop: Loop) -> None:
         os.write(loop.task, SMALL)
         loop.turn(millisecond / 1000)
     assert 30 <= len(loop.moved) <= 36
-    assert loop.pipes.listens_at is not None
-    assert loop.pipes.listens_at - loop.now <= LONGEST_PAUSE_S
+    assert loop.pipes.pause_ends_at is not None
+    assert loop.pipes.pause_ends_at - loop.now <= LONGEST_PAUSE_S
 
 
 def test_a_pipe_that_fills_fast_is_emptied_without_a_pause(loop: Loop) -> None:
@@ -100,10 +100,10 @@ def test_a_pipe_that_fills_fast_is_emptied_without_a_pause(loop: Loop) -> None:
         loop.turn(float(at))
     os.write(loop.task, LARGE)
     loop.turn(at=6.0)
-    assert loop.pipes.listens_at is None
+    assert loop.pipes.pause_ends_at is None
     os.write(loop.task, SMALL)
     loop.turn(at=6.0)
-    assert loop.pipes.listens_at == 6.0 + SHORTEST_PAUSE_S, "pauses begin short again"
+    assert loop.pipes.pause_ends_at == 6.0 + SHORTEST_PAUSE_S, "pauses begin short again"
 
 
 def test_pauses_stay_short_where_more_than_a_trickle_comes(loop: Loop) -> None:
@@ -113,7 +113,7 @@ def test_pauses_stay_short_where_more_than_a_trickle_comes(loop: Loop) -> None:
     for at in range(5):
         os.write(loop.task, MORE)
         loop.turn(float(at))
-        assert loop.pipes.listens_at == at + SHORTEST_PAUSE_S
+        assert loop.pipes.pause_ends_at == at + SHORTEST_PAUSE_S
 
 
 def test_a_pipe_as_small_as_many_tasks_of_one_user_get_is_emptied_without_a_pause(
@@ -125,7 +125,7 @@ def test_a_pipe_as_small_as_many_tasks_of_one_user_get_is_emptied_without_a_paus
     for at in range(3):
         os.write(loop.task, SMALL * (size // 2))
         loop.turn(float(at))
-        assert loop.pipes.listens_at is None
+        assert loop.pipes.pause_ends_at is None
 
 
 def test_a_pipe_that_has_been_removed_is_not_read(loop: Loop) -> None:
