@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 PROCESS_NAME = "tfcluster-warm"
 """The process name while it waits, which tells it from an orphan of a run."""
-_PATIENCE_S = 2.0
+_REQUEST_S = 2.0
+"""The time for a client to send its request."""
 _CHECK_S = 5.0
 """The time between two checks that the socket exists."""
 
@@ -84,7 +85,7 @@ class WarmWait:
             if listener.fileno() not in woken:
                 continue
             peer, _ = listener.accept()
-            request = read_message(peer, _PATIENCE_S) if is_own_user(peer) else {}
+            request = read_message(peer, _REQUEST_S) if is_own_user(peer) else {}
             if _has_hung_up(peer):  # this process was stopped; the client gave up waiting
                 peer.close()
                 continue
@@ -134,4 +135,4 @@ def _has_hung_up(peer: socket.socket) -> bool:
     except OSError:
         return True
     finally:
-        peer.settimeout(_PATIENCE_S)
+        peer.settimeout(_REQUEST_S)

@@ -78,7 +78,7 @@ class CoordinatorLink:
 
     @property
     def room(self) -> int:
-        """The bytes of files that may be queued now: half of the room for logs, which go first."""
+        """The bytes of files that may be queued now; half of the queue is reserved for logs."""
         if self._connection is None or not self._connection.is_welcomed:
             return 0
         return max(0, self._connection.room - ENOUGH_QUEUED // 2)
@@ -98,8 +98,10 @@ class CoordinatorLink:
 
     def deadline(self) -> float | None:
         """Return the moment when `on_time` must be called next, or None."""
-        due = [own] if (own := self._coordinator_deadline()) is not None else []
-        return min([*due, *(pending.hello_by for pending in self._pending)], default=None)
+        due = [pending.hello_by for pending in self._pending]
+        if (deadline := self._coordinator_deadline()) is not None:
+            due.append(deadline)
+        return min(due, default=None)
 
     def _coordinator_deadline(self) -> float | None:
         if self._lease_s is not None and self._was_welcomed:
@@ -126,9 +128,7 @@ class CoordinatorLink:
         self._listener.close()
         path = self._config["socket"]
         with contextlib.suppress(OSError):
-            if (
-                file_identity(path) == self._socket_identity
-            ):  # else that of an agent that came after us
+            if file_identity(path) == self._socket_identity:  # else a later agent made it
                 os.unlink(path)
         for pending in self._pending:
             pending.socket.close()

@@ -1,4 +1,4 @@
-"""A task the kernel killed for its memory is told apart from one that somebody killed."""
+"""Out-of-memory kills are told apart from other kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_LOG = "/no/kernel/log"
 
 
 class Tree:
-    """The files a kernel shows of cgroups, for counters this machine's kernel does not have."""
+    """Fake cgroup files, for counters that this machine's kernel does not have."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.mount = folder / "proc", folder / "cgroup"
@@ -56,10 +56,10 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def test_v2_counters_of_its_own_cgroup_and_those_above_are_evidence(tree: Tree) -> None:
+def test_v2_counters_of_a_cgroup_and_its_parents_are_evidence(tree: Tree) -> None:
     cgroup_folders = [str(tree.mount / path) for path in ("job/step", "job", "")]
-    seen = limits.cgroup_folders(7, "memory", COUNTERS, str(tree.proc))
-    found = [folder.rstrip("/") for folder in seen]
+    record = limits.cgroup_folders(7, "memory", COUNTERS, str(tree.proc))
+    found = [folder.rstrip("/") for folder in record]
     assert found == [folder.rstrip("/") for folder in cgroup_folders]
     for path in ("job/step", "job"):
         detector = tree.detector()
@@ -115,13 +115,13 @@ def test_without_any_cgroup_there_is_no_evidence(tmp_path: Path) -> None:
         ("oom_reaper: reaped process 205 (python3), now anon-rss:0kB", None),
     ],
 )
-def test_the_kernel_s_own_words_name_the_pid(line: str, pid: int | None) -> None:
+def test_a_line_of_the_kernel_log_names_the_pid(line: str, pid: int | None) -> None:
     assert killed_pid(line) == pid
 
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A real cgroup with a limit: v1 or v2, wherever this machine has its memory controller."""
+    """Create a real cgroup with a limit: v1 or v2, as this machine has it."""
     v1 = Path("/sys/fs/cgroup/memory")
     parent = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
     group = parent / f"tfcluster-test-{os.getpid()}"
@@ -136,7 +136,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 def is_removed(group: Path) -> bool:
-    """The agent leaves it; a process that is just ending keeps it a moment longer."""
+    """Remove the cgroup, retrying while an ending process is still in it."""
     for pid in (group / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
             (group.parent / "cgroup.procs").write_text(pid)
@@ -145,7 +145,7 @@ def is_removed(group: Path) -> bool:
     return not group.exists()
 
 
-def test_a_real_counter_is_evidence_where_the_log_is_closed(small_cgroup: Path) -> None:
+def test_a_real_counter_is_evidence_without_the_kernel_log(small_cgroup: Path) -> None:
     detector = OomDetector("/proc", NO_LOG)
     code = "input(); x = bytearray(300 << 20)"
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE) as task:
@@ -159,7 +159,7 @@ def test_a_real_counter_is_evidence_where_the_log_is_closed(small_cgroup: Path) 
     assert detector.evidence(task.pid, before) == shown
 
 
-def test_the_kernel_s_kill_is_told_with_evidence(rig: Rig, small_cgroup: Path) -> None:
+def test_an_out_of_memory_kill_is_reported_with_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     pid = rig.start_python(EATER)["pid"]
     exited = rig.exited()
@@ -167,7 +167,7 @@ def test_the_kernel_s_kill_is_told_with_evidence(rig: Rig, small_cgroup: Path) -
     assert f"Killed process {pid}" in exited["oom"] or f"pid={pid}" in exited["oom"]
 
 
-def test_a_kill_by_somebody_or_by_us_has_no_such_evidence(rig: Rig, small_cgroup: Path) -> None:
+def test_other_kills_have_no_such_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     kill(rig.start("sleep", "300")["pid"])
     assert "oom" not in rig.exited()
