@@ -51,20 +51,16 @@ class Agent:
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
-        self._preloader: Preloader = (
-            Preloader(recorder) if previous is None else previous._preloader
-        )
-        self._log_streams = LogStreams(self._selector)
-        self._runner = TaskRunner(
-            recorder, self._selector, host_spawner, self._preloader, self._log_streams
-        )
-        self._link = self._runner.link = self._log_streams.link = CoordinatorLink(
+        self._preloader: Preloader = previous._preloader if previous else Preloader(recorder)
+        self._log_streams = streams = LogStreams(self._selector)
+        self._runner = TaskRunner(recorder, self._selector, host_spawner, self._preloader, streams)
+        self._link = self._runner.link = streams.link = CoordinatorLink(
             config,
             recorder,
             self._selector,
             carry_out=self._carry_out,
             resume_logs=self._resume,
-            stream_logs=self._log_streams.stream,
+            stream_logs=streams.stream,
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)
@@ -72,7 +68,7 @@ class Agent:
         self._cache_use = _cache_use(self._cache, config["run_id"]) if self._cache else None
         self._files: FileClient | None = None
         """Started by the first file order; a local agent never gets one."""
-        self._signals: int = _signals_as_bytes() if previous is None else previous._signals
+        self._signals: int = previous._signals if previous else _signals_as_bytes()
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
 
