@@ -32,7 +32,7 @@ def test_a_folder_of_sockets_without_a_substitute_is_refused(shell: CommandLine)
     shell.script("job.py", "")
     refused = shell.run("run", "job.py")
     assert refused.code == 3, refused.err
-    assert f"{folder}: other users can write to it" in refused.err
+    assert f"cannot use {folder} for sockets: other users can write to it" in refused.err
     assert "make ~/.cache/tfcluster writable" in refused.err
     assert not shell.runs()
 

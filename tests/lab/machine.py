@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent.relay import NAME
+from tfcluster.agent.relay import PROCESS_NAME
 
 CARD = "eth0"
 
@@ -71,7 +71,7 @@ class Machine:
         found = []
         for pid in sorted(self.processes()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n":
+                if Path(f"/proc/{pid}/comm").read_text() == f"{PROCESS_NAME}\n":
                     found.append(pid)
         return found
 

@@ -22,7 +22,7 @@ from tests.launcher.coordinator.scripted import (
 
 from tfcluster.agent import budgets
 from tfcluster.agent.protocol import LOG, data_frame
-from tfcluster.agent.tasks.task import _NEEDED, Reports
+from tfcluster.agent.tasks.task import _DECISIVE, ReportBudget
 from tfcluster.checkpoints.sources import scan
 from tfcluster.errors import NodeLostError
 from tfcluster.nodes import task_reports
@@ -163,7 +163,7 @@ def test_a_folder_of_too_many_files_is_not_listed(tmp_path: Path) -> None:
     for name in range(5):
         (tmp_path / str(name)).touch()
     assert len(scan(tmp_path, most=5)) == 5
-    with pytest.raises(OSError, match="holds more than 4 files and folders"):
+    with pytest.raises(OSError, match="has more than 4 files and folders"):
         scan(tmp_path, most=4)
 
 
@@ -194,11 +194,11 @@ def test_while_the_disk_is_full_progress_does_not_pile_up(
 
 def test_every_report_that_supervision_needs_has_a_reserve() -> None:
     for_people = {"progress", "alive", "note", "trial", "trial_ended"}
-    assert {kind.decode() for kind in _NEEDED} | for_people == set(task_reports._SHAPES)
+    assert {kind.decode() for kind in _DECISIVE} | for_people == set(task_reports._SHAPES)
 
 
 def test_the_reserve_is_there_when_other_reports_are_dropped() -> None:
-    reports = Reports(0.0)
+    reports = ReportBudget(0.0)
     for _ in range(2000):
         reports.take(b'{"type": "progress"}', 0.0, backlog=0)
     assert reports.dropped > 0

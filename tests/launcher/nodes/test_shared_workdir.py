@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.agent.files.outgoing import look
+from tfcluster.agent.files.outgoing import find_marked_folder
 from tfcluster.nodes.code_sync import Mark, placed_mark
 from tfcluster.plan.plan import Command, EnvVar
 from tfcluster.plan.remote_paths import NodePaths
@@ -21,7 +21,7 @@ BUNDLE = "~/.cache/tfcluster/bundles/0123"
 
 def find(mark: Mark, *folders: str, **changes: Any) -> str | None:
     order = {"id": 1, "folders": folders, "name": mark.name, "text": mark.text}
-    folder: str | None = look({**order, "inode": mark.inode, **changes})["folder"]
+    folder: str | None = find_marked_folder({**order, "inode": mark.inode, **changes})["folder"]
     return folder
 
 

@@ -155,9 +155,9 @@ EXITED = {
 BAD = {
     "no frame": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a frame"),
     "a frame without an end": (struct.pack(">cI", b"C", 1 << 31), "not a frame"),
-    "no JSON": (protocol.frame(b"C", b"{"), "holds no JSON object"),
-    "deep JSON": (protocol.frame(b"C", b"[" * 100_000), "holds no JSON object"),
-    "a long number": (protocol.frame(b"C", b'{"n":' + b"9" * 9000 + b"}"), "holds no JSON object"),
+    "no JSON": (protocol.frame(b"C", b"{"), "is not a JSON object"),
+    "deep JSON": (protocol.frame(b"C", b"[" * 100_000), "is not a JSON object"),
+    "a long number": (protocol.frame(b"C", b'{"n":' + b"9" * 9000 + b"}"), "is not a JSON object"),
     "no object": (protocol.frame(b"C", b"[]"), "not a JSON object"),
     "no type": (control({"n": 1}), "whose type is missing"),
     "a wrong type": (control(EXITED), "whose duration_s is 'long'"),
