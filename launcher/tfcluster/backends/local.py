@@ -199,7 +199,7 @@ class AgentProcess(AgentHandle):
         """The agent has told its process id; what started here is the guard."""
         self._agent = (welcome["pid"], start_time(welcome["pid"]))
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self._stays = True
 
     def last_words(self) -> str:

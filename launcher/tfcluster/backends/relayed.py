@@ -66,11 +66,11 @@ class Place(Protocol):
         """Whether it will never answer; `said`: the transport's words for a dial that failed."""
         ...
 
-    story: str
+    explanation: str
     """What has become of it, where that is known."""
 
     async def explain(self) -> None:
-        """Make `story` what can be found out now."""
+        """Make `explanation` what can be found out now."""
         ...
 
     async def end(self) -> bool:
@@ -194,13 +194,13 @@ class _Reached(AgentHandle):
         self._is_gone = False
 
     @property
-    def story(self) -> str:
-        return self._place.story if self._place is not None else ""
+    def explanation(self) -> str:
+        return self._place.explanation if self._place is not None else ""
 
     def last_words(self) -> str:
         return self._transport.last_words()
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         await self._transport.hang_up()
 
     async def has_gone(self) -> bool:
@@ -214,9 +214,9 @@ class _Reached(AgentHandle):
         if self._place is not None:
             await self._place.explain()
 
-    def reached(self) -> None:
+    def on_answer(self) -> None:
         if self._place is not None:
-            self._place.story = ""
+            self._place.explanation = ""
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self._transport.hang_up()
@@ -285,8 +285,8 @@ async def connect(
         config["seat"] = container_socket_name(run_id, node)
     order = {"digest": made.digest, "cache": remote_paths.CACHE, "config": config}
     transport = Transport(argv, order, made, logs_in=place is None)
-    hello, keeper = {**identity, "stream_logs": True}, _Reached(transport, place)
-    link = AgentLink(transport.dial, hello, keeper, lease_s=lease_s)
+    hello, handle = {**identity, "stream_logs": True}, _Reached(transport, place)
+    link = AgentLink(transport.dial, hello, handle, lease_s=lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:

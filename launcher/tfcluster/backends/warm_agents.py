@@ -121,7 +121,7 @@ class Adopted(AgentHandle):
         pid, guard_pid = welcome["pid"], welcome["guard_pid"]
         self._agent, self._guard = (pid, start_time(pid)), (guard_pid, start_time(guard_pid))
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self._stays = True
 
     def kill(self) -> None:

@@ -304,7 +304,9 @@ class Mark:
         FarFilesError.
         """
         folders = [self.folder, *elsewhere]
-        return await node.look(folders, name=self.name, text=self.text, inode=self.inode)
+        return await node.find_shared_folder(
+            folders, name=self.name, text=self.text, inode=self.inode
+        )
 
 
 @contextlib.contextmanager

@@ -204,6 +204,6 @@ def test_a_host_that_talks_nonsense_is_lost_and_named(office: Office) -> None:
     )
     assert run.end() == 3, run.said
     assert [lost["node"] for lost in run.of_type("node_lost")] == [second.address], run.said
-    assert "it was cut off: it sent not a frame: b'HTTP/1.1 400 Bad Request" in run.said
+    assert "disconnected: it sent not a frame: b'HTTP/1.1 400 Bad Request" in run.said
     assert run.of_type("task_exited")[0]["task"] == "worker:0"
     office.folders_stay = True

@@ -175,7 +175,7 @@ def test_an_agent_that_does_not_obey_a_stop_is_killed_and_the_link_says_so(folde
             since = time.monotonic()
             await link.send({"type": "stop", "tasks": ["worker:0"], "grace_s": 60, "why": ""})
             assert [message async for message in link] == []
-            assert "did not obey a stop" in link.last_words()
+            assert "did not acknowledge a stop" in link.last_words()
         assert_gone(task["pid"], link.welcome["pid"], link.welcome["guard_pid"])
         return time.monotonic() - since
 
@@ -302,7 +302,7 @@ def test_a_running_agent_that_stands_still_is_lost_in_time_unless_it_goes_on(
         assert (await anext(messages))["type"] == "link_back"
         os.kill(agent, signal.SIGSTOP)
         assert [message["type"] async for message in link] == ["link_cut"]
-        assert "it stood still for 2 s, so it was killed" in link.why_gone()
+        assert "it did not answer for 2 s, so it was killed" in link.why_gone()
         await link.close()
         assert_gone(task, agent, link.welcome["guard_pid"])
 

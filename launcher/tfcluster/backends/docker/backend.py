@@ -86,8 +86,8 @@ class DockerBackend:
         except NodeLostError as error:
             await container.explain()
             await container.end()
-            if container.story:
-                message = f"{node.name} cannot be reached: {container.story}"
+            if container.explanation:
+                message = f"{node.name} cannot be reached: {container.explanation}"
                 raise NodeLostError(message) from error
             raise
 

@@ -46,7 +46,7 @@ class RunningContainer:
     name: str
     node: str
     network: str
-    story: str = ""
+    explanation: str = ""
     """What is known of its end, or of why it does not answer."""
 
     def exec_argv(self, python: str) -> list[str]:
@@ -61,14 +61,14 @@ class RunningContainer:
         if _ENDED.search(said):
             await self.explain()
             return True
-        self.story = ""
+        self.explanation = ""
         if _PAUSED.search(said):
-            self.story = _paused(self.name)
+            self.explanation = _paused(self.name)
         return False
 
     async def explain(self) -> None:
         """Keeps what it finds out as its story, and what is known where docker does not answer."""
-        self.story = await self._tell() or self.story
+        self.explanation = await self._tell() or self.explanation
 
     async def _tell(self) -> str:
         """How it ended, or what keeps it from answering; empty where nothing is wrong with it."""
