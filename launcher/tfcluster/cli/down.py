@@ -55,10 +55,10 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         with collected(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [past_runs.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
+    found = [past_runs.find_leftovers_of(state.run, patience_s=_DOCKER_S) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(past_runs.look(patience_s=_DOCKER_S, but=done))
+        found.append(past_runs.find_leftovers(patience_s=_DOCKER_S, excluded=done))
     for one in found:
         errors += _clear_docker(one, terminal)
     if as_json:
@@ -92,7 +92,7 @@ def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.look_for(run, patience_s=_DOCKER_S) if run else past_runs.Found()
+        found = past_runs.find_leftovers_of(run, patience_s=_DOCKER_S) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
         NodeLostError.raise_all(list(_clear_docker(found, terminal)))

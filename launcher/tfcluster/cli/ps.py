@@ -44,7 +44,7 @@ def command(all_runs: bool, as_json: bool) -> None:
             f"{name} is damaged, {one.paths.state.name} cannot be read: {one.why};"
             f" `tfcluster rm {name[-4:]}` removes it"
         )
-    for kept in warm_agents.resting(runtime_dir()):
+    for kept in warm_agents.find(runtime_dir()):
         minutes = kept.seconds / 60
         terminal.tell(
             f"kept warm for {minutes:.0f} min more: the imports of {kept.about} (pid {kept.pid});"
@@ -53,7 +53,7 @@ def command(all_runs: bool, as_json: bool) -> None:
     for run in known:
         if run.status is Status.LOST and registry.is_open(run):
             terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")
-    found = past_runs.look(patience_s=_DOCKER_S)
+    found = past_runs.find_leftovers(patience_s=_DOCKER_S)
     for silent in found.silent:
         terminal.tell(str(silent))
     for left in found.leftovers:

@@ -45,7 +45,7 @@ def remove(paths: RunPaths, terminal: Terminal) -> None:
     """
     _end_what_is_left(paths, terminal)
     registry.delete(paths)
-    for sentence in past_runs.let_go(paths.run_id, patience_s=_DOCKER_S):
+    for sentence in past_runs.forget_removed(paths.run_id, patience_s=_DOCKER_S):
         terminal.tell(sentence)
 
 

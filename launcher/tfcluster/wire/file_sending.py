@@ -79,18 +79,11 @@ class Answers:
         silent: the coordinator may have been stopped itself (Ctrl-Z), and a cut connection has
         its own lease.
         """
-        patience_s, silent_s, waited_s, answer_count = (
-            self._node.patience_s,
-            0.0,
-            0.0,
-            self._node.answer_count,
-        )
+        patience_s, answer_count = self._node.patience_s, self._node.answer_count
+        silent_s = waited_s = 0.0
+        most_s = _MOST_SILENCES * patience_s
         step_s = min(_WAIT_STEP_S, patience_s / 4)
-        while (
-            self._coming.empty()
-            and silent_s < patience_s
-            and waited_s < _MOST_SILENCES * patience_s
-        ):
+        while self._coming.empty() and silent_s < patience_s and waited_s < most_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(step_s):
                     return self._take(await self._coming.get())

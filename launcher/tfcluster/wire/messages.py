@@ -70,7 +70,7 @@ def _are_ports(value: object) -> bool:
 
 
 def _is_identity(value: object) -> bool:
-    """An agent's identity (`agent.fence`), which is given back to its own node only."""
+    """An agent's identity (`agent.fencing`), which is given back to its own node only."""
     return _has_fields(value, {**dict.fromkeys(_PROCESSES, _is_unsigned), "where": _is_location})
 
 
@@ -220,7 +220,7 @@ def check_owner(
 
 
 def check_ended(found: object) -> None:
-    """Raise ProtocolError unless `found` is a valid answer of `agent.lost_run`."""
+    """Raise ProtocolError unless `found` is a valid answer of `agent.fencing.end_lost_run`."""
     names = _list_of(lambda name: isinstance(name, str) and _NAME.fullmatch(name) is not None)
     fields = {
         "ended": names,
