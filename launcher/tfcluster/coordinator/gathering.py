@@ -17,7 +17,7 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_told
+from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FinalCopies, StalledError, Threads
 from tfcluster.errors import RunFolderError
@@ -88,7 +88,7 @@ class RunGathering:
         Raises RunFolderError.
         """
         if self._before is None:
-            look = partial(outputs.remember, self._workdir, ours=self._paths.root.parents[1])
+            look = partial(outputs.list_before, self._workdir, home=self._paths.root.parents[1])
             try:
                 self._before = await self._threads.do(look, "the look at the working directory")
             except OSError as error:
@@ -128,7 +128,7 @@ class RunGathering:
                 look = partial(newest_in, shared, told)
                 self._shared = await self._threads.do(look, "the look at it")
             except OSError as error:
-                self._shared = newest_told(told)
+                self._shared = newest_reported(told)
                 why = f"checkpoints.dir cannot be read: {describe_error(error)}"
                 return [ev.Warned(message=why)]
             return []
@@ -154,7 +154,7 @@ class RunGathering:
         if gatherer is None or self._is_filling:
             return why
         try:
-            found = gatherer.final_look() if is_final else gatherer.look()
+            found = gatherer.gather_last() if is_final else gatherer.gather()
             self._found.extend(map(self._event, found))
         except CancelledError:
             pass  # `_finish` says so
@@ -299,7 +299,7 @@ class RunGathering:
         is_wanted = self._plan.checkpoints.gather and self._store.newest is None
         if self._before is None or not is_wanted:
             return []
-        return list(filter(None, [outputs.news(self._before, gathered=copied)]))
+        return list(filter(None, [outputs.describe_new_files(self._before, gathered=copied)]))
 
     def _is_stopped(self) -> bool:
         """Is asked with each piece of a file."""

@@ -21,10 +21,10 @@ from tfcluster.checkpoints.copying import (
     SourceChangedError,
     Stopped,
     copy_verified,
-    go_on,
     never,
+    raise_if_cancelled,
 )
-from tfcluster.checkpoints.restore import AT_LEAST, name_checkpoints
+from tfcluster.checkpoints.restore import KEPT_FOR_READERS, name_checkpoints
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.wire.file_sending import Sent
@@ -102,7 +102,7 @@ class RemoteSource:
         async with _Landing(target, start) as landing:
 
             async def take(data: bytes) -> None:
-                go_on(stopped)
+                raise_if_cancelled(stopped)
                 await landing.add(data)
 
             announced = await self.files().read(
@@ -230,7 +230,7 @@ while a large file is sent, or while a line is cut."""
 
 
 class RemoteFollower:
-    """What `checkpoints.following.Follower` is for a directory here; its methods block."""
+    """What `checkpoints.restore.LocalFollower` is for a directory here; its methods block."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class RemoteFollower:
             *(g for g in self._placed if {e.path for e in g.checkpoint.files} <= there),
             *new,
         ]
-        wanted = {g.checkpoint for g in (*held, *placed[-AT_LEAST:])}
+        wanted = {g.checkpoint for g in (*held, *placed[-KEPT_FOR_READERS:])}
         staying = [g for g in placed if g.checkpoint in wanted]
         still = _paths(staying)
         try:

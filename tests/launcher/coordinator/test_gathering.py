@@ -118,10 +118,10 @@ def test_a_disk_that_stays_full_is_no_fault_of_tfcluster(
 def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def final_look() -> list[Any]:
+    def gather_last() -> list[Any]:
         raise FULL
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", final_look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
     seen: list[Event] = []
     for _ in range(3):
         seen += asyncio.run(run_gathering.bring_home())
@@ -236,8 +236,8 @@ def test_what_was_found_while_the_run_ended_is_told(
         go_on.wait(20)
         return [found]
 
-    monkeypatch.setattr(run_gathering._gatherer, "look", look)
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", list)
+    monkeypatch.setattr(run_gathering._gatherer, "gather", look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", list)
 
     async def end_meanwhile() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
@@ -256,10 +256,10 @@ def test_what_was_found_while_the_run_ended_is_told(
 def test_where_the_last_look_breaks_nothing_is_taken_for_brought_home(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def final_look() -> list[Any]:
+    def gather_last() -> list[Any]:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", final_look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
     with pytest.raises(ValueError, match="ours"):
         asyncio.run(run_gathering.finish())
     assert run_gathering.lacks_something
@@ -275,7 +275,7 @@ def test_what_was_cut_short_lacks_something_and_its_folders_stay(
             return []
         raise CancelledError
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", cut)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", cut)
     (said,) = asyncio.run(run_gathering.finish())
     assert isinstance(said, ev.Warned)
     assert "cut short by Ctrl-C" in said.message
