@@ -101,14 +101,14 @@ def _tail(seen: bytes) -> str:
     return seen[-400:].decode(errors="replace").strip()
 
 
-def explain(error: BaseException, code: int | None, said: str, *, logs_in: bool = True) -> str:
+def explain(error: BaseException, code: int | None, stderr: str, *, logs_in: bool = True) -> str:
     """Return why the agent could not be reached.
 
-    `code`: the transport's exit code, None while it runs. `said`: what the transport, or a
+    `code`: the transport's exit code, None while it runs. `stderr`: what the transport, or a
     program behind it, wrote to stderr. `logs_in`: the transport goes through a login shell.
     """
-    text = shorten_tracebacks(said)
-    if text and (code in _SELF_EXPLAINING or any(one in said for one in _PYTHON_MESSAGES)):
+    text = shorten_tracebacks(stderr)
+    if text and (code in _SELF_EXPLAINING or any(one in stderr for one in _PYTHON_MESSAGES)):
         return text
     if isinstance(error, TimeoutError):
         why = f"no answer for {SILENCE_S:.0f} s"
@@ -126,9 +126,9 @@ def explain(error: BaseException, code: int | None, said: str, *, logs_in: bool 
     return f"{why} Its output: {heard}" if heard else why
 
 
-def shorten_tracebacks(said: str) -> str:
-    """Return `said` with every Python traceback reduced to its exception."""
-    if _TRACEBACK not in said:
-        return said
-    kept = [line for line in said.splitlines() if not _TRACEBACK_LINES.match(line)]
+def shorten_tracebacks(stderr: str) -> str:
+    """Return `stderr` with every Python traceback reduced to its exception."""
+    if _TRACEBACK not in stderr:
+        return stderr
+    kept = [line for line in stderr.splitlines() if not _TRACEBACK_LINES.match(line)]
     return "\n".join(_QUALIFIED.sub("", line) for line in kept)

@@ -66,10 +66,10 @@ class Place(Protocol):
     """A container that was made for one agent and ends with it."""
 
     explanation: str
-    """Why it ended or does not answer; "" if unknown."""
+    """The reason why it ended or does not answer; "" if unknown."""
 
-    async def has_ended(self, said: str) -> bool:
-        """Return whether it will never answer; `said`: the stderr of a transport that failed."""
+    async def has_ended(self, stderr: str) -> bool:
+        """Return whether it will never answer; `stderr`: that of a failed dial."""
         ...
 
     async def explain(self) -> None:
@@ -207,9 +207,9 @@ class _RelayedAgent(AgentHandle):
         await self._transport.hang_up()
 
     async def has_gone(self) -> bool:
-        said = self._transport.last_words()
+        stderr = self._transport.last_words()
         self._has_ended = await self._transport.has_agent_ended() or (
-            self._place is not None and await self._place.has_ended(said)
+            self._place is not None and await self._place.has_ended(stderr)
         )
         return self._has_ended
 

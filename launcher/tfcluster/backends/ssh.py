@@ -124,8 +124,8 @@ _FIXES = (
 
 def _fix(message: str, node: NodePlan) -> str:
     to = node.destination or node.name
-    said = message.partition("cannot be reached: ")[2]
-    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, said, re.MULTILINE))
+    reason = message.partition("cannot be reached: ")[2]
+    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, reason, re.MULTILINE))
     return next(fixes, "see `ssh -v {to}`").format(to=to, name=node.name)
 
 

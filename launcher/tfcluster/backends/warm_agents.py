@@ -38,7 +38,7 @@ class WarmAgent:
     guard: int
     """The process id of its guard, which ends last."""
     seconds: float
-    """How many more seconds it waits."""
+    """The seconds for which it still waits."""
     about: str
     """The Python whose imports it keeps."""
 

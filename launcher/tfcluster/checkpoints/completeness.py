@@ -30,7 +30,7 @@ class Kind(StrEnum):
     TF_CHECKPOINT = "tf_checkpoint"
     """``<prefix>.index`` and its data shards: tf.train.Checkpoint, Keras 2 ``save_weights``."""
     ESTIMATOR = "estimator"
-    """The same with ``.meta`` (and ``graph.pbtxt``): an Estimator's or Saver's model_dir."""
+    """Such files with ``.meta`` (and ``graph.pbtxt``): an Estimator's or Saver's model_dir."""
     SAVED_MODEL = "saved_model"
     KERAS = "keras"
     """A whole model in one ``.keras`` file."""
@@ -117,9 +117,9 @@ class Newest:
     """The checkpoint that an attempt starts from, as shown to users."""
 
     step: int | None = None
-    """None if unknown."""
+    """The step; None if unknown."""
     name: str | None = None
-    """``ckpt-12``; None without a checkpoint."""
+    """The name (``ckpt-12``); None without a checkpoint."""
 
 
 _TEMPORARY = re.compile(

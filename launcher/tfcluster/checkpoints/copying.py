@@ -40,9 +40,9 @@ def never() -> bool:
 
 
 def raise_if_cancelled(stopped: Stopped) -> None:
-    """Raise CancelledError if `stopped` says so; called at every step of work on files.
+    """Raise CancelledError if `stopped()`; called at every step of work on files.
 
-    The call is also a sign of life for whoever waits for the work.
+    The call to `stopped` is also a sign of life for the caller.
     """
     if stopped():
         raise CancelledError

@@ -37,7 +37,7 @@ class ReportedSave:
 
     step: int
     at_ns: int | None
-    """When, by the clock of the task's files; None if unknown."""
+    """The time, by the clock of the task's files; None if unknown."""
 
     def is_of(self, checkpoint: Checkpoint) -> bool:
         """Return whether it is about `checkpoint`, not about an older one at the same path."""

@@ -48,7 +48,7 @@ class WorkdirBefore:
 
     workdir: Path
     paths: frozenset[str] | None
-    """None if there are too many."""
+    """The relative paths; None if there are too many."""
     home: Path | None = None
     """The home of all runs, which is ignored if it is in the working directory."""
 

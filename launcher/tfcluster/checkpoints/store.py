@@ -67,12 +67,12 @@ class Gathered:
 
     @property
     def place(self) -> int | None:
-        """Its step, else its save counter: the number after ``RUN@``."""
+        """The step, else the save counter: the number after ``RUN@``."""
         return self.step if self.step is not None else self.save
 
     @property
     def contents(self) -> tuple[tuple[str, str], ...]:
-        """Its files' names and digests; equal for equal contents."""
+        """The files' names and digests; equal for equal contents."""
         names = (entry.path for entry in self.checkpoint.files)
         return tuple(zip(names, self.digests, strict=True))
 

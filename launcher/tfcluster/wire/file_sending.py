@@ -55,7 +55,7 @@ class Answers:
         self._node = node
         self._coming: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
         self.waiting_bytes = 0
-        """Bytes of file slices that nobody has taken yet."""
+        """Bytes of file slices not taken yet."""
 
     def put_nowait(self, answer: Mapping[str, Any]) -> None:
         if answer["type"] == "file":
@@ -135,7 +135,7 @@ SendFile = Callable[[str, int, bytes], Awaitable[None]]
 _SLICE = 256 << 10
 """Bytes in one frame; an order waits at most as long as one takes to be sent."""
 _MOST_REQUESTS = 10
-"""How often a node may ask for each file: again if its cache has lost the file meanwhile."""
+"""Requests a node may send for each file, which its cache may have lost meanwhile."""
 _WINDOW = 4 << 20
 """Bytes sent but not acknowledged; more would pile up if the node's disk is slow."""
 _PAGE_BYTES = 1 << 20

@@ -42,11 +42,11 @@ KINDS = frozenset(
 )
 """Types of the messages that go to `RemoteFiles.handle`."""
 _ACKNOWLEDGE_BYTES = 2 << 20
-"""After each so many bytes written here the node is told so, and may send as many more."""
+"""Bytes written here after which the node gets an acknowledgement and may send as many more."""
 SILENCE_S = 60.0
 """Seconds for which a connected node may answer nothing about files."""
 _STALLED_SILENCE_S = 5.0
-"""The same limit once the node has exceeded it: the next question then fails soon."""
+"""Seconds for which a node that has exceeded that limit may do so again: less, to fail soon."""
 
 
 class RemoteFileChangedError(Exception):
@@ -64,7 +64,7 @@ class RemoteFiles:
         self._waiting: dict[int, Question] = {}
         self._node, self._silence_s = node, silence_s
         self.is_lost, self._lost_reason = False, ""
-        """Whether no answer will come any more, and why."""
+        """True if no answer will come any more; and the reason."""
         self.is_connected = True
         self.answer_count = 0
         """The number of answers received, of any kind."""

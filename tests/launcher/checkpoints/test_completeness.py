@@ -46,9 +46,7 @@ def test_a_complete_checkpoint_is_found(
     (found,) = find(now, now)
 
     assert (found.kind, found.path, found.number) == (kind, path, number)
-    assert found.step == (number if kind is Kind.ESTIMATOR else None), (
-        "other numbers count saves or epochs"
-    )
+    assert found.step == (number if kind is Kind.ESTIMATOR else None), "others count saves, epochs"
 
 
 @pytest.mark.parametrize(

@@ -371,7 +371,7 @@ def test_a_cut_connection_is_not_reported_as_hanging_files(
 
 
 def test_a_slow_transfer_is_not_reported_as_hanging_files(node: Node) -> None:
-    """At this rate a slice arrives only once in hours."""
+    """A slice arrives only once in hours at this rate."""
 
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(16 * MB)

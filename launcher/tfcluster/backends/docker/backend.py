@@ -130,11 +130,11 @@ class DockerBackend:
         answer = await self._run(run_argv(node, container, run_id, user))
         if not answer.is_ok:
             await container.end()
-            if network in answer.said and _NO_NETWORK in answer.said:
+            if network in answer.stderr and _NO_NETWORK in answer.stderr:
                 self._network = None  # it was pruned while unused; create it again next time
-            raise DockerError(f"the container of {node.name} does not start", answer.said)
-        if "WARNING" in (said := _NO_PIDS_LIMIT.sub("", answer.said)):
-            self._warnings.append(f"docker warned about {node.name}: {said}")
+            raise DockerError(f"the container of {node.name} does not start", answer.stderr)
+        if "WARNING" in (stderr := _NO_PIDS_LIMIT.sub("", answer.stderr)):
+            self._warnings.append(f"docker warned about {node.name}: {stderr}")
         return container
 
     async def _run(self, argv: list[str]) -> Answer:
@@ -160,8 +160,8 @@ class DockerBackend:
         try:
             answer = await ask("network", "create", *labels(run_id), *options, run_id)
             if not answer.is_ok:
-                self.may_hold_resources = held_before or was_cut_off(answer.said)
-                raise DockerError("docker cannot make a network for the run", answer.said)
+                self.may_hold_resources = held_before or was_cut_off(answer.stderr)
+                raise DockerError("docker cannot make a network for the run", answer.stderr)
         except SurroundingsError as error:
             if not isinstance(error, DockerError):  # there is no client
                 self.may_hold_resources = held_before
@@ -172,7 +172,7 @@ class DockerBackend:
         return run_id
 
     async def _user_of(self, container: Container, tell: Tell) -> tuple[str, ...]:
-        """Return the options for the tasks' user; never root unless spec or image says so.
+        """Return the options for the tasks' user; never root unless spec or image sets it.
 
         That is the spec's user, else the caller if tasks use folders of the daemon's machine,
         else the image's user, else nobody.

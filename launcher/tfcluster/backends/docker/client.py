@@ -69,8 +69,8 @@ class Answer:
 
     code: int
     out: str
-    said: str
-    """Its stderr, as one line."""
+    stderr: str
+    """The client's stderr, as one line."""
 
     @property
     def is_ok(self) -> bool:
@@ -80,12 +80,12 @@ class Answer:
 class DockerError(SurroundingsError):
     """Docker refused something, or does not answer."""
 
-    def __init__(self, what: str, said: str) -> None:
-        super().__init__(f"{what}: {said}" if said else what, fix=_fix(said))
+    def __init__(self, what: str, stderr: str) -> None:
+        super().__init__(f"{what}: {stderr}" if stderr else what, fix=_fix(stderr))
 
 
-def _fix(said: str) -> str:
-    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, said, re.IGNORECASE))
+def _fix(stderr: str) -> str:
+    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, stderr, re.IGNORECASE))
     return next(fixes, "`docker info` and `docker ps -a` show docker's state")
 
 
@@ -154,12 +154,14 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
     return Answer(process.returncode, out.decode(errors="replace").strip(), plain(err))
 
 
-def was_cut_off(said: str) -> bool:
+def was_cut_off(stderr: str) -> bool:
     """Return whether the connection broke after the daemon may have received the order.
 
-    `said`: the client's stderr. A daemon that could not be dialled has received nothing.
+    `stderr`: the client's. A daemon that could not be dialled has received nothing.
     """
-    return "error during connect" in said and re.search(_NOT_DIALLED, said, re.IGNORECASE) is None
+    return (
+        "error during connect" in stderr and re.search(_NOT_DIALLED, stderr, re.IGNORECASE) is None
+    )
 
 
 def no_client() -> SurroundingsError:
@@ -169,9 +171,9 @@ def no_client() -> SurroundingsError:
     )
 
 
-def plain(said: bytes) -> str:
+def plain(stderr: bytes) -> str:
     """Return docker's message as one line, without its origin and the hint to its manual."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines()]
     kept = [line for line in lines if line and not line.startswith(("See 'docker", "Run 'docker"))]
     text = " ".join(kept)
     return re.sub(r"^(docker: |Error response from daemon: |Error: )+", "", text).strip()
@@ -210,8 +212,8 @@ async def find_image(image: str, tell: Tell) -> str:
     found = await ask(*inspect)
     if found.is_ok:
         return found.out
-    if "No such image" not in found.said:
-        raise DockerError("docker cannot inspect the image", found.said)
+    if "No such image" not in found.stderr:
+        raise DockerError("docker cannot inspect the image", found.stderr)
     name, _, tag = image.partition(":")
     if name == _OWN_IMAGE:
         version = f" --tensorflow {tag[2:]}" if tag.startswith("tf") else ""
@@ -221,5 +223,5 @@ async def find_image(image: str, tell: Tell) -> str:
     tell(f"docker pulls {image}")
     answer = await ask("pull", "--quiet", image, patience_s=_PULL_S)
     if not answer.is_ok:
-        raise DockerError(f"docker has no image {image} and cannot pull it", answer.said)
+        raise DockerError(f"docker has no image {image} and cannot pull it", answer.stderr)
     return (await ask(*inspect)).out

@@ -49,7 +49,7 @@ class RunningContainer:
     node: str
     network: str
     explanation: str = ""
-    """Why it ended or does not answer; "" if unknown."""
+    """The reason why it ended or does not answer; "" if unknown."""
 
     def exec_argv(self, python: str) -> list[str]:
         """Return the transport: the command that starts a relay in the container."""
@@ -58,13 +58,13 @@ class RunningContainer:
         starter = (python, "-I", "-S", "-c", relayed.STARTER)
         return ["docker", *context, "exec", "-i", self.name, *starter]
 
-    async def has_ended(self, said: str) -> bool:
-        """Return whether docker's message for a failed dial (`said`) shows that it has ended."""
-        if _ENDED.search(said):
+    async def has_ended(self, stderr: str) -> bool:
+        """Return whether the stderr of a failed dial shows that it has ended."""
+        if _ENDED.search(stderr):
             await self.explain()
             return True
         self.explanation = ""
-        if _PAUSED.search(said):
+        if _PAUSED.search(stderr):
             self.explanation = _paused(self.name)
         return False
 
@@ -81,7 +81,7 @@ class RunningContainer:
             )
             if not found.is_ok:
                 gone = f"its container {self.name} has been removed"
-                return gone if "No such" in found.said else f"docker says: {found.said}"
+                return gone if "No such" in found.stderr else f"docker says: {found.stderr}"
             state = foreign_json.parse_json_object(found.out)
             if not state.get("Running"):
                 return describe_end(self.name, state, await self._last_line())
@@ -97,7 +97,7 @@ class RunningContainer:
             answer = await ask("rm", "-f", "-v", self.name, patience_s=_REMOVE_S)
         except SurroundingsError:
             return False
-        return answer.is_ok or "No such container" in answer.said
+        return answer.is_ok or "No such container" in answer.stderr
 
     async def repair(self) -> str:
         """Reconnect it to the run's network if it was taken off; return a sentence about that."""
@@ -106,7 +106,7 @@ class RunningContainer:
                 done = await ask(
                     *("network", "connect", "--alias", self.node, self.network, self.name)
                 )
-                became = "it is connected again" if done.is_ok else done.said
+                became = "it is connected again" if done.is_ok else done.stderr
                 return f"{_taken_off_network(self)}: {became}"
         return ""
 
@@ -118,7 +118,7 @@ class RunningContainer:
 
     async def _last_line(self) -> str:
         found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_ANSWER_S)
-        lines = f"{found.out}\n{found.said}".strip().splitlines()
+        lines = f"{found.out}\n{found.stderr}".strip().splitlines()
         return lines[-1] if lines else ""
 
 

@@ -93,7 +93,7 @@ def remove(left: Leftovers) -> str:
     The run's sweeper may remove them at the same time, so only what still exists counts. Raises
     SilentDockerError.
     """
-    until, said = time.monotonic() + _REMOVE_S, ""
+    until, message = time.monotonic() + _REMOVE_S, ""
     now = [left]
     while now and time.monotonic() < until:
         for command, names in (
@@ -101,10 +101,11 @@ def remove(left: Leftovers) -> str:
             (("network", "rm"), now[0].networks),
         ):
             if names:
-                said = plain(_docker(left.endpoint, (*command, *names), _REMOVE_S).stderr) or said
+                done = _docker(left.endpoint, (*command, *names), _REMOVE_S)
+                message = plain(done.stderr) or message
         now = find(left.endpoint, left.run_id, patience_s=_REMOVE_S)
         time.sleep(_RETRY_S if now else 0)
-    return (said or "it still exists") if now else ""
+    return (message or "it still exists") if now else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,12 +109,12 @@ def remove_and_forget(left: Leftovers) -> str:
     from tfcluster.backends.docker import leftovers as docker_leftovers
 
     try:
-        said = docker_leftovers.remove(left)
+        problem = docker_leftovers.remove(left)
     except docker_leftovers.SilentDockerError as error:
         return str(error)
-    if not said:
+    if not problem:
         forget(left.run_id)
-    return said
+    return problem
 
 
 def forget_removed(run_id: str, *, patience_s: float) -> list[str]:

@@ -167,7 +167,7 @@ async def _require_builder() -> None:
     """Raise SurroundingsError if the client, the daemon or the client's builder is missing."""
     answer = await ask("version", "--format", "{{.Client.Version}}")
     if not answer.is_ok:
-        raise DockerError("docker cannot build an image", answer.said)
+        raise DockerError("docker cannot build an image", answer.stderr)
     major = re.match(r"\d+", answer.out)
     if major is None or int(major[0]) < _FIRST_WITH_PLUGIN:
         return
