@@ -117,9 +117,9 @@ def _pip_options(folder: Path) -> list[str]:
 def _pip_settings() -> dict[str, str]:
     """Return the settings of this machine's pip, from its files and its environment."""
     argv = [sys.executable, "-m", "pip", "config", "list"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     found = {}
-    for line in sorted(said.splitlines(), reverse=True):  # ":env:" settings come last and win
+    for line in sorted(output.splitlines(), reverse=True):  # ":env:" settings come last and win
         name, _, value = line.partition("=")
         section, _, option = name.rpartition(".")
         if section in ("global", ":env:"):
@@ -144,10 +144,10 @@ def _debootstrap(root: Path) -> None:
 
 def _mirror() -> str | None:
     """Return apt's mirror, or None if it lacks the suite; debootstrap has a default mirror."""
-    wanted = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Component: main"]
+    argv = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Component: main"]
     with contextlib.suppress(OSError):
-        said = subprocess.run(wanted, capture_output=True, text=True, check=False).stdout
-        for line in said.splitlines():
+        output = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+        for line in output.splitlines():
             if line.startswith(f"{SUITE} "):
                 return line.partition(" ")[2]
     return None

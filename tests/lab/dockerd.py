@@ -254,13 +254,17 @@ def _environment(folder: Path, host: str) -> dict[str, str]:
 def _client() -> Path:
     """Return the first client on PATH that can build; from 23.0 on that needs the plugin buildx."""
     found = [Path(folder) / "docker" for folder in _path().split(":")]
-    there = [path for path in dict.fromkeys(found) if os.access(path, os.X_OK)]
-    return next((path for path in there if _builds(path)), there[0] if there else Path("docker"))
+    clients = [path for path in dict.fromkeys(found) if os.access(path, os.X_OK)]
+    return next(
+        (path for path in clients if _builds(path)), clients[0] if clients else Path("docker")
+    )
 
 
 def _builds(client: Path) -> bool:
-    said = subprocess.run([client, "--version"], capture_output=True, text=True, check=False).stdout
-    version = re.search(r"version (\d+)", said)
+    output = subprocess.run(
+        [client, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    version = re.search(r"version (\d+)", output)
     if version and int(version[1]) < 23:
         return True
     return subprocess.run([client, "buildx", "version"], capture_output=True).returncode == 0

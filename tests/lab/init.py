@@ -59,10 +59,10 @@ def boot(name: str, folder: str) -> None:
     }
     for path, text in known_by.items():
         if os.path.exists(path):
-            own = os.path.join(folder, os.path.basename(path))
-            with open(own, "w") as file:
+            replacement = os.path.join(folder, os.path.basename(path))
+            with open(replacement, "w") as file:
                 file.write(text + "\n")
-            mount(own, path)
+            mount(replacement, path)
 
 
 def mount(what: str, where: str) -> None:

@@ -77,17 +77,19 @@ class Machine:
 
     def processes(self) -> dict[int, str]:
         """Return pid → command line of its processes, without the first one and sshd."""
-        mine = os.readlink(f"/proc/{self.pid}/ns/pid")
+        namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == self.pid:
                 continue
             with contextlib.suppress(OSError):
-                if os.readlink(entry / "ns/pid") != mine:
+                if os.readlink(entry / "ns/pid") != namespace:
                     continue
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                if words and "sshd" not in words.split(" ")[0]:
-                    found[int(entry.name)] = words
+                command_line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                )
+                if command_line and "sshd" not in command_line.split(" ")[0]:
+                    found[int(entry.name)] = command_line
         return found
 
     def power_off(self) -> None:

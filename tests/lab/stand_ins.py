@@ -55,9 +55,9 @@ def processes_with(text: str) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                command_line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 environ = (entry / "environ").read_bytes().decode(errors="replace")
             except OSError:
                 continue
-            found += [words] if text in words + environ else []
+            found += [command_line] if text in command_line + environ else []
     return found

@@ -78,27 +78,27 @@ async def shake_hands(
 
 async def _answer(reader: asyncio.StreamReader, progress: Callable[[], None]) -> bytes:
     """Return the bootstrap's next answer, skipping what a login prints first."""
-    seen = b""
+    received = b""
     while True:
         try:
-            seen += await reader.readuntil(b"\n")
+            received += await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as end:
-            raise EOFError(_tail(seen + end.partial)) from None
+            raise EOFError(_tail(received + end.partial)) from None
         except ConnectionError:
-            raise EOFError(_tail(seen)) from None
+            raise EOFError(_tail(received)) from None
         except asyncio.LimitOverrunError as over:
-            seen += await reader.readexactly(over.consumed)
+            received += await reader.readexactly(over.consumed)
         progress()
         for answer in (bootstrap.HAVE, bootstrap.NEED, bootstrap.GOT):
-            if seen.endswith(answer):
+            if received.endswith(answer):
                 return answer
-        if len(seen) > protocol.MAX_NOISE:
-            shown = seen[:400].decode(errors="replace")
+        if len(received) > protocol.MAX_NOISE:
+            shown = received[:400].decode(errors="replace")
             raise protocol.ProtocolError(f"no agent answered; the output was: {shown}")
 
 
-def _tail(seen: bytes) -> str:
-    return seen[-400:].decode(errors="replace").strip()
+def _tail(received: bytes) -> str:
+    return received[-400:].decode(errors="replace").strip()
 
 
 def explain(error: BaseException, code: int | None, stderr: str, *, logs_in: bool = True) -> str:
@@ -122,8 +122,8 @@ def explain(error: BaseException, code: int | None, stderr: str, *, logs_in: boo
         )
     else:
         return text or str(error) or type(error).__name__
-    heard = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
-    return f"{why} Its output: {heard}" if heard else why
+    output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
+    return f"{why} Its output: {output}" if output else why
 
 
 def shorten_tracebacks(stderr: str) -> str:

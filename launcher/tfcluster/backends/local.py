@@ -196,9 +196,9 @@ class AgentProcess(AgentHandle):
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            words = self.last_words()
+            stderr = self.last_words()
             self._errors.close()
-            raise _start_error(answer, words)
+            raise _start_error(answer, stderr)
 
     def note_agent(self, welcome: Mapping[str, Any]) -> None:
         """Note the agent's process id; the process started here became the guard."""

@@ -183,10 +183,10 @@ class Store:
         name = str(checkpoint.kind) if checkpoint.path == "." else checkpoint.path
         name = name.replace("/", "-").lstrip(".")
         same = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-        taken = [m for path in self.root.iterdir() if (m := same.fullmatch(path.name))]
-        if not taken and name != "checkpoint":  # the name of TensorFlow's text file
+        existing = [m for path in self.root.iterdir() if (m := same.fullmatch(path.name))]
+        if not existing and name != "checkpoint":  # the name of TensorFlow's text file
             return self.root / name
-        return self.root / f"{name}.{1 + max((int(m[1] or 1) for m in taken), default=1)}"
+        return self.root / f"{name}.{1 + max((int(m[1] or 1) for m in existing), default=1)}"
 
     def _prune(self) -> None:
         series: dict[str, list[Gathered]] = defaultdict(list)

@@ -213,9 +213,9 @@ class Sending:
         self._into, self._sources = into, sources
         self._answers, self._send_file = answers, send_file
         self._pending: deque[str] = deque()
-        self._took: dict[str, int] = {}
+        self._acknowledged: dict[str, int] = {}
         self._is_received = False
-        self._wanted = self.sent = 0
+        self._requested = self.sent = 0
 
     async def run(self) -> None:
         """Send until the node has all. Raises RemoteFilesError, ReconnectedError, OSError."""
@@ -228,14 +228,14 @@ class Sending:
     def _handle(self, answer: Mapping[str, Any]) -> None:
         match answer["type"]:
             case "wants":
-                self._wanted += len(answer["digests"])
+                self._requested += len(answer["digests"])
                 if not self._sources.keys() >= set(answer["digests"]):
                     raise RemoteFilesError(f"{self._into}: the node asks for an unknown file")
-                if self._wanted > _MOST_REQUESTS * len(self._sources):
+                if self._requested > _MOST_REQUESTS * len(self._sources):
                     raise RemoteFilesError(f"{self._into}: the node asks for the same files again")
                 self._pending.extend(answer["digests"])
             case "took":
-                self._took[answer["digest"]] = answer["at"]
+                self._acknowledged[answer["digest"]] = answer["at"]
             case "received":
                 self._is_received = True
             case "receive_failed":
@@ -249,10 +249,10 @@ class Sending:
         """Send one file. Raises RemoteFilesError if it is shorter than when it was announced."""
         source, size = self._sources[digest]
         at = 0
-        self._took[digest] = 0
+        self._acknowledged[digest] = 0
         with source.open("rb") as reader:
             while at < size or size == 0:
-                while at >= self._took[digest] + _WINDOW or not self._answers.empty():
+                while at >= self._acknowledged[digest] + _WINDOW or not self._answers.empty():
                     self._handle(await self._answers.next())
                 data = await asyncio.to_thread(reader.read, min(_SLICE, size - at))
                 if not data and size:

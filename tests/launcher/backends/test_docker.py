@@ -99,7 +99,7 @@ def test_the_end_of_a_container_is_described(
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "fix"),
+    ("stderr", "message", "fix"),
     [
         (
             "docker: Cannot connect to the Docker daemon at unix:///x. Is it running?\n\n"
@@ -126,8 +126,8 @@ def test_the_end_of_a_container_is_described(
         ("something new", "something new", "docker info"),
     ],
 )
-def test_a_refusal_has_dockers_message_and_a_fix(said: str, message: str, fix: str) -> None:
-    error = DockerError("the container does not start", plain(said.encode()))
+def test_a_refusal_has_dockers_message_and_a_fix(stderr: str, message: str, fix: str) -> None:
+    error = DockerError("the container does not start", plain(stderr.encode()))
     assert error.message.startswith(f"the container does not start: {message}")
     assert "Run 'docker" not in error.message
     assert error.fix is not None
@@ -151,10 +151,10 @@ def test_the_daemons_machine_is_found_from_host_context_and_configuration(tmp_pa
 
 
 def test_only_a_dead_coordinator_of_this_user_and_host_leaves_leftovers() -> None:
-    _, mine = leftovers.labels("run")[-1].split("=")
-    assert not leftovers.is_orphan(mine)  # it is this process
-    here = f"{socket.gethostname()}/{os.getuid()}"
-    assert leftovers.is_orphan(f"{here}/{os.getpid()}/1")  # its process id was reused
+    _, own_name = leftovers.labels("run")[-1].split("=")
+    assert not leftovers.is_orphan(own_name)  # it is this process
+    this_host = f"{socket.gethostname()}/{os.getuid()}"
+    assert leftovers.is_orphan(f"{this_host}/{os.getpid()}/1")  # its process id was reused
     assert not leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")
     assert not leftovers.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
     assert not leftovers.is_orphan("")

@@ -78,8 +78,8 @@ def test_leftovers_of_a_dead_coordinator_are_found_and_those_of_others_are_not(h
     for run in ("a", "c"):
         past_runs.note(run)
     lose_coordinator(home, "a", "c")
-    (left,) = past_runs.find_leftovers(patience_s=5).leftovers
-    assert (left.run_id, left.names) == ("a", ("a-worker-0", "a"))
+    (leftovers,) = past_runs.find_leftovers(patience_s=5).leftovers
+    assert (leftovers.run_id, leftovers.names) == ("a", ("a-worker-0", "a"))
     assert len(asked(home)) == 2  # containers and networks of one daemon, once for both runs
     assert noted(home) == ["a"], "the daemon has nothing of run c"
 
@@ -122,13 +122,13 @@ def test_a_removed_run_is_remembered_only_if_its_daemon_has_leftovers(
     change_daemon(monkeypatch, "unix:///away")
     past_runs.note("b")
     assert past_runs.forget_removed("a", patience_s=5) == []
-    (said,) = past_runs.forget_removed("b", patience_s=5)
-    assert "it may still have containers or networks of b" in said
+    (sentence,) = past_runs.forget_removed("b", patience_s=5)
+    assert "it may still have containers or networks of b" in sentence
     assert noted(home) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("said", "cut"),
+    ("stderr", "is_cut_off"),
     [
         ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", False),
         (
@@ -140,5 +140,7 @@ def test_a_removed_run_is_remembered_only_if_its_daemon_has_leftovers(
         ("Error response from daemon: could not find an available, non-overlapping pool", False),
     ],
 )
-def test_only_a_daemon_that_was_dialled_may_have_received_an_order(said: str, cut: bool) -> None:
-    assert docker_client.was_cut_off(said) is cut
+def test_only_a_daemon_that_was_dialled_may_have_received_an_order(
+    stderr: str, is_cut_off: bool
+) -> None:
+    assert docker_client.was_cut_off(stderr) is is_cut_off

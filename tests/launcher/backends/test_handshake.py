@@ -39,10 +39,10 @@ def reach(script: str) -> float:
         begun = time.monotonic()
         identity = {"run_id": uuid.uuid4().hex, "token": "t", "lease_s": 60.0}
         link = await relayed.connect("far", ["sh", "-c", script], **identity)  # type: ignore[arg-type]
-        took = time.monotonic() - begun
+        duration_s = time.monotonic() - begun
         await link.send({"type": "shutdown"})
         await link.close()
-        return took
+        return duration_s
 
     return asyncio.run(scenario())
 
@@ -63,42 +63,42 @@ def test_endless_noise_is_shown_in_the_error() -> None:
 
 
 def test_a_slow_login_that_prints_something_is_waited_for() -> None:
-    took = reach(f"for i in 1 2 3 4 5; do echo wait; sleep 0.8; done; {START}")
-    assert took > 3
+    duration_s = reach(f"for i in 1 2 3 4 5; do echo wait; sleep 0.8; done; {START}")
+    assert duration_s > 3
 
 
 def test_a_bundle_over_a_slow_connection_is_waited_for() -> None:
-    took = reach(f"{PYTHON} -c {shlex.quote(SLOWLY)} | {{ {START}; }}")
-    assert took > 3
+    duration_s = reach(f"{PYTHON} -c {shlex.quote(SLOWLY)} | {{ {START}; }}")
+    assert duration_s > 3
 
 
 def test_a_hanging_login_is_reported() -> None:
-    said = refusal("sleep 600")
-    assert said.startswith("far cannot be reached: no answer for 3 s")
+    message = refusal("sleep 600")
+    assert message.startswith("far cannot be reached: no answer for 3 s")
 
 
 def test_a_login_that_exits_is_reported_with_its_output() -> None:
-    said = refusal("echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3")
-    assert "ended with exit code 3" in said
-    assert "closed for cleaning" in said
-    assert "sorry" in said
+    message = refusal("echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3")
+    assert "ended with exit code 3" in message
+    assert "closed for cleaning" in message
+    assert "sorry" in message
 
 
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
 def test_a_python_that_is_too_old_is_reported(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
-    said = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
+    message = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
     reason = f"Python 3.9 or newer is needed, and {python} is 3."
-    assert said.startswith(f"far cannot be reached: Welcome\n{reason}")
+    assert message.startswith(f"far cannot be reached: Welcome\n{reason}")
 
 
 def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("a file where a folder should be")
-    said = refusal(START)
-    assert said.startswith("far cannot be reached: ")
-    assert "Not a directory" in said or "File exists" in said
-    assert "Traceback" not in said
-    assert "\n" not in said
+    message = refusal(START)
+    assert message.startswith("far cannot be reached: ")
+    assert "Not a directory" in message or "File exists" in message
+    assert "Traceback" not in message
+    assert "\n" not in message
 
 
 def test_a_failed_dial_leaves_no_process() -> None:
@@ -109,7 +109,7 @@ def test_a_failed_dial_leaves_no_process() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "shown"),
     [
         ("Permission denied (publickey).", "Permission denied (publickey)."),
         (
@@ -125,12 +125,12 @@ def test_a_failed_dial_leaves_no_process() -> None:
         ),
     ],
 )
-def test_only_the_exception_of_a_traceback_is_shown(said: str, shown: str) -> None:
-    assert handshake.shorten_tracebacks(said) == shown
+def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) -> None:
+    assert handshake.shorten_tracebacks(message) == shown
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("message", "fix"),
     [
         ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
         ("Host key verification failed.", "accept it: ssh gpu1"),
@@ -146,6 +146,6 @@ def test_only_the_exception_of_a_traceback_is_shown(said: str, shown: str) -> No
         ("no answer for 10 s: does its login hang?", "ssh gpu1 true"),
     ],
 )
-def test_each_refusal_has_its_own_fix(said: str, fix: str) -> None:
+def test_each_refusal_has_its_own_fix(message: str, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    assert fix in ssh._fix(f"10.0.0.1 cannot be reached: {said}", node)
+    assert fix in ssh._fix(f"10.0.0.1 cannot be reached: {message}", node)

@@ -125,14 +125,14 @@ def test_the_node_of_a_killed_agent_can_be_connected_again(folder: Path) -> None
 def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as first:
-            wanted = {"task": "worker:0", "host": "localhost", "port": 0}
-            await first.send({"type": "hold_ports", "ports": [wanted]})
+            request = {"task": "worker:0", "host": "localhost", "port": 0}
+            await first.send({"type": "hold_ports", "ports": [request]})
             port = (await anext(aiter(first)))["ports"]["worker:0"]
             os.kill(first.welcome["guard_pid"], signal.SIGSTOP)
             await first.send({"type": "die"})
             assert [message async for message in first] == []
             async with connected(folder) as second:
-                await second.send({"type": "hold_ports", "ports": [wanted | {"port": port}]})
+                await second.send({"type": "hold_ports", "ports": [request | {"port": port}]})
                 assert (await anext(aiter(second)))["type"] == "ports_held"
                 os.kill(first.welcome["guard_pid"], signal.SIGCONT)
                 await first.close()
@@ -205,11 +205,11 @@ def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
         async with connected(folder) as link:
             for number in range(3000):
                 await link.send({"type": f"unknown-{number}"})
-            seen = 0
+            received = 0
             async for message in link:
-                assert message["reason"].endswith(f"unknown-{seen}")
-                seen += 1
-                if seen == 3000:
+                assert message["reason"].endswith(f"unknown-{received}")
+                received += 1
+                if received == 3000:
                     break
 
     run(scenario)
@@ -257,13 +257,13 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
 ) -> None:
     if ends_by == "silence":
         monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.3)
-    seen: list[int] = []
+    pids: list[int] = []
     start = LocalBackend._start
 
     def start_and_stop(self: LocalBackend, config: dict[str, object], node: NodePlan) -> Any:
         process: Any = start(self, config, node)
-        seen.extend([process._process.pid, agent_below(process._process.pid)])
-        os.kill(seen[1], signal.SIGSTOP)
+        pids.extend([process._process.pid, agent_below(process._process.pid)])
+        os.kill(pids[1], signal.SIGSTOP)
         return process
 
     monkeypatch.setattr(LocalBackend, "_start", start_and_stop)
@@ -279,7 +279,7 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
             await connecting
 
     run(scenario)
-    assert_gone(*seen)
+    assert_gone(*pids)
 
 
 def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(

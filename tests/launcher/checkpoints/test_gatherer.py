@@ -150,14 +150,14 @@ def test_an_unreadable_folder_is_reported_once_and_again_at_the_end(
     write_prefix(chief / "locked", "ckpt-2")
     argv = without_override([sys.executable, "-c", GATHER, str(chief), str(tmp_path / "store")])
     (chief / "locked").chmod(0)
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     (chief / "locked").chmod(0o700)
     note = f"['{chief}/locked cannot be read: no checkpoint in it is gathered']"
-    assert said == f"[] []\n['ckpt-1'] {note}\n[] []\n[] {note}\n"
+    assert output == f"[] []\n['ckpt-1'] {note}\n[] []\n[] {note}\n"
     chief.chmod(0)
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     chief.chmod(0o700)
-    assert said == "Permission denied\n" * 4
+    assert output == "Permission denied\n" * 4
 
 
 SECOND = 10**9
@@ -357,8 +357,10 @@ def test_a_follower_copies_each_checkpoint_once_however_many_series_there_are(
         for path in (tmp_path / "evaluator").glob("*.index"):
             assert inodes.setdefault(path.name, path.stat().st_ino) == path.stat().st_ino
 
-    there = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
-    assert there == {f"old-{step}" for step in (1, 2, 3)} | {f"new-{step}" for step in range(4, 9)}
+    existing = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
+    assert existing == {f"old-{step}" for step in (1, 2, 3)} | {
+        f"new-{step}" for step in range(4, 9)
+    }
 
 
 def test_a_follower_whose_directory_was_replaced_is_filled_again(

@@ -81,14 +81,14 @@ def test_an_unreadable_folder_is_reported(workdir: Path, glob: str, files: tuple
     for name in ("other", "out/deep"):
         (workdir / name).chmod(0)
     argv = without_override([sys.executable, "-c", GATHER, str(workdir), glob])
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     for name in ("other", "out/deep"):
         (workdir / name).chmod(0o700)
     asked = ["other", "out/deep"] if glob.startswith("**") else ["out/deep"]
     notes = [
         f"checkpoints.outputs: {name} cannot be read: nothing in it was copied" for name in asked
     ]
-    assert said == f"{files} {tuple(notes)}\n" * 2
+    assert output == f"{files} {tuple(notes)}\n" * 2
 
 
 def test_links_out_of_the_working_directory_are_not_followed(workdir: Path, tmp_path: Path) -> None:

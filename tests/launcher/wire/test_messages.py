@@ -206,11 +206,11 @@ def test_an_invalid_frame_disconnects_the_node_and_is_named(sent: bytes, expecte
             await link.open()
             return [message async for message in link], link.last_words(), len(dials)
 
-    messages, words, dialled = asyncio.run(scenario())
+    messages, reason, dialled = asyncio.run(scenario())
     assert [message["type"] for message in messages] == ["task_started"]
-    assert words.startswith("(disconnected: it sent ")
-    assert expected in words
-    assert len(words) < 500
+    assert reason.startswith("(disconnected: it sent ")
+    assert expected in reason
+    assert len(reason) < 500
     assert dialled == 1, "such an agent is not dialled again"
 
 

@@ -114,9 +114,9 @@ class DockerBackend:
             names = ", ".join(one.name for one in self._containers.values())
             kept = f"files were not gathered, so the containers stay: {names};"
             return [*self._warnings, f"{kept} `tfcluster down {sweeper.run_id}` removes them"]
-        stays = await sweeper.sweep(more_may_come=bool(self._starting))
-        self.may_hold_resources = stays is not None
-        return [*self._warnings, *filter(None, [stays])]
+        leftover = await sweeper.sweep(more_may_come=bool(self._starting))
+        self.may_hold_resources = leftover is not None
+        return [*self._warnings, *filter(None, [leftover])]
 
     async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
         assert node.container is not None

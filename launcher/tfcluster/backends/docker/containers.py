@@ -80,8 +80,8 @@ class RunningContainer:
                 patience_s=_ANSWER_S,
             )
             if not found.is_ok:
-                gone = f"its container {self.name} has been removed"
-                return gone if "No such" in found.stderr else f"docker says: {found.stderr}"
+                removed = f"its container {self.name} has been removed"
+                return removed if "No such" in found.stderr else f"docker says: {found.stderr}"
             state = foreign_json.parse_json_object(found.out)
             if not state.get("Running"):
                 return describe_end(self.name, state, await self._last_line())

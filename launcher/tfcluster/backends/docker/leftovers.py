@@ -78,32 +78,32 @@ def find(endpoint: Endpoint, run_id: str | None = None, *, patience_s: float) ->
         *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
         *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
     ]
-    mine = [row for row in rows if run_id or is_orphan(row.coordinator)]
+    matching = [row for row in rows if run_id or is_orphan(row.coordinator)]
 
     def names(run: str, kind: str) -> tuple[str, ...]:
-        return tuple(row.name for row in mine if (row.run_id, row.kind) == (run, kind))
+        return tuple(row.name for row in matching if (row.run_id, row.kind) == (run, kind))
 
-    runs = dict.fromkeys(row.run_id for row in mine)
+    runs = dict.fromkeys(row.run_id for row in matching)
     return [Leftovers(run, endpoint, names(run, "ps"), names(run, "network")) for run in runs]
 
 
-def remove(left: Leftovers) -> str:
+def remove(leftovers: Leftovers) -> str:
     """Remove leftovers; return "", or docker's message if some of them stay.
 
     The run's sweeper may remove them at the same time, so only what still exists counts. Raises
     SilentDockerError.
     """
     until, message = time.monotonic() + _REMOVE_S, ""
-    now = [left]
+    now = [leftovers]
     while now and time.monotonic() < until:
         for command, names in (
             (("rm", "--force", "--volumes"), now[0].containers),
             (("network", "rm"), now[0].networks),
         ):
             if names:
-                done = _docker(left.endpoint, (*command, *names), _REMOVE_S)
+                done = _docker(leftovers.endpoint, (*command, *names), _REMOVE_S)
                 message = plain(done.stderr) or message
-        now = find(left.endpoint, left.run_id, patience_s=_REMOVE_S)
+        now = find(leftovers.endpoint, leftovers.run_id, patience_s=_REMOVE_S)
         time.sleep(_RETRY_S if now else 0)
     return (message or "it still exists") if now else ""
 

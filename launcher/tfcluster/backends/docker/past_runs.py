@@ -26,14 +26,14 @@ _NOTES = "containers"
 class Silent:
     """A daemon that does not answer."""
 
-    where: str
+    daemon: str
     why: str
     runs: tuple[str, ...]
     """The runs of which it may still have something."""
 
     def __str__(self) -> str:
         return (
-            f"docker ({self.where}) does not answer: {self.why}; it may still have containers or"
+            f"docker ({self.daemon}) does not answer: {self.why}; it may still have containers or"
             f" networks of {', '.join(self.runs)}"
         )
 
@@ -66,38 +66,38 @@ def forget(run_id: str) -> None:
 def find_leftovers(*, patience_s: float, excluded: Collection[str] = ()) -> Found:
     """Return the leftovers of all runs of this host without a coordinator, except `excluded`."""
     noted: dict[str, list[str]] = {}
-    for run_id, where, coordinator in _notes():
+    for run_id, daemon, coordinator in _notes():
         from tfcluster.backends.docker import leftovers as docker_leftovers
 
         if run_id not in excluded and docker_leftovers.is_orphan(coordinator):
-            noted.setdefault(where, []).append(run_id)
+            noted.setdefault(daemon, []).append(run_id)
     found = Found()
-    for where, runs in noted.items():
-        _ask(where, None, runs, found, patience_s)
+    for daemon, runs in noted.items():
+        _ask(daemon, None, runs, found, patience_s)
     return found
 
 
 def find_leftovers_of(run_id: str, *, patience_s: float) -> Found:
     """Return the leftovers of one finished run, at the daemon it used."""
     found = Found()
-    for noted, where, _ in _notes():
+    for noted, daemon, _ in _notes():
         if noted == run_id:
-            _ask(where, run_id, [run_id], found, patience_s)
+            _ask(daemon, run_id, [run_id], found, patience_s)
     return found
 
 
 def _ask(
-    where: str, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
+    daemon: str, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
 ) -> None:
     """Add a daemon's answer to `found`, and forget those of the `noted` runs that left nothing."""
     from tfcluster.backends.docker import client
     from tfcluster.backends.docker import leftovers as docker_leftovers
 
-    endpoint = client.Endpoint.parse(where)
+    endpoint = client.Endpoint.parse(daemon)
     try:
         leftovers = docker_leftovers.find(endpoint, run_id, patience_s=patience_s)
     except docker_leftovers.SilentDockerError as error:
-        found.silent.append(Silent(where, str(error), tuple(noted)))
+        found.silent.append(Silent(daemon, str(error), tuple(noted)))
         return
     found.leftovers.extend(leftovers)
     for run in set(noted).difference(left.run_id for left in leftovers):
@@ -138,6 +138,6 @@ def _notes() -> Iterator[tuple[str, str, str]]:
     folder = home() / _NOTES
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         with contextlib.suppress(OSError, ValueError):
-            where, coordinator, end = path.read_text().split("\n")
+            daemon, coordinator, end = path.read_text().split("\n")
             if not end:
-                yield path.name, where, coordinator
+                yield path.name, daemon, coordinator
