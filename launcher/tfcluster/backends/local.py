@@ -38,6 +38,17 @@ _SOCKET_PATH_LIMIT = 103
 """The longest socket path in bytes; macOS has 104 with the terminator, Linux 108."""
 
 
+def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
+    """Return the socket path of a run's agent. Raises NodeLostError if it is too long."""
+    path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
+        raise NodeLostError(
+            f"{path} is too long for a Unix socket",
+            fix="set XDG_RUNTIME_DIR to a folder with a shorter path",
+        )
+    return path
+
+
 class LocalBackend:
     """The backend called ``local``."""
 
@@ -131,17 +142,6 @@ def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
         refusal = foreign_json.parse_json_object(answer.removeprefix(REFUSED))
         return SurroundingsError(refusal["message"], fix=refusal["cure"])
     return NodeLostError(f"the agent did not start: {last_words or 'it printed nothing'}")
-
-
-def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
-    """Return the socket path of a run's agent. Raises NodeLostError if it is too long."""
-    path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
-    if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
-        raise NodeLostError(
-            f"{path} is too long for a Unix socket",
-            fix="set XDG_RUNTIME_DIR to a folder with a shorter path",
-        )
-    return path
 
 
 class AgentProcess(AgentHandle):

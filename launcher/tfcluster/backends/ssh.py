@@ -36,6 +36,33 @@ OPTIONS = (
     "ControlPath=none",
 )
 
+_FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
+"""Shell code that runs Python code `$2` with the Python `$1`; a folder means its ``bin/python``.
+
+It is passed within single quotes, which all login shells understand."""
+
+_FIXES = (
+    (r"Permission denied \(", "ssh must log in without a prompt: ssh-copy-id {to}"),
+    ("Host key verification failed", "check its key, then accept it: ssh {to}"),
+    ("Could not resolve hostname", "is the name spelled correctly? see `ssh -v {to}`"),
+    (
+        "^ssh: connect to host",
+        "is the host up, and does sshd listen? runtime.hosts.{name}.ssh sets another address",
+    ),
+    ("No space left on device|Disk quota exceeded", "make room in ~/.cache on the host"),
+    (
+        "belongs to another user|other users can write to it|not a folder but a link",
+        "make ~/.cache/tfcluster on the host writable: it names the folder to use instead",
+    ),
+    ("does its login hang|end the shell", "check what runs at its login: ssh {to} true"),
+    (
+        r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
+        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
+        "set runtime.hosts.{name}.python to a Python (3.9 or newer) of that host",
+    ),
+)
+"""(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
+
 
 class SshBackend:
     """The backend called ``ssh``."""
@@ -95,31 +122,12 @@ class SshBackend:
         return []
 
 
-_FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
-"""Shell code that runs Python code `$2` with the Python `$1`; a folder means its ``bin/python``.
-
-It is passed within single quotes, which all login shells understand."""
-_FIXES = (
-    (r"Permission denied \(", "ssh must log in without a prompt: ssh-copy-id {to}"),
-    ("Host key verification failed", "check its key, then accept it: ssh {to}"),
-    ("Could not resolve hostname", "is the name spelled correctly? see `ssh -v {to}`"),
-    (
-        "^ssh: connect to host",
-        "is the host up, and does sshd listen? runtime.hosts.{name}.ssh sets another address",
-    ),
-    ("No space left on device|Disk quota exceeded", "make room in ~/.cache on the host"),
-    (
-        "belongs to another user|other users can write to it|not a folder but a link",
-        "make ~/.cache/tfcluster on the host writable: it names the folder to use instead",
-    ),
-    ("does its login hang|end the shell", "check what runs at its login: ssh {to} true"),
-    (
-        r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
-        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
-        "set runtime.hosts.{name}.python to a Python (3.9 or newer) of that host",
-    ),
-)
-"""(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
+def argv(node: NodePlan) -> list[str]:
+    """Return the transport: ssh, and on the host a Python that waits for its orders."""
+    python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
+    options = [word for option in OPTIONS for word in ("-o", option)]
+    starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
+    return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
 
 def _fix(message: str, node: NodePlan) -> str:
@@ -127,14 +135,6 @@ def _fix(message: str, node: NodePlan) -> str:
     reason = message.partition("cannot be reached: ")[2]
     fixes = (fix for pattern, fix in _FIXES if re.search(pattern, reason, re.MULTILINE))
     return next(fixes, "see `ssh -v {to}`").format(to=to, name=node.name)
-
-
-def argv(node: NodePlan) -> list[str]:
-    """Return the transport: ssh, and on the host a Python that waits for its orders."""
-    python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
-    options = [word for option in OPTIONS for word in ("-o", option)]
-    starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
-    return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
 
 def _quoted(path: str) -> str:

@@ -133,6 +133,20 @@ _NUMBER = re.compile(r"\d+\.\d+|(?:(?<=[-_.=])|^|(?<=epoch)|(?<=step))\d+(?=$|[-
 _FIRST_UNIX_TIME = 10**9
 """Numbers from here on are no steps: Estimator names exported SavedModels by Unix time."""
 
+_PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
+
+_PART_OF_SAVED_MODEL = re.compile(
+    r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
+)
+
+_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+"""The last bytes of every ``.index``, which is a LevelDB table (tsl/lib/io/format.h)."""
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+Shards = Mapping[str, Mapping[int, list[Entry]]]
+"""Prefix → M → the shards of that prefix named ``…-of-M``."""
+
 
 def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoint, ...]:
     """Return the complete checkpoints of a directory, oldest first.
@@ -162,10 +176,17 @@ def number_in_name(name: str, *, is_folder: bool = False) -> int | None:
     return None if is_folder and number is not None and number >= _FIRST_UNIX_TIME else number
 
 
-_PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
-_PART_OF_SAVED_MODEL = re.compile(
-    r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
-)
+def find_damage(path: Path) -> str:
+    """Return what is wrong with the format of a checkpoint's file, or "". Raises OSError."""
+    if path.suffix == ".index":
+        return "" if _tail(path, 8) == _TABLE_MAGIC else "its index is truncated"
+    if path.suffix == ".keras":
+        return _damage_in_zip(path)
+    if path.suffix in (".h5", ".hdf5"):
+        return _damage_in_hdf5(path)
+    if path.name == "training_metadata.json":
+        return _damage_in_json(path)
+    return ""
 
 
 def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
@@ -173,10 +194,6 @@ def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
     yield from _saved_models(files, shards)
     yield from _prefixes(files, shards)
     yield from _single_files(files)
-
-
-Shards = Mapping[str, Mapping[int, list[Entry]]]
-"""Prefix → M → the shards of that prefix named ``…-of-M``."""
 
 
 def _shards_by_prefix(files: Iterable[Entry]) -> Shards:
@@ -248,24 +265,6 @@ def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
 
 def _beside(path: str, name: str) -> str:
     return f"{dirname(path)}/{name}".lstrip("/")
-
-
-_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-"""The last bytes of every ``.index``, which is a LevelDB table (tsl/lib/io/format.h)."""
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-
-def find_damage(path: Path) -> str:
-    """Return what is wrong with the format of a checkpoint's file, or "". Raises OSError."""
-    if path.suffix == ".index":
-        return "" if _tail(path, 8) == _TABLE_MAGIC else "its index is truncated"
-    if path.suffix == ".keras":
-        return _damage_in_zip(path)
-    if path.suffix in (".h5", ".hdf5"):
-        return _damage_in_hdf5(path)
-    if path.name == "training_metadata.json":
-        return _damage_in_json(path)
-    return ""
 
 
 def _tail(path: Path, count: int) -> bytes:

@@ -27,6 +27,16 @@ PARTIAL = ".partial-"
 Stopped = Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A checkpoint that a ``checkpoint`` file names."""
+
+    path: str
+    """Relative to the folder of that file."""
+    saved: float
+    """Seconds since 1970."""
+
+
 class SourceChangedError(Exception):
     """A file was rewritten, truncated or deleted while it was copied; a retry may succeed."""
 
@@ -127,37 +137,6 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:
-    raise_if_cancelled(stopped)
-    try:
-        return read(CHUNK)
-    except OSError as error:
-        raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
-
-
-def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
-    """Return whether `source` still is the file that was read, and unchanged."""
-    try:
-        named, read = os.stat(source, follow_symlinks=False), os.fstat(descriptor)
-    except OSError:
-        return False
-    return (
-        stat.S_ISREG(named.st_mode)
-        and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
-        and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A checkpoint that a ``checkpoint`` file names."""
-
-    path: str
-    """Relative to the folder of that file."""
-    saved: float
-    """Seconds since 1970."""
-
-
 def text(prefixes: Sequence[Prefix]) -> str:
     """Return the contents of a ``checkpoint`` file; `prefixes` are in order, the latest is last."""
     quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
@@ -177,3 +156,24 @@ def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
         write_atomically(path, text(prefixes))
     else:
         path.unlink(missing_ok=True)
+
+
+def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:
+    raise_if_cancelled(stopped)
+    try:
+        return read(CHUNK)
+    except OSError as error:
+        raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
+
+
+def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
+    """Return whether `source` still is the file that was read, and unchanged."""
+    try:
+        named, read = os.stat(source, follow_symlinks=False), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (
+        stat.S_ISREG(named.st_mode)
+        and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
+        and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
+    )

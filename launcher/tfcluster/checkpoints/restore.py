@@ -18,7 +18,7 @@ from posixpath import basename
 from typing import Protocol
 
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest, find
+from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find
 from tfcluster.checkpoints.copying import (
     Stopped,
     copy_verified,
@@ -31,6 +31,9 @@ from tfcluster.checkpoints.store import Gathered
 
 _INCOMING = ".incoming-"
 _REPLACED = ".replaced"
+
+KEPT_FOR_READERS = 5
+"""The number of checkpoints that stay for a slow reader, however few the store keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -
     """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
     for gathered in state:
         for entry in gathered.checkpoint.all_files:
-            _copy_out(gathered, entry, folder / entry.path, stopped=stopped)
+            copy_verified(gathered.file(entry), folder / entry.path, entry, stopped=stopped)
     name_checkpoints(folder, state)
 
 
@@ -99,30 +102,6 @@ def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
                 by_folder[inside].append(copying.Prefix(name, _saved(one) / 1e9))
     for inside, prefixes in by_folder.items():
         copying.write(folder / inside, prefixes)
-
-
-def _copy_out(gathered: Gathered, entry: Entry, target: Path, *, stopped: Stopped) -> None:
-    copy_verified(gathered.file(entry), target, entry, stopped=stopped)
-
-
-def _saved(gathered: Gathered) -> int:
-    return gathered.checkpoint.saved_ns
-
-
-def _swap(new: Path, target: Path) -> Path | None:
-    """Rename `new` to `target`; return where a `target` that was not empty is kept now."""
-    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
-    assert aside is not None
-    if target.is_dir() and any(target.iterdir()):
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-    else:
-        aside = None
-        if target.is_dir():
-            target.rmdir()
-    new.chmod(0o755)
-    new.rename(target)
-    return aside
 
 
 def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
@@ -145,10 +124,6 @@ def newest_reported(reported: Mapping[str, int]) -> Newest:
     """Return the checkpoint that the chief reported last."""
     path, step = [*reported.items()][-1] if reported else ("", None)
     return Newest(step, basename(path) or None)
-
-
-KEPT_FOR_READERS = 5
-"""The number of checkpoints that stay for a slow reader, however few the store keeps."""
 
 
 class Follower(Protocol):
@@ -210,3 +185,23 @@ class LocalFollower:
             for entry in reversed(old.checkpoint.files):
                 if entry.path not in needed:
                     (self.directory / entry.path).unlink(missing_ok=True)
+
+
+def _saved(gathered: Gathered) -> int:
+    return gathered.checkpoint.saved_ns
+
+
+def _swap(new: Path, target: Path) -> Path | None:
+    """Rename `new` to `target`; return where a `target` that was not empty is kept now."""
+    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
+    assert aside is not None
+    if target.is_dir() and any(target.iterdir()):
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    else:
+        aside = None
+        if target.is_dir():
+            target.rmdir()
+    new.chmod(0o755)
+    new.rename(target)
+    return aside

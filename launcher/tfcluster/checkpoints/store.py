@@ -41,6 +41,17 @@ from tfcluster.checkpoints.sources import Source, scan, source_of
 _NOTE = ".tfcluster.json"
 _SAVE_COUNTER = re.compile(r"-(\d+)$")
 
+_HINTS = {
+    Kind.TF_CHECKPOINT: "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
+    "  # after save_weights: model.load_weights({path})",
+    Kind.ESTIMATOR: "tf.estimator.Estimator(model_fn, model_dir={folder})"
+    "  # or tf.train.load_checkpoint({path})",
+    Kind.SAVED_MODEL: "tf.saved_model.load({path})",
+    Kind.KERAS: "keras.models.load_model({path})",
+    Kind.WEIGHTS: "model.load_weights({path})",
+    Kind.BACKUP: "keras.callbacks.BackupAndRestore({path})  # before fit()",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -226,6 +237,40 @@ def open_for_reading(root: Path) -> tuple[Gathered, ...]:
     return tuple(_by_age([gathered for note in notes if (gathered := _read_note(note))]))
 
 
+def deliver(
+    gathered: Gathered | None, outputs: Path | None, to: Path, *, stopped: Stopped = never
+) -> tuple[Path, ...]:
+    """Copy one checkpoint and the gathered outputs into `to`; return the files written.
+
+    The files keep their names from the run, a ``checkpoint`` file names the prefix, and all other
+    files in the folder stay. Raises CancelledError, SourceChangedError, OSError.
+    """
+    written: list[Path] = []
+    if gathered:
+        for entry in gathered.checkpoint.all_files:
+            target = to / gathered.file(entry).relative_to(gathered.folder)
+            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+            written.append(target)
+        if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
+            saved = gathered.checkpoint.saved_ns / 1e9
+            copying.write(to, [copying.Prefix(gathered.path.name, saved)])
+            written.append(to / "checkpoint")
+    for entry in _files(outputs):
+        assert outputs is not None
+        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
+        written.append(to / entry.path)
+    return tuple(written)
+
+
+def load_hint(gathered: Gathered) -> str:
+    """Return one line of Python that loads the checkpoint, with its absolute path."""
+    path, folder = repr(str(gathered.path.absolute())), repr(str(gathered.folder.absolute()))
+    hint = _HINTS[gathered.kind]
+    if gathered.kind is Kind.WEIGHTS and not gathered.path.name.endswith(".weights.h5"):
+        hint = "keras.models.load_model({path})  # weights only: model.load_weights({path})"
+    return hint.format(path=path, folder=folder)
+
+
 def _copy(
     checkpoint: Checkpoint, source: Source, folder: Path, *, step: int | None, stopped: Stopped
 ) -> Gathered:
@@ -329,51 +374,5 @@ def _remove(leftover: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def deliver(
-    gathered: Gathered | None, outputs: Path | None, to: Path, *, stopped: Stopped = never
-) -> tuple[Path, ...]:
-    """Copy one checkpoint and the gathered outputs into `to`; return the files written.
-
-    The files keep their names from the run, a ``checkpoint`` file names the prefix, and all other
-    files in the folder stay. Raises CancelledError, SourceChangedError, OSError.
-    """
-    written: list[Path] = []
-    if gathered:
-        for entry in gathered.checkpoint.all_files:
-            target = to / gathered.file(entry).relative_to(gathered.folder)
-            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
-            written.append(target)
-        if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
-            saved = gathered.checkpoint.saved_ns / 1e9
-            copying.write(to, [copying.Prefix(gathered.path.name, saved)])
-            written.append(to / "checkpoint")
-    for entry in _files(outputs):
-        assert outputs is not None
-        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
-        written.append(to / entry.path)
-    return tuple(written)
-
-
 def _files(folder: Path | None) -> Sequence[Entry]:
     return [e for e in scan(folder) if not e.path.endswith("/")] if folder else ()
-
-
-_HINTS = {
-    Kind.TF_CHECKPOINT: "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
-    "  # after save_weights: model.load_weights({path})",
-    Kind.ESTIMATOR: "tf.estimator.Estimator(model_fn, model_dir={folder})"
-    "  # or tf.train.load_checkpoint({path})",
-    Kind.SAVED_MODEL: "tf.saved_model.load({path})",
-    Kind.KERAS: "keras.models.load_model({path})",
-    Kind.WEIGHTS: "model.load_weights({path})",
-    Kind.BACKUP: "keras.callbacks.BackupAndRestore({path})  # before fit()",
-}
-
-
-def load_hint(gathered: Gathered) -> str:
-    """Return one line of Python that loads the checkpoint, with its absolute path."""
-    path, folder = repr(str(gathered.path.absolute())), repr(str(gathered.folder.absolute()))
-    hint = _HINTS[gathered.kind]
-    if gathered.kind is Kind.WEIGHTS and not gathered.path.name.endswith(".weights.h5"):
-        hint = "keras.models.load_model({path})  # weights only: model.load_weights({path})"
-    return hint.format(path=path, folder=folder)

@@ -22,6 +22,22 @@ _WAIT_STEP_S = 5.0
 _MOST_SILENCES = 10.0
 """A question waits at most this many silence limits while the node answers other questions."""
 
+SendFile = Callable[[str, int, bytes], Awaitable[None]]
+
+_SLICE = 256 << 10
+"""Bytes in one frame; an order waits at most as long as one takes to be sent."""
+
+_MOST_REQUESTS = 10
+"""Requests a node may send for each file, which its cache may have lost meanwhile."""
+
+_WINDOW = 4 << 20
+"""Bytes sent but not acknowledged; more would pile up if the node's disk is slow."""
+
+_PAGE_BYTES = 1 << 20
+
+_ENTRY_BYTES = 320
+"""Bytes of an entry without its path; JSON may take six bytes for a character of that."""
+
 
 class RemoteFilesError(OSError):
     """The node could not do what it was asked for; the text says why."""
@@ -128,19 +144,6 @@ class Question:
         if self.answers.waiting_bytes > budgets.FILE_BYTES_AHEAD:
             most = budgets.FILE_BYTES_AHEAD
             raise ProtocolError(f"more than {most:,} bytes of a file beyond those acknowledged")
-
-
-SendFile = Callable[[str, int, bytes], Awaitable[None]]
-
-_SLICE = 256 << 10
-"""Bytes in one frame; an order waits at most as long as one takes to be sent."""
-_MOST_REQUESTS = 10
-"""Requests a node may send for each file, which its cache may have lost meanwhile."""
-_WINDOW = 4 << 20
-"""Bytes sent but not acknowledged; more would pile up if the node's disk is slow."""
-_PAGE_BYTES = 1 << 20
-_ENTRY_BYTES = 320
-"""Bytes of an entry without its path; JSON may take six bytes for a character of that."""
 
 
 @dataclass(frozen=True, slots=True)

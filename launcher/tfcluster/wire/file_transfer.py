@@ -188,7 +188,7 @@ class RemoteFiles:
         order |= {"mtime_ns": mtime_ns, "start": start, "grows": grows}
         at, hurries = start, self._hurries
         while True:
-            if self._hurries != hurries:  # perhaps before the line broke
+            if self._hurries != hurries:  # `hurry` may have been called before the reconnect
                 order["rate"] = None
             async with self._ask() as question:
                 await self._send({**order, "id": question.number, "offset": at})

@@ -40,6 +40,8 @@ _PAUSED = re.compile(r"is paused", re.IGNORECASE)
 _KILLED = 137
 """128 + SIGKILL: the exit code of a container whose main process was killed."""
 
+_STATE = "{{json .State}}"
+
 
 @dataclass(slots=True)
 class RunningContainer:
@@ -122,9 +124,6 @@ class RunningContainer:
         return lines[-1] if lines else ""
 
 
-_STATE = "{{json .State}}"
-
-
 def describe_end(name: str, state: dict[str, Any], last_line: str) -> str:
     """Return how a container ended, in a sentence; `state` as `docker inspect` shows it."""
     code = state.get("ExitCode")
@@ -134,14 +133,6 @@ def describe_end(name: str, state: dict[str, Any], last_line: str) -> str:
         return f"its container {name} was killed (docker kill, docker stop, a daemon that ended)"
     why = state.get("Error") or last_line
     return f"its container {name} ended with exit code {code}" + (f": {why}" if why else "")
-
-
-def _taken_off_network(container: RunningContainer) -> str:
-    return f"the container {container.name} was taken off the network {container.network}"
-
-
-def _paused(name: str) -> str:
-    return f"its container {name} is paused; `docker unpause {name}` resumes it"
 
 
 def as_user(user: str) -> tuple[str, ...]:
@@ -171,6 +162,14 @@ def run_argv(
         *("-I", "-S", "-c", Path(container_wait.__file__).read_text(encoding="utf-8")),
         relayed.container_socket_name(run_id, node.name),
     ]
+
+
+def _taken_off_network(container: RunningContainer) -> str:
+    return f"the container {container.name} was taken off the network {container.network}"
+
+
+def _paused(name: str) -> str:
+    return f"its container {name} is paused; `docker unpause {name}` resumes it"
 
 
 def _limits(container: Container) -> Iterator[str]:

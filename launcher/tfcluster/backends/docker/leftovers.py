@@ -28,6 +28,30 @@ _REMOVE_S = 15.0
 _RETRY_S = 0.5
 _LABELS_FORMAT = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
 
+_PATIENCE_S = 20.0
+"""Seconds to wait for the removal; the shell goes on trying for about two minutes."""
+
+_END = b"end\n"
+
+_SWEEP = """
+IFS= read -r word || word=
+cat > /dev/null
+tries=0
+while [ $tries -lt 120 ]; do
+    found=$(docker ps --all --quiet --filter "label=$1") &&
+        { [ -z "$found" ] || docker rm --force --volumes $found; }
+    networks=$(docker network ls --quiet --filter "label=$1") && found=$(
+        docker ps --all --quiet --filter "label=$1") && [ -z "$found" ] &&
+        { [ -z "$networks" ] || docker network rm $networks; } &&
+        { [ -z "$word" ] || exit 0; } && word=end && sleep 5
+    tries=$((tries + 1))
+    sleep 1
+done
+exit 1
+"""
+"""Shell code of the sweeper. The daemon may still carry out an order of a killed coordinator, so
+it checks twice then."""
+
 
 def labels(run_id: str) -> list[str]:
     """Return the label options for `docker run` and `docker network create`."""
@@ -38,17 +62,6 @@ def this_process() -> str:
     """Return the name of this coordinator in labels and notes."""
     pid = os.getpid()
     return f"{socket.gethostname()}/{os.getuid()}/{pid}/{_started(pid)}"
-
-
-def _started(pid: int) -> int | None:
-    """Return the start time of a process; None if it has ended, zombies included."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return start_time(pid) or int(process.create_time())  # the clock may be set meanwhile
-    except psutil.Error:
-        return None
 
 
 class SilentDockerError(Exception):
@@ -108,70 +121,6 @@ def remove(leftovers: Leftovers) -> str:
     return (message or "it still exists") if now else ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    kind: str
-    name: str
-    run_id: str
-    coordinator: str
-
-
-def _rows(
-    endpoint: Endpoint, listing: tuple[str, str], name: str, label: str, until: float
-) -> Iterator[_Row]:
-    asked = (*listing, "--filter", f"label={label}", "--format", name + _LABELS_FORMAT)
-    done = _docker(endpoint, asked, max(0.1, until - time.monotonic()))
-    if done.returncode != 0:
-        raise SilentDockerError(plain(done.stderr))
-    for line in done.stdout.decode(errors="replace").splitlines():
-        found, _, rest = line.partition("\t")
-        run_id, _, coordinator = rest.partition("\t")
-        yield _Row(listing[0], found, run_id, coordinator)
-
-
-def is_orphan(coordinator: str) -> bool:
-    """Return whether `coordinator` ran as this user on this host and is gone."""
-    parts = coordinator.split("/")
-    if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
-        return False
-    return not parts[2].isdecimal() or str(_started(int(parts[2]))) != parts[3]
-
-
-def _docker(
-    endpoint: Endpoint, argv: Sequence[str], patience_s: float
-) -> subprocess.CompletedProcess[bytes]:
-    env = endpoint.environ(os.environ)
-    try:
-        return subprocess.run(["docker", *argv], env=env, capture_output=True, timeout=patience_s)
-    except FileNotFoundError:
-        raise SilentDockerError("there is no docker client on this machine") from None
-    except subprocess.TimeoutExpired:
-        raise SilentDockerError(f"no answer for {patience_s:.0f} s") from None
-
-
-_PATIENCE_S = 20.0
-"""Seconds to wait for the removal; the shell goes on trying for about two minutes."""
-_END = b"end\n"
-_SWEEP = """
-IFS= read -r word || word=
-cat > /dev/null
-tries=0
-while [ $tries -lt 120 ]; do
-    found=$(docker ps --all --quiet --filter "label=$1") &&
-        { [ -z "$found" ] || docker rm --force --volumes $found; }
-    networks=$(docker network ls --quiet --filter "label=$1") && found=$(
-        docker ps --all --quiet --filter "label=$1") && [ -z "$found" ] &&
-        { [ -z "$networks" ] || docker network rm $networks; } &&
-        { [ -z "$word" ] || exit 0; } && word=end && sleep 5
-    tries=$((tries + 1))
-    sleep 1
-done
-exit 1
-"""
-"""Shell code of the sweeper. The daemon may still carry out an order of a killed coordinator, so
-it checks twice then."""
-
-
 class Sweeper:
     """A shell that waits for the coordinator's end: its stdin is a pipe only that process holds."""
 
@@ -214,3 +163,55 @@ class Sweeper:
             f"docker has not removed the containers and the network of {self.run_id} yet;"
             f" `tfcluster down {self.run_id}` tries again"
         )
+
+
+def is_orphan(coordinator: str) -> bool:
+    """Return whether `coordinator` ran as this user on this host and is gone."""
+    parts = coordinator.split("/")
+    if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
+        return False
+    return not parts[2].isdecimal() or str(_started(int(parts[2]))) != parts[3]
+
+
+def _started(pid: int) -> int | None:
+    """Return the start time of a process; None if it has ended, zombies included."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return start_time(pid) or int(process.create_time())  # the clock may be set meanwhile
+    except psutil.Error:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    kind: str
+    name: str
+    run_id: str
+    coordinator: str
+
+
+def _rows(
+    endpoint: Endpoint, listing: tuple[str, str], name: str, label: str, until: float
+) -> Iterator[_Row]:
+    asked = (*listing, "--filter", f"label={label}", "--format", name + _LABELS_FORMAT)
+    done = _docker(endpoint, asked, max(0.1, until - time.monotonic()))
+    if done.returncode != 0:
+        raise SilentDockerError(plain(done.stderr))
+    for line in done.stdout.decode(errors="replace").splitlines():
+        found, _, rest = line.partition("\t")
+        run_id, _, coordinator = rest.partition("\t")
+        yield _Row(listing[0], found, run_id, coordinator)
+
+
+def _docker(
+    endpoint: Endpoint, argv: Sequence[str], patience_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    env = endpoint.environ(os.environ)
+    try:
+        return subprocess.run(["docker", *argv], env=env, capture_output=True, timeout=patience_s)
+    except FileNotFoundError:
+        raise SilentDockerError("there is no docker client on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise SilentDockerError(f"no answer for {patience_s:.0f} s") from None

@@ -28,6 +28,13 @@ _FIRST_WITH_PLUGIN: Final = 23
 """The first version of the client that builds through its plugin buildx (docs.docker.com,
 release notes 23.0)."""
 
+_FIX = (
+    "see docker's last lines. For a proxy's certificates use --ca FILE; for your own package index"
+    " --pip-config FILE; without a network --network host; for a local image --base IMAGE"
+)
+
+_IGNORED = shutil.ignore_patterns("__pycache__")
+
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
@@ -191,10 +198,3 @@ def _copy_launcher(context: Path) -> None:
     shutil.copytree(package, context / "launcher" / "tfcluster", ignore=_IGNORED)
     workers = context / "workers" / "tfcluster_workers"
     shutil.copytree(workers_folder(), workers, ignore=_IGNORED)
-
-
-_IGNORED = shutil.ignore_patterns("__pycache__")
-_FIX = (
-    "see docker's last lines. For a proxy's certificates use --ca FILE; for your own package index"
-    " --pip-config FILE; without a network --network host; for a local image --base IMAGE"
-)
