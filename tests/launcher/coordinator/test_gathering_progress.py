@@ -93,7 +93,7 @@ def test_a_host_whose_files_stand_still_is_not_waited_for_without_end(
     ended, slow = run_with(paths, tmp_path, MB)
     assert ended.outcome.exit_code == 0, "all tasks had succeeded"
     assert ended.state.gathering is None
-    why = f"{FAR} has answered nothing about its files for 20 s: its disk or a file server stands"
+    why = f"{FAR} has answered nothing about its files for 20 s: its disk or a file server hangs"
     folder = f"/cache/nodes/{paths.run_id}/{FAR}/tasks/worker-0/checkpoints"
     said = "\n".join(ended.state.warnings)
     assert f"ckpt-7 was not gathered: {why}" in said
