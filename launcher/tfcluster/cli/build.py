@@ -73,7 +73,7 @@ def command(
     from tfcluster.backends.docker import worker_image
     from tfcluster.ui.terminal import Terminal
 
-    wish = worker_image.Wish(
+    options = worker_image.BuildOptions(
         base=base,
         tensorflow=tensorflow,
         has_gpu=gpu,
@@ -84,4 +84,4 @@ def command(
         ca=ca,
         pip_config=pip_config,
     )
-    Terminal().out("\n".join(worker_image.build(wish, os.environ)))
+    Terminal().out("\n".join(worker_image.build(options, os.environ)))

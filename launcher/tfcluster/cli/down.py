@@ -54,10 +54,10 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [past_runs.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
+    found = [past_runs.find_leftovers_of(state.run, patience_s=_DOCKER_S) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(past_runs.look(patience_s=_DOCKER_S, but=done))
+        found.append(past_runs.find_leftovers(patience_s=_DOCKER_S, excluded=done))
     for leftovers in found:
         errors += _remove_from_docker(leftovers, terminal)
     if as_json:
@@ -96,7 +96,7 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.look_for(run, patience_s=_DOCKER_S) if run else past_runs.Found()
+        found = past_runs.find_leftovers_of(run, patience_s=_DOCKER_S) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
         NodeLostError.raise_all(list(_remove_from_docker(found, terminal)))

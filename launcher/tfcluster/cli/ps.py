@@ -45,7 +45,7 @@ def command(all_runs: bool, as_json: bool) -> None:
             f"{name} is damaged, {error.paths.state.name} cannot be read: {error.why};"
             f" `tfcluster rm {name[-4:]}` removes it"
         )
-    for process in warm_agents.resting(runtime_dir()):
+    for process in warm_agents.find(runtime_dir()):
         minutes = process.seconds / 60
         terminal.say_wrapped(
             f"kept warm for {minutes:.0f} min more: the imports of {process.about}"
@@ -56,7 +56,7 @@ def command(all_runs: bool, as_json: bool) -> None:
             terminal.say_wrapped(
                 f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
             )
-    found = past_runs.look(patience_s=_DOCKER_S)
+    found = past_runs.find_leftovers(patience_s=_DOCKER_S)
     for silent in found.silent:
         terminal.say_wrapped(str(silent))
     for left in found.leftovers:

@@ -45,7 +45,7 @@ def remove(paths: RunPaths, terminal: Terminal) -> None:
     """
     _end_leftovers(paths, terminal)
     registry.delete(paths)
-    for sentence in past_runs.let_go(paths.run_id, patience_s=_DOCKER_S):
+    for sentence in past_runs.forget_removed(paths.run_id, patience_s=_DOCKER_S):
         terminal.say_wrapped(sentence)
 
 

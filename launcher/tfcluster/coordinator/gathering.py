@@ -21,7 +21,7 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_told
+from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError
@@ -99,7 +99,7 @@ class RunGathering:
         Raises RunFolderError.
         """
         if self._before is None:
-            remember = partial(outputs.remember, self._workdir, ours=self._paths.root.parents[1])
+            remember = partial(outputs.list_before, self._workdir, home=self._paths.root.parents[1])
             try:
                 self._before = await self._threads.run(
                     remember, "the listing of the working directory"
@@ -158,7 +158,7 @@ class RunGathering:
         try:
             self._shared_newest = await self._threads.run(find_newest, "the listing")
         except OSError as error:
-            self._shared_newest = newest_told(reported)
+            self._shared_newest = newest_reported(reported)
             why = f"checkpoints.dir cannot be read: {describe_error(error)}"
             return [ev.Warned(message=why)]
         return []
@@ -173,7 +173,7 @@ class RunGathering:
         if gatherer is None or self._is_filling:
             return why
         try:
-            found = gatherer.final_look() if is_final else gatherer.look()
+            found = gatherer.gather_last() if is_final else gatherer.gather()
             self._found.extend(map(self._event, found))
         except CancelledError:
             pass  # `_finish` notes it
@@ -322,7 +322,7 @@ class RunGathering:
         has_nothing = self._plan.checkpoints.gather and self._store.newest is None
         if self._before is None or not has_nothing:
             return []
-        return list(filter(None, [outputs.news(self._before, gathered=copied)]))
+        return list(filter(None, [outputs.describe_new_files(self._before, gathered=copied)]))
 
     def _is_stopped(self) -> bool:
         """Return whether copying is to stop; called with each chunk of a file."""

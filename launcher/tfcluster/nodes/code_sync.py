@@ -320,7 +320,9 @@ class Mark:
         RemoteFilesError.
         """
         folders = [self.folder, *others]
-        return await node.look(folders, name=self.name, text=self.text, inode=self.inode)
+        return await node.find_shared_folder(
+            folders, name=self.name, text=self.text, inode=self.inode
+        )
 
 
 @contextlib.contextmanager

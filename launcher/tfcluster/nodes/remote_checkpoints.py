@@ -25,10 +25,10 @@ from tfcluster.checkpoints.copying import (
     SourceChangedError,
     Stopped,
     copy_verified,
-    go_on,
     never,
+    raise_if_cancelled,
 )
-from tfcluster.checkpoints.restore import AT_LEAST, name_checkpoints
+from tfcluster.checkpoints.restore import KEPT_FOR_READERS, name_checkpoints
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.wire.file_sending import Sent
@@ -116,7 +116,7 @@ class RemoteSource:
         async with _VerifyingWriter(target, start) as writer:
 
             async def take(data: bytes) -> None:
-                go_on(stopped)
+                raise_if_cancelled(stopped)
                 await writer.add(data)
 
             announced = await self.files().read(
@@ -307,7 +307,7 @@ class RemoteFollower:
             *(g for g in self._placed if {e.path for e in g.checkpoint.files} <= present),
             *new,
         ]
-        kept = {g.checkpoint for g in (*held, *placed[-AT_LEAST:])}
+        kept = {g.checkpoint for g in (*held, *placed[-KEPT_FOR_READERS:])}
         staying = [g for g in placed if g.checkpoint in kept]
         try:
             sent = await asyncio.to_thread(_files_of, folder, new, staying)

@@ -16,7 +16,7 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs
-from tfcluster.checkpoints.restore import Follows, PutBack, newest_of, put_back
+from tfcluster.checkpoints.restore import Follower, PutBack, newest_of, put_back
 from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes import remote_checkpoints
@@ -77,7 +77,7 @@ class TaskFolders:
         folder = site.paths.task_checkpoints(task)
         return self._source(task, PurePosixPath(folder)) if site.is_remote else folder
 
-    def follower(self, evaluator: TaskId) -> Path | Follows:
+    def follower(self, evaluator: TaskId) -> Path | Follower:
         """Return the evaluator's folder, or what adds gathered checkpoints to a remote one."""
         site = self._site(evaluator)
         folder = site.paths.task_checkpoints(evaluator)

@@ -82,7 +82,7 @@ def test_a_python_that_is_not_there_is_named_by_up_and_by_doctor(three: Office) 
         said = refused(three.start(command, str(spec)))
         assert re.search(rf"{three.hosts[1].address}:? cannot be reached", said)
         assert "/no/such/python" in said
-        assert f"runtime.hosts.{three.hosts[1].address}.python names a Python" in said
+        assert f"runtime.hosts.{three.hosts[1].address}.python to a Python" in said
 
 
 def test_another_tensorflow_on_one_of_three_hosts_is_named(three: Office) -> None:

@@ -262,7 +262,7 @@ def test_a_host_with_an_old_python_is_told_apart_from_one_that_is_down(office: O
         run = office.up(office.spec(runtime={"hosts": {"*": {"python": python}}}))
         assert run.end() == 3
         assert f"Python 3.9 or newer is needed, and {python} is 3." in run.said
-        assert f"runtime.hosts.{host.address}.python names a Python (3.9 or newer)" in run.said
+        assert f"runtime.hosts.{host.address}.python to a Python (3.9 or newer)" in run.said
 
 
 def test_what_a_login_prints_is_skipped(office: Office) -> None:

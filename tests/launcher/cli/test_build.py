@@ -149,12 +149,12 @@ def test_a_version_finds_the_constraints_that_pin_it(
     (tmp_path / "tf215.txt").write_text("tensorflow==2.15.1\n")
     (tmp_path / "others.txt").write_text("3.8.0\n")
     assert worker_image.choose(version, tmp_path) == pin
-    assert pin.wanted == expected
+    assert pin.requirement == expected
 
 
 @pytest.mark.parametrize("version", ["newest", "2", "2.15; rm -rf /", "2.15.*", ""])
 def test_an_invalid_version_is_refused(docker: Fake, version: str) -> None:
-    with pytest.raises(UsageError, match="is no version"):
+    with pytest.raises(UsageError, match="is not a version"):
         docker.build("--tensorflow", version)
 
 
@@ -211,7 +211,7 @@ def test_the_build_context_is_deleted_afterwards(docker: Fake) -> None:
         (
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker"
             " daemon running?",
-            "is it running",
+            "is the daemon running",
         ),
         (
             "Got permission denied while trying to connect to the Docker daemon socket at"

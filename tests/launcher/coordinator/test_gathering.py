@@ -117,10 +117,10 @@ def test_a_disk_that_stays_full_is_an_environment_error(
 def test_a_gathering_that_fails_is_reported_once_and_does_not_end_the_run(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def final_look() -> list[Any]:
+    def gather_last() -> list[Any]:
         raise FULL
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", final_look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
     seen: list[Event] = []
     for _ in range(3):
         seen += asyncio.run(run_gathering.gather_latest())
@@ -239,8 +239,8 @@ def test_a_checkpoint_gathered_while_the_run_ended_is_reported(
         go_on.wait(20)
         return [found]
 
-    monkeypatch.setattr(run_gathering._gatherer, "look", look)
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", list)
+    monkeypatch.setattr(run_gathering._gatherer, "gather", look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", list)
 
     async def end_meanwhile() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
@@ -262,7 +262,7 @@ def test_a_run_whose_final_gathering_raises_is_incomplete(
     def final_look() -> list[Any]:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", final_look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", final_look)
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(run_gathering.finish())
     assert run_gathering.is_incomplete
@@ -278,7 +278,7 @@ def test_a_cancelled_gathering_is_incomplete(
             return []
         raise CancelledError
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", cut)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", cut)
     (warning,) = asyncio.run(run_gathering.finish())
     assert isinstance(warning, ev.Warned)
     assert "gathering was stopped by Ctrl-C" in warning.message

@@ -100,9 +100,7 @@ def test_a_host_that_stops_sending_files_is_given_up(paths: RunPaths, tmp_path: 
     ended, slow = run_with(paths, tmp_path, MB)
     assert ended.outcome.exit_code == 0, "all tasks had succeeded"
     assert ended.state.gathering is None
-    why = (
-        f"{REMOTE} has answered nothing about its files for 20 s: its disk or a file server stands"
-    )
+    why = f"{REMOTE} has answered nothing about its files for 20 s: its disk or a file server hangs"
     folder = f"/cache/nodes/{paths.run_id}/{REMOTE}/tasks/worker-0/checkpoints"
     warnings = "\n".join(ended.state.warnings)
     assert f"ckpt-7 was not gathered: {why}" in warnings

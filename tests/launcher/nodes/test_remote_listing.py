@@ -33,11 +33,11 @@ class Hostile(RemoteFiles):
         number = order["id"]
         if order["type"] == "scan":
             entries = [[path, len(CONTENT), 1] for path in self._listing]
-            self.hear({"type": "scanned", "id": number, "entries": entries})
+            self.handle({"type": "scanned", "id": number, "entries": entries})
         if order["type"] == "read":
-            self.hear({"type": "file", "name": str(number), "offset": 0, "data": CONTENT})
+            self.handle({"type": "file", "name": str(number), "offset": 0, "data": CONTENT})
             wrong = {"sha512": "0" * 128, "is_unchanged": True}
-            self.hear({"type": "read_end", "id": number, **wrong})
+            self.handle({"type": "read_end", "id": number, **wrong})
 
     async def _ignore(self, name: str, offset: int, data: bytes) -> None:
         raise AssertionError
@@ -72,7 +72,7 @@ def test_a_failed_listing_is_an_error_not_an_empty_listing(
     class Failing(Hostile):
         async def _obey(self, order: dict[str, Any]) -> None:
             failed = {"entries": [], "error": "OSError: Input/output error"}
-            self.hear({"type": "scanned", "id": order["id"], **failed})
+            self.handle({"type": "scanned", "id": order["id"], **failed})
 
     node = Failing([])
     with pytest.raises(OSError, match="/there: OSError: Input/output error"):

@@ -34,9 +34,9 @@ class FakeHub:
             self.orders.append((node, message["type"]))
             answer = self._answers[node]
             if answer is None:
-                self._files[node].lost()
+                self._files[node].mark_lost()
             else:
-                self._files[node].hear({**answer, "id": message["id"]})
+                self._files[node].handle({**answer, "id": message["id"]})
 
         return hear
 

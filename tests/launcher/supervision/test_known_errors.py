@@ -400,7 +400,7 @@ def test_a_task_without_an_exception_is_known_by_its_last_lines(
     "description",
     [
         "its container r-worker-1 was killed (docker kill, docker stop, a daemon that ended)",
-        "its container r-worker-1 is paused; `docker unpause r-worker-1` lets it go on",
+        "its container r-worker-1 is paused; `docker unpause r-worker-1` resumes it",
         "its container r-worker-1 has been removed",
         "its container r-worker-1 ended with exit code 1: no such file",
     ],
