@@ -1,22 +1,22 @@
-"""Every failure a user can meet, with the exit code it ends the command with.
+"""The exceptions for every failure a user can meet, each with the exit code of the command.
 
 ::
 
-    TfclusterError                  70  a fault in tfcluster itself
+    TfclusterError                  70  an internal error of tfcluster
     ├── UsageError                   2  the command line or the spec must change
     │   ├── SpecError                2  all problems of one spec file, each with its place
     │   └── UnknownRunError          2  RUN names no run, or more than one
-    ├── SurroundingsError            3  the machine, a node or the run folder must change
-    │   ├── PortInUseError           3  a fixed port is held by somebody else
-    │   ├── InterpreterError         3  a Python that does not work, or lacks what the job needs
-    │   ├── PreflightError           3  a look at the nodes found what would fail
+    ├── SurroundingsError            3  the environment: the machine, a node, the run folder
+    │   ├── PortInUseError           3  another process holds a fixed port
+    │   ├── InterpreterError         3  a Python does not work, or lacks what the job needs
+    │   ├── PreflightError           3  the checks of the nodes found what would fail
     │   ├── PrepareError             3  the job's prepare step failed
-    │   ├── NodeLostError            3  an agent or its guard went away
+    │   ├── NodeLostError            3  an agent or its guard died
     │   └── RunFolderError           3  the run folder cannot be written
     ├── DeadlineError                4  a deadline of the spec passed
-    └── CollateralError              5  `join`: a task elsewhere failed first
+    └── CollateralError              5  `join`: a task on another machine failed first
 
-A message says what is wrong, where, and what to do; it is built here, in the class, and
+A message says what is wrong, where, and what to do. It is built in the exception class and
 printed once, by ``tfcluster.cli.main``.
 """
 
@@ -27,9 +27,10 @@ from dataclasses import dataclass
 
 
 class TfclusterError(Exception):
-    """Base of all; `exit_code` is what the command exits with, `fix` what the user can do."""
+    """The base of all errors: a message, what the user can do (`fix`), and an exit code."""
 
     exit_code = 70
+    """The exit code of the command that ends with this error."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
         super().__init__(message)
@@ -41,14 +42,14 @@ class TfclusterError(Exception):
 
 
 class UsageError(TfclusterError):
-    """What the user typed or wrote cannot be carried out."""
+    """A command line or a spec that cannot be carried out."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One mistake in a spec: where it stands, what is wrong, what to write instead."""
+    """One mistake in a spec: where it is, what is wrong, what to write instead."""
 
     place: str
     """``file:line:column``, or the name of a command-line option."""
@@ -69,17 +70,17 @@ class SpecError(UsageError):
 
 
 class UnknownRunError(UsageError):
-    """RUN names no run, or more than one where exactly one is needed."""
+    """A RUN argument that names no run, or more than one where exactly one is needed."""
 
 
 class SurroundingsError(TfclusterError):
-    """Something outside the spec stands in the way."""
+    """An environment or setup error: something outside the spec prevents the run."""
 
     exit_code = 3
 
 
 class PortInUseError(SurroundingsError):
-    """A fixed port of the spec is held by another process."""
+    """A fixed port of the spec that another process holds."""
 
     def __init__(
         self, address: str, *, pid: int | None, run_id: str | None, command: str | None
@@ -90,59 +91,62 @@ class PortInUseError(SurroundingsError):
         if run_id:
             holder += f" of run {run_id}"
         if run_id:
-            fix = f"end it with `tfcluster down {run_id}`, or write another port (0 = choose one)"
+            fix = f"stop it: `tfcluster down {run_id}`, or write another port (0: any free port)"
         elif pid:
-            fix = f"end pid {pid}, or write another port in the spec (0 = choose one)"
+            fix = f"end pid {pid}, or write another port in the spec (0: any free port)"
         else:
-            fix = "write another port in the spec (0 = choose one)"
+            fix = "write another port in the spec (0: any free port)"
         super().__init__(f"port {address} is in use: held by {holder}", fix=fix)
         self.address, self.pid, self.run_id = address, pid, run_id
 
 
 class InterpreterError(SurroundingsError):
-    """A Python that does not work, or that lacks what the job needs."""
+    """A Python that does not work, or lacks what the job needs."""
 
 
 class PreflightError(SurroundingsError):
-    """All that a look at the nodes found to be wrong, told together."""
+    """All problems that the checks of the nodes found, reported together."""
 
     HEAD = "nothing was started"
 
     def __init__(self, findings: Sequence[tuple[str, str, str]]) -> None:
-        """`findings`: (node, what is wrong, what to do)."""
+        """Build the message from `findings`: (node, what is wrong, what to do)."""
         lines = [f"{node}: {what}\n  → {fix}" for node, what, fix in findings]
         super().__init__(f"{self.HEAD}:\n" + "\n".join(lines))
 
 
 class PrepareError(SurroundingsError):
-    """The job's prepare step failed, so no task was started."""
+    """A failed prepare step of the job; no task was started."""
 
 
 class NodeLostError(SurroundingsError):
-    """A node's agent, or the guard beside it, went away while the run needed it."""
+    """A node's agent, or the guard beside it, died while the run needed it."""
 
     @classmethod
     def raise_all(cls, errors: Sequence[SurroundingsError]) -> None:
-        """Raise nothing for none, the only one as it is, and several as one, each with its cure."""
+        """Raise `errors` as one error with each fix; return if there are none.
+
+        A single error is raised as it is.
+        """
         if len(errors) == 1:
             raise errors[0]
         if errors:
             *others, last = errors
-            told = dict.fromkeys([*map(str, others), last.message])
-            raise cls("\n".join(told), fix=last.fix)
+            messages = dict.fromkeys([*map(str, others), last.message])
+            raise cls("\n".join(messages), fix=last.fix)
 
 
 class RunFolderError(SurroundingsError):
-    """The run folder cannot be made or written."""
+    """A run folder that cannot be created or written."""
 
 
 class DeadlineError(TfclusterError):
-    """A deadline of ``supervision`` passed."""
+    """A deadline of ``supervision`` that passed."""
 
     exit_code = 4
 
 
 class CollateralError(TfclusterError):
-    """What failed here only followed a failure on another machine: start all of them again."""
+    """A failure here that only followed one on another machine: start all machines again."""
 
     exit_code = 5

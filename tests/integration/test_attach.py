@@ -53,7 +53,7 @@ def test_attach_shows_restarts_and_ends_with_the_summary_and_0(
     code, out, said = look_on(shell, restarting, "attach")
 
     assert code == 0
-    assert "Ctrl-C leaves it running" in said
+    assert "Ctrl-C detaches, the run continues" in said
     assert "worker:0 │ attempt 1 begins" in out, "the last lines of before"
     assert out.index("worker:1 │ attempt 1 ends") < out.index("worker:1 │ attempt 2 begins")
     assert "attempt 2 of 4: worker:1: killed by SIGKILL; from the beginning: no checkpoint" in said
@@ -72,11 +72,11 @@ def test_every_command_works_while_a_run_waits_to_restart(shell: CommandLine) ->
     listed = json.loads(shell.run("ps", "--json").out)
     assert [(found["run"], found["status"]) for found in listed] == [(run.id, "restarting")]
     status = shell.run("status", run.id).out.decode()
-    assert "waits for    a pause of" in status
+    assert "waiting for  a pause of" in status
     assert "root cause: worker:1: killed by SIGKILL" in status
     waiting = shell.start("wait", run.id)
     with screen(shell, "attach") as shown:
-        wait_for(lambda: shown.read(0.1) and b"waits for a pause" in shown.seen)
+        wait_for(lambda: shown.read(0.1) and b"waiting for a pause" in shown.seen)
         done = shell.run("down", run.id)
         assert done.code == 0, done.err
         assert shown.read_all() == 0
@@ -106,7 +106,7 @@ def test_a_coordinator_that_is_killed_meanwhile_ends_attach_and_logs(shell: Comm
 
     attached, following = [process.communicate(timeout=30) for process in looking]
     assert [process.returncode for process in looking] == [0, 0]
-    assert f"{run.id} is lost: its coordinator went away" in attached[1].decode()
+    assert f"{run.id} is lost: its coordinator died" in attached[1].decode()
     assert f"tfcluster down {run.id}" in attached[1].decode()
     assert b"family" in following[0]
     family.assert_gone(2.0)
@@ -138,7 +138,7 @@ def test_ctrl_c_only_leaves(shell: CommandLine) -> None:
         assert shown.read_all() == 0
     said = shown.seen.decode(errors="replace")
 
-    assert f"left; {run.id} goes on" in said
+    assert f"detached; {run.id} keeps running" in said
     assert f"tfcluster down {run.id[-4:]}" in said
     assert "Traceback" not in said
     assert len(family.living()) == 6
@@ -178,7 +178,7 @@ def test_a_run_that_is_over_is_said_to_be(shell: CommandLine) -> None:
     done = shell.run("attach", "r")
 
     assert done.code == 0
-    assert "is over" in done.err
+    assert "has ended" in done.err
     assert "root cause: worker:0, exit 3" in done.err
     assert "failed after" in done.err
     assert done.out == b""

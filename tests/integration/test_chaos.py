@@ -52,7 +52,7 @@ def test_each_fault_is_injected_once_noticed_and_survived(shell: CommandLine) ->
         assert record["resumed_step"] < 40
     assert records[6]["detected_after_s"] > 3.9, "a hang is only found by the stall deadline"
     assert state["attempt"] == 8
-    assert f"'{NEVER}' was never injected: worker:0 got to step 40" in done.err
+    assert f"'{NEVER}' was never injected: worker:0 reached step 40" in done.err
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def test_a_signal_before_it_has_returned_stops_the_run(
     assert run.end(10) == code
     assert run.out.read_text() == ""
     assert run.state()["status"] == "interrupted"
-    assert f"{run.run_id} ended before all of its tasks were started" in run.said()
+    assert f"{run.run_id} ended before all of its tasks had started" in run.said()
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
@@ -206,7 +206,7 @@ def test_a_coordinator_that_is_killed_before_is_said(shell: CommandLine) -> None
     os.kill(run.state()["pid"], signal.SIGKILL)
 
     assert run.end(10) == 3
-    assert "went away before all tasks ran" in run.said()
+    assert "died before all tasks ran" in run.said()
     assert shell.run("down", run.run_id).code == 0
     wait_for(lambda: not shell.left())
 
@@ -220,18 +220,14 @@ def test_a_fault_is_told_and_written_down(shell: CommandLine) -> None:
 
     assert done.code == 70, done.err
     assert done.out == b""
-    assert "a fault in tfcluster: RuntimeError: boom" in done.err
+    assert "internal error: RuntimeError: boom" in done.err
     folder = shell.last_run()
     assert str(folder / "fault.txt") in done.err
     assert "RuntimeError: boom" in (folder / "fault.txt").read_text()
     assert "RuntimeError: boom" in (folder / "coordinator.log").read_text()
     state = shell.state()
     assert (state["status"], state["exit_code"]) == ("failed", 70)
-    assert (
-        state["reason"]
-        == shell.events()[-1]["reason"]
-        == "a fault in tfcluster: RuntimeError: boom"
-    )
+    assert state["reason"] == shell.events()[-1]["reason"] == "internal error: RuntimeError: boom"
     assert str(folder / "fault.txt") in state["hint"]
 
 

@@ -36,7 +36,7 @@ def config_of(output: str) -> dict[str, Any]:
 def test_the_shown_line_starts_the_task_that_was_left_out(shell: CommandLine) -> None:
     run = up(shell, {"worker:1": GOES_ON})
     line = line_for_hand(run)
-    wait_for(lambda: "waits for worker:1 at 127.0.0.1:" in said_of(shell, run))
+    wait_for(lambda: "waiting for worker:1 at 127.0.0.1:" in said_of(shell, run))
     (address,) = run.state()["by_hand"].values()
     assert f"by hand worker:1 at {address}" in said_of(shell, run)
 

@@ -186,7 +186,7 @@ def test_a_worker_that_is_ended_at_work_after_the_chief_fails_the_run(shell: Com
     assert "late but well" in run.log("worker:0")
     said = " ".join(run.said().split())
     assert "root cause: worker:1" in said
-    assert "it had not finished 4 s after the chief, and was ended" in said
+    assert "it had not finished 4 s after the chief and was stopped" in said
     assert "--set supervision.finish_grace_s=SECONDS" in said
 
 

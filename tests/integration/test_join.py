@@ -80,7 +80,7 @@ def test_two_that_join_make_one_cluster_and_the_chiefs_keeps_the_checkpoint(
 ) -> None:
     spec, ports = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
     first = join(shell, spec, "worker:0")
-    wait_for(lambda: "waits for worker:1" in said_of(shell, first), what="who is waited for")
+    wait_for(lambda: "waiting for worker:1" in said_of(shell, first), what="who is waited for")
     second = join(shell, spec, "worker:1")
     assert (first.end(), second.end()) == (0, 0), first.said() + second.said()
     for index, run in enumerate((first, second)):
@@ -175,8 +175,12 @@ def test_in_the_background_it_returns_when_its_own_tasks_run(shell: CommandLine)
 @pytest.mark.parametrize(
     ("value", "code", "said"),
     [
-        ({"worker": 2}, 2, "fixed in the spec: worker:0, worker:1"),
-        ({"worker": ["127.0.0.1:0", "127.0.0.1:4"]}, 2, "fixed in the spec: worker:0 without"),
+        ({"worker": 2}, 2, "fixed ports in the spec: none for worker:0, worker:1"),
+        (
+            {"worker": ["127.0.0.1:0", "127.0.0.1:4"]},
+            2,
+            "fixed ports in the spec: none for worker:0",
+        ),
         ({"worker": ["198.51.100.1:2222", "198.51.100.2:2222"]}, 3, "198.51.100.1, 198.51.100.2"),
     ],
     ids=["a number", "port 0", "other machines"],

@@ -113,10 +113,10 @@ def test_without_its_coordinator_a_run_is_lost_and_every_command_says_so(
     assert "lost" in shell.run("status").out.decode()
     waited = shell.run("wait", run_id, timeout=10)
     assert waited.code == 3
-    assert "is lost: its coordinator went away" in waited.err
+    assert "is lost: its coordinator died" in waited.err
     down = shell.run("down", run_id, timeout=10)
     assert down.code == 0
-    assert "its coordinator is gone" in down.err
+    assert "its coordinator died" in down.err
     nobody = shell.run("down", timeout=10)
     assert (nobody.code, "no run is live" in nobody.err) == (2, True)
     assert shell.run("rm", run_id).code == 0

@@ -59,7 +59,7 @@ def test_down_ends_what_still_lives_and_writes_the_end_down(
     done = shell.run("down", run.id)
 
     assert done.code == 0, done.err
-    assert f"{run.id} is lost: its coordinator is gone" in done.err
+    assert f"{run.id} is lost: its coordinator died" in done.err
     assert "worker:1 (pid " in done.err
     assert f"agent (pid {agents[0]})" in done.err
     family.assert_gone(0.5)
@@ -71,7 +71,7 @@ def test_down_ends_what_still_lives_and_writes_the_end_down(
     assert {task["state"] for task in state["tasks"]} == {"lost"}
     assert "cleans up" not in shell.run("ps").err
     again = shell.run("down", run.id)
-    assert (again.code, again.err) == (0, f"{run.id} is lost, and was cleaned up before\n")
+    assert (again.code, again.err) == (0, f"{run.id} is lost and was already cleaned up\n")
 
 
 def test_where_agent_and_guard_did_their_work_only_a_socket_is_left(
@@ -93,7 +93,7 @@ def test_nothing_left_is_said_too(shell: CommandLine, run: InBackground) -> None
     lose(run, stopped=False)
     (shell.root / "run" / "tfcluster" / f"{run.id[-40:]}.ctl").unlink()
     done = shell.run("down", "--all")
-    assert "nothing of it was left on this host" in done.err
+    assert "no processes or files of the run are left on this host" in done.err
 
 
 def test_a_process_that_left_its_group_is_found_by_its_environment(shell: CommandLine) -> None:
@@ -184,7 +184,7 @@ def test_a_run_of_another_host_is_not_lost_but_there(shell: CommandLine, run: In
     assert "running on node17" in shell.run("status", run.id).out.decode()
     done = shell.run("down", run.id)
     assert done.code == 3
-    assert f"{run.id} is coordinated on node17" in done.err
+    assert f"the coordinator of {run.id} runs on node17" in done.err
     assert run.state() == state, "nobody here may write it down as lost"
 
 

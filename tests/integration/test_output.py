@@ -223,7 +223,7 @@ def test_logs_of_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
     done = shell.run("logs", "--task", "worker:7")
 
     assert (done.code, done.out) == (2, b"")
-    assert "has no worker:7\n  → it has worker:0, worker:1" in done.err
+    assert "has no task worker:7\n  → one of worker:0, worker:1" in done.err
 
 
 def test_a_reader_that_leaves_ends_logs_f(shell: CommandLine) -> None:

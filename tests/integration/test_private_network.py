@@ -171,7 +171,7 @@ def test_an_address_of_this_machine_is_refused_with_the_cure(shell: CommandLine)
     (shell.cwd / "spec.json").write_text(json.dumps(spec))
     refused = shell.run("up", "spec.json")
     assert refused.code == 3
-    assert "in a private network 192.0.2.7 (worker:0) cannot be reached" in refused.err
+    assert "a private network cannot reach 192.0.2.7 (worker:0)" in refused.err
     assert "cluster.worker=2" in refused.err
 
 

@@ -32,7 +32,7 @@ def test_a_folder_of_sockets_without_a_substitute_is_refused(shell: CommandLine)
     shell.script("job.py", "")
     refused = shell.run("run", "job.py")
     assert refused.code == 3, refused.err
-    assert f"{folder}: other users can write to it" in refused.err
+    assert f"cannot use {folder} for sockets: other users can write to it" in refused.err
     assert "make ~/.cache/tfcluster writable" in refused.err
     assert not shell.runs()
 
@@ -47,7 +47,7 @@ def test_an_order_that_the_agent_cannot_obey_ends_the_run_with_the_reason(
     shell.script("job.py", "")
     ended = shell.run("run", "job.py")
     assert ended.code == 3, ended.err
-    assert "could not obey" in ended.err
+    assert "could not carry out an order" in ended.err
     assert "hold_ports: PermissionError" in ended.err
     assert "Traceback" not in ended.err
 

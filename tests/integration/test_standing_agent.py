@@ -44,7 +44,7 @@ def test_one_that_stands_still_in_mid_run_is_told_of_and_replaced_after_the_leas
     wait_for(lambda: run.has_line(" whole", "worker:1") and run.log("worker:1", attempt=2))
 
     assert not family.living()
-    assert f"its agent (pid {agent}) stands still; `kill -CONT {agent}` lets it go on" in run.said()
-    assert "it stood still for 5 s, so it was killed" in run.said()
+    assert f"its agent (pid {agent}) is stopped; `kill -CONT {agent}` resumes it" in run.said()
+    assert "it did not answer for 5 s, so it was killed" in run.said()
     run.process.send_signal(signal.SIGINT)
     assert run.end() == 130

@@ -123,7 +123,7 @@ def test_a_second_ctrl_c_kills_at_once(shell: CommandLine, script: str) -> None:
     run.process.send_signal(signal.SIGINT)
 
     assert run.end() == 130
-    assert "Ctrl-C again, tasks are killed" in run.said()
+    assert "Ctrl-C again, killing the tasks" in run.said()
     assert [task["signal"] for task in run.state()["tasks"]] == [signal.SIGKILL] * 2
     assert "saved" not in run.log("worker:0")
 

@@ -261,7 +261,7 @@ def test_a_home_that_is_deleted_in_the_middle(line: CommandLine) -> None:
     assert "Traceback" not in done.err
     last = done.err.splitlines()[-1]
     assert last.startswith(f"warning: {line.home}/runs/delete-")
-    assert last.endswith(" does not tell how the run ended: the folder was deleted")
+    assert last.endswith(" does not record how the run ended: the folder was deleted")
 
 
 # -- a disk that is full ------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def test_a_disk_that_is_full_costs_lines_and_says_how_many(
     assert done.code == 0, done.err
     assert finished.exists(), "training went on"
     assert "Traceback" not in done.err
-    assert "log are lost: No space left on device" in done.err
+    assert "s log: No space left on device" in done.err
     events = line.events()
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "run_finished"
@@ -325,7 +325,7 @@ def test_a_disk_with_space_again_takes_lines_again(line: CommandLine, small_disk
     room = line.root / "room"
     line.script("fills.py", FILLS_THE_DISK)
     run = Live(line, "run", "-n", "1", "fills.py", str(small_disk), str(room))
-    wait_for(lambda: "log are lost" in run.said() or run.process.poll() is not None)
+    wait_for(lambda: "s log: No space left" in run.said() or run.process.poll() is not None)
     room.touch()
 
     assert run.end() == 0, run.said()
@@ -449,7 +449,7 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandL
 
     assert run.wait(10) == 0, said
     assert at.stat().st_size == 1500
-    assert said.count("stdout is closed; training goes on") == 1
+    assert said.count("stdout is closed; training continues") == 1
     assert "succeeded after" in said
     assert "Traceback" not in said
 

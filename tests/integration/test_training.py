@@ -231,5 +231,5 @@ def test_nccl_without_a_gpu_is_refused_before_anything_starts(lab: Runs) -> None
         "up", str(SPECS / "localhost-2w.json"), "--set", "strategy.communication=NCCL"
     )
     assert done.code == 3
-    assert "NCCL, and there is no GPU for worker:0, worker:1" in " ".join(done.err.split())
+    assert "NCCL, but there is no GPU for worker:0, worker:1" in " ".join(done.err.split())
     assert lab.line.runs() == before

@@ -1,7 +1,7 @@
-"""The images of the docker tests: a Debian made with debootstrap, and what is built on it.
+"""The images of the docker tests: a Debian base made with debootstrap, and the images built on it.
 
-No registry is asked. The base is made once and kept as a tarball outside the repository; what the
-Dockerfile adds to it is built by the daemon, which keeps its layers.
+No registry is used. The base is made once and kept as a tarball outside the repository; the
+daemon builds the Dockerfile's layers on it and keeps them.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ SUITE = "bookworm"
 PACKAGES = "python3,python3-venv,ca-certificates"
 BASE = f"tfcluster-base:{SUITE}"
 STUB = "tfcluster-stub:latest"
-"""What the Dockerfile makes before TensorFlow comes: a user, a home, a Python."""
+"""The Dockerfile's stage before TensorFlow: a user, a home, a Python."""
 WORKERS = {"tfcluster-tests:newest": (), "tfcluster-tests:tf215": ("--tensorflow", "2.15")}
-"""The real worker images, and what `tfcluster build` is told for each."""
+"""The real worker images, and the options of `tfcluster build` for each."""
 JOIN = "tfcluster-tests:join"
 BUILT = {**WORKERS, JOIN: ("--join",)}
 MARK = "tfcluster-tests-what-pip-was-told"
-"""Stands in all that is a secret of the build."""
+"""A text in every secret of the build, to be searched for in the image."""
 MAKE_S, IMPORT_S, BUILD_S = 600.0, 120.0, 1500.0
 _TRIMMED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man",
             "usr/share/locale", "var/log")  # fmt: skip
 
 
 def cache() -> Path:
-    """Where what is dear to make outlives the tests."""
+    """Return the folder for files that are slow to make and are kept after the tests."""
     root = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(root).expanduser() / "tfcluster-tests"
 
 
 @contextmanager
-def alone(name: str) -> Iterator[None]:
-    """Only one process of tests at a time is between the beginning and the end of this."""
+def exclusive(name: str) -> Iterator[None]:
+    """Hold a lock: only one test process at a time runs the body."""
     cache().mkdir(parents=True, exist_ok=True)
     with (cache() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -54,9 +54,9 @@ def alone(name: str) -> Iterator[None]:
 
 
 def base_tarball() -> Path:
-    """A minimal Debian with Python, made now if no earlier test has."""
+    """Return the tarball of a minimal Debian with Python, made now unless it exists."""
     path = cache() / f"{SUITE}-{PACKAGES.replace(',', '-')}.tar"
-    with alone("base"):
+    with exclusive("base"):
         if not path.exists():
             folder = Path(tempfile.mkdtemp(prefix="base-", dir=cache()))
             try:
@@ -69,14 +69,14 @@ def base_tarball() -> Path:
 
 
 def import_base(docker: Docker) -> str:
-    """The base image; its name. One that is there stays: layers are built on it."""
+    """Import the base image unless it exists (layers are built on it); return its name."""
     if docker.run("image", "inspect", BASE).returncode != 0:
         docker("import", "--change", "CMD /bin/sh", str(base_tarball()), BASE, timeout=IMPORT_S)
     return BASE
 
 
 def build_stub(docker: Docker) -> str:
-    """The worker image without TensorFlow, in seconds and without a network; its name."""
+    """Build the worker image without TensorFlow, in seconds and offline; return its name."""
     argv = ["build", "--target", "plain", "--build-arg", f"BASE_IMAGE={import_base(docker)}"]
     argv += ["--file", str(ROOT / "docker" / "Dockerfile"), "--tag", STUB, str(ROOT)]
     docker(*argv, timeout=IMPORT_S, env={"DOCKER_BUILDKIT": "1"})
@@ -84,9 +84,9 @@ def build_stub(docker: Docker) -> str:
 
 
 def build_worker(docker: Docker, name: str, *, outside: Mapping[str, str]) -> None:
-    """One of BUILT, as a user builds it; quick where the daemon has its layers.
+    """Build one of BUILT as a user does; this is quick if the daemon has its layers.
 
-    `outside` is added to the environment: how pip gets out of the daemon's network.
+    `outside` is added to the environment: variables with which pip leaves the daemon's network.
     """
     argv = [sys.executable, "-m", "tfcluster.cli.main", "build", "--network", "host"]
     argv += ["--base", import_base(docker), "--tag", name, *BUILT[name]]
@@ -99,10 +99,13 @@ def build_worker(docker: Docker, name: str, *, outside: Mapping[str, str]) -> No
 
 
 def _pip_options(folder: Path) -> list[str]:
-    """This machine's certificates and settings of pip, marked, less what only this machine has."""
+    """Return options with this machine's certificates and pip settings, marked with MARK.
+
+    Settings with local paths are left out.
+    """
     settings = _pip_settings()
     certificates = settings.pop("cert", None)
-    lines = [f"{name} = {value}" for name, value in settings.items() if not _is_here(value)]
+    lines = [f"{name} = {value}" for name, value in settings.items() if not _has_local_path(value)]
     (folder / "pip.conf").write_text("\n".join([f"# {MARK}", "[global]", *lines, ""]))
     options = ["--pip-config", str(folder / "pip.conf")]
     if certificates is not None:
@@ -112,11 +115,11 @@ def _pip_options(folder: Path) -> list[str]:
 
 
 def _pip_settings() -> dict[str, str]:
-    """What this machine's pip is told, by its files and its environment."""
+    """Return the settings of this machine's pip, from its files and its environment."""
     argv = [sys.executable, "-m", "pip", "config", "list"]
-    said = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     found = {}
-    for line in sorted(said.splitlines(), reverse=True):  # what begins with ":env:" comes last
+    for line in sorted(output.splitlines(), reverse=True):  # ":env:" settings come last and win
         name, _, value = line.partition("=")
         section, _, option = name.rpartition(".")
         if section in ("global", ":env:"):
@@ -124,13 +127,13 @@ def _pip_settings() -> dict[str, str]:
     return found
 
 
-def _is_here(value: str) -> bool:
-    """Whether it names places of this machine, which a container has not."""
+def _has_local_path(value: str) -> bool:
+    """Return whether a setting names local paths, which a container lacks."""
     return re.search(r"(^|\s)(/|file:)", value) is not None
 
 
 def _debootstrap(root: Path) -> None:
-    """From the mirror that this machine's own apt asks."""
+    """Install a Debian into `root`, from the mirror that this machine's apt uses."""
     argv = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(root)]
     argv += [mirror] if (mirror := _mirror()) else []
     env = os.environ | {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
@@ -140,11 +143,11 @@ def _debootstrap(root: Path) -> None:
 
 
 def _mirror() -> str | None:
-    """Nothing where apt has no such suite: debootstrap has a mirror of its own."""
-    wanted = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Component: main"]
+    """Return apt's mirror, or None if it lacks the suite; debootstrap has a default mirror."""
+    argv = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Component: main"]
     with contextlib.suppress(OSError):
-        said = subprocess.run(wanted, capture_output=True, text=True, check=False).stdout
-        for line in said.splitlines():
+        output = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+        for line in output.splitlines():
             if line.startswith(f"{SUITE} "):
                 return line.partition(" ")[2]
     return None

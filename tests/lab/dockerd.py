@@ -1,9 +1,9 @@
-"""A real docker daemon of the tests' own, in namespaces of its own.
+"""A real docker daemon for tests, in namespaces of its own.
 
 A second daemon on one host would remove the first one's bridge and firewall rules, and mounts,
-shims and containers outlive a daemon that is killed. In a network, a mount table and processes of
-its own it meets nobody, and all of it ends with the first of those processes, also where a test
-has lost its way. The host's files are the daemon's, too: what a test mounts is there.
+shims and containers outlive a killed daemon. With separate network, mount and process namespaces
+it disturbs nothing, and all of it ends with the first process of the namespaces, even if a test
+fails. The daemon sees the host's files, so tests can mount them.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .machine import LabError, command
-from .machines import _child_of, _die_with_parent, _until
+from .machines import _child_of, _die_with_parent, _wait_until
 
 TOOLS = ("dockerd", "debootstrap", "containerd", "runc", "iptables", "nsenter", "unshare", "ip")
 SYSTEM = "/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 CGROUPS = Path("/sys/fs/cgroup")
 STOP_S = 30.0
-"""Longer than the daemon gives its containers when it ends."""
+"""Seconds to wait for the daemon's exit: longer than it waits for its containers."""
 _FIRST = "ip link set lo up; echo up; exec env --ignore-signal=CHLD sleep infinity"
-"""The first process of the namespaces; with SIGCHLD ignored the dead need no burial."""
+"""The first process of the namespaces; ignoring SIGCHLD makes the kernel reap its children."""
 
 
 @dataclass(frozen=True, slots=True)
 class Docker:
-    """The client, and how it reaches its daemon."""
+    """The docker client, with the environment that leads it to its daemon."""
 
     env: Mapping[str, str]
 
     def __call__(
         self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
     ) -> str:
-        """What `docker ARGS` writes to stdout; LabError with its complaint if it fails."""
+        """Return the stdout of `docker ARGS`. Raises LabError with its stderr if it fails."""
         done = self.run(*args, timeout=timeout, env=env)
         if done.returncode != 0:
             raise LabError(f"docker {' '.join(args)}: {done.stderr.strip()}")
@@ -50,7 +50,7 @@ class Docker:
     def run(
         self, *args: str, timeout: float = 60, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """To its end; `env` is added to the environment."""
+        """Run `docker ARGS` to its end; `env` is added to the environment."""
         return subprocess.run(
             self._argv(args),
             env={**self.env, **(env or {})},
@@ -61,15 +61,15 @@ class Docker:
         )
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
-        """With its stdout on a pipe."""
+        """Start `docker ARGS` with its stdout on a pipe."""
         return subprocess.Popen(self._argv(args), env=dict(self.env), stdout=subprocess.PIPE)
 
     def _argv(self, args: Sequence[str]) -> list[str]:
         return [shutil.which("docker", path=self.env["PATH"]) or "docker", *args]
 
 
-def machines_own() -> Docker | None:
-    """The client of the daemon that this machine, or DOCKER_HOST, has already."""
+def existing_daemon() -> Docker | None:
+    """Return the client of this machine's own daemon (or DOCKER_HOST's), or None."""
     docker = Docker(os.environ)
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         if docker.run("version", timeout=20).returncode == 0:
@@ -78,25 +78,25 @@ def machines_own() -> Docker | None:
 
 
 def missing_tools() -> list[str]:
-    """What a daemon of one's own needs and this machine lacks; `.ci/run` knows the packages."""
+    """Return the tools for a `Dockerd` that this machine lacks; `.ci/run` knows their packages."""
     lacking = [tool for tool in TOOLS if not shutil.which(tool, path=_path())]
     return lacking if os.getuid() == 0 else ["root", *lacking]
 
 
 @dataclass
 class Dockerd:
-    """The daemon. Use as a context manager; needs root."""
+    """A docker daemon. Use it as a context manager; it needs root."""
 
     folder: Path
-    """A short path, for the socket; removed at the end."""
+    """A short path, because of the socket; removed at the end."""
     data_root: Path | None = None
-    """Where images and containers lie; with a folder of the caller's they outlive this object."""
+    """The folder of images and containers; if given, it outlives this object."""
     live_restore: bool = False
     docker: Docker = field(init=False)
-    _world: subprocess.Popen[bytes] | None = field(init=False, default=None)
+    _namespaces: subprocess.Popen[bytes] | None = field(init=False, default=None)
     _daemon: subprocess.Popen[bytes] | None = field(init=False, default=None)
     pid: int = field(init=False, default=0)
-    """Of the first process of its namespaces, seen from outside."""
+    """The host's id of the first process of the namespaces."""
 
     @property
     def socket(self) -> Path:
@@ -104,7 +104,7 @@ class Dockerd:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """The environment in which `docker` speaks to this daemon."""
+        """The environment in which `docker` uses this daemon."""
         return self.docker.env
 
     @property
@@ -118,7 +118,7 @@ class Dockerd:
     def __enter__(self) -> Dockerd:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.docker = Docker(_environment(self.folder, f"unix://{self.socket}"))
-        self._world = subprocess.Popen(
+        self._namespaces = subprocess.Popen(
             [*_UNSHARE, "sh", "-c", _FIRST],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -128,7 +128,7 @@ class Dockerd:
             start_new_session=True,
         )
         try:
-            self.pid = _child_of(self._world)
+            self.pid = _child_of(self._namespaces)
             self.start()
         except BaseException:
             self.close()
@@ -139,7 +139,10 @@ class Dockerd:
         self.close()
 
     def start(self, *, live_restore: bool | None = None) -> None:
-        """Returns when it answers; with `live_restore` containers outlive its next stop."""
+        """Start the daemon and wait until it answers.
+
+        `live_restore`: containers outlive its next stop.
+        """
         assert not self.is_up, "it is up already"
         if live_restore is not None:
             self.live_restore = live_restore
@@ -156,16 +159,16 @@ class Dockerd:
                 start_new_session=True,
             )
         try:
-            _until(self._answers, "dockerd")
+            _wait_until(self._answers, "dockerd")
         except LabError as error:
             raise LabError(f"{error}: {self.log.read_text()[-2000:]}") from None
 
     def stop(self) -> None:
-        """As `systemctl stop docker` does: its containers end, unless it has `live_restore`."""
+        """Stop it like `systemctl stop docker`: containers end, unless it has `live_restore`."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """`kill -9`: its containers go on, whatever was configured."""
+        """Send SIGKILL: its containers go on, whatever was configured."""
         self._end(signal.SIGKILL)
 
     def restart(self, *, live_restore: bool | None = None) -> None:
@@ -173,29 +176,28 @@ class Dockerd:
         self.start(live_restore=live_restore)
 
     def inside(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command line that runs where the daemon does: on the host of the containers,
-        as they see it."""
+        """Return a command line that runs `argv` in the daemon's namespaces."""
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--net", "--pid", "--wdns=/"]
         return [*enter, "--", *argv]
 
     def run(self, argv: Sequence[str], *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """`argv` on the host of the containers, to its end."""
+        """Run `argv` on the containers' host, to its end."""
         return subprocess.run(
             self.inside(argv), capture_output=True, text=True, timeout=timeout, check=False
         )
 
     def close(self) -> None:
-        """End all that ever ran here; of the data only a folder of the caller's stays."""
+        """End every process and remove all data, except a `data_root` that was given."""
         if self.is_up and self.data_root is not None:
             with contextlib.suppress(LabError, subprocess.TimeoutExpired):
                 self.clear()
                 self.stop()
-        for process in (self._world, self._daemon):
+        for process in (self._namespaces, self._daemon):
             if process is not None:
                 process.kill()
                 process.wait()
-        if self._world is not None and self._world.stdout is not None:
-            self._world.stdout.close()
+        if self._namespaces is not None and self._namespaces.stdout is not None:
+            self._namespaces.stdout.close()
         _remove_cgroups(self._group)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -239,7 +241,7 @@ def _path() -> str:
 
 
 def _environment(folder: Path, host: str) -> dict[str, str]:
-    """With a client that can build, and nothing of the user's own settings of docker."""
+    """Return an environment with a client that can build, without the user's docker settings."""
     (folder / "bin").mkdir(exist_ok=True)
     link = folder / "bin" / "docker"
     link.unlink(missing_ok=True)
@@ -250,22 +252,26 @@ def _environment(folder: Path, host: str) -> dict[str, str]:
 
 
 def _client() -> Path:
-    """The first on PATH that can build; from 23.0 on clients need the plugin buildx for it."""
+    """Return the first client on PATH that can build; from 23.0 on that needs the plugin buildx."""
     found = [Path(folder) / "docker" for folder in _path().split(":")]
-    there = [path for path in dict.fromkeys(found) if os.access(path, os.X_OK)]
-    return next((path for path in there if _builds(path)), there[0] if there else Path("docker"))
+    clients = [path for path in dict.fromkeys(found) if os.access(path, os.X_OK)]
+    return next(
+        (path for path in clients if _builds(path)), clients[0] if clients else Path("docker")
+    )
 
 
 def _builds(client: Path) -> bool:
-    said = subprocess.run([client, "--version"], capture_output=True, text=True, check=False).stdout
-    version = re.search(r"version (\d+)", said)
+    output = subprocess.run(
+        [client, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    version = re.search(r"version (\d+)", output)
     if version and int(version[1]) < 23:
         return True
     return subprocess.run([client, "buildx", "version"], capture_output=True).returncode == 0
 
 
 def _remove_cgroups(name: str) -> None:
-    """The kernel keeps empty groups; those of processes that have just died fill up slowly."""
+    """Remove empty cgroups, which the kernel keeps; those of recent processes empty slowly."""
     deadline = time.monotonic() + 5
     for root in [*CGROUPS.glob(f"*/{name}"), CGROUPS / name]:
         for folder, _, _ in os.walk(root, topdown=False):
@@ -276,4 +282,4 @@ def _remove_cgroups(name: str) -> None:
                 time.sleep(0.02)
 
 
-__all__ = ["Docker", "Dockerd", "LabError", "command", "machines_own", "missing_tools"]
+__all__ = ["Docker", "Dockerd", "LabError", "command", "existing_daemon", "missing_tools"]

@@ -1,4 +1,4 @@
-"""The first process of a machine of the lab: makes it its own, starts sshd, buries the dead.
+"""The first process of a lab machine: sets up its files and name, starts sshd, reaps children.
 
 python init.py NAME FOLDER HOME PYTHON_HOME
 """
@@ -18,12 +18,12 @@ MS_BIND = 4096
 
 def main(name: str, folder: str, home: str, python_home: str) -> None:
     socket.sethostname(name)
-    own_home = os.path.join(folder, "home")
+    machine_home = os.path.join(folder, "home")
     if python_home:
-        kept = os.path.join(own_home, os.path.basename(python_home))
+        kept = os.path.join(machine_home, os.path.basename(python_home))
         os.makedirs(kept, exist_ok=True)
         mount(python_home, kept)
-    mount(own_home, home)
+    mount(machine_home, home)
     boot(name, folder)
     os.makedirs("/run/sshd", exist_ok=True)
     sys.stdout.write("up\n")
@@ -52,17 +52,17 @@ def main(name: str, folder: str, home: str, python_home: str) -> None:
 
 
 def boot(name: str, folder: str) -> None:
-    """A machine that is added again under its name is the same one after another boot."""
+    """Set boot id and machine id: a machine added again under its name has only rebooted."""
     known_by = {
         "/proc/sys/kernel/random/boot_id": str(uuid.uuid4()),
         "/etc/machine-id": hashlib.md5(name.encode()).hexdigest(),
     }
     for path, text in known_by.items():
         if os.path.exists(path):
-            own = os.path.join(folder, os.path.basename(path))
-            with open(own, "w") as file:
+            replacement = os.path.join(folder, os.path.basename(path))
+            with open(replacement, "w") as file:
                 file.write(text + "\n")
-            mount(own, path)
+            mount(replacement, path)
 
 
 def mount(what: str, where: str) -> None:

@@ -1,4 +1,4 @@
-"""One machine of the lab, from outside: what runs in it, its cable, its firewall, its mounts."""
+"""One machine of the lab, seen from outside: its processes, network card, firewall and mounts."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent.relay import NAME
+from tfcluster.agent.relay import PROCESS_NAME
 
 CARD = "eth0"
 
 
 class LabError(RuntimeError):
-    """The lab could not be built; the text holds what the system said."""
+    """A part of the lab could not be built; the text holds the system's message."""
 
 
 @dataclass
 class Machine:
-    """One of the lab's machines; `run` starts a command in it."""
+    """A machine of the lab; `run` runs a command in it."""
 
     name: str
     address: str
     folder: Path
     process: subprocess.Popen[bytes]
     pid: int
-    """Of its first process, seen from outside."""
+    """The host's id of its first process."""
 
     @property
     def root(self) -> Path:
-        """Its home folder, seen from outside."""
+        """The home folder's path on the host."""
         return self.folder / "home"
 
     def inside(self, argv: Sequence[str]) -> list[str]:
-        """`argv` as a command line for outside that runs in this machine."""
+        """Return a command line for the host that runs `argv` in this machine."""
         enter = ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--net", "--pid"]
         return [*enter, "--wdns=/", "--", *argv]
 
@@ -50,7 +50,7 @@ class Machine:
     def run(
         self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        """To its end, with what it said."""
+        """Run `argv` in this machine to its end, with its output captured."""
         process = self.start(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         try:
             out, err = process.communicate(timeout=timeout)
@@ -61,43 +61,45 @@ class Machine:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def kill_agents(self) -> None:
-        """And their guards, the agents first: without a guard they would end their tasks."""
+        """Kill agents and guards, the agents first: without a guard they would end their tasks."""
         for pid in reversed(self.agents()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def agents(self) -> list[int]:
-        """Of each run the guard, its child, the agent, and then what helps it; by outer pid."""
+        """Return the host's pids of guard, agent (its child) and helpers of each run, in order."""
         found = []
         for pid in sorted(self.processes()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if Path(f"/proc/{pid}/comm").read_text() == f"{NAME}\n":
+                if Path(f"/proc/{pid}/comm").read_text() == f"{PROCESS_NAME}\n":
                     found.append(pid)
         return found
 
     def processes(self) -> dict[int, str]:
-        """Command line of all that lives in it but its first process and sshd, by outer pid."""
-        mine = os.readlink(f"/proc/{self.pid}/ns/pid")
+        """Return pid → command line of its processes, without the first one and sshd."""
+        namespace = os.readlink(f"/proc/{self.pid}/ns/pid")
         found = {}
         for entry in Path("/proc").iterdir():
             if not entry.name.isdecimal() or int(entry.name) == self.pid:
                 continue
             with contextlib.suppress(OSError):
-                if os.readlink(entry / "ns/pid") != mine:
+                if os.readlink(entry / "ns/pid") != namespace:
                     continue
-                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                if words and "sshd" not in words.split(" ")[0]:
-                    found[int(entry.name)] = words
+                command_line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+                )
+                if command_line and "sshd" not in command_line.split(" ")[0]:
+                    found[int(entry.name)] = command_line
         return found
 
     def power_off(self) -> None:
-        """As if the plug was pulled: nothing of it can say goodbye, no connection is closed."""
+        """Cut the network and kill everything, so that no connection is closed properly."""
         if self.process.poll() is None:
             command(*self._in_network("ip", "link", "set", CARD, "down"))
         self.end()
 
     def end(self) -> None:
-        """Kill all that runs in it; its kernel closes their connections."""
+        """Kill all its processes; the kernel closes their connections."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
         self.process.wait()
@@ -105,35 +107,35 @@ class Machine:
             self.process.stdout.close()
 
     def drop(self, sender: Machine, *, port: int | None) -> None:
-        """Drop what comes from `sender` in silence, as a firewall does: all, or one TCP port."""
-        for rule in self._drops(sender, port):
+        """Drop packets from `sender` silently, like a firewall: all, or those of one TCP port."""
+        for rule in self._drop_rules(sender, port):
             command(*self._in_network("ip", "rule", "add", *rule))
 
     def accept(self, sender: Machine, *, port: int | None) -> None:
-        """The end of `drop` with the same words."""
-        for rule in self._drops(sender, port):
+        """Undo a `drop` with the same arguments."""
+        for rule in self._drop_rules(sender, port):
             command(*self._in_network("ip", "rule", "delete", *rule))
 
     def share(self, folder: Path, where: str) -> None:
-        """Mount `folder` at `where` below its home, as a network file system would be."""
+        """Mount `folder` at `where` below its home, like a network file system."""
         (self.root / where).mkdir(parents=True, exist_ok=True)
         inside = ["nsenter", "--target", str(self.pid), "--mount", "--"]
         command(*inside, "mount", "--bind", str(folder), f"{home()}/{where}")
 
     def shape(self, mbit: float) -> None:
-        """What it sends is held to `mbit` million bits a second; see `Lab.shape`."""
+        """Limit what it sends to `mbit` Mbit/s; see `Lab.shape`."""
         command(*self._in_network("tc", *bucket(CARD, mbit)))
 
     def plug_in(self) -> None:
-        """Its card gets its address."""
+        """Configure its network card and its address."""
         command(*self._in_network("ip", "address", "add", f"{self.address}/24", "dev", CARD))
         command(*self._in_network("ip", "link", "set", CARD, "up"))
         command(*self._in_network("ip", "link", "set", "lo", "up"))
-        # Rules of `drop` come before the one that gives packets to this machine itself.
+        # The rules of `drop` must precede the rule that delivers packets to the machine itself.
         command(*self._in_network("ip", "rule", "add", "pref", "100", "lookup", "local"))
         command(*self._in_network("ip", "rule", "delete", "pref", "0"))
 
-    def _drops(self, sender: Machine, port: int | None) -> list[list[str]]:
+    def _drop_rules(self, sender: Machine, port: int | None) -> list[list[str]]:
         rule = ["pref", "10", "iif", CARD, "from", sender.address]
         if port is None:
             return [[*rule, "blackhole"]]
@@ -145,19 +147,19 @@ class Machine:
 
 
 def bucket(card: str, mbit: float) -> list[str]:
-    """A token bucket that is not the bottleneck itself: 5 ms of burst, at least one full packet."""
+    """Return `tc` arguments for a token bucket with a burst of 5 ms, at least one full packet."""
     burst = max(64_000, int(mbit * 1e6 / 8 * 0.005))
     limits = ["rate", f"{mbit}mbit", "burst", str(burst), "latency", "50ms"]
     return ["qdisc", "replace", "dev", card, "root", "tbf", *limits]
 
 
 def home() -> str:
-    """The home folder of who runs the tests; each machine has its own at that place."""
+    """Return the home folder of the user who runs the tests; each machine mounts its own there."""
     return pwd.getpwuid(os.getuid()).pw_dir
 
 
 def command(*argv: str) -> None:
-    """Run it to its end; LabError with what it said if it fails."""
+    """Run a command to its end. Raises LabError with its stderr if it fails."""
     result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
     if result.returncode != 0:
         raise LabError(f"{' '.join(argv)}: {result.stderr.strip()}")

@@ -1,8 +1,8 @@
-"""Machines for the tests of real hosts: namespaces on one bridge, with an sshd each.
+"""Machines for tests with several hosts: namespaces on one bridge, each with an sshd.
 
-A machine has a network, a hostname, processes, a home folder and a /tmp of its own; it shares the
-rest of the file system, Python included. Nothing of it is on the host's network: the bridge lies
-in a namespace, too. All of it ends with `Lab.close`, also where a test has lost its way.
+A machine has its own network, hostname, processes, home folder and /tmp; it shares the rest of
+the file system, Python included. It does not touch the host's network: the bridge is in a
+namespace, too. Everything ends with `Lab.close`, even if a test fails.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["Lab", "LabError", "Machine"]
 INIT = Path(__file__).with_name("init.py")
 NETWORK = "10.77.0"
 BOOT_S = 20.0
-"""How long a machine may take to come up."""
+"""Seconds a machine may take to come up."""
 
 
 @dataclass
 class Lab:
-    """Machines on one bridge. Use as a context manager; needs root."""
+    """Machines on one bridge. Use it as a context manager; it needs root."""
 
     folder: Path
     machines: dict[str, Machine] = field(default_factory=dict)
@@ -64,15 +64,15 @@ class Lab:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def in_switch(self, *argv: str) -> None:
-        """Run an `ip` or `tc` command where the bridge is."""
+        """Run an `ip` or `tc` command in the bridge's namespace."""
         assert self._switch is not None
         command("nsenter", "--target", str(self._switch.pid), "--net", "--", *argv)
 
     def add(self, name: str, *, number: int | None = None) -> Machine:
-        """A machine at 10.77.0.NUMBER that all others can log in to as its root user."""
+        """Return a new machine at 10.77.0.NUMBER; all others can log in to it as root."""
         number = number or len(self.machines) + 1
         folder = self.folder / name
-        self._furnish(folder)
+        self._make_home(folder)
         argv = [*_UNSHARE, sys.executable, "-I", "-S", str(INIT), name, str(folder), home()]
         argv += [_python_home()]
         process = subprocess.Popen(
@@ -88,50 +88,50 @@ class Lab:
         self.machines[name] = machine
         self._plug_in(machine, number)
         (folder / "plugged").touch()
-        _until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
+        _wait_until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
         return machine
 
     def remove(self, machine: Machine) -> None:
-        """Switch it off and clear its folder; its name and number can be used again."""
-        with contextlib.suppress(LabError):  # its network may have gone with it
+        """Switch a machine off and remove its folder; its name and number become free."""
+        with contextlib.suppress(LabError):  # its network may have ended with it
             self.in_switch("ip", "link", "delete", self.link(machine))
         machine.end()
         del self.machines[machine.name]
         shutil.rmtree(machine.folder, ignore_errors=True)
 
     def link(self, machine: Machine) -> str:
-        """The switch's end of the machine's cable."""
+        """Return the name of the bridge's end of the machine's cable."""
         return f"to-{machine.name}"
 
     def cut(self, machine: Machine) -> None:
-        """Pull its cable: no packet of anybody goes in or out."""
+        """Unplug its cable: no packet goes in or out."""
         self.in_switch("ip", "link", "set", self.link(machine), "down")
 
     def repair(self, machine: Machine) -> None:
-        """The end of `cut`."""
+        """Undo `cut`."""
         self.in_switch("ip", "link", "set", self.link(machine), "up")
 
     def block(self, one: Machine, other: Machine, *, port: int | None = None) -> None:
-        """Drop packets between two machines, both ways and in silence; all others pass.
+        """Drop packets between two machines silently, both ways; all other packets pass.
 
-        Connections that are open just hang, new ones time out. With `port`: only TCP packets that
-        have it at either end, such as 22 between "home" and a host for the ssh path alone.
+        Open connections hang, new ones time out. `port`: only TCP packets with it at either end,
+        such as 22 between "home" and a host for the ssh connection alone.
         """
         one.drop(other, port=port)
         other.drop(one, port=port)
 
     def unblock(self, one: Machine, other: Machine, *, port: int | None = None) -> None:
-        """The end of a `block` with the same words."""
+        """Undo a `block` with the same arguments."""
         one.accept(other, port=port)
         other.accept(one, port=port)
 
     def shape(self, machine: Machine, *, mbit: float) -> None:
-        """Hold the machine's cable to `mbit` million bits a second each way (1000 = 1 Gbit/s)."""
+        """Limit the machine's cable to `mbit` Mbit/s each way."""
         self.in_switch("tc", *bucket(self.link(machine), mbit))
         machine.shape(mbit)
 
     def share(self, *machines: Machine, where: str = "shared") -> Path:
-        """One folder for all of them at `~/WHERE`, as from a file server; its path outside."""
+        """Mount one folder at `~/WHERE` of all `machines`, like a file server; return its path."""
         folder = self.folder / "served" / where
         folder.mkdir(parents=True, exist_ok=True)
         for machine in machines:
@@ -146,8 +146,8 @@ class Lab:
                 "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "host_key")
             )
 
-    def _furnish(self, folder: Path) -> None:
-        """The home of a user who can log in everywhere, and knows every host's key."""
+    def _make_home(self, folder: Path) -> None:
+        """Create a home whose user can log in to every machine and knows every host's key."""
         ssh = folder / "home" / ".ssh"
         ssh.mkdir(parents=True, mode=0o700)
         (folder / "tmp").mkdir(mode=0o1777)
@@ -164,7 +164,7 @@ class Lab:
     def _plug_in(self, machine: Machine, number: int) -> None:
         assert self._switch is not None
         link = self.link(machine)
-        # The same card for the same address: others may remember who had it before.
+        # The same MAC address for the same IP address, as others may have it in their ARP cache.
         card = f"02:00:0a:4d:00:{number:02x}"
         self.in_switch("ip", "link", "add", link, "type", "veth", "peer", "name", CARD,
                        "address", card, "netns", str(machine.pid))  # fmt: skip
@@ -188,12 +188,12 @@ Subsystem sftp internal-sftp
 
 
 def _die_with_parent() -> None:
-    """A test process that is killed at its time-out cannot clear up."""
+    """Make the kernel kill this process with its parent: a killed test cannot clean up."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _python_home() -> str:
-    """The folder of the home that holds this Python, else nothing: the machines need it."""
+    """Return the folder in the home that holds this Python, which the machines need, or ""."""
     for place in (Path(sys.base_prefix), Path(sys.prefix)):
         if place.is_relative_to(home()):
             return str(Path(home()) / place.relative_to(home()).parts[0])
@@ -201,7 +201,7 @@ def _python_home() -> str:
 
 
 def _child_of(process: subprocess.Popen[bytes]) -> int:
-    """What `unshare --fork` has forked, once it says that it is up."""
+    """Return the child that `unshare --fork` forked, once it has printed that it is up."""
     assert process.stdout is not None
     if process.stdout.readline() != b"up\n":
         process.kill()
@@ -210,7 +210,7 @@ def _child_of(process: subprocess.Popen[bytes]) -> int:
     return int(children[0])
 
 
-def _until(condition: object, what: str) -> None:
+def _wait_until(condition: object, what: str) -> None:
     assert callable(condition)
     deadline = time.monotonic() + BOOT_S
     while not condition():

@@ -1,8 +1,8 @@
-"""An sshd that answers on many loopback addresses: as many hosts as a test wants, on one machine.
+"""Many hosts on one machine: an sshd that answers on many loopback addresses.
 
-They share processes, files and the user's home, so only what many connections cost can be seen.
-Root is not needed, and nobody's configuration of ssh is read or changed: a `ssh` of its own, to
-be found first, adds one.
+They share processes, files and the user's home, so a test sees only the cost of many connections.
+Root is not needed, and the user's ssh configuration is neither read nor changed: a wrapper named
+`ssh`, first on PATH, adds another one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ADDRESSES_EACH = 16
-"""An sshd listens on no more (sshd.c, MAX_LISTEN_SOCKS)."""
+"""The most addresses one sshd listens on (sshd.c, MAX_LISTEN_SOCKS)."""
 _SSHD = """\
 {listen}
 HostKey {folder}/host_key
@@ -49,25 +49,25 @@ SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Addresses that can be logged in to, while the sshd lives."""
+    """Addresses to which ssh can log in while the sshd lives."""
 
     addresses: Sequence[str]
     folder: Path
 
     @property
     def home(self) -> Path:
-        """Of whoever logs in."""
+        """The home of a user who logs in."""
         return self.folder / "home"
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """With it `ssh` is the one that knows the keys."""
+        """The environment whose `ssh` is the wrapper that has the keys."""
         return os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"}
 
 
 @contextmanager
 def many_hosts(count: int, folder: Path) -> Iterator[Hosts]:
-    """127.0.1.1, 127.0.1.2, … with keys made for them in `folder`; ended with the block."""
+    """Yield hosts 127.0.1.1, 127.0.1.2, … with new keys in `folder`; they end with the block."""
     hosts = Hosts([f"127.0.1.{number}" for number in range(1, count + 1)], folder)
     hosts.home.mkdir(parents=True)
     port = _free_port()
@@ -76,8 +76,8 @@ def many_hosts(count: int, folder: Path) -> Iterator[Hosts]:
     _configure(hosts, port)
     with ExitStack() as servers:
         for first in range(0, count, _ADDRESSES_EACH):
-            own = hosts.addresses[first : first + _ADDRESSES_EACH]
-            servers.enter_context(_sshd(folder / f"sshd-{first}", own, port))
+            listening = hosts.addresses[first : first + _ADDRESSES_EACH]
+            servers.enter_context(_sshd(folder / f"sshd-{first}", listening, port))
         yield hosts
 
 

@@ -1,7 +1,7 @@
-"""A way out of a network namespace that has none: a proxy for HTTPS that answers on its loopback.
+"""A way out of an isolated network namespace: an HTTPS proxy that listens on its loopback.
 
-A socket belongs to the namespace in which it was made, whoever accepts on it: the proxy listens
-inside and dials outside, without an address, a route or a firewall rule anywhere.
+A socket belongs to the namespace in which it was created, no matter which process uses it: the
+proxy listens inside and dials outside, without an address, a route or a firewall rule.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIAL_S = 60.0
 
 @contextmanager
 def way_out(pid: int) -> Iterator[str]:
-    """The proxy's address, as seen in the network namespace of `pid`; it ends with the block."""
+    """Yield the proxy's address in the network namespace of `pid`; it ends with the block."""
     listener = _listen_inside(pid)
     server = threading.Thread(target=_serve, args=(listener,), daemon=True)
     server.start()
@@ -36,7 +36,7 @@ def way_out(pid: int) -> Iterator[str]:
 def _listen_inside(pid: int) -> socket.socket:
     made: list[socket.socket] = []
 
-    def enter_and_listen() -> None:  # a thread of its own, for it never comes back
+    def enter_and_listen() -> None:  # in its own thread, which cannot leave the namespace
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0:

@@ -1,4 +1,4 @@
-"""Starts tasks as an agent does: through `boot`, with an events socket and a hand-set TF_CONFIG."""
+"""Starts tasks as an agent does: through `boot`, with an event socket and a given TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ PYTHONS = {
         "TFCLUSTER_TEST_PYTHON_TF215", str(REPOSITORY / ".venv-tf215/bin/python")
     ),
 }
-"""Those with a TensorFlow, by its name in tests."""
+"""The Pythons with TensorFlow, by their names in the tests."""
 
 
 @dataclass
 class Ended:
-    """What is left of a task."""
+    """The result of a task."""
 
     code: int
     out: str
@@ -47,7 +47,7 @@ class Ended:
 
 
 class Task:
-    """One process behind `boot`, its events read by a thread."""
+    """A task process started through `boot`; a thread reads its events."""
 
     def __init__(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -168,7 +168,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def tf_configs(tasks: Sequence[str]) -> dict[str, dict[str, str]]:
-    """As the launcher writes them: the evaluator is listed only in its own."""
+    """Return each task's TF_CONFIG as the launcher makes it: an evaluator is only in its own."""
     ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
     configs = {}
     for task in tasks:
@@ -191,7 +191,7 @@ def run_gang(
     cwd: Path,
     env: Callable[[str], dict[str, str]],
 ) -> dict[str, Finished]:
-    """Start all tasks through boot; what each left. Output goes to files, so nobody waits."""
+    """Start all tasks through boot and return their results; output goes to files."""
     with ExitStack() as stack:
         started = {
             task: start_member(stack, python, target, cwd, own | env(task), cwd / task)
@@ -243,5 +243,5 @@ def finish(task: Member, log: Path) -> Finished:
 
 @pytest.fixture(scope="session")
 def gang() -> Callable[..., dict[str, Finished]]:
-    """Runs a whole gang: `gang(python, tasks, target, cwd=…, env=…)`."""
+    """Return a function that runs several tasks: `gang(python, tasks, target, cwd=…, env=…)`."""
     return run_gang

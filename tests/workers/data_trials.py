@@ -1,4 +1,4 @@
-"""Tries a small `synthetic_digits` in every way; prints what came as one line of JSON.
+"""Reads a small `synthetic_digits` in many ways and prints the results as one line of JSON.
 
     python data_trials.py FOLDER
 
@@ -36,8 +36,8 @@ def shards(place: Path) -> list[Path]:
     return sorted(place.glob("*-train.tfrecord*"))
 
 
-def told(trial: Callable[..., object], *given: object) -> str:
-    """The error's name and words, or what came."""
+def message_of(trial: Callable[..., object], *given: object) -> str:
+    """Return the error's name and message, or the result."""
     try:
         return str(trial(*given))
     except Exception as error:
@@ -47,11 +47,11 @@ def told(trial: Callable[..., object], *given: object) -> str:
 def damaged(whole: Path, kind: str) -> str:
     folder = shutil.copytree(whole, whole.parent / kind.replace(" ", "-"))
     DAMAGES[kind](folder / NAME / "1.0.0")
-    return told(prepare.prepare, NAME, folder)
+    return message_of(prepare.prepare, NAME, folder)
 
 
 def shares(whole: Path, policy: str, pipelines: int, take: int | None = None) -> list[list[str]]:
-    """The examples that each input pipeline reads."""
+    """Return the examples that each input pipeline reads."""
     contexts = [tf.distribute.InputContext(pipelines, number) for number in range(pipelines)]
     return [
         [
@@ -70,30 +70,30 @@ def shares(whole: Path, policy: str, pipelines: int, take: int | None = None) ->
 
 
 def silent_server() -> str:
-    """A fetch from a server that takes the connection and never answers."""
+    """Download from a server that accepts the connection and never answers."""
     import requests
 
     network.ANSWER_S = 0.2
-    with socket.create_server(("127.0.0.1", 0)) as server, network.impatient():
-        return told(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
+    with socket.create_server(("127.0.0.1", 0)) as server, network.request_timeouts():
+        return message_of(requests.get, f"http://127.0.0.1:{server.getsockname()[1]}/x")
 
 
 def offline(folder: Path) -> str:
-    """Where no name can be resolved."""
+    """Prepare without a network, where no name can be resolved."""
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     with mock.patch("socket.getaddrinfo", side_effect=unknown):
-        return told(prepare.prepare, "mnist", folder)
+        return message_of(prepare.prepare, "mnist", folder)
 
 
 def in_the_way(folder: Path) -> str:
-    """Where the data set's own place cannot be made, which shows at the very end."""
+    """Prepare where the data set's folder cannot be made, which fails only at the end."""
     folder.mkdir()
     (folder / NAME).touch()
-    return told(prepare.prepare, NAME, folder)
+    return message_of(prepare.prepare, NAME, folder)
 
 
 def read_after_a_dropped_reader(count: int = 20_000) -> int:
-    """How many examples a cache keeps whose first reader is dropped while it reads ahead."""
+    """Return how many examples a cache keeps if its first reader is dropped early."""
     counted = tf.data.Dataset.range(count).map(lambda n: n + 1, num_parallel_calls=2)
     kept = pipeline._cached(counted.prefetch(tf.data.AUTOTUNE))
     next(iter(kept.batch(96).prefetch(100)))
@@ -121,10 +121,10 @@ def main(folder: Path) -> dict[str, Any]:
         "beside": sorted(path.name for path in whole.iterdir()),
         "copied": prepare.prepare(NAME, shutil.copytree(whole, folder / "copied"))[1],
         "damages": {kind: damaged(whole, kind) for kind in DAMAGES},
-        "names": {name: told(prepare.prepare, name, whole) for name in names},
-        "loads": {str(asked): told(load, *asked) for asked in loads},
-        "unwritable": told(prepare.prepare, NAME, folder / "file" / "below"),
-        "address": told(prepare.data_dir, "gs://bucket/tfds"),
+        "names": {name: message_of(prepare.prepare, name, whole) for name in names},
+        "loads": {str(asked): message_of(load, *asked) for asked in loads},
+        "unwritable": message_of(prepare.prepare, NAME, folder / "file" / "below"),
+        "address": message_of(prepare.data_dir, "gs://bucket/tfds"),
         "offline": offline(folder / "offline"),
         "in the way": in_the_way(folder / "in-the-way"),
         "offline left": [path.name for path in (folder / "offline").iterdir()],
@@ -135,7 +135,7 @@ def main(folder: Path) -> dict[str, Any]:
             for pipelines in (2, 3)
         },
         "first of files": shares(whole, "file", 2, 240),
-        "too few": told(shares, whole, "file", 5),
+        "too few": message_of(shares, whole, "file", 5),
         "after a dropped reader": [read_after_a_dropped_reader() for _ in range(12)],
         "auto of too few": [len(share) for share in shares(whole, "auto", 5)],
     }

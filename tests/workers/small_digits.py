@@ -1,4 +1,4 @@
-"""`prepare` with a `synthetic_digits` of 400 examples, which may get stuck on the way.
+"""Runs `prepare` with a `synthetic_digits` of 400 examples that can be made to hang.
 
 python small_digits.py [stuck] ARGUMENTS…
 """

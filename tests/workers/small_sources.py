@@ -2,7 +2,7 @@
 
     python small_sources.py DATA_DIR NAME…     # prepare.main for each NAME, with those files
 
-The trick: TFDS is told the checksums of the small files instead of those of the real ones, and that
+TFDS is given the checksums of the small files instead of those of the real ones, and that
 mnist has as many examples as they hold. All else is TFDS's own: it finds the files where a user
 without a network puts them (DATA_DIR/downloads/manual/NAME), verifies, extracts, reads and writes.
 SOURCES=served: mnist is fetched from a server on this machine; SOURCES="as published": no trick, so
@@ -31,13 +31,13 @@ TRAIN, TEST = 96, 24
 
 
 def images_of(shape: tuple[int, ...], count: int, seed: int) -> tuple[Any, Any]:
-    """Random images and labels; the labels go round."""
+    """Return random images, and labels in turn."""
     images = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
     return images, (np.arange(count) % 10).astype(np.uint8)
 
 
 def write_idx(folder: Path, seed: int) -> None:
-    """The four gzipped idx files of mnist and of fashion_mnist."""
+    """Write the four gzipped idx files of mnist or fashion_mnist."""
     folder.mkdir(parents=True)
     for part, count in (("train", TRAIN), ("t10k", TEST)):
         images, labels = images_of((28, 28), count, seed)
@@ -49,7 +49,7 @@ def write_idx(folder: Path, seed: int) -> None:
 
 
 def write_cifar(folder: Path) -> None:
-    """The binary archive of cifar10: a label, then 3×32×32 bytes, for each example."""
+    """Write the binary archive of cifar10: a label, then 3×32×32 bytes, for each example."""
     folder.mkdir(parents=True)
     names = "\n".join(f"class{number}" for number in range(10)).encode()
     parts = {"batches.meta.txt": names}
@@ -71,7 +71,7 @@ def records(count: int, seed: int) -> bytes:
 
 
 def write(data_dir: Path) -> None:
-    """All of them, where TFDS looks for what was fetched by hand."""
+    """Write all files where TFDS expects manual downloads."""
     by_hand = data_dir / "downloads" / "manual"
     write_idx(by_hand / "mnist", 1)
     write_idx(by_hand / "fashion_mnist", 2)
@@ -99,7 +99,7 @@ def teach(data_dir: Path) -> None:
 
 
 def serve_mnist(folder: Path) -> None:
-    """Fetch mnist from a server of this process instead of from TFDS's own."""
+    """Serve mnist from this process instead of TFDS's own server."""
     from tensorflow_datasets.image_classification import mnist
 
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
@@ -110,8 +110,8 @@ def serve_mnist(folder: Path) -> None:
     mnist.MNIST.url_infos = {mnist.MNIST.URL + info.filename: info for info in infos}
 
 
-def tell(name: str, data_dir: Path) -> None:
-    """Print what has come of it: the images' shape and sum, the labels' sum."""
+def print_summary(name: str, data_dir: Path) -> None:
+    """Print the images' shape and sum and the labels' sum."""
     import tensorflow_datasets as tfds
 
     found = tfds.load(name, split="train", data_dir=str(data_dir), as_supervised=True)
@@ -134,7 +134,7 @@ def main(data_dir: Path, names: list[str]) -> None:
         serve_mnist(folder / "downloads" / "manual")
     for name in names:
         prepare.main(["--dataset", name, "--data-dir", str(data_dir)])
-        tell(name, data_dir)
+        print_summary(name, data_dir)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A script of a user's: every callback of Keras that writes, named by relative paths, unmodified.
+"""A user script with every Keras callback that writes files, with relative paths, unmodified.
 
 The tasks share the working directory; then each goes into one of its own. A line of output for
 each of the two says what the task saw of the real paths while it trained: the others write there
@@ -21,9 +21,9 @@ keras: Any = tf.keras if sys.argv[1] == "tf.keras" else importlib.import_module(
 
 
 def written() -> list[str]:
-    """Every file below the working directory that is in nobody's temporary folder.
+    """Return every file below the working directory that is in no temporary folder.
 
-    Unlike Path.rglob, os.walk passes over a folder that is gone before it is read.
+    Unlike Path.rglob, os.walk skips a folder that is removed before it is read.
     """
     files = (os.path.join(folder, name) for folder, _, names in os.walk(".") for name in names)
     return sorted(os.path.relpath(path) for path in files if "workertemp_" not in path)

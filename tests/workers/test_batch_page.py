@@ -1,4 +1,4 @@
-"""docs/batch-and-learning-rate.md cannot be wrong: its program prints what stands below it."""
+"""Checks docs/batch-and-learning-rate.md: its program prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs/batch-and-learning-rate.md").read_text()
 
 @pytest.fixture(scope="module")
 def printed() -> str:
-    """The program of the page, run as it stands there."""
+    """Return the output of the page's program."""
     (program,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     done = subprocess.run(
         [TF215, "-c", program],

@@ -49,7 +49,7 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def test_a_script_sees_what_plain_python_shows_it(tmp_path: Path, python: str, boot: Boot) -> None:
+def test_a_script_runs_as_under_plain_python(tmp_path: Path, python: str, boot: Boot) -> None:
     script = write(tmp_path, "code/main.py", '"""Its text."""\n' + LOOK)
     argv = [str(script), "--epochs", "3", "two words"]
     plain = subprocess.run(
@@ -62,7 +62,7 @@ def test_a_script_sees_what_plain_python_shows_it(tmp_path: Path, python: str, b
     assert seen["variable"] is None
 
 
-def test_a_module_sees_what_python_m_shows_it(tmp_path: Path, python: str, boot: Boot) -> None:
+def test_a_module_runs_as_under_python_m(tmp_path: Path, python: str, boot: Boot) -> None:
     write(tmp_path, "pkg/__init__.py", "")
     write(tmp_path, "pkg/job.py", LOOK)
     plain = subprocess.run(
@@ -132,7 +132,7 @@ def test_what_the_script_defines_can_be_pickled(tmp_path: Path, boot: Boot) -> N
 
 
 @pytest.mark.parametrize(
-    ("ending", "code", "said"),
+    ("ending", "code", "stderr"),
     [
         ("raise SystemExit", 0, ""),
         ("import sys; sys.exit(42)", 42, ""),
@@ -140,14 +140,14 @@ def test_what_the_script_defines_can_be_pickled(tmp_path: Path, boot: Boot) -> N
         ("pass", 0, ""),
     ],
 )
-def test_exit_codes_are_the_scripts(
-    tmp_path: Path, python: str, boot: Boot, ending: str, code: int, said: str
+def test_the_exit_code_is_that_of_the_script(
+    tmp_path: Path, python: str, boot: Boot, ending: str, code: int, stderr: str
 ) -> None:
     ended = boot("script", str(write(tmp_path, "main.py", ending)), python=python)
-    assert (ended.code, ended.err, ended.events) == (code, said, [])
+    assert (ended.code, ended.err, ended.events) == (code, stderr, [])
 
 
-def test_the_text_that_a_script_exits_with_is_why_it_failed(
+def test_the_message_that_a_script_exits_with_is_reported(
     tmp_path: Path, python: str, boot: Boot
 ) -> None:
     script = write(tmp_path, "main.py", "import sys\nsys.exit('no data in ./mnist')\n")
@@ -158,12 +158,10 @@ def test_the_text_that_a_script_exits_with_is_why_it_failed(
     assert (error["file"], error["line"]) == (str(script), 2)
 
 
-def test_a_failure_that_was_reported_is_not_reported_again_as_an_exit(
-    tmp_path: Path, boot: Boot
-) -> None:
+def test_a_reported_failure_is_not_reported_again_as_an_exit(tmp_path: Path, boot: Boot) -> None:
     code = "from tfcluster_workers.errors import JobError\n"
-    code += "from tfcluster_workers.jobs.parts import endings\n"
-    code += "with endings.told('job'):\n    raise JobError('no such data')\n"
+    code += "from tfcluster_workers.jobs.parts import job_errors\n"
+    code += "with job_errors.exit_with_message('job'):\n    raise JobError('no such data')\n"
     ended = boot("script", str(write(tmp_path, "main.py", code)))
     assert (ended.code, ended.err) == (1, "job: no such data\n")
     assert [error["exception"] for error in ended.of("error")] == ["JobError"]
@@ -207,7 +205,7 @@ def test_a_syntax_error_prints_as_plain_python(tmp_path: Path, boot: Boot) -> No
     assert (ended.of("error")[0]["file"], ended.of("error")[0]["line"]) == (str(script), 2)
 
 
-def test_the_users_own_excepthook_gets_the_users_frames(tmp_path: Path, boot: Boot) -> None:
+def test_a_user_excepthook_gets_the_user_frames(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,
         "main.py",
@@ -218,7 +216,7 @@ def test_the_users_own_excepthook_gets_the_users_frames(tmp_path: Path, boot: Bo
     assert (ended.code, ended.out) == (1, f"ZeroDivisionError {script} None\n")
 
 
-def test_a_missing_script_is_said_as_plain_python_says_it(tmp_path: Path, boot: Boot) -> None:
+def test_a_missing_script_gives_the_message_of_plain_python(tmp_path: Path, boot: Boot) -> None:
     ended = boot("script", str(tmp_path / "no.py"))
     assert ended.code == 2
     assert ended.err.endswith("no.py': [Errno 2] No such file or directory\n")
@@ -250,7 +248,7 @@ def test_pythonpath_and_sitecustomize_stay_in_force(
     )
 
 
-def test_our_package_comes_last_and_can_be_imported(tmp_path: Path, boot: Boot) -> None:
+def test_tfcluster_workers_comes_last_on_sys_path(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,
         "main.py",
@@ -261,7 +259,7 @@ def test_our_package_comes_last_and_can_be_imported(tmp_path: Path, boot: Boot) 
     assert root in boot("script", str(script)).out
 
 
-def test_sigusr1_writes_the_stacks_and_the_task_goes_on(tmp_path: Path, boot: Boot) -> None:
+def test_sigusr1_writes_the_stacks_and_the_task_continues(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,
         "main.py",
@@ -274,7 +272,7 @@ def test_sigusr1_writes_the_stacks_and_the_task_goes_on(tmp_path: Path, boot: Bo
 
 
 @pytest.mark.parametrize("number", ["", "77", "not a number", "1"])
-def test_a_number_that_is_no_socket_is_left_alone(tmp_path: Path, number: str) -> None:
+def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path: Path, number: str) -> None:
     script = write(tmp_path, "main.py", "raise ValueError('mine')")
     ended = subprocess.run(
         [sys.executable, str(BOOT), "script", str(script)],
@@ -289,10 +287,10 @@ def test_a_number_that_is_no_socket_is_left_alone(tmp_path: Path, number: str) -
 
 
 @pytest.mark.parametrize(("task", "watched"), [("worker:1", True), (None, False)])
-def test_a_task_that_is_started_by_hand_has_keras_patched_too(
+def test_keras_is_patched_in_a_task_started_by_hand(
     tmp_path: Path, task: str | None, watched: bool
 ) -> None:
-    """With nobody who hears it; a script that no launcher has to do with is left alone."""
+    """A script without any launcher is left alone."""
     script = write(
         tmp_path, "main.py", "import sys\nprint([type(f).__name__ for f in sys.meta_path])"
     )
@@ -308,7 +306,7 @@ def test_a_task_that_is_started_by_hand_has_keras_patched_too(
     assert ("PostImportFinder" in seen.stdout) is watched
 
 
-def test_children_do_not_inherit_the_socket_nor_speak_on_it(tmp_path: Path, boot: Boot) -> None:
+def test_children_neither_inherit_nor_use_the_socket(tmp_path: Path, boot: Boot) -> None:
     script = write(
         tmp_path,
         "main.py",

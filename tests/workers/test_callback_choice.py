@@ -13,7 +13,7 @@ from tfcluster_workers import callbacks
 
 
 class Made:
-    """Remembers what it was made with."""
+    """A stand-in that remembers its arguments."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.args, self.options = args, options
@@ -31,7 +31,7 @@ def keras(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return SimpleNamespace(callbacks=inside)
 
 
-def test_checkpoints_and_backups_lie_where_tfcluster_looks(keras: Any, tmp_path: Path) -> None:
+def test_checkpoints_and_backups_are_in_the_gathered_folder(keras: Any, tmp_path: Path) -> None:
     assert callbacks.checkpoint(keras, "model.keras").args == (str(tmp_path / "model.keras"),)
     assert callbacks.backup_and_restore(keras).args == (str(tmp_path / "backup"),)
 
@@ -51,19 +51,19 @@ def test_checkpoints_and_backups_lie_where_tfcluster_looks(keras: Any, tmp_path:
         ),
     ],
 )
-def test_a_checkpoints_name_says_what_is_saved(
+def test_the_file_name_selects_what_is_saved(
     keras: Any, name: str, monitor: str | None, options: dict[str, Any]
 ) -> None:
     assert callbacks.checkpoint(keras, name, monitor=monitor).options == options
 
 
-def test_a_backup_is_made_each_epoch_or_every_so_many_steps(keras: Any) -> None:
+def test_a_backup_is_made_each_epoch_or_every_n_steps(keras: Any) -> None:
     assert callbacks.backup_and_restore(keras).options == {"save_freq": "epoch"}
     assert callbacks.backup_and_restore(keras, every=500).options == {"save_freq": 500}
 
 
 @pytest.mark.parametrize(("attempt", "append"), [("1", False), ("2", True)])
-def test_a_restart_goes_on_with_the_table(
+def test_a_restart_appends_to_the_csv_file(
     keras: Any, monkeypatch: pytest.MonkeyPatch, attempt: str, append: bool
 ) -> None:
     monkeypatch.setenv("TFCLUSTER_ATTEMPT", attempt)
@@ -75,7 +75,7 @@ def test_the_learning_rate_falls_after_epochs_3_and_7(keras: Any) -> None:
     assert [rate(epoch) for epoch in range(8)] == [2e-3] * 3 + [2e-4] * 4 + [2e-5]
 
 
-def test_the_line_of_an_epoch_begins_with_its_loss_and_ends_with_its_rate(keras: Any) -> None:
+def test_the_epoch_line_starts_with_the_loss_and_ends_with_the_rate(keras: Any) -> None:
     lines: list[str] = []
     rate = SimpleNamespace(numpy=lambda: 0.001)
     model = SimpleNamespace(optimizer=SimpleNamespace(learning_rate=rate))

@@ -1,4 +1,4 @@
-"""Keras's own callbacks on two workers: one writes, all save, whatever the file system."""
+"""Keras's own callbacks on two workers: one writes, all save, on shared and separate disks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finished(Protocol):
 
 @dataclass
 class Ran:
-    """Two workers that ran the script, and the folder they shared."""
+    """The results of two workers that ran the script, and their shared folder."""
 
     tasks: dict[str, Finished]
     shared: Path
@@ -37,7 +37,7 @@ class Ran:
     """Holds the folder of each task."""
 
     def facts(self, task: str, place: str) -> Any:
-        """What the task said in the line that begins with `place`."""
+        """Return the JSON that the task printed in the line that starts with `place`."""
         lines = self.tasks[task].text.splitlines()
         (line,) = [line for line in lines if line.startswith(f"{place} ")]
         return json.loads(line.removeprefix(f"{place} "))
@@ -64,14 +64,14 @@ def ran(
     return Ran(tasks, folder, own)
 
 
-def test_both_workers_train_alike_through_every_epoch(ran: Ran) -> None:
+def test_both_workers_report_equal_epochs(ran: Ran) -> None:
     for place in ("shared", "own"):
         assert [ran.facts(task, place)["epochs"] for task in ran.tasks] == [2, 2]
     chief, other = (ran.facts(task, "weights") for task in ran.tasks)
     assert chief == other
 
 
-def test_of_separate_folders_only_the_chiefs_gets_files(ran: Ran) -> None:
+def test_with_separate_folders_only_the_chief_writes(ran: Ran) -> None:
     assert ran.facts(OTHER, "own")["seen"] == []
     names = {name.split("/")[0] for name in ran.facts(CHIEF, "own")["seen"]}
     assert names == {"out", "best.keras", "backup", "logs", "log.csv"}
@@ -88,13 +88,13 @@ def test_in_a_shared_folder_one_worker_writes(ran: Ran) -> None:
         assert {"config.json", "model.weights.h5"} <= set(whole.namelist())
 
 
-def test_nobody_leaves_a_temporary_folder_or_a_backup(ran: Ran) -> None:
+def test_no_temporary_folder_or_backup_remains(ran: Ran) -> None:
     for place in (ran.shared, ran.own):
         assert not [path for path in place.rglob("*") if "workertemp_" in path.name]
     assert [p for p in (ran.shared / "backup").rglob("*") if p.is_file()] == []
 
 
-def test_the_chief_tells_each_backup_with_its_step(ran: Ran) -> None:
+def test_the_chief_reports_each_backup_with_its_step(ran: Ran) -> None:
     saved = [event for event in ran.tasks[CHIEF].events if event["type"] == "saved"]
     assert [event["step"] for event in saved] == [4, 8, 12, 16]
     assert saved[0]["path"] == str(ran.shared / "backup")

@@ -1,4 +1,4 @@
-"""Rehearsed faults strike in the task itself, exactly where they were asked for, and say so."""
+"""Faults are injected in the task itself, at the requested place, and are reported."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ for step in range(1, 11):
 """
 
 
-def told(**fault: Any) -> dict[str, str]:
+def settings(**fault: Any) -> dict[str, str]:
     return {"TFCLUSTER_SETTINGS": json.dumps({"chaos": [{"fault": "as written", **fault}]})}
 
 
 def at_step(verb: str, number: int = 4, **more: Any) -> dict[str, str]:
-    return told(do=verb, place="step", number=number, **more)
+    return settings(do=verb, place="step", number=number, **more)
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def loop(tmp_path: Path) -> str:
     ("verb", "code"),
     [("kill", -signal.SIGKILL), ("term", -signal.SIGTERM), ("exit", 3)],
 )
-def test_it_ends_at_exactly_that_step_and_says_so_before(
+def test_a_fault_is_reported_and_ends_the_task_at_its_step(
     boot: Boot, loop: str, python: str, verb: str, code: int
 ) -> None:
     ended = boot("script", loop, python=python, env=at_step(verb, exit_code=3))
@@ -77,16 +77,16 @@ def test_it_ends_at_exactly_that_step_and_says_so_before(
     assert ended.events[-1] == {"type": "chaos", "fault": "as written", "step": 4}
 
 
-def test_raise_is_an_error_of_the_users_line(boot: Boot, loop: str) -> None:
+def test_raise_is_reported_at_the_user_line(boot: Boot, loop: str) -> None:
     ended = boot("script", loop, env=at_step("raise"))
     (error,) = ended.of("error")
-    assert (ended.code, error["exception"]) == (1, "tfcluster_workers.chaos.RehearsedFault")
+    assert (ended.code, error["exception"]) == (1, "tfcluster_workers.chaos.InjectedFault")
     assert (error["file"], error["line"]) == (loop, 4)
-    assert error["message"] == "rehearsed: as written"
+    assert error["message"] == "injected: as written"
     assert "chaos.py" not in ended.err
 
 
-def test_a_report_only_leaves_the_rest_to_the_launcher(boot: Boot, loop: str) -> None:
+def test_report_is_only_reported(boot: Boot, loop: str) -> None:
     ended = boot("script", loop, env=at_step("report", task="ps:0"))
     assert (ended.code, ended.out.count("step")) == (0, 10)
     (event,) = ended.of("chaos")
@@ -123,41 +123,41 @@ def until(holds: Any, within_s: float = 20) -> None:
         time.sleep(0.02)
 
 
-def test_a_step_that_is_jumped_over_strikes_at_the_next_report(boot: Boot, tmp_path: Path) -> None:
+def test_a_fault_at_a_skipped_step_is_injected_at_the_next_report(
+    boot: Boot, tmp_path: Path
+) -> None:
     (tmp_path / "jumps.py").write_text(LOOP.replace("range(1, 11)", "range(0, 100, 10)"))
     ended = boot("script", str(tmp_path / "jumps.py"), env=at_step("exit", 25))
     assert ended.events[-1]["step"] == 30
 
 
 @pytest.mark.parametrize("verb", ["kill", "raise"])
-def test_at_start_comes_before_any_line_of_the_script(boot: Boot, loop: str, verb: str) -> None:
-    ended = boot("script", loop, env=told(do=verb, place="start"))
+def test_at_start_is_injected_before_the_script(boot: Boot, loop: str, verb: str) -> None:
+    ended = boot("script", loop, env=settings(do=verb, place="start"))
     assert ended.out == ""
     assert ended.events[0] == {"type": "chaos", "fault": "as written"}
 
 
-def test_at_join_comes_when_the_task_waits_for_its_peers(boot: Boot, tmp_path: Path) -> None:
+def test_at_join_is_injected_when_the_task_waits_for_its_peers(boot: Boot, tmp_path: Path) -> None:
     (tmp_path / "join.py").write_text(
         "from tfcluster_workers import reporting\nprint('before')\n"
         "reporting.waiting_for_peers()\nprint('after')"
     )
-    ended = boot("script", str(tmp_path / "join.py"), env=told(do="kill", place="join"))
+    ended = boot("script", str(tmp_path / "join.py"), env=settings(do="kill", place="join"))
     assert ended.out == "before\n"
     assert [event["type"] for event in ended.events] == ["waiting_for_peers", "chaos"]
 
 
-def test_a_job_that_saves_by_its_own_means_is_struck_when_it_says_so(
-    boot: Boot, tmp_path: Path
-) -> None:
+def test_a_fault_at_a_save_that_only_the_job_reports(boot: Boot, tmp_path: Path) -> None:
     (tmp_path / "saves.py").write_text(
         "from tfcluster_workers import reporting\nfor number in (1, 2, 3):\n"
         "    print(number)\n    reporting.saved('weights.npy', step=number)"
     )
-    fault = told(do="kill", place="save", number=2)
+    fault = settings(do="kill", place="save", number=2)
     assert boot("script", str(tmp_path / "saves.py"), env=fault).out == "1\n2\n"
 
 
-def test_a_forked_child_is_not_the_task(boot: Boot, tmp_path: Path) -> None:
+def test_a_forked_child_gets_no_fault(boot: Boot, tmp_path: Path) -> None:
     (tmp_path / "forks.py").write_text(
         "import os\nfrom tfcluster_workers import reporting\n"
         "if os.fork() == 0:\n    reporting.progress(9)\n    os._exit(0)\n"
@@ -167,7 +167,7 @@ def test_a_forked_child_is_not_the_task(boot: Boot, tmp_path: Path) -> None:
     assert (ended.code, ended.out, ended.of("chaos")) == (0, "0\n", [])
 
 
-def test_without_faults_a_step_costs_next_to_nothing() -> None:
+def test_without_faults_a_step_costs_almost_nothing() -> None:
     from tfcluster_workers import chaos
 
     began = time.process_time()

@@ -1,4 +1,4 @@
-"""A script that joins another cluster than its run's is told so at once, with its line."""
+"""A script that joins another cluster than its run's is refused at once, with its line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Boot(Protocol):
 
 @dataclass
 class Spec:
-    """Of a cluster resolver, what is asked of it."""
+    """The part of a cluster spec that the check uses."""
 
     cluster: dict[str, Any]
 
@@ -47,7 +47,7 @@ class Spec:
 
 @dataclass
 class Resolver:
-    """As SimpleClusterResolver."""
+    """A stand-in for SimpleClusterResolver."""
 
     cluster: dict[str, Any]
     task_type: str = "worker"
@@ -59,13 +59,17 @@ class Resolver:
 
 @dataclass
 class Task:
-    """This process as a task: what tfcluster gave it, what its script did, what it noted."""
+    """This process as a task: its TF_CONFIG, its script's changes, its notes."""
 
     monkeypatch: pytest.MonkeyPatch
     notes: list[str] = field(default_factory=list)
 
     def is_given(self, config: dict[str, Any]) -> None:
-        for name, value in (("given", json.dumps(config)), ("_pid", os.getpid()), ("_last", None)):
+        for name, value in (
+            ("assigned", json.dumps(config)),
+            ("_pid", os.getpid()),
+            ("_last", None),
+        ):
             self.monkeypatch.setattr(tf_config_changes, name, value)
         self.monkeypatch.setenv("TF_CONFIG", json.dumps(config))
 
@@ -97,7 +101,7 @@ def test_a_script_that_leaves_tf_config_alone_joins(task: Task) -> None:
     assert task.notes == []
 
 
-def test_another_cluster_is_refused_with_both_and_the_line(task: Task) -> None:
+def test_another_cluster_is_refused_with_the_line_and_both_clusters(task: Task) -> None:
     task.sets(config(TUTORIAL, index=0))
     with pytest.raises(ClusterChangedError) as refused:
         cluster_check.check_strategy(None)
@@ -117,7 +121,7 @@ def test_another_task_of_the_same_cluster_is_refused(task: Task) -> None:
 
 @pytest.mark.parametrize("alone", ["", "{}", config({}), config({"worker": ["localhost:9"]}, 0)])
 def test_a_task_that_would_train_alone_is_refused(task: Task, alone: str) -> None:
-    """TensorFlow trains on one worker, without a word, where TF_CONFIG has no cluster."""
+    """TensorFlow silently trains on one worker if TF_CONFIG has no cluster."""
     if alone:
         task.sets(alone)
     else:
@@ -128,13 +132,13 @@ def test_a_task_that_would_train_alone_is_refused(task: Task, alone: str) -> Non
         cluster_check.check_strategy(None)
 
 
-def test_what_is_not_json_is_refused(task: Task) -> None:
+def test_invalid_json_is_refused(task: Task) -> None:
     task.sets("{'cluster': 1}")
     with pytest.raises(ClusterChangedError, match=r"main\.py:12 sets TF_CONFIG: it is not valid"):
         cluster_check.check_strategy(None)
 
 
-def test_a_resolver_made_by_hand_is_refused_where_the_strategy_is_made(task: Task) -> None:
+def test_a_custom_resolver_is_refused_when_the_strategy_is_made(task: Task) -> None:
     with pytest.raises(ClusterChangedError, match="cluster resolver is not") as it:
         cluster_check.check_strategy(Resolver(TUTORIAL, task_id=0))
     assert it.value.place is None
@@ -148,21 +152,19 @@ def test_a_resolver_made_by_hand_is_refused_where_the_strategy_is_made(task: Tas
         {"worker": {0: "127.0.0.1:5001", 1: "127.0.0.1:5002"}},
     ],
 )
-def test_the_same_cluster_in_other_words_is_none_of_our_business(
-    task: Task, same: dict[str, Any]
-) -> None:
+def test_the_same_cluster_written_differently_is_accepted(task: Task, same: dict[str, Any]) -> None:
     cluster_check.check_strategy(Resolver(same))
     assert task.notes == []
 
 
-def test_a_task_that_renames_itself_is_told_and_goes_on(task: Task) -> None:
+def test_a_task_that_renames_itself_gets_a_note(task: Task) -> None:
     task.sets(config({"chief": [TWO["worker"][1]], "worker": [TWO["worker"][0]]}, 0, "chief"))
     cluster_check.check_strategy(None)
     (note,) = task.notes
     assert note.startswith("main.py:12 sets TF_CONFIG: it joins as chief:0 of")
 
 
-def test_one_task_alone_may_have_peers_that_somebody_else_starts(task: Task) -> None:
+def test_a_single_task_may_have_peers_started_elsewhere(task: Task) -> None:
     task.is_given({"cluster": {"worker": ["127.0.0.1:5001"]}, "task": {"type": "worker"}})
     task.sets(config(TUTORIAL))
     cluster_check.check_strategy(None)
@@ -177,19 +179,21 @@ def test_only_the_first_strategy_of_a_task_joins(task: Task) -> None:
 
 
 @pytest.mark.parametrize("who", ["an evaluator", "a forked child", "a task without a cluster"])
-def test_others_may_do_as_they_like(task: Task, who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_are_not_checked(
+    task: Task, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     task.removes()
     if who == "an evaluator":
-        monkeypatch.setattr(tf_config_changes, "given", config(TWO, 0, "evaluator"))
+        monkeypatch.setattr(tf_config_changes, "assigned", config(TWO, 0, "evaluator"))
     elif who == "a forked child":
         monkeypatch.setattr(tf_config_changes, "_pid", os.getpid() + 1)
     else:
-        monkeypatch.setattr(tf_config_changes, "given", "")
+        monkeypatch.setattr(tf_config_changes, "assigned", "")
     cluster_check.check_strategy(None)
 
 
 def model(*, in_scope: bool) -> Any:
-    """What Keras's models say of the scope they were made in."""
+    """Return a stand-in for a Keras model made inside or outside the strategy's scope."""
     extended = types.SimpleNamespace(_in_multi_worker_mode=lambda: in_scope)
     return types.SimpleNamespace(distribute_strategy=types.SimpleNamespace(extended=extended))
 
@@ -205,7 +209,7 @@ def model(*, in_scope: bool) -> Any:
     ],
     ids=["no strategy", "outside its scope", "in its scope", "another worker", "by request"],
 )
-def test_a_fit_that_is_each_worker_s_own_is_noted(
+def test_a_fit_in_which_each_worker_trains_alone_is_noted(
     task: Task,
     monkeypatch: pytest.MonkeyPatch,
     index: int,
@@ -218,7 +222,7 @@ def test_a_fit_that_is_each_worker_s_own_is_noted(
     monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"strategy": strategy}))
     if joins:
         cluster_check.check_strategy(None)
-    cluster_check.note_lone_fit(model(in_scope=in_scope))
+    cluster_check.note_fit_alone(model(in_scope=in_scope))
     assert [note[: len(why or "")] for note in task.notes] == ([why] if why else [])
 
 
@@ -229,10 +233,10 @@ OTHERS = {"worker": ["localhost:2223"], "ps": ["localhost:2222"]}
 def test_a_server_of_another_cluster_is_refused_when_it_is_used(task: Task) -> None:
     task.is_given({"cluster": PS, "task": {"type": "ps", "index": 0}})
     cluster_check.note_server("grpc://localhost:5002", PS, "ps", 0)
-    cluster_check.use_server("grpc://localhost:5002")
+    cluster_check.check_server("grpc://localhost:5002")
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     with pytest.raises(ClusterChangedError, match=r"makes a server: this task would be ps:0 of"):
-        cluster_check.use_server("grpc://localhost:2222")
+        cluster_check.check_server("grpc://localhost:2222")
     with pytest.raises(ClusterChangedError, match="cluster resolver"):
         cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
 
@@ -243,7 +247,7 @@ def test_a_server_made_from_a_changed_tf_config_is_refused_with_the_line_of_the_
     task.sets(config(OTHERS, 0, "ps"))
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     with pytest.raises(ClusterChangedError, match=r"^main.py:12 sets .* ps:0 of") as error:
-        cluster_check.use_server("grpc://localhost:2222")
+        cluster_check.check_server("grpc://localhost:2222")
     assert error.value.place == ("/job/main.py", 12)
 
 
@@ -257,7 +261,7 @@ FEWER = {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}
 def joins(cluster: dict[str, Any], index: int, way: str) -> None:
     if way == "server":
         cluster_check.note_server("grpc://localhost:2222", cluster, "worker", index)
-        cluster_check.use_server("grpc://localhost:2222")
+        cluster_check.check_server("grpc://localhost:2222")
     elif way == "strategy":
         cluster_check.check_strategy(Resolver(cluster, task_id=index))
     else:
@@ -266,7 +270,7 @@ def joins(cluster: dict[str, Any], index: int, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["server", "strategy", "parameter servers"])
 @pytest.mark.parametrize("other", [IPS, LOCAL], ids=["by IP", "by local names"])
-def test_hosts_by_other_names_are_noted(task: Task, way: str, other: dict[str, Any]) -> None:
+def test_other_host_names_are_noted(task: Task, way: str, other: dict[str, Any]) -> None:
     task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
     joins(other, 1, way)
     (note,) = task.notes
@@ -277,7 +281,7 @@ def test_hosts_by_other_names_are_noted(task: Task, way: str, other: dict[str, A
 @pytest.mark.parametrize(
     ("other", "index"), [(IPS, 0), (OTHER_PORT, 1)], ids=["another task", "another port"]
 )
-def test_hosts_by_other_names_are_refused_where_more_differs(
+def test_other_host_names_are_refused_if_more_differs(
     task: Task, way: str, other: dict[str, Any], index: int
 ) -> None:
     task.is_given({"cluster": HOSTS, "task": {"type": "worker", "index": 1}})
@@ -292,7 +296,7 @@ def test_a_server_of_fewer_tasks_is_refused(task: Task) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "localhost", "127.0.0.1", "gpu2", "gpu2.lan"])
-def test_all_names_of_this_machine_are_one(
+def test_all_names_of_this_machine_are_equal(
     task: Task, host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -303,20 +307,20 @@ def test_all_names_of_this_machine_are_one(
     assert task.notes == []
 
 
-def test_a_cluster_whose_servers_are_all_in_one_process_is_whole(task: Task) -> None:
-    """TensorFlow's tutorial of parameter servers makes one in the notebook."""
+def test_a_cluster_with_all_servers_in_one_process_is_accepted(task: Task) -> None:
+    """TensorFlow's parameter-server tutorial makes one in the notebook."""
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     cluster_check.note_server("grpc://localhost:2223", OTHERS, "worker", 0)
-    cluster_check.use_server("grpc://localhost:2223")
+    cluster_check.check_server("grpc://localhost:2223")
     cluster_check.check_parameter_servers(Resolver(OTHERS, "chief", 0))
     (note,) = task.notes
     assert note.startswith("the script makes all servers itself: each of the 2 tasks trains alone")
     alone = {"local": ["localhost:0"]}  # Server.create_local_server()
     cluster_check.note_server("grpc://localhost:41017", alone, "local", 0)
-    cluster_check.use_server("grpc://localhost:41017")
+    cluster_check.check_server("grpc://localhost:41017")
 
 
-def test_a_fault_of_the_check_breaks_nothing(task: Task) -> None:
+def test_an_error_in_the_check_does_not_break_the_script(task: Task) -> None:
     class Odd(Resolver):
         def cluster_spec(self) -> Spec:
             raise ValueError("no metadata server")
@@ -347,7 +351,7 @@ print(os.environ["TF_CONFIG"], "TF_CONFIG" in os.environ)
 """
 
 
-def test_every_way_to_change_it_is_seen_with_the_users_line(
+def test_every_way_to_change_tf_config_is_seen_with_the_user_line(
     tmp_path: Path, python: str, boot: Boot
 ) -> None:
     (tmp_path / "setup_cluster.py").write_text(
@@ -404,7 +408,7 @@ raise SystemExit(tf.distribute.MultiWorkerMirroredStrategy())
 def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
     tmp_path: Path, boot: Boot, tensorflow: str
 ) -> None:
-    """All in one process: none of them gets as far as to wait for a peer."""
+    """All run in one process: none of them gets to the point of waiting for a peer."""
     script = REAL
     for number, port in enumerate(free_ports(3)):
         script = script.replace(f"PORT{number}", str(port))
@@ -430,7 +434,7 @@ def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
     assert ended.of("waiting_for_peers") == []
 
 
-def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_keras_fit_is_checked_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
     class Model:
@@ -438,11 +442,11 @@ def test_every_fit_of_keras_is_looked_at_before_it_begins(monkeypatch: pytest.Mo
             done.append("fit")
 
         def evaluate(self) -> None:
-            """As Keras has it beside `fit`."""
+            """Stand for Keras's `evaluate`."""
 
     training = types.ModuleType("training")
     vars(training)["Model"] = Model
     keras_hooks.watch_fit(training)
-    monkeypatch.setattr(cluster_check, "note_lone_fit", lambda model: done.append("looked"))
+    monkeypatch.setattr(cluster_check, "note_fit_alone", lambda model: done.append("looked"))
     Model().fit()
     assert done == ["looked", "fit"]

@@ -1,4 +1,4 @@
-"""No network is told within seconds: one look at the hosts before anything is fetched."""
+"""A missing network is reported within seconds: the hosts are checked before a download."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def refuse(address: network.Address, timeout_s: float) -> None:
     raise OSError(113, f"No route to {address[0]}")
 
 
-def test_a_host_that_does_not_answer_is_named_with_the_reason() -> None:
+def test_an_unreachable_host_is_named_with_the_reason() -> None:
     with pytest.raises(network.UnreachableError, match=r"storage\.example cannot be reached"):
         network.require([MNIST], connect=refuse)
 
 
-def test_one_host_that_answers_is_enough() -> None:
+def test_one_reachable_host_is_enough() -> None:
     def connect(address: network.Address, timeout_s: float) -> None:
         if address[0] != "mirror.example":
             refuse(address, timeout_s)
@@ -35,7 +35,7 @@ def test_one_host_that_answers_is_enough() -> None:
     network.require([MNIST, "http://mirror.example/train.gz"], connect=connect)
 
 
-def test_nothing_to_fetch_needs_no_network() -> None:
+def test_no_downloads_need_no_network() -> None:
     network.require([], connect=refuse)
     network.require(["/mnt/data/train.gz"], connect=refuse)
 
@@ -49,8 +49,8 @@ def test_many_hosts_cost_no_more_than_a_few_short_tries() -> None:
 
     with pytest.raises(network.UnreachableError, match="timed out"):
         network.require([f"https://host{n}.example/x" for n in range(50)], connect=silent)
-    assert len(asked) == network.MOST_HOSTS
-    assert sum(asked) <= network.MOST_HOSTS * network.CONNECT_S
+    assert len(asked) == network.MAX_HOSTS
+    assert sum(asked) <= network.MAX_HOSTS * network.CONNECT_S
 
 
 @pytest.mark.parametrize(
@@ -66,15 +66,15 @@ def test_many_hosts_cost_no_more_than_a_few_short_tries() -> None:
         ),
     ],
 )
-def test_behind_a_proxy_the_proxy_is_asked(
+def test_behind_a_proxy_the_proxy_is_checked(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], address: network.Address
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    assert network.gate(MNIST) == address
+    assert network.connect_address(MNIST) == address
 
 
-def test_a_real_host_that_listens_is_reached_and_one_that_does_not_is_told() -> None:
+def test_a_listening_host_is_reached_and_another_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         network.require([f"http://127.0.0.1:{port}/x"])

@@ -1,4 +1,4 @@
-"""A data set is prepared once, whole or not at all, from TFDS's own sources too."""
+"""A data set is prepared once and atomically, also from TFDS's own sources."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)
 
 HERE = Path(__file__).parent
 STAGING = ".preparing-synthetic_digits-*"
-Begin = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
-def begin() -> Iterator[Begin]:
-    """Start a script of this folder under TensorFlow 2.15, which is imported the quickest."""
+def start() -> Iterator[Start]:
+    """Return a function that starts a script of this folder under TensorFlow 2.15."""
     with ExitStack() as stack:
 
-        def start(*argv: str, before: tuple[str, ...] = (), **env: str) -> subprocess.Popen[str]:
+        def start_script(
+            *argv: str, before: tuple[str, ...] = (), **env: str
+        ) -> subprocess.Popen[str]:
             process = subprocess.Popen(
                 [*before, PYTHONS["tf215"], str(HERE / argv[0]), *argv[1:]],
                 env=clean_environment() | {"PYTHONPATH": str(WORKERS)} | env,
@@ -39,10 +41,10 @@ def begin() -> Iterator[Begin]:
             stack.callback(process.kill)
             return process
 
-        yield start
+        yield start_script
 
 
-def left(folder: Path) -> list[str]:
+def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
@@ -51,46 +53,46 @@ def wait_until_half(process: subprocess.Popen[str]) -> None:
     assert any("half of it" in line for line in process.stderr), process.communicate()
 
 
-def test_several_at_once_prepare_it_once(begin: Begin, tmp_path: Path) -> None:
-    tasks = [begin("small_digits.py", "--data-dir", str(tmp_path)) for _ in range(3)]
-    said = [task.communicate()[0] for task in tasks]
+def test_concurrent_calls_prepare_it_once(start: Start, tmp_path: Path) -> None:
+    tasks = [start("small_digits.py", "--data-dir", str(tmp_path)) for _ in range(3)]
+    outputs = [task.communicate()[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0, 0]
-    assert sum("preparing synthetic_digits" in out for out in said) == 1
-    assert all("(train 320, test 80)" in out for out in said)
-    assert left(tmp_path) == [".prepare-synthetic_digits.lock", "downloads", "synthetic_digits"]
+    assert sum("preparing synthetic_digits" in out for out in outputs) == 1
+    assert all("(train 320, test 80)" in out for out in outputs)
+    assert names_in(tmp_path) == [".prepare-synthetic_digits.lock", "downloads", "synthetic_digits"]
 
 
-def test_a_preparation_that_is_stopped_leaves_nothing_half(begin: Begin, tmp_path: Path) -> None:
-    process = begin("small_digits.py", "stuck", "--data-dir", str(tmp_path))
+def test_a_stopped_preparation_leaves_nothing(start: Start, tmp_path: Path) -> None:
+    process = start("small_digits.py", "stuck", "--data-dir", str(tmp_path))
     wait_until_half(process)
     process.terminate()
     process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
-    assert left(tmp_path) == [".prepare-synthetic_digits.lock", "downloads"]
+    assert names_in(tmp_path) == [".prepare-synthetic_digits.lock", "downloads"]
 
 
-def test_what_a_killed_preparation_left_is_never_read_and_removed_by_the_next(
-    begin: Begin, tmp_path: Path
+def test_leftovers_of_a_killed_preparation_are_never_read_and_are_removed(
+    start: Start, tmp_path: Path
 ) -> None:
-    process = begin("small_digits.py", "stuck", "--data-dir", str(tmp_path))
+    process = start("small_digits.py", "stuck", "--data-dir", str(tmp_path))
     wait_until_half(process)
     process.kill()
     process.communicate()
     assert len(list(tmp_path.glob(STAGING))) == 1
     assert not (tmp_path / "synthetic_digits").exists()
-    second = begin("small_digits.py", "--data-dir", str(tmp_path))
+    second = start("small_digits.py", "--data-dir", str(tmp_path))
     assert "(train 320, test 80)" in second.communicate()[0]
     assert list(tmp_path.glob(STAGING)) == []
 
 
-def test_a_full_disk_is_told_and_leaves_nothing(begin: Begin, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(start: Start, tmp_path: Path) -> None:
     mount = 'mount -t tmpfs -o size=256k tmpfs "$0" && "$@"; code=$?; ls -A "$0"; exit $code'
     full = ("unshare", "-Urm", "bash", "-c", mount, str(tmp_path))
-    process = begin("small_digits.py", "--data-dir", str(tmp_path), before=full)
+    process = start("small_digits.py", "--data-dir", str(tmp_path), before=full)
     out, err = process.communicate()
     assert process.returncode == 1, err
     last = err.splitlines()[-1]
-    assert last.startswith(f"prepare: {tmp_path}: no room for synthetic_digits (")
+    assert last.startswith(f"prepare: {tmp_path}: no space left for synthetic_digits (")
     assert last.endswith("choose another folder with --data-dir or TFDS_DATA_DIR")
     assert out.splitlines()[1:] == [".prepare-synthetic_digits.lock", "downloads"]
 
@@ -104,8 +106,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def told(data_dir: Path) -> dict[str, dict[str, Any]]:
-    """What has come of mnist, fashion_mnist and cifar10, by name."""
+def summaries(data_dir: Path) -> dict[str, dict[str, Any]]:
+    """Return the summaries of mnist, fashion_mnist and cifar10, by name."""
     script = [str(HERE / "small_sources.py"), str(data_dir), "mnist", "fashion_mnist", "cifar10"]
     env = clean_environment() | {"PYTHONPATH": str(WORKERS)}
     done = subprocess.run(
@@ -118,10 +120,10 @@ def told(data_dir: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "seed"), [("mnist", 1), ("fashion_mnist", 2)])
 def test_mnist_and_fashion_mnist_come_from_their_own_files(
-    told: dict[str, dict[str, Any]], name: str, seed: int
+    summaries: dict[str, dict[str, Any]], name: str, seed: int
 ) -> None:
     images, labels = small_sources.images_of((28, 28), small_sources.TRAIN, seed)
-    assert told[name] == {
+    assert summaries[name] == {
         "name": name,
         "shape": [96, 28, 28, 1],
         "dtype": "uint8",
@@ -130,15 +132,18 @@ def test_mnist_and_fashion_mnist_come_from_their_own_files(
     }
 
 
-def test_cifar10_comes_in_colour(told: dict[str, dict[str, Any]]) -> None:
+def test_cifar10_comes_in_colour(summaries: dict[str, dict[str, Any]]) -> None:
     parts = [small_sources.images_of((3, 32, 32), 19, seed) for seed in range(1, 6)]
-    assert (told["cifar10"]["shape"], told["cifar10"]["dtype"]) == ([95, 32, 32, 3], "uint8")
-    assert told["cifar10"]["images"] == sum(int(images.sum()) for images, _ in parts)
-    assert told["cifar10"]["labels"] == sum(int(labels.sum()) for _, labels in parts)
+    assert (summaries["cifar10"]["shape"], summaries["cifar10"]["dtype"]) == (
+        [95, 32, 32, 3],
+        "uint8",
+    )
+    assert summaries["cifar10"]["images"] == sum(int(images.sum()) for images, _ in parts)
+    assert summaries["cifar10"]["labels"] == sum(int(labels.sum()) for _, labels in parts)
 
 
-def test_a_job_makes_its_model_for_the_images_it_gets(
-    told: dict[str, dict[str, Any]], data_dir: Path, tmp_path: Path
+def test_a_job_builds_its_model_for_the_image_shape(
+    summaries: dict[str, dict[str, Any]], data_dir: Path, tmp_path: Path
 ) -> None:
     argv = ["-m", "tfcluster_workers.jobs.keras_mnist", "--dataset", "cifar10", "--epochs", "1"]
     env = clean_environment() | {"PYTHONPATH": str(WORKERS), "TFDS_DATA_DIR": str(data_dir)}
@@ -155,19 +160,19 @@ def test_a_job_makes_its_model_for_the_images_it_gets(
     assert "test accuracy" in done.stdout
 
 
-def test_what_is_not_there_is_fetched(begin: Begin, tmp_path: Path) -> None:
-    process = begin("small_sources.py", str(tmp_path / "tfds"), "mnist", SOURCES="served")
+def test_missing_files_are_downloaded(start: Start, tmp_path: Path) -> None:
+    process = start("small_sources.py", str(tmp_path / "tfds"), "mnist", SOURCES="served")
     out, err = process.communicate()
     assert process.returncode == 0, err
-    assert out.splitlines()[0].endswith(", 0 MiB to fetch")
+    assert out.splitlines()[0].endswith(", 0 MiB to download")
     assert err.count('-ubyte.gz HTTP/1.1" 200') == 4
     fetched = [path.name for path in (tmp_path / "tfds" / "downloads" / "mnist").iterdir()]
     assert len(fetched) == 8, "four files and what TFDS notes about each"
 
 
-def test_a_file_that_is_not_the_published_one_is_told(begin: Begin, tmp_path: Path) -> None:
+def test_a_file_with_a_wrong_checksum_is_reported(start: Start, tmp_path: Path) -> None:
     place = tmp_path / "tfds"
-    process = begin("small_sources.py", str(place), "mnist", SOURCES="as published")
+    process = start("small_sources.py", str(place), "mnist", SOURCES="as published")
     last = process.communicate()[1].splitlines()[-1]
     assert process.returncode == 1
     assert last.startswith(f"prepare: mnist is not in {place}, and could not be prepared there: ")

@@ -1,4 +1,4 @@
-"""Mixtures of models: averaging never loses on the average, and weights never lose to averaging."""
+"""Mixtures of models: averaging is never worse than the mean, weighting never worse than that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 
 @st.composite
 def predictions(draw: st.DrawFn) -> tuple[Floats, NDArray[np.int64]]:
-    """Probabilities of some models, from sure to undecided, some of them badly wrong."""
+    """Generate the probabilities of some models, from certain to undecided, some badly wrong."""
     models = draw(st.integers(1, 5))
     examples = draw(st.integers(1, 30))
     classes = draw(st.integers(2, 6))
@@ -30,10 +30,10 @@ def predictions(draw: st.DrawFn) -> tuple[Floats, NDArray[np.int64]]:
 
 
 @given(predictions(), st.sampled_from(ensembling.METHODS), st.integers(0, 9))
-def test_weighted_is_at_most_plain_is_at_most_the_mean_of_the_single_ones(
+def test_weighted_is_at_most_plain_is_at_most_the_mean_of_single_models(
     given: tuple[Floats, NDArray[np.int64]], method: str, seed: int
 ) -> None:
-    right = ensembling.of_right_class(*given)
+    right = ensembling.true_class_probabilities(*given)
     loss, models = ensembling.mixture_loss(right), len(right)
     found = ensembling.search(loss, models, method=method, evaluations=60, seed=seed)
     plain = loss(ensembling.equal(models))
@@ -62,20 +62,20 @@ def test_a_search_mixes_models_that_are_right_about_different_examples(method: s
 
 
 @pytest.mark.parametrize("method", ensembling.METHODS)
-def test_one_seed_finds_the_same_again(method: str) -> None:
+def test_a_seed_gives_the_same_result(method: str) -> None:
     right = np.random.default_rng(0).uniform(0.01, 1, size=(4, 40))
     loss = ensembling.mixture_loss(right)
     first, again = (ensembling.search(loss, 4, method=method, seed=3) for _ in range(2))
     assert first.weights.tolist() == again.weights.tolist()
 
 
-def test_a_model_that_rules_out_the_truth_costs_much_but_not_infinitely_much() -> None:
+def test_a_zero_probability_of_the_true_class_costs_a_finite_loss() -> None:
     sure = np.array([[[1.0, 0.0], [1.0, 0.0]]])
-    right = ensembling.of_right_class(sure, np.array([0, 1]))
+    right = ensembling.true_class_probabilities(sure, np.array([0, 1]))
     assert ensembling.cross_entropy(right)[0] == pytest.approx(-np.log(ensembling.TINY) / 2)
     assert ensembling.accuracy(sure[0], np.array([0, 1])) == 0.5
 
 
-def test_a_search_of_another_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="there are nelder-mead, random"):
+def test_an_unknown_search_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="choose one of nelder-mead, random"):
         ensembling.search(lambda weights: 0.0, 2, method="grid")

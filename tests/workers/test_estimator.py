@@ -1,4 +1,4 @@
-"""`estimator_mnist` without the launcher: two workers come to what one comes to; its refusal."""
+"""`estimator_mnist` without the launcher: two workers give one worker's numbers; its refusal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(
     gang: Callable[..., Ended], data_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., Ended]:
-    """Three steps; `train(*tasks)`."""
+    """Return a function that trains three steps: `train(*tasks)`."""
 
     def run(*tasks: str) -> Ended:
         place = tmp_path_factory.mktemp("estimator")
@@ -63,14 +63,14 @@ def final_loss(task: Finished) -> float:
     return float(loss)
 
 
-def test_two_workers_make_the_same_steps_as_one(train: Callable[..., Ended], two: Ended) -> None:
+def test_two_workers_give_the_same_steps_as_one(train: Callable[..., Ended], two: Ended) -> None:
     # Momentum, not Adam: that one hides a loss that is divided by the workers once too often.
     (alone,) = train("worker:0").values()
     for task in ("worker:0", "worker:1"):
         assert final_loss(two[task]) == pytest.approx(final_loss(alone), abs=1e-5)
 
 
-def test_the_evaluator_says_that_it_lives_and_what_it_found(two: Ended) -> None:
+def test_the_evaluator_reports_that_it_is_alive_and_its_results(two: Ended) -> None:
     events = two["evaluator:0"].events
     assert {"type": "evaluated", "step": 3} in events
     assert {"type": "alive"} in events
@@ -82,7 +82,7 @@ def test_every_worker_reports_its_steps(two: Ended) -> None:
         assert any(event["type"] == "progress" for event in two[task].events)
 
 
-def test_a_tensorflow_without_estimator_is_refused_with_the_cure() -> None:
+def test_a_tensorflow_without_estimator_is_refused_with_the_fix() -> None:
     refused = subprocess.run(
         [PYTHONS["newest"], "-m", JOB],
         env={**os.environ, "PYTHONPATH": str(WORKERS)},
@@ -93,5 +93,5 @@ def test_a_tensorflow_without_estimator_is_refused_with_the_cure() -> None:
     assert refused.returncode == 1
     last = refused.stderr.splitlines()[-1]
     assert last.startswith("estimator_mnist: TensorFlow 2.2")
-    assert "has no tf.estimator (2.15 was the last release)" in last
+    assert "has no tf.estimator (the last release with it is 2.15)" in last
     assert last.endswith("tfcluster up SPEC --python PATH")

@@ -1,4 +1,4 @@
-"""Where an error happened and what it says, as its user wrote the code."""
+"""Errors are reported with place and message in the user's own code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONVERTED = "__autograph_generated_file1x2y.py"
 
 
 def raised_in(file: str, error: BaseException) -> BaseException:
-    """`error` with a traceback that ends in line 3 of `file`."""
+    """Return `error` with a traceback that ends in line 3 of `file`."""
     code = compile("\n\nraise error", file, "exec")
     try:
         exec(code, {"error": error})
@@ -25,7 +25,7 @@ def raised_in(file: str, error: BaseException) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def test_an_error_in_a_tf_function_is_placed_in_the_users_own_line() -> None:
+def test_an_error_in_a_tf_function_points_to_the_user_line() -> None:
     """The names are those of TensorFlow 2.15 and 2.21; the job `broken` shows it with both."""
     error = raised_in(f"/tmp/{CONVERTED}", ValueError("in user code:\n\n a stack"))
     stack = [
@@ -40,7 +40,7 @@ def test_an_error_in_a_tf_function_is_placed_in_the_users_own_line() -> None:
     assert failures.message_of(error) == "756 and 784"
 
 
-def test_without_its_origin_a_converted_line_is_nobodys() -> None:
+def test_a_converted_line_without_origin_is_not_the_user_line() -> None:
     error = raised_in(f"/tmp/{CONVERTED}", ValueError("no"))
 
     place = failures.place(error)
@@ -54,7 +54,7 @@ FILTER = f"{KERAS}/utils/traceback_utils.py"
 
 
 def raised_through(*files: str, error: BaseException) -> BaseException:
-    """`error` with a traceback through line 3 of each of `files`, the last one raising it."""
+    """Return `error` with a traceback through line 3 of each of `files`; the last one raises it."""
     names: dict[str, Any] = {"inner": None, "error": error}
     for file in reversed(files):
         line = "inner()" if names["inner"] else "raise error"
@@ -70,7 +70,7 @@ def raised_through(*files: str, error: BaseException) -> BaseException:
 
 
 def files_of(error: BaseException) -> list[str]:
-    frames, tb = [], failures.without_our_frames(error)
+    frames, tb = [], failures.without_own_frames(error)
     while tb is not None:
         frames.append(tb.tb_frame.f_code.co_filename)
         tb = tb.tb_next
@@ -78,10 +78,10 @@ def files_of(error: BaseException) -> list[str]:
 
 
 @pytest.mark.parametrize("wrapper", sorted(path.name for path in Path(OURS).glob("*.py")))
-def test_what_keras_raises_below_a_wrapper_of_ours_is_placed_in_the_users_line(
+def test_an_error_of_keras_below_a_hook_points_to_the_user_line(
     wrapper: str,
 ) -> None:
-    """Keras 3 takes its own frames out, so that the traceback ends in the wrapper."""
+    """Keras 3 removes its own frames, so that the traceback ends in the hook."""
     ours = f"{OURS}/{wrapper}"
     error = raised_through(USER, ours, FILTER, ours, error=ValueError("a shape"))
 
@@ -89,18 +89,18 @@ def test_what_keras_raises_below_a_wrapper_of_ours_is_placed_in_the_users_line(
     assert files_of(error) == [USER, FILTER]
 
 
-def test_an_example_job_is_placed_in_its_own_line() -> None:
+def test_an_error_in_an_example_job_points_to_its_line() -> None:
     job, fit = f"{OURS}/jobs/keras_mnist.py", f"{OURS}/keras_watch.py"
     error = raised_through(job, fit, f"{KERAS}/trainer.py", error=ValueError("no"))
     assert failures.place(error) == (job, 3)
 
 
-def test_a_frame_of_cython_is_nobodys() -> None:
+def test_a_cython_frame_is_not_user_code() -> None:
     error = raised_through(USER, "h5py/_objects.pyx", "h5py/h5f.pyx", error=BlockingIOError(11))
     assert failures.place(error) == (USER, 3)
 
 
-def test_a_fault_of_ours_keeps_the_frames_that_show_it() -> None:
+def test_an_internal_error_keeps_its_frames() -> None:
     wrapper = f"{OURS}/keras3/trainer.py"
     files = (f"{OURS}/boot.py", USER, wrapper)
     assert files_of(raised_through(*files, error=AttributeError("x"))) == [USER, wrapper]

@@ -1,4 +1,4 @@
-"""A job that loads what runs have gathered finds it by the run's id, mark or name, or by a path."""
+"""Gathered checkpoints are found by the run's id, its suffix or name, or by a path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BARE = "digits-bare-20260103-090000-cccc"
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two runs of one name with checkpoints, and one without, as tfcluster lays them out."""
+    """Make two runs of one name with checkpoints and one without, in tfcluster's layout."""
     monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     runs = tmp_path / "home/runs"
@@ -43,7 +43,7 @@ def named(found: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("asked", [NEW, "bbbb", "digits", "home/runs/" + NEW])
-def test_a_run_is_known_by_its_id_mark_name_or_folder(home: Path, asked: str) -> None:
+def test_a_run_is_found_by_id_suffix_name_or_folder(home: Path, asked: str) -> None:
     assert named(gathered.checkpoints(asked)) == [
         (NEW, "ckpt-10"),
         (NEW, "ckpt-20"),
@@ -51,7 +51,7 @@ def test_a_run_is_known_by_its_id_mark_name_or_folder(home: Path, asked: str) ->
     ]
 
 
-def test_the_newest_of_a_name_is_meant_and_not_a_name_that_begins_alike(home: Path) -> None:
+def test_a_name_means_its_newest_run_and_no_longer_name(home: Path) -> None:
     assert named(gathered.checkpoints("digits"))[0][0] == NEW
     with pytest.raises(gathered.NoCheckpointError, match="empty"):
         gathered.checkpoints("digits-bare")
@@ -65,38 +65,38 @@ def test_the_newest_of_a_name_is_meant_and_not_a_name_that_begins_alike(home: Pa
         (f"./home/runs/{OLD}", 1),
     ],
 )
-def test_a_path_may_be_of_a_folder_or_of_one_checkpoint(home: Path, asked: str, found: int) -> None:
+def test_a_path_of_a_folder_or_of_one_checkpoint(home: Path, asked: str, found: int) -> None:
     assert len(gathered.checkpoints(asked)) == found
 
 
-def test_a_folder_that_was_copied_elsewhere_is_found_by_its_bare_name(home: Path) -> None:
+def test_a_copied_folder_is_found_by_its_bare_name(home: Path) -> None:
     (home / NEW / "checkpoints").rename("kept")
     assert [Path(prefix).name for prefix in gathered.checkpoints("kept")][-1] == "ckpt-30"
 
 
-def test_a_checkpoint_that_was_listed_and_removed_is_passed_over(home: Path) -> None:
+def test_a_listed_checkpoint_that_was_removed_is_skipped(home: Path) -> None:
     (home / NEW / "checkpoints/ckpt-20/ckpt-20.index").unlink()
     assert [name for _, name in named(gathered.checkpoints("bbbb"))] == ["ckpt-10", "ckpt-30"]
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("name", "message"),
     [
-        ("digitz", r"no run is known as 'digitz' in .*/runs; did you mean digits\b.*tfcluster ps"),
-        ("./digits", r"there is no /.*/digits"),
-        (BARE, r"no checkpoint of tf\.train\.Checkpoint in .*: it is empty or not there"),
+        ("digitz", r"no run named 'digitz' in .*/runs; did you mean digits\b.*tfcluster ps"),
+        ("./digits", r"/.*/digits does not exist"),
+        (BARE, r"no checkpoint of tf\.train\.Checkpoint in .*: it is empty or does not exist"),
         (".", r"no checkpoint of .*: it holds home"),
     ],
 )
-def test_what_is_not_there_is_told(home: Path, asked: str, told: str) -> None:
-    with pytest.raises(JobError, match=told):
-        gathered.checkpoints(asked)
+def test_a_missing_run_or_checkpoint_is_reported(home: Path, name: str, message: str) -> None:
+    with pytest.raises(JobError, match=message):
+        gathered.checkpoints(name)
 
 
 def test_without_tfcluster_home_runs_are_in_the_state_folder_of_the_user() -> None:
-    assert gathered.home({"XDG_STATE_HOME": "/s"}) == Path("/s/tfcluster")
-    assert gathered.home({}) == Path.home() / ".local/state/tfcluster"
-    assert gathered.home({"TFCLUSTER_HOME": "/t"}) == Path("/t")
+    assert gathered.tfcluster_home({"XDG_STATE_HOME": "/s"}) == Path("/s/tfcluster")
+    assert gathered.tfcluster_home({}) == Path.home() / ".local/state/tfcluster"
+    assert gathered.tfcluster_home({"TFCLUSTER_HOME": "/t"}) == Path("/t")
 
 
 def test_an_ensemble_takes_all_of_one_run_and_the_newest_of_several(home: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_ensemble_takes_all_of_one_run_and_the_newest_of_several(home: Path) 
 
 
 @pytest.mark.parametrize("runs", [[OLD], [NEW, NEW], [NEW, "latest"]])
-def test_an_ensemble_of_less_than_two_is_told(
+def test_an_ensemble_of_one_checkpoint_is_refused(
     home: Path, runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""Whoever drops the last reference to a dataset iterator does not wait for its end."""
+"""Dropping the last reference to a dataset iterator does not wait for its end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster_workers.hooks import iterator_ends
 from .conftest import PYTHONS, WORKERS
 
 HANG_S = 20.0
-"""When a test gives up on what ought to happen at once."""
+"""Seconds after which a test fails that waits for something immediate."""
 
 
 class Ended(Protocol):
@@ -38,7 +38,7 @@ class Tensor:
         self.may_end = may_end
         self.is_ending = is_ending or threading.Event()
         ended_in: list[str] = []
-        self.told = (threading.Event(), ended_in)
+        self.ending = (threading.Event(), ended_in)
 
     def numpy(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Tensor:
         self.is_ending.set()
         if self.may_end:
             self.may_end.wait(HANG_S)
-        ended, ended_in = self.told
+        ended, ended_in = self.ending
         ended_in.append(threading.current_thread().name)
         ended.set()
 
@@ -75,7 +75,7 @@ class Filename:
 
 
 class Owned:
-    """OwnedIterator by shape: made of a dataset it owns its resource, of components it does not."""
+    """A stand-in for OwnedIterator: it owns its resource if made from a dataset."""
 
     def __init__(self, dataset: Any = None, resource: Any = None, devices: Any = ()) -> None:
         self._dataset = dataset
@@ -85,8 +85,8 @@ class Owned:
 
 @pytest.fixture
 def ender() -> Iterator[iterator_ends.Ender]:
-    """One whose iterators end in its own thread; two may wait."""
-    ender = iterator_ends.Ender(at_most=2, patience_s=HANG_S)
+    """Return an Ender that lets two iterators wait."""
+    ender = iterator_ends.Ender(max_waiting=2, exit_wait_s=HANG_S)
     yield ender
     ender.finish()
 
@@ -96,14 +96,14 @@ def owned(ender: iterator_ends.Ender) -> type[Owned]:
     class Iterator(Owned):
         pass
 
-    iterator_ends.end_elsewhere(Iterator, "_resource", ender)
+    iterator_ends.end_in_background(Iterator, "_resource", ender)
     return Iterator
 
 
-def test_an_iterator_ends_in_another_thread_while_its_owner_goes_on(owned: type[Owned]) -> None:
+def test_an_iterator_ends_in_another_thread_while_its_owner_continues(owned: type[Owned]) -> None:
     may_end = threading.Event()
     tensor = Tensor(may_end)
-    ended, ended_in = tensor.told
+    ended, ended_in = tensor.ending
     iterator = owned(Dataset(), tensor)
     del tensor
     del iterator
@@ -115,7 +115,7 @@ def test_an_iterator_ends_in_another_thread_while_its_owner_goes_on(owned: type[
 
 def test_what_the_dataset_holds_ends_there_too(owned: type[Owned]) -> None:
     tensor = Tensor()
-    ended, ended_in = tensor.told
+    ended, ended_in = tensor.ending
     iterator = owned(Dataset(captured=tensor), tensor)
     del tensor
     del iterator
@@ -126,7 +126,7 @@ def test_what_the_dataset_holds_ends_there_too(owned: type[Owned]) -> None:
 @pytest.mark.parametrize("how", ["components", "symbolic"])
 def test_an_iterator_that_owns_nothing_is_left_alone(owned: type[Owned], how: str) -> None:
     tensor = Tensor()
-    _, ended_in = tensor.told
+    _, ended_in = tensor.ending
     iterator = owned(None, tensor)
     if how == "symbolic":
         iterator = owned(Dataset(captured=tensor), object())
@@ -135,21 +135,21 @@ def test_an_iterator_that_owns_nothing_is_left_alone(owned: type[Owned], how: st
     assert ended_in == [threading.current_thread().name]
 
 
-def test_where_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
+def test_if_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
     may_end, is_ending = threading.Event(), threading.Event()
-    ending = owned(Dataset(), Tensor(may_end, is_ending))
+    blocking = owned(Dataset(), Tensor(may_end, is_ending))
     tensors = [Tensor(), Tensor(), Tensor()]
-    told = [tensor.told for tensor in tensors]
+    endings = [tensor.ending for tensor in tensors]
     iterators = [owned(Dataset(), tensors.pop(0)) for _ in range(3)]
-    del ending
+    del blocking
     assert is_ending.wait(HANG_S)
     while iterators:
         del iterators[0]
-    here = threading.current_thread().name
-    assert [ended_in for _, ended_in in told] == [[], [], [here]]
+    current_thread = threading.current_thread().name
+    assert [ended_in for _, ended_in in endings] == [[], [], [current_thread]]
     may_end.set()
-    assert all(ended.wait(HANG_S) for ended, _ in told)
-    assert [ended_in for _, ended_in in told[:2]] == [[iterator_ends.NAME]] * 2
+    assert all(ended.wait(HANG_S) for ended, _ in endings)
+    assert [ended_in for _, ended_in in endings[:2]] == [[iterator_ends.NAME]] * 2
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_a_file_is_free_when_its_iterator_is_dropped(
     owned: type[Owned], dataset: Any, in_place: bool
 ) -> None:
     tensor = Tensor()
-    ended, ended_in = tensor.told
+    ended, ended_in = tensor.ending
     of_a_device = owned(Dataset(captured=tensor), tensor)
     iterator = owned(dataset, tensor, [of_a_device])
     del tensor, of_a_device
     del iterator
     assert ended.wait(HANG_S)
-    here = threading.current_thread().name
-    assert ended_in == [here if in_place else iterator_ends.NAME]
+    current_thread = threading.current_thread().name
+    assert ended_in == [current_thread if in_place else iterator_ends.NAME]
 
 
 PRELUDE = f"""
@@ -198,14 +198,14 @@ class Owned:
 
 def give(end, **options):
     ender = iterator_ends.Ender(**options)
-    iterator_ends.end_elsewhere(Owned, "_resource", ender)
+    iterator_ends.end_in_background(Owned, "_resource", ender)
     Owned(Dataset(), Tensor(end))
     return ender
 """
 AT_THE_END = {
     "what is ending has ended": ("give(lambda: (time.sleep(0.3), os.write(1, b'ended')))", "ended"),
     "what never ends is left": (
-        "give(threading.Event().wait, patience_s=0.1)\nos.write(1, b'left')",
+        "give(threading.Event().wait, exit_wait_s=0.1)\nos.write(1, b'left')",
         "left",
     ),
     "what comes later ends in place": (

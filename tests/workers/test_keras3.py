@@ -1,4 +1,4 @@
-"""Keras 3 on two workers, as released it fails, patched it gives the numbers of one worker.
+"""Keras 3 on two workers: as released it fails, patched it gives the numbers of one worker.
 
 The cases are those of the folder keras3: all run in one gang of two, and once by one worker.
 """
@@ -44,7 +44,7 @@ ANNOUNCED = "for multi-worker training (keras#20585)"
 
 
 def named(kind: str) -> list[str]:
-    """Functions of the cases with this decorator; importing them would import TensorFlow."""
+    """Return the names of the cases with a decorator, without importing them and TensorFlow."""
     return [
         node.name
         for name in ("data.py", "models.py")
@@ -57,7 +57,7 @@ def named(kind: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Finished]]:
-    """All cases by so many workers; each number of workers runs once."""
+    """Return a function that runs all cases with N workers; each N runs once."""
 
     @cache
     def of(workers: int) -> list[Finished]:
@@ -99,7 +99,7 @@ def test_two_workers_give_the_numbers_of_one(
 
 
 @pytest.mark.parametrize("refused", named("refusal"))
-def test_what_cannot_work_is_refused_with_the_way_out(
+def test_an_unsupported_feature_is_refused_with_the_fix(
     run: Callable[[int], list[Finished]], refused: str
 ) -> None:
     error = numbers(run(2)[0])[refused]["error"]
@@ -111,17 +111,17 @@ def test_what_cannot_work_is_refused_with_the_way_out(
     }[refused] in error
 
 
-def test_the_chief_says_once_that_keras_is_patched_and_how_it_is_not(
+def test_the_chief_logs_once_that_keras_is_patched(
     run: Callable[[int], list[Finished]],
 ) -> None:
-    said = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
-    assert said == [1, 0, 0]
+    counts = [ended.text.count(ANNOUNCED) for ended in (*run(2), *run(1))]
+    assert counts == [1, 0, 0]
     (line,) = [line for line in run(2)[0].text.splitlines() if ANNOUNCED in line]
     assert "TFCLUSTER_KERAS3_SHIM=off disables the patch" in line
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_without_the_shim_a_script_fails_and_with_it_works_as_it_is(
+def test_a_script_fails_without_the_patch_and_works_with_it(
     gang: Gang, tmp_path: Path, spelling: str
 ) -> None:
     (tmp_path / "job.py").write_text(FIT.format(imported=SPELLINGS[spelling]))
@@ -141,8 +141,8 @@ def test_without_the_shim_a_script_fails_and_with_it_works_as_it_is(
     assert all("predicted (8, 1)" in ended.text for ended in patched)
     steps = [event["step"] for event in patched[0].events if event["type"] == "progress"]
     assert steps[-1] == 2
-    told = [line for line in patched[0].text.splitlines() if line.startswith("evaluated")]
-    assert told == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
+    lines = [line for line in patched[0].text.splitlines() if line.startswith("evaluated")]
+    assert lines == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
 
 
 def test_a_release_outside_the_range_is_refused_before_the_first_step(
@@ -159,6 +159,8 @@ def test_a_release_outside_the_range_is_refused_before_the_first_step(
         assert task.code == 1
         (error,) = [event for event in task.events if event["type"] == "error"]
         assert error["exception"].endswith("Keras3Error")
-        fix = "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or set keras.version to 2"
-        assert fix in error["message"]
+        assert (
+            "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or set keras.version to 2"
+            in error["message"]
+        )
         assert not [event for event in task.events if event["type"] == "progress"]

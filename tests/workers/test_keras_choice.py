@@ -1,4 +1,4 @@
-"""Which Keras a job takes: `keras.version`, what is installed, and what can be patched decide."""
+"""The choice of Keras by `keras.version`, the installed packages and the tested releases."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    """Packages by version; each module says by its `name` which it is."""
+    """Install stand-ins for packages; each module has its name in `name`."""
     config = SimpleNamespace(backend=lambda: "tensorflow")
     monkeypatch.setattr(keras_choice, "_version", lambda package: versions.get(package, ""))
     monkeypatch.setattr(keras_choice, "_has_keras_2", lambda: "tf_keras" in versions)
@@ -75,10 +75,10 @@ def test_the_choice(
     [
         ("auto", "3.16.0", "pip install 'keras==3.15.1'; or pip install 'tf-keras~=2.21.0'"),
         ("3", "3.16.0", "pip install 'keras==3.15.1'"),
-        ("2", "3.15.1", "tf_keras is missing: pip install 'tf-keras~=2.21.0'"),
+        ("2", "3.15.1", "tf_keras is not installed: pip install 'tf-keras~=2.21.0'"),
     ],
 )
-def test_what_is_missing_is_told_with_the_command_that_gets_it(
+def test_a_missing_package_is_reported_with_its_install_command(
     monkeypatch: pytest.MonkeyPatch, setting: str, keras: str, fix: str
 ) -> None:
     install(monkeypatch, tensorflow="2.21.0", keras=keras)
@@ -92,7 +92,7 @@ def test_what_is_missing_is_told_with_the_command_that_gets_it(
 @pytest.mark.parametrize(
     ("name", "value"), [("TF_USE_LEGACY_KERAS", "1"), ("TFCLUSTER_KERAS3_SHIM", "off")]
 )
-def test_the_environment_may_ask_for_keras_2(
+def test_the_environment_may_select_keras_2(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     install(monkeypatch, tensorflow="2.21.0", keras="3.15.1", tf_keras="2")
@@ -101,7 +101,7 @@ def test_the_environment_may_ask_for_keras_2(
 
 
 def trainer(reduce: Any, build: Any) -> Any:
-    """A module like Keras's, of these two functions."""
+    """Return a stand-in for Keras's trainer module with these two functions."""
     owner = type("TensorFlowTrainer", (), {"_maybe_symbolic_build": build})
     return SimpleNamespace(reduce_per_replica=reduce, TensorFlowTrainer=owner)
 
@@ -127,8 +127,8 @@ def other_build(self: Any, data_batch: Any) -> Any:
     self._symbolic_build(self.DistributedValues, self.reduce("MEAN", data_batch))
 
 
-def test_a_keras_that_was_patched_by_half_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release that lacks what one of the later parts replaces: the others are in place."""
+def test_a_half_patched_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release may lack what one of the later patches replaces, after the others were applied."""
 
     def fail(trainer: Any) -> None:
         raise AttributeError("_moments")
@@ -154,8 +154,6 @@ def test_a_keras_that_was_patched_by_half_is_refused(monkeypatch: pytest.MonkeyP
         (known_reduce, other_build, "TensorFlowTrainer._maybe_symbolic_build"),
     ],
 )
-def test_only_functions_that_are_as_known_are_replaced(
-    reduce: Any, build: Any, unknown: str
-) -> None:
-    """The day Keras patches them itself, that is noticed."""
-    assert keras3_trainer.what_is_unknown(trainer(reduce, build)) == unknown
+def test_only_known_functions_are_replaced(reduce: Any, build: Any, unknown: str) -> None:
+    """A fix by Keras itself is noticed."""
+    assert keras3_trainer.find_unknown_function(trainer(reduce, build)) == unknown

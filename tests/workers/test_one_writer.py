@@ -1,4 +1,4 @@
-"""What the changed callbacks do, on stand-ins for Keras 3's own: no TensorFlow, no processes."""
+"""The patched callbacks, on stand-ins for Keras 3's own: no TensorFlow, no processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfcluster_workers.keras3 import callbacks as keras3_callbacks
 
 @dataclass
 class Strategy:
-    """As much of MultiWorkerMirroredStrategy as is asked."""
+    """The part of MultiWorkerMirroredStrategy that the callbacks use."""
 
     index: int = 0
     workers: int = 2
@@ -44,7 +44,7 @@ class Model:
 
 
 def keras() -> Any:
-    """A `keras.src.callbacks` whose classes write as Keras 3's do, fresh for each test."""
+    """Return a new `keras.src.callbacks` whose classes write as Keras 3's do."""
 
     class Callback:
         model: Any = None
@@ -144,7 +144,7 @@ def files() -> list[str]:
 
 
 @pytest.mark.parametrize("strategy", [CHIEF, *ALONE])
-def test_the_chief_and_who_is_alone_write_where_the_script_says(strategy: Strategy) -> None:
+def test_the_chief_or_a_single_process_writes_to_the_path_of_the_script(strategy: Strategy) -> None:
     callbacks = keras()
     checkpoint = callbacks.ModelCheckpoint("out/{epoch}.keras")
     board = callbacks.TensorBoard("logs")
@@ -158,7 +158,7 @@ def test_the_chief_and_who_is_alone_write_where_the_script_says(strategy: Strate
     assert files() == ["log.csv", "logs", "logs/events", "out", "out/3.keras"]
 
 
-def test_another_worker_leaves_nothing_where_the_script_says() -> None:
+def test_another_worker_leaves_nothing_at_the_path_of_the_script() -> None:
     callbacks = keras()
     checkpoint = callbacks.ModelCheckpoint("out/{epoch}.keras")
     board = callbacks.TensorBoard("logs")
@@ -175,15 +175,15 @@ def test_another_worker_leaves_nothing_where_the_script_says() -> None:
     assert (board.log_dir, table.filename) == ("logs", "log.csv"), "for the script to read"
 
 
-def test_a_callback_that_was_given_no_model_writes_as_ever() -> None:
-    """A hand-written loop calls `on_train_begin` and sets no model."""
+def test_a_callback_without_a_model_writes_as_usual() -> None:
+    """A custom training loop calls `on_train_begin` and sets no model."""
     table = keras().CSVLogger("log.csv")
     table.on_train_begin()
     table.on_train_end()
     assert files() == ["log.csv"]
 
 
-def test_a_model_may_be_given_by_name() -> None:
+def test_a_model_may_be_a_keyword_argument() -> None:
     board = keras().TensorBoard("logs")
     board.set_model(model=Model(OTHER))
     assert board.file.exists()
@@ -234,7 +234,7 @@ def test_all_resume_from_the_chiefs_backup_and_the_chief_removes_it() -> None:
     assert files() == []
 
 
-def test_who_ends_first_does_not_resume_the_next_fit_from_the_last_ones_backup() -> None:
+def test_the_next_fit_does_not_resume_from_the_backup_of_the_last_one() -> None:
     callbacks = keras()
     chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
     chief._current_epoch = 3
@@ -244,7 +244,7 @@ def test_who_ends_first_does_not_resume_the_next_fit_from_the_last_ones_backup()
     assert other.model._initial_epoch is None
 
 
-def test_a_later_fit_is_resumed_from_a_backup_of_its_own() -> None:
+def test_a_later_fit_resumes_from_its_own_backup() -> None:
     callbacks = keras()
     chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
     other.on_train_end()
@@ -255,7 +255,7 @@ def test_a_later_fit_is_resumed_from_a_backup_of_its_own() -> None:
     assert other.model._initial_epoch == 3
 
 
-def test_with_keras_2_too_a_later_fit_is_resumed_from_a_backup_of_its_own() -> None:
+def test_with_keras_2_a_later_fit_resumes_from_its_own_backup() -> None:
     class WorkerTrainingState:
         read_checkpoint_manager = SimpleNamespace(directory="backup/chief")
         _model = Model(OTHER)
@@ -279,7 +279,7 @@ def test_with_keras_2_too_a_later_fit_is_resumed_from_a_backup_of_its_own() -> N
     assert state.restore() == "restored"
 
 
-def test_a_chief_that_dies_while_it_backs_up_leaves_the_backup_before() -> None:
+def test_a_chief_killed_during_a_backup_leaves_the_previous_backup() -> None:
     chief = backup(keras(), CHIEF)
     chief._current_epoch = 1
     chief._save_model()
@@ -291,7 +291,9 @@ def test_a_chief_that_dies_while_it_backs_up_leaves_the_backup_before() -> None:
     assert chief.backup_dir == "backup"
 
 
-def test_a_switched_off_shim_leaves_the_callbacks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_patch_switched_off_the_callbacks_are_unchanged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("TFCLUSTER_KERAS3_SHIM", "off")
     checkpoint = keras().ModelCheckpoint("model.keras")
     checkpoint.set_model(Model(OTHER))
@@ -299,7 +301,12 @@ def test_a_switched_off_shim_leaves_the_callbacks_alone(monkeypatch: pytest.Monk
     assert files() == ["model.keras"]
 
 
-def test_temporary_folders_are_those_that_are_never_gathered() -> None:
-    assert one_writer.beside("deep/model.keras", OTHER) == "deep/workertemp_worker_1/model.keras"
-    assert one_writer.beside("backup/", OTHER) == "workertemp_worker_1/backup"
-    assert one_writer.beside("gs://bucket/m.keras", OTHER).startswith("gs://bucket/workertemp_")
+def test_temporary_folders_have_a_name_that_is_never_gathered() -> None:
+    assert (
+        one_writer.temporary_path("deep/model.keras", OTHER)
+        == "deep/workertemp_worker_1/model.keras"
+    )
+    assert one_writer.temporary_path("backup/", OTHER) == "workertemp_worker_1/backup"
+    assert one_writer.temporary_path("gs://bucket/m.keras", OTHER).startswith(
+        "gs://bucket/workertemp_"
+    )

@@ -1,4 +1,4 @@
-"""The options all jobs share: what they mean, and how a mistake in them is told."""
+"""The options that all jobs share: their meaning and their error messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import JobError, OptionError
-from tfcluster_workers.jobs.parts import endings, options
+from tfcluster_workers.jobs.parts import job_errors, options
 
 
 def parse(*arguments: str) -> argparse.Namespace:
@@ -19,7 +19,7 @@ def parse(*arguments: str) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def test_what_a_job_does_without_options() -> None:
+def test_the_default_options() -> None:
     chosen = parse()
     assert (chosen.dataset, chosen.shard_policy, chosen.cache) == ("synthetic_digits", "data", True)
     assert (chosen.epochs, chosen.global_batch, chosen.prefetch) == (3, 96, options.AUTOTUNE)
@@ -68,12 +68,12 @@ def test_the_global_batch(given: tuple[str, ...], replicas: int, size: int) -> N
     assert options.global_batch(parse(*given), replicas) == size
 
 
-def test_a_batch_smaller_than_the_replicas_is_told_with_the_smallest_that_works() -> None:
+def test_a_batch_smaller_than_the_replicas_is_refused_with_a_suggestion() -> None:
     with pytest.raises(OptionError, match=r"batch 2 is smaller than the 3 replicas.*try 3$"):
         options.global_batch(parse("--global-batch", "2"), 3)
 
 
-def test_a_batch_that_cannot_be_split_is_told_with_the_next_that_can() -> None:
+def test_a_batch_that_cannot_be_split_is_refused_with_a_suggestion() -> None:
     with pytest.raises(OptionError, match=r"batch 100 cannot be split evenly over 3.*try 99$"):
         options.global_batch(parse("--global-batch", "100"), 3)
 
@@ -83,15 +83,18 @@ def test_the_learning_rate_grows_with_the_batch_only_on_request() -> None:
     assert options.learning_rate_scale(parse("--scale-learning-rate"), 384) == 4.0
 
 
-def test_a_users_mistake_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = dict[str, object]()
-    monkeypatch.setattr(reporting, "error", lambda **event: told.update(event))
-    with pytest.raises(SystemExit) as ended, endings.told("keras_mnist"):
+def test_a_job_error_ends_the_job_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    reported = dict[str, object]()
+    monkeypatch.setattr(reporting, "error", lambda **event: reported.update(event))
+    with pytest.raises(SystemExit) as ended, job_errors.exit_with_message("keras_mnist"):
         raise JobError("no such thing; try another")
     assert ended.value.code == "keras_mnist: no such thing; try another"
-    assert (told["exception"], told["message"]) == ("JobError", "no such thing; try another")
+    assert (reported["exception"], reported["message"]) == (
+        "JobError",
+        "no such thing; try another",
+    )
 
 
 def test_other_errors_keep_their_traceback() -> None:
-    with pytest.raises(ZeroDivisionError), endings.told("keras_mnist"):
+    with pytest.raises(ZeroDivisionError), job_errors.exit_with_message("keras_mnist"):
         raise ZeroDivisionError

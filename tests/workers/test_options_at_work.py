@@ -1,6 +1,6 @@
 """Each option and setting of the jobs visibly takes effect, under a real TensorFlow.
 
-One process for each TensorFlow tries all of them, and tells what it saw in lines of JSON.
+One process for each TensorFlow tries all of them, and prints the results as lines of JSON.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ FIT = """
 import json, os, sys, threading
 from tfcluster_workers import keras_choice
 from tfcluster_workers.jobs import custom_loop, keras_mnist
-from tfcluster_workers.jobs.parts import openings
+from tfcluster_workers.jobs.parts import job_start
 
 keras = keras_choice.load()
 import tensorflow as tf
 
 SMALL = ["--epochs=2", "--examples=96", "--global-batch=48"]
-whole = openings.examples
-# A CPU takes its time for float16.
-openings.examples = lambda chosen, split: whole(chosen, split).take(96)
+whole = job_start.examples
+# float16 is slow on a CPU.
+job_start.examples = lambda args, split: whole(args, split).take(96)
 
-def tell(what, **seen):
+def show(what, **seen):
     print(json.dumps({"what": what, **seen}), flush=True)
 
 def dtypes(model):
@@ -53,12 +53,13 @@ def dtypes(model):
 def settings(**values):
     os.environ["TFCLUSTER_SETTINGS"] = json.dumps({"strategy": "default", **values})
 
-watchers = keras_mnist.watchers
+make_callbacks = keras_mnist.make_callbacks
 def counting(keras, model, *more):
-    tell("dtypes", of=dtypes(model), optimizer=type(model.optimizer).__name__)
-    told = lambda batch, logs: ends.append(batch)
-    return [*watchers(keras, model, *more), keras.callbacks.LambdaCallback(on_train_batch_end=told)]
-keras_mnist.watchers = counting
+    show("dtypes", of=dtypes(model), optimizer=type(model.optimizer).__name__)
+    count = lambda batch, logs: ends.append(batch)
+    counter = keras.callbacks.LambdaCallback(on_train_batch_end=count)
+    return [*make_callbacks(keras, model, *more), counter]
+keras_mnist.make_callbacks = counting
 
 for number, values in enumerate([
     {},
@@ -69,7 +70,7 @@ for number, values in enumerate([
     os.environ["TFCLUSTER_CHECKPOINT_DIR"] = os.path.abspath(f"fit-{number}")
     ends = []
     loss, accuracy = keras_mnist.train(keras, keras_mnist.parse(SMALL))
-    tell("fit", ends=ends, loss=loss)
+    show("fit", ends=ends, loss=loss)
 
 os.environ["TFCLUSTER_CHECKPOINT_DIR"] = os.path.abspath("loop")
 loops = []
@@ -80,22 +81,22 @@ class Loop(custom_loop.Loop):
 custom_loop.Loop = Loop
 custom_loop.train(keras, custom_loop.parse(["--epochs=3", *SMALL[1:]]))
 (loop,) = loops
-tell("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
+show("loop", dtypes=dtypes(loop.model), optimizer=type(loop.optimizer).__name__)
 """
 DATA = """
 import json, shutil, time
 from tfcluster_workers.data import prepare
 from tfcluster_workers.jobs import custom_loop
-from tfcluster_workers.jobs.parts import openings
+from tfcluster_workers.jobs.parts import job_start
 import tensorflow as tf
 
-def tell(what, **seen):
+def show(what, **seen):
     print(json.dumps({"what": what, **seen}), flush=True)
 
 for policy in ("auto", "file", "data", "off"):
-    chosen = custom_loop.parse(["--shard-policy", policy])
-    made = openings.batches(chosen, tf.data.Dataset.range(8), 4, training=True)
-    tell("policy", asked=policy, set=made.options().experimental_distribute.auto_shard_policy.name)
+    args = custom_loop.parse(["--shard-policy", policy])
+    made = job_start.batches(args, tf.data.Dataset.range(8), 4, training=True)
+    show("policy", asked=policy, set=made.options().experimental_distribute.auto_shard_policy.name)
 
 for prefetch, wanted in (("0", 2), ("5", 12)):
     pulled = []
@@ -105,39 +106,39 @@ for prefetch, wanted in (("0", 2), ("5", 12)):
             yield number
     examples = tf.data.Dataset.from_generator(
         source, output_signature=tf.TensorSpec((), tf.int64))
-    chosen = custom_loop.parse(["--prefetch", prefetch])
-    iterator = iter(openings.batches(chosen, examples, 2, training=True))
+    args = custom_loop.parse(["--prefetch", prefetch])
+    iterator = iter(job_start.batches(args, examples, 2, training=True))
     next(iterator)
     while len(pulled) < wanted:
         time.sleep(0.01)
     time.sleep(0.2)
-    tell("prefetch", asked=prefetch, pulled=len(pulled))
+    show("prefetch", asked=prefetch, pulled=len(pulled))
 
 prepare.prepare("synthetic_digits", prepare.data_dir())
 for cache in ("--cache", "--no-cache"):
     shutil.copytree(prepare.data_dir(), "data")
-    chosen = custom_loop.parse([cache, "--examples=100", "--data-dir=data"])
-    examples = openings.examples(chosen, "train")
+    args = custom_loop.parse([cache, "--examples=100", "--data-dir=data"])
+    examples = job_start.examples(args, "train")
     once = sum(1 for _ in examples)
     shutil.rmtree("data")
     try:
         again = sum(1 for _ in examples)
     except tf.errors.OpError:
         again = 0
-    tell("cache", asked=cache, once=once, again=again)
+    show("cache", asked=cache, once=once, again=again)
 """
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where the first test of this file prepares the data."""
+    """Return the data folder, prepared by the first test that needs it."""
     return str(tmp_path_factory.mktemp("tfds"))
 
 
 def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
     assert ended.code == 0, ended.err[-4000:]
-    told = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"what"')]
-    return [line for line in told if line["what"] == what]
+    records = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"what"')]
+    return [line for line in records if line["what"] == what]
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
@@ -172,9 +173,9 @@ def test_precision_and_steps_per_execution(
 
     notes = [event["message"] for event in ended.of("note")]
     assert [note for note in notes if "slower than float32" in note] == [
-        note for note in notes if note.startswith("mixed_float16 on a CPU works")
+        note for note in notes if note.startswith("mixed_float16 works on a CPU")
     ]
-    assert sum("mixed_float16 on a CPU works" in note for note in notes) == 1
+    assert sum("mixed_float16 works on a CPU" in note for note in notes) == 1
 
 
 def test_sharding_prefetch_and_cache(

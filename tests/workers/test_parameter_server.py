@@ -1,4 +1,4 @@
-"""A parameter-server job's chief joins, its servers are ready when they serve."""
+"""The chief of a parameter-server job waits for its servers, which are ready when they serve."""
 
 from __future__ import annotations
 

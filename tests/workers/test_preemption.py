@@ -1,4 +1,4 @@
-"""A job that saves on SIGTERM says so, saves, says that too, and leaves with 42."""
+"""A job that saves on SIGTERM reports that, saves, reports the save and exits with 42."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ while handler.total_run_calls < 2000:
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_a_preempted_gang_saves_together_and_says_so(
+def test_preempted_workers_save_together_and_report_it(
     gang: Callable[..., dict[str, Finished]], tmp_path: Path, tensorflow: str
 ) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    told = {"fault": "term worker:1 at step 20", "do": "term", "place": "step", "number": 20}
+    fault = {"fault": "term worker:1 at step 20", "do": "term", "place": "step", "number": 20}
 
     def env(task: str) -> dict[str, str]:
-        faults = [told] if task == "worker:1" else []
+        faults = [fault] if task == "worker:1" else []
         return {
             "TFCLUSTER_CHECKPOINT_DIR": str(tmp_path / "checkpoints"),
             "TFCLUSTER_SETTINGS": json.dumps({"chaos": faults}),

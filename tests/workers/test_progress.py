@@ -1,4 +1,4 @@
-"""Progress is thinned, measured and never blocks; errors wait for room."""
+"""Progress is limited, measured and never blocks; errors wait for room in the socket."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_first_and_last_steps_are_sent_and_two_a_second_between() -> None:
     assert [event["step"] for event in rig.sent] == [1, 51, 100]
 
 
-def test_speed_is_measured_between_the_events_sent() -> None:
+def test_speed_is_measured_between_sent_events() -> None:
     rig = Meter()
     rig.step(1, after_s=0)
     rig.step(6, after_s=0.5)
@@ -58,7 +58,7 @@ def test_speed_is_measured_between_the_events_sent() -> None:
     assert rig.sent[1]["examples_per_second"] == 960.0
 
 
-def test_the_mean_speed_is_that_since_the_first_step_with_all_pauses() -> None:
+def test_the_mean_speed_counts_from_the_first_step_with_all_pauses() -> None:
     rig = Meter()
     rig.step(1, after_s=8)  # traced and compiled: it is no measure
     for number in range(2, 12):
@@ -73,7 +73,7 @@ def test_the_mean_speed_is_that_since_the_first_step_with_all_pauses() -> None:
     assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(20 / 15.01, rel=0.001)
 
 
-def test_metrics_are_read_only_for_what_is_sent() -> None:
+def test_metrics_are_read_only_for_sent_events() -> None:
     rig = Meter()
     read = list[str]()
 
@@ -86,7 +86,7 @@ def test_metrics_are_read_only_for_what_is_sent() -> None:
     assert read == ["once"]
 
 
-def test_steps_per_execution_is_told_where_several_steps_pass_at_once() -> None:
+def test_steps_per_execution_is_reported_if_above_1() -> None:
     rig = Meter()
     rig.meter.offer(reporting.Reading(1))
     rig.clock.now += 1
@@ -119,7 +119,7 @@ class Channel:
         return True
 
 def save(*_):
-    print("saves at step", save_hooks.of_model(None, "x"), flush=True)
+    print("saves at step", save_hooks.step_of_model(None, "x"), flush=True)
     reporting.finished()
 
 signals = [signal.SIGTERM]
@@ -137,7 +137,7 @@ print("sent", sent)
 
 
 def test_a_signal_handler_may_save_while_the_metrics_of_a_step_are_read(tmp_path: Path) -> None:
-    """In a process of its own: where it waits for ever, only its end stops it."""
+    """The script runs in a subprocess, since only killing it ends a deadlock."""
     script = tmp_path / "main.py"
     script.write_text(SIGNALLED)
     ended = subprocess.run(
@@ -152,7 +152,7 @@ def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(event_channel, "channel", channel)
     reporting.saw_saved("/there/ckpt-1", 10)
     reporting.saved("/there/ckpt-1", step=10)
-    reporting.saved("/there/ckpt-1", step=10)  # written anew, by means that the hooks do not see
+    reporting.saved("/there/ckpt-1", step=10)  # saved again, unseen by the hooks
     reporting.saw_saved("/there/ckpt-2", None)
     reporting.saved("/there/ckpt-2", step=20)
     assert [(event["path"][-1], event["step"]) for event in sent] == [
@@ -163,7 +163,7 @@ def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPa
     ]
 
 
-def test_signs_of_life_are_thinned_to_one_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alive_events_are_limited_to_one_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     now = Clock()
     monkeypatch.setattr(event_channel, "channel", event_channel.EventChannel(ours))
@@ -181,7 +181,7 @@ def test_signs_of_life_are_thinned_to_one_a_second(monkeypatch: pytest.MonkeyPat
     assert heard == 3
 
 
-def test_a_step_that_found_no_room_is_sent_by_the_flush() -> None:
+def test_a_step_without_room_in_the_socket_is_sent_by_flush() -> None:
     rig = Meter()
     rig.room = False
     rig.step(1, after_s=0)
@@ -201,7 +201,7 @@ def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
         assert channel.send({"type": "error"}, within_s=1) is True
 
 
-def test_a_gone_agent_is_no_error() -> None:
+def test_a_missing_agent_is_no_error() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     with ours:
@@ -231,12 +231,12 @@ def test_messages_stay_below_64_kib() -> None:
     ],
     ids=repr,
 )
-def test_a_number_of_numpys_is_sent_as_a_number(value: object, sent: object) -> None:
-    """The step of a resumed `fit` of Keras 2 is one."""
+def test_a_numpy_scalar_is_sent_as_a_number(value: object, sent: object) -> None:
+    """The step of a resumed `fit` of Keras 2 is a NumPy scalar."""
     assert json.loads(event_channel.encode({"step": value})) == {"step": sent}
 
 
-def test_alone_a_task_is_its_own_chief() -> None:
+def test_a_task_without_a_cluster_is_the_chief() -> None:
     alone = context.current({})
     assert (alone.task, alone.num_workers, alone.is_chief) == ("worker:0", 1, True)
     assert alone.save_dir == Path("checkpoints")
@@ -252,14 +252,14 @@ def test_alone_a_task_is_its_own_chief() -> None:
         ({"worker": 2, "evaluator": 1}, ("evaluator", 0), True, 2),
     ],
 )
-def test_the_chief_is_tensorflows(
+def test_the_chief_is_the_same_as_for_tensorflow(
     jobs: dict[str, int], task: tuple[str, int], is_chief: bool, num_workers: int
 ) -> None:
     cluster = {job: [f"localhost:{n}" for n in range(count)] for job, count in jobs.items()}
     config = {"cluster": cluster, "task": {"type": task[0], "index": task[1]}}
-    here = context.current({"TF_CONFIG": json.dumps(config), "TFCLUSTER_CHECKPOINT_DIR": "/c"})
-    assert (here.is_chief, here.num_workers) == (is_chief, num_workers)
-    assert (here.save_dir == Path("/c")) is is_chief
+    this_task = context.current({"TF_CONFIG": json.dumps(config), "TFCLUSTER_CHECKPOINT_DIR": "/c"})
+    assert (this_task.is_chief, this_task.num_workers) == (is_chief, num_workers)
+    assert (this_task.save_dir == Path("/c")) is is_chief
 
 
 def test_a_watched_module_is_called_back_once_and_keeps_its_loader(
@@ -279,19 +279,19 @@ def test_a_watched_module_is_called_back_once_and_keeps_its_loader(
     sys.modules.pop("watched_module")
 
 
-def test_a_fault_of_ours_does_not_break_the_import() -> None:
+def test_an_error_in_a_hook_does_not_break_the_import() -> None:
     def fail(module: types.ModuleType) -> None:
         raise RuntimeError("ours")
 
     import_hooks.call_safely(fail, sys)
 
 
-def test_batch_logs_are_shared_out_over_the_replicas() -> None:
-    assert keras_hooks.numbers({"loss": 4.0, "remote": object()}, share=2) == {"loss": 2.0}
+def test_batch_logs_are_divided_by_the_replicas() -> None:
+    assert keras_hooks.plain_numbers({"loss": 4.0, "remote": object()}, divisor=2) == {"loss": 2.0}
 
 
 def test_the_batch_size_of_arrays_is_keras_default_and_a_generators_unknown() -> None:
     array = types.SimpleNamespace(shape=(100, 28))
-    assert keras_hooks.of(array, asked=None) == 32
-    assert keras_hooks.of(array, asked=64) == 64
-    assert keras_hooks.of((n for n in range(3)), asked=None) is None
+    assert keras_hooks.global_batch_size(array, requested=None) == 32
+    assert keras_hooks.global_batch_size(array, requested=64) == 64
+    assert keras_hooks.global_batch_size((n for n in range(3)), requested=None) is None

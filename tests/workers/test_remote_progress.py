@@ -1,4 +1,4 @@
-"""A batch of `fit` under ParameterServerStrategy ends when handed out, not when it is done."""
+"""Under ParameterServerStrategy a batch of `fit` ends when it is scheduled, not when it is done."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tfcluster_workers.hooks import keras_hooks
 
 
 class RemoteValue:
-    """As TensorFlow's: no mapping, and fetched only by those who can wait."""
+    """A stand-in for TensorFlow's RemoteValue: no mapping, and fetching it waits."""
 
     def fetch(self) -> Mapping[str, float]:
         raise AssertionError("fetching would wait for the worker")
 
 
-def test_the_steps_done_are_asked_of_the_servers_and_not_for_every_batch(
+def test_the_steps_done_are_read_from_the_servers_but_not_for_every_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, told = [100.0], list[reporting.Reading]()
+    now, readings = [100.0], list[reporting.Reading]()
     monkeypatch.setattr(keras_hooks, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(reporting, "step_done", told.append)
+    monkeypatch.setattr(reporting, "step_done", readings.append)
     servers = SimpleNamespace(value=0)
     iterations = SimpleNamespace(numpy=lambda: servers.value)
     reporter = keras_hooks.FitReporter(32, sums_replicas=True)
@@ -35,14 +35,14 @@ def test_the_steps_done_are_asked_of_the_servers_and_not_for_every_batch(
         now[0] += 0.125
         servers.value = batch // 2
         reporter.on_train_batch_end(batch, _logs())
-    assert [(reading.step, dict(reading.metrics())) for reading in told] == [
+    assert [(reading.step, dict(reading.metrics())) for reading in readings] == [
         (step, {}) for step in range(0, 20, 2)
     ]
     reporter.on_epoch_begin(1)
     now[0] += 1
     servers.value = 60  # a step that was done twice is no step ahead
     reporter.on_train_batch_end(0, _logs())
-    assert told[-1].step == 41
+    assert readings[-1].step == 41
 
 
 def _logs() -> Any:

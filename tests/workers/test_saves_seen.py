@@ -1,4 +1,4 @@
-"""What the hooks report of a save, on stand-ins for TensorFlow's classes."""
+"""The hooks' reports of saves, on stand-ins for TensorFlow's classes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tfcluster_workers.hooks import save_hooks, tensorflow_hooks
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Mapping[str, Any]]:
-    """The events of a chief that saves below `tmp_path`, and has reported no step."""
+    """Return the events of a chief that saves below `tmp_path` and has reported no step."""
     events = list[Mapping[str, Any]]()
     channel = types.SimpleNamespace(send=events.append, is_open=True)
     monkeypatch.setattr(event_channel, "channel", channel)
     monkeypatch.setattr(reporting, "meter", reporting.ProgressMeter(lambda event: True))
-    monkeypatch.setattr(reporting, "_seen", None)
+    monkeypatch.setattr(reporting, "_last_seen", None)
     monkeypatch.setenv("TFCLUSTER_CHECKPOINT_DIR", str(tmp_path))
     monkeypatch.setenv("TF_CONFIG", json.dumps({"task": {"type": "worker", "index": 0}}))
     return events
@@ -34,7 +34,7 @@ def module(**classes: type) -> types.ModuleType:
 
 
 class BrokenModel:
-    """Of a script: it has no optimizer before it has been compiled, and says so loudly."""
+    """A script's model whose `optimizer` raises before it is compiled."""
 
     @property
     def optimizer(self) -> Any:
@@ -57,12 +57,12 @@ def counter(number: int) -> Any:
     return types.SimpleNamespace(numpy=lambda: number)
 
 
-def test_a_save_of_a_model_that_fails_to_name_its_optimizer_is_reported(
+def test_a_save_of_a_model_whose_optimizer_property_fails_is_reported(
     sent: list[Mapping[str, Any]], tmp_path: Path
 ) -> None:
     class Model(BrokenModel):
         def save(self, filepath: str) -> None:
-            """As Keras has it."""
+            """Stand for Keras's `save`."""
 
         save_weights = save
 
@@ -77,7 +77,7 @@ def test_a_save_of_a_model_that_fails_to_name_its_optimizer_is_reported(
     ]
 
 
-def test_a_save_whose_step_cannot_be_told_is_reported_without(
+def test_a_save_with_an_unknown_step_is_reported_without_it(
     sent: list[Mapping[str, Any]], tmp_path: Path
 ) -> None:
     saver = saver_class()()
@@ -105,7 +105,7 @@ def test_a_preemption_save_is_reported_once_with_the_best_step(
     reported: int | None,
     steps: list[int | None],
 ) -> None:
-    """The number of `run` calls (7) is the step only where nobody knows better."""
+    """The number of `run` calls (7) is the step only if no better one is known."""
     monkeypatch.chdir(tmp_path)
 
     class PreemptionCheckpointHandler:

@@ -1,4 +1,4 @@
-"""What is told of a KerasTuner search: its trials, its end, and that it found nothing.
+"""Reports of a KerasTuner search: its trials, its end, and a search without results.
 
 The package is a stand-in with the shape of KerasTuner 1.4.8 (engine/base_tuner.py and oracle.py,
 distribute/oracle_client.py and oracle_chief.py, and utils.py), for the real one imports TensorFlow;
@@ -124,7 +124,7 @@ LAST = "the last one with ValueError: no such layer"
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """Beside a package called keras_tuner."""
+    """Return the path of a script next to a package called keras_tuner."""
     for name, text in FILES.items():
         path = tmp_path / "keras_tuner" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def test_a_search_is_judged_when_it_ends(
     assert ended.events == [*verdict, {"type": "search_ended"}]
 
 
-def test_an_oracle_elsewhere_is_not_judged(tmp_path: Path, boot: Boot) -> None:
+def test_the_oracle_of_another_process_is_not_judged(tmp_path: Path, boot: Boot) -> None:
     (tmp_path / "main.py").write_text(
         "from tfcluster_workers.hooks import tuner_hooks as tuner_watch\n"
         "class Client:\n"
@@ -167,7 +167,7 @@ def test_an_oracle_elsewhere_is_not_judged(tmp_path: Path, boot: Boot) -> None:
     assert boot("script", str(tmp_path / "main.py")).out == "None\n"
 
 
-def test_the_oracle_tells_of_each_trial(script: Path, python: str, boot: Boot) -> None:
+def test_each_trial_of_the_oracle_is_reported(script: Path, python: str, boot: Boot) -> None:
     script.write_text(
         "from keras_tuner.src.engine.oracle import Oracle\n"
         "oracle = Oracle()\n"
@@ -188,7 +188,7 @@ def test_the_oracle_tells_of_each_trial(script: Path, python: str, boot: Boot) -
     assert (done["id"], done["tuner"], second["id"]) == ("0", None, "1")
 
 
-def test_an_oracle_of_another_shape_searches_on_unwatched(script: Path, boot: Boot) -> None:
+def test_an_unknown_oracle_class_is_not_watched(script: Path, boot: Boot) -> None:
     script.write_text(
         "from keras_tuner.src.engine.oracle import Oracle\n"
         "oracle = Oracle()\n"
@@ -200,7 +200,7 @@ def test_an_oracle_of_another_shape_searches_on_unwatched(script: Path, boot: Bo
     assert (ended.out, ended.events) == ("searched\n", [])
 
 
-def test_a_tuner_waits_for_its_chief_once_and_says_why_a_trial_failed(
+def test_a_tuner_waits_for_its_chief_once_and_reports_why_a_trial_failed(
     script: Path, python: str, boot: Boot
 ) -> None:
     script.write_text(
@@ -220,9 +220,7 @@ def test_a_tuner_waits_for_its_chief_once_and_says_why_a_trial_failed(
     ], ended.err
 
 
-def test_a_tuner_for_which_there_is_nothing_yet_does_not_ask_without_end(
-    script: Path, boot: Boot
-) -> None:
+def test_an_idle_tuner_does_not_poll_without_a_pause(script: Path, boot: Boot) -> None:
     script.write_text(
         f"{RECORDED}"
         "from types import SimpleNamespace as Any\n"
@@ -252,9 +250,7 @@ def test_a_chief_leaves_soon_after_its_tuners(script: Path, python: str, boot: B
     assert (ended.out, ended.events) == ("[1, 1.0]\n", [{"type": "ready"}]), ended.err
 
 
-def test_a_chief_whose_oracle_gave_up_ends_instead_of_serving_for_ever(
-    script: Path, python: str, boot: Boot
-) -> None:
+def test_a_chief_whose_oracle_failed_ends(script: Path, python: str, boot: Boot) -> None:
     script.write_text(
         "import threading\n"
         "from keras_tuner.src.distribute import oracle_chief\n"
@@ -276,7 +272,7 @@ def test_a_chief_whose_oracle_gave_up_ends_instead_of_serving_for_ever(
     assert "consecutive failures" in error["message"]
 
 
-def test_a_chief_killed_while_it_writes_leaves_the_state_that_was_there(
+def test_a_chief_killed_during_a_write_leaves_the_previous_state(
     script: Path, tmp_path: Path, boot: Boot
 ) -> None:
     script.write_text(

@@ -1,4 +1,4 @@
-"""A trial's seed is its own: it comes from its hyperparameters, and from nothing else."""
+"""A trial's seed depends on its hyperparameters only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfcluster_workers.jobs.parts.search_space import Data, seed_of
 VALUES = {"filters": 16, "units": 64, "learning_rate": 0.0012345678901234567}
 
 
-def test_equal_hyperparameters_have_one_seed_in_whatever_order_they_come() -> None:
+def test_equal_hyperparameters_have_one_seed_in_any_order() -> None:
     backwards = dict(reversed(VALUES.items()))
     assert seed_of(VALUES, seed=7) == seed_of(backwards, seed=7)
 
 
-def test_other_hyperparameters_seeds_and_executions_have_another() -> None:
+def test_other_hyperparameters_seeds_and_executions_give_another_seed() -> None:
     found = {
         seed_of(VALUES, seed=7),
         seed_of(VALUES, seed=8),
@@ -30,19 +30,19 @@ def test_other_hyperparameters_seeds_and_executions_have_another() -> None:
     assert len(found) == 5
 
 
-def test_a_round_of_hyperband_goes_on_with_the_seed_of_the_one_before() -> None:
+def test_a_hyperband_round_keeps_the_seed_of_the_previous_one() -> None:
     later = VALUES | {"tuner/trial_id": "0003", "tuner/epochs": 9, "tuner/initial_epoch": 3}
     assert seed_of(later, seed=7) == seed_of(VALUES, seed=7)
 
 
-def test_a_seed_is_one_that_every_library_takes() -> None:
+def test_a_seed_is_valid_for_every_library() -> None:
     seeds = [seed_of({"units": units}, seed=7) for units in range(100)]
     assert all(0 <= seed < 2**31 for seed in seeds)
     assert len(set(seeds)) == 100
 
 
 def test_one_example_cannot_be_both_trained_and_validated_on() -> None:
-    with pytest.raises(OptionError, match="--examples 1 is too few to train and validate on"):
+    with pytest.raises(OptionError, match="--examples 1 is too few to train and validate"):
         Data(tuner.parse(["--examples=1"]), 96)
 
 

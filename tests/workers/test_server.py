@@ -1,4 +1,4 @@
-"""Which tasks serve, and what the others are told; serving itself is in test_parameter_server."""
+"""The tasks that serve, and the messages for others; test_parameter_server tests serving itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def tf_config(task: str, *jobs: str) -> str:
 def test_ps_and_the_workers_beside_them_serve(
     task: str, jobs: tuple[str, ...], serves: bool
 ) -> None:
-    here = context.current({"TF_CONFIG": tf_config(task, *jobs)})
-    assert server.is_served(here) is serves
+    this_task = context.current({"TF_CONFIG": tf_config(task, *jobs)})
+    assert server.is_served(this_task) is serves
 
 
-def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
+def test_a_strategy_in_a_server_task_is_refused_with_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", tf_config("worker:0", "chief", "worker", "ps"))
@@ -45,15 +45,13 @@ def test_a_strategy_in_a_task_that_serves_is_refused_with_the_cure(
 
 
 @pytest.mark.parametrize(
-    ("task", "jobs", "told"),
+    ("task", "jobs", "reason"),
     [
         ("chief:0", ("chief", "worker", "ps"), "this is chief:0"),
-        ("worker:0", (), "this is alone"),
+        ("worker:0", (), "TF_CONFIG names no cluster"),
     ],
 )
-def test_the_module_alone_says_why_it_has_nothing_to_serve(
-    task: str, jobs: tuple[str, ...], told: str
-) -> None:
+def test_the_module_says_why_it_cannot_serve(task: str, jobs: tuple[str, ...], reason: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tfcluster_workers.server"],
         env={
@@ -66,7 +64,7 @@ def test_the_module_alone_says_why_it_has_nothing_to_serve(
         check=False,
     )
     assert done.returncode == 1
-    assert told in done.stderr
+    assert reason in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -85,4 +83,4 @@ def test_a_server_has_more_threads_than_there_are_workers(
     workers: int, cores: int, chosen: str, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_NUM_INTEROP_THREADS", chosen)
-    assert server.threads_between(workers, cores=cores) == threads
+    assert server.inter_op_threads(workers, cores=cores) == threads

@@ -1,4 +1,4 @@
-"""What a task says beside its training steps, under real TensorFlow and each Keras."""
+"""A task's reports besides its training steps, under real TensorFlow and each Keras."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ EACH = [("tf215", ".tf", ""), ("newest", ".tf", "1"), ("newest", ".weights.h5", 
 
 
 @pytest.mark.parametrize(("tensorflow", "suffix", "legacy"), EACH, ids=["2.15", "tf_keras", "3"])
-def test_a_keras_job_shows_life_outside_training_and_how_far_apart_its_steps_are(
+def test_a_keras_job_reports_alive_outside_training_and_steps_per_execution(
     boot: Boot, tmp_path: Path, tensorflow: str, suffix: str, legacy: str
 ) -> None:
     (tmp_path / "job.py").write_text(KERAS)
@@ -94,8 +94,8 @@ def test_a_keras_job_shows_life_outside_training_and_how_far_apart_its_steps_are
     assert [(e["fault"], e["step"]) for e in ended.of("chaos")] == [("step", 10), ("save", 40)]
     # The numbers in the names count saves; the last one's step is the one that `fit` came to.
     steps = {"ckpt-1": 200, "ckpt-2": 400, "model-1": 40, "epoch-1": 40}
-    told = {event["path"]: event["step"] for event in ended.of("saved")}
-    assert told == {str(saves / name): step for name, step in steps.items()}
+    saved = {event["path"]: event["step"] for event in ended.of("saved")}
+    assert saved == {str(saves / name): step for name, step in steps.items()}
     assert ended.of("saved_elsewhere") == [{"type": "saved_elsewhere", "step": 40}]
     assert "in in_cpp" in ended.err, "the stacks go to the log, whatever sys.stderr is"
 

@@ -47,7 +47,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Lab:
-    """Runs `keras_mnist`, each kind of gang once."""
+    """The runs of `keras_mnist`, each kind of cluster once."""
 
     gang: Gang
     folder: Path
@@ -104,7 +104,7 @@ def test_the_losses_do_not_depend_on_the_number_of_workers(lab: Lab, tensorflow:
 
 
 @each_tensorflow
-def test_the_events_tell_the_run(lab: Lab, tensorflow: str) -> None:
+def test_the_events_describe_the_run(lab: Lab, tensorflow: str) -> None:
     events = lab.keras(tensorflow, 2, "RING")["worker:0"].events
     kinds = [event["type"] for event in events]
     assert kinds.index("waiting_for_peers") < kinds.index("ready") < kinds.index("progress")
@@ -132,12 +132,12 @@ def test_the_chiefs_checkpoint_restores_without_a_strategy(lab: Lab, tensorflow:
         text=True,
         check=True,
     )
-    said = f"test accuracy {gang['worker:0'].accuracy:.4f}"
-    assert said in evaluated.stdout
+    line = f"test accuracy {gang['worker:0'].accuracy:.4f}"
+    assert line in evaluated.stdout
     assert not list((place / "checkpoints-1").glob("**/ckpt*")), "only the chief's is kept"
 
 
-def test_a_second_start_goes_on_where_the_first_ended(lab: Lab, tmp_path: Path) -> None:
+def test_a_second_start_continues_where_the_first_ended(lab: Lab, tmp_path: Path) -> None:
     (whole,) = lab.keras("tf215", 1, "AUTO").values()
 
     def train(epochs: str) -> Finished:

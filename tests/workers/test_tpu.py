@@ -1,4 +1,4 @@
-"""Strategy `tpu` with stand-ins for the resolver: none, a mute one, and a cluster without a TPU."""
+"""Strategy `tpu` with stand-ins for the resolver: none, a silent one, a cluster without a TPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import PYTHONS, WORKERS
 
 @dataclass(frozen=True)
 class Resolver:
-    """What of a cluster resolver is asked first."""
+    """The part of a cluster resolver that is used first."""
 
     address: str
 
@@ -29,45 +29,45 @@ class Resolver:
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """A local address at which nobody answers."""
+    """Return a local address at which nothing listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"grpc://127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_a_resolver_that_raises_is_told_with_its_words_and_the_cure() -> None:
+def test_a_failing_resolver_is_reported_with_its_message_and_the_fix() -> None:
     def resolver() -> Resolver:
         raise ValueError("Please provide a TPU Name to connect to.")
 
-    with pytest.raises(NoTpuError) as told:
+    with pytest.raises(NoTpuError) as caught:
         strategy.make("tpu", tpu_resolver=resolver)
-    assert "ValueError: Please provide a TPU Name to connect to." in str(told.value)
-    assert "Set TPU_NAME" in str(told.value)
+    assert "ValueError: Please provide a TPU Name to connect to." in str(caught.value)
+    assert "Set TPU_NAME" in str(caught.value)
 
 
-def test_a_resolver_that_never_answers_is_given_up() -> None:
+def test_a_resolver_that_never_answers_times_out() -> None:
     answer = threading.Event()
 
     def resolver() -> Resolver:
         answer.wait()
         return Resolver("")
 
-    with pytest.raises(NoTpuError, match=r"has not answered within 0\.2 s"):
-        strategy.make_tpu_strategy(resolver, answer_s=0.2)
+    with pytest.raises(NoTpuError, match=r"did not answer within 0\.2 s"):
+        strategy.make_tpu_strategy(resolver, timeout_s=0.2)
     answer.set()
 
 
-def test_the_time_for_an_answer_leaves_room_within_ten_seconds() -> None:
-    assert strategy.ANSWER_S <= 9
+def test_the_time_out_is_below_ten_seconds() -> None:
+    assert strategy.TPU_TIMEOUT_S <= 9
 
 
-def test_an_address_at_which_nobody_answers_is_named(nowhere: str) -> None:
-    with pytest.raises(NoTpuError, match=rf"nothing answers at {nowhere[7:]} \("):
+def test_an_unreachable_address_is_named(nowhere: str) -> None:
+    with pytest.raises(NoTpuError, match=rf"no answer from {nowhere[7:]} \("):
         strategy.make_tpu_strategy(lambda: Resolver(nowhere))
 
 
-def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(strategy.VARIABLE, "no_such_module:resolver")
+def test_a_resolver_that_cannot_be_imported_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(strategy.RESOLVER_VARIABLE, "no_such_module:resolver")
     with pytest.raises(NoTpuError, match="TFCLUSTER_TPU_RESOLVER=no_such_module:resolver: No mod"):
         strategy.make_tpu_strategy()
 
@@ -76,12 +76,12 @@ def test_a_resolver_that_cannot_be_imported_is_told(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.tensorflow
-def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up() -> None:
-    """A server that takes the request and never answers: urlopen has no time-out of its own."""
+def test_tensorflow_resolver_that_waits_for_the_metadata_server_times_out() -> None:
+    """The server accepts the request and never answers; urlopen has no time-out."""
     code = (
         "import tensorflow\n"
         "from tfcluster_workers import strategy\n"
-        "try: strategy.make_tpu_strategy(answer_s=2)\n"
+        "try: strategy.make_tpu_strategy(timeout_s=2)\n"
         "except strategy.NoTpuError as error: print(error)\n"
     )
     with socket.socket() as mute:
@@ -96,4 +96,4 @@ def test_tensorflows_own_resolver_that_waits_for_the_metadata_server_is_given_up
             text=True,
             check=True,
         )
-    assert "the resolver has not answered within 2 s" in ended.stdout
+    assert "the resolver did not answer within 2 s" in ended.stdout

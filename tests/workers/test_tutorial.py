@@ -1,4 +1,4 @@
-"""Scripts that know nothing of tfcluster, under real TensorFlow."""
+"""Scripts that do not use tfcluster, under real TensorFlow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task that boot did not start still tells what it reads, when it asks tfcluster_workers."""
+"""A task that boot did not start still reports the settings it reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(context.setting("communication", "AUTO"), "TFCLUSTER_EVENTS_FD" in os.envi
 def test_a_plain_script_says_which_setting_it_read() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", CODE],
             env={
                 **os.environ,
@@ -34,5 +34,5 @@ def test_a_plain_script_says_which_setting_it_read() -> None:
             check=True,
         )
         event = json.loads(ours.recv(1 << 16))
-    assert said.stdout == "RING False\n"
+    assert output.stdout == "RING False\n"
     assert event == {"type": "setting_read", "name": "communication"}

@@ -1,1 +1,1 @@
-"""What runs inside a task, beside the user's script; imports nothing of the launcher."""
+"""The code that runs inside a task, next to the user's script; imports nothing of the launcher."""

@@ -1,7 +1,7 @@
-"""Injects the faults of `tfcluster up --chaos` into this task, exactly where they were asked for.
+"""Injects the faults of `tfcluster up --chaos` into this task, at the requested step or event.
 
-Which ones stands in TFCLUSTER_SETTINGS (`chaos`), only in the attempt they are for. Without any,
-`at_step` and its like cost a look at an empty list.
+TFCLUSTER_SETTINGS (`chaos`) lists them, only in the attempt that they are for. Without faults,
+`at_step` and the other `at_…` functions only check an empty list.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Callable, NoReturn
 from tfcluster_workers import event_channel
 
 
-class RehearsedFault(Exception):
-    """The exception of a `raise` fault; nothing is wrong with the job."""
+class InjectedFault(Exception):
+    """The exception that a `raise` fault raises; nothing is wrong with the job."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +29,22 @@ class Fault:
     """One fault of this task and attempt."""
 
     text: str
-    """As the user wrote it."""
+    """The fault as the user wrote it."""
     verb: str
-    """kill, stop, term, hang, raise, exit; report: the launcher does the rest."""
+    """kill, stop, term, hang, raise, exit; or report, where the launcher injects the fault."""
     place: str
     """step, start, join or save."""
     number: int = 0
-    """The step, or which save."""
+    """The number of the step or of the save."""
     exit_code: int = 0
     task: str | None = None
-    """Whom it befalls, where that is another than this one."""
+    """The task that the fault hits; None for this task."""
 
 
 _steps: list[Fault] = []
-"""Still to come, the next one first."""
+"""Remaining faults at steps, the next one first."""
 _others: list[Fault] = []
+"""Remaining faults at other places."""
 _lock = threading.RLock()  # a signal handler may save while this thread holds it
 _step: int | None = None
 _saves = 0
@@ -54,24 +55,25 @@ def arm(environ: Mapping[str, str]) -> None:
     """Read this task's faults; `boot` calls it before the script."""
     if '"chaos"' not in environ.get("TFCLUSTER_SETTINGS", ""):
         return
-    for told in json.loads(environ["TFCLUSTER_SETTINGS"]).get("chaos", []):
-        number, code = told.get("number", 0), told.get("exit_code", 0)
-        fault = Fault(told["fault"], told["do"], told["place"], number, code, told.get("task"))
+    for entry in json.loads(environ["TFCLUSTER_SETTINGS"]).get("chaos", []):
+        number, code = entry.get("number", 0), entry.get("exit_code", 0)
+        fault = Fault(entry["fault"], entry["do"], entry["place"], number, code, entry.get("task"))
         (_steps if fault.place == "step" else _others).append(fault)
     _steps.sort(key=lambda fault: fault.number)
 
 
-def awaits_steps() -> bool:
-    """Whether a fault is still to come at some step."""
+def has_step_faults() -> bool:
+    """Return whether faults at steps remain."""
     return bool(_steps)
 
 
-def awaits_saves() -> bool:
+def has_save_faults() -> bool:
+    """Return whether faults during saves remain."""
     return any(fault.place == "save" for fault in _others)
 
 
 def at_step(step: int) -> None:
-    """`step` steps are done: to be called with every one, in the thread that does them."""
+    """Inject the faults due after `step` steps; call it for every step, in the training thread."""
     if not _steps and not _others:
         return
     global _step
@@ -81,12 +83,12 @@ def at_step(step: int) -> None:
 
 
 def at_start() -> None:
-    """The user's code is about to run."""
+    """Inject the faults due before the user's code runs."""
     _at("start")
 
 
 def at_join() -> None:
-    """This task is about to wait for its peers."""
+    """Inject the faults due before this task waits for its peers."""
     _at("join")
 
 
@@ -96,7 +98,7 @@ def _at(place: str) -> None:
 
 
 def begin_save() -> Fault | None:
-    """One more checkpoint begins to be written: the fault to inject while it is, if any."""
+    """Count one more checkpoint; return the fault to inject while it is written, or None."""
     global _saves
     with _lock:
         _saves += 1
@@ -105,22 +107,22 @@ def begin_save() -> Fault | None:
 
 
 def at_saved() -> None:
-    """A job says that it has saved; one that saves by other means than TensorFlow's is heard."""
-    if _others and not _sees_saves and (fault := begin_save()) is not None:
+    """Inject the fault due at a save that a job reports and that no hook has counted."""
+    if _others and not _are_saves_watched and (fault := begin_save()) is not None:
         inject(fault)
 
 
-_sees_saves = False
+_are_saves_watched = False
 
 
-def see_saves() -> None:
-    """TensorFlow's own saves are watched from now on, so what jobs say of them is not counted."""
-    global _sees_saves
-    _sees_saves = True
+def watch_saves() -> None:
+    """Count the saves that the hooks see from now on, and no longer those that jobs report."""
+    global _are_saves_watched
+    _are_saves_watched = True
 
 
 def _take(faults: list[Fault], is_due: Callable[[Fault], bool]) -> Fault | None:
-    """Remove and return the first that is due; a forked child is not the task and gets none."""
+    """Remove and return the first due fault; None in a forked child, which is not the task."""
     if not event_channel.current().is_open:
         return None
     with _lock:
@@ -132,24 +134,24 @@ def _take(faults: list[Fault], is_due: Callable[[Fault], bool]) -> Fault | None:
 
 
 def before_injection(report: Callable[[], None]) -> None:
-    """Have `report` called before each fault, so that what it holds back is not lost."""
+    """Have `report` called before each fault, so that held-back progress is not lost."""
     _before_injection.append(report)
 
 
 def inject(fault: Fault) -> None:
-    """Tell the launcher, then do it. Returns if the fault lets this thread go on."""
+    """Report the fault, then inject it. Returns if the fault lets this thread continue."""
     for report in _before_injection:
         report()
-    told = {"type": "chaos", "fault": fault.text, "step": _step, "task": fault.task}
-    event_channel.current().send({key: value for key, value in told.items() if value is not None})
+    event = {"type": "chaos", "fault": fault.text, "step": _step, "task": fault.task}
+    event_channel.current().send({key: value for key, value in event.items() if value is not None})
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    _DEEDS[fault.verb](fault)
+    _ACTIONS[fault.verb](fault)
 
 
-def is_of_process(fault: Fault) -> bool:
-    """Whether any thread can inject it; the others befall the thread that gets there."""
+def works_in_any_thread(fault: Fault) -> bool:
+    """Return whether any thread can inject it; `hang` and `raise` need the training thread."""
     return fault.verb not in {"hang", "raise"}
 
 
@@ -163,15 +165,15 @@ def _hang(fault: Fault) -> NoReturn:
 
 
 def _raise(fault: Fault) -> NoReturn:
-    raise RehearsedFault(f"rehearsed: {fault.text}")
+    raise InjectedFault(f"injected: {fault.text}")
 
 
 def _exit(fault: Fault) -> NoReturn:
-    # At once and whatever thread this is: no handler of the script's and no peer can delay it.
+    # At once and from any thread: no exit handler and no peer can delay it.
     os._exit(fault.exit_code)
 
 
-_DEEDS: dict[str, Callable[[Fault], None]] = {
+_ACTIONS: dict[str, Callable[[Fault], None]] = {
     "kill": _signal(signal.SIGKILL),
     "stop": _signal(signal.SIGSTOP),
     "term": _signal(signal.SIGTERM),

@@ -1,8 +1,11 @@
-"""Who this task is and where it may save, from the environment; sensible values when alone.
+"""This task's identity, cluster, folders and settings, read from the environment.
 
-from tfcluster_workers import context
-here = context.current()
-if here.is_chief: ...
+Without a launcher, the defaults are those of a single worker.
+
+    from tfcluster_workers import context
+
+    this_task = context.current()
+    if this_task.is_chief: ...
 """
 
 from __future__ import annotations
@@ -26,10 +29,10 @@ class Context:
     run_id: str | None = None
     cluster: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     checkpoint_dir: Path = Path("checkpoints")
-    """Save here and look here to resume. Each task has its own."""
+    """The folder to save into and to resume from. Each task has its own."""
     tensorboard_dir: Path | None = None
     restored_step: int | None = None
-    """The step that was put into `checkpoint_dir`; None on a fresh start."""
+    """The step of the checkpoint that was put into `checkpoint_dir`; None on a fresh start."""
 
     @property
     def task(self) -> str:
@@ -37,21 +40,21 @@ class Context:
 
     @property
     def num_workers(self) -> int:
-        """Tasks that train together; 1 when alone."""
+        """The number of tasks that train together; 1 without a cluster."""
         return max(1, len(self.cluster.get("chief", ())) + len(self.cluster.get("worker", ())))
 
     @property
     def is_chief(self) -> bool:
-        """The task whose checkpoints count (TensorFlow's rule, multi_worker_util.is_chief)."""
+        """True for the task whose checkpoints count (TensorFlow's multi_worker_util.is_chief)."""
         if self.job == "worker":
             return self.index == 0 and not self.cluster.get("chief")
         return self.job in {"chief", "evaluator"}
 
     @property
     def save_dir(self) -> Path:
-        """Where this task writes: a folder of its own beside the chief's, if it is not the chief.
+        """The folder this task writes into: a subfolder of its own, unless it is the chief.
 
-        Every worker must save, and several tasks may have been given one and the same folder.
+        Every worker must save, and several tasks may have been given the same folder.
         """
         if self.is_chief:
             return self.checkpoint_dir
@@ -59,7 +62,7 @@ class Context:
 
 
 def current(environ: Mapping[str, str] | None = None) -> Context:
-    """The context of this process, or of `environ`."""
+    """Return the context of this process, or of `environ`."""
     env = os.environ if environ is None else environ
     config = json.loads(env.get("TF_CONFIG") or "{}")
     task = config.get("task", {})
@@ -78,17 +81,17 @@ def current(environ: Mapping[str, str] | None = None) -> Context:
 
 
 def is_evaluator() -> bool:
-    """Whether this task only evaluates, also after a script has changed its own TF_CONFIG."""
+    """Return whether this task only evaluates, even if its script has changed TF_CONFIG."""
     task = os.environ.get("TFCLUSTER_TASK") or current().task
     return task.startswith("evaluator")
 
 
 def setting(name: str, default: Any = None) -> Any:
-    """What the spec says about `name`; reading it tells the launcher that it is used."""
+    """Return the spec's value of `name`, or `default`; a value that is read is reported as used."""
     from tfcluster_workers import reporting
 
-    found = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
-    if found.get(name) is None:
+    settings = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
+    if settings.get(name) is None:
         return default
     reporting.setting_read(name)
-    return found[name]
+    return settings[name]

@@ -1,36 +1,40 @@
-"""The mistakes a job tells its user in one line: jobs/endings.py turns each into message and exit.
+"""The errors that a job reports in one line; jobs/parts/job_errors.py prints them and exits.
 
 JobError
-├── OptionError              jobs/options.py: a command line that cannot work
-├── NoTpuError               strategy.py: strategy.name is tpu
-├── KerasChoiceError         keras_choice.py
-├── NoEstimatorError         estimator_needs.py
-├── ClusterChangedError      cluster_check.py: a script that joins another cluster than its run's
-└── DataError                data/errors.py, with kinds of its own
+├── OptionError              jobs/parts/options.py: options that cannot work together
+├── NoTpuError               strategy.py: strategy.name is tpu, and there is no TPU
+├── KerasChoiceError         keras_choice.py: the requested Keras is not installed or cannot work
+├── Keras3Error              keras3/release.py: this Keras 3 cannot train on several workers
+├── NoEstimatorError         jobs/parts/estimator_setup.py: TensorFlow has no Estimator
+├── OtherModelError          jobs/parts/saved_models.py: a checkpoint of another model
+├── UnknownRunError          gathered.py: no run of this name
+├── NoCheckpointError        gathered.py: a run or folder without checkpoints
+├── ClusterChangedError      hooks/cluster_check.py: the script joins another cluster than its run's
+└── DataError                data/errors.py, with subclasses
 """
 
 from __future__ import annotations
 
 
 class JobError(Exception):
-    """What is wrong, and what to do, in words for the one who started the job."""
+    """An error that the user can fix; its message says what is wrong and what to do."""
 
 
 class OptionError(JobError, ValueError):
-    """Options that do not fit each other or the cluster."""
+    """Options that do not work together or with the cluster."""
 
 
 class ClusterChangedError(JobError, RuntimeError):
-    """The script sets or removes TF_CONFIG, or names its peers itself, and would not meet them."""
+    """The script changes TF_CONFIG or lists its peers itself, and would not reach them."""
 
     def __init__(self, message: str, *, place: tuple[str, int] | None = None) -> None:
         super().__init__(message)
         self.place = place
-        """File and line of the change; None: where the exception is raised."""
+        """File and line of the change; None for the place where the exception is raised."""
 
 
 class NoTpuError(JobError):
-    """`strategy.name` is tpu, and there is none."""
+    """`strategy.name` is tpu, and there is no TPU."""
 
     def __init__(self, why: str) -> None:
         super().__init__(

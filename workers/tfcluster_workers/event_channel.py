@@ -1,7 +1,7 @@
-"""Carries a task's events to its agent without ever holding up the training.
+"""Sends a task's events to its agent without delaying the training.
 
-One JSON object a message over an inherited Unix SOCK_SEQPACKET socket, at most 64 KiB. Without
-a launcher there is no socket and every event is dropped in silence.
+Each message is one JSON object of at most 64 KiB, sent over an inherited Unix SOCK_SEQPACKET
+socket. Without a launcher there is no socket, and events are dropped silently.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 VARIABLE = "TFCLUSTER_EVENTS_FD"
 MAX_MESSAGE = 64 * 1024
 KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
-"""As the agent makes it: other systems have no Unix sockets of the first kind."""
+"""The kind of socket that the agent makes; only Linux has Unix sockets of the first kind."""
 RETRY_S = 2.0
-"""How long an event that must not be lost waits for room in the socket."""
+"""Seconds that an event that must not be lost waits for room in the socket."""
 
 
 class EventChannel:
-    """The task's end of the socket, or of nothing."""
+    """The task's end of the socket; without a socket it drops every event."""
 
     def __init__(self, sock: socket.socket | None = None) -> None:
         self._socket = sock
@@ -35,11 +35,11 @@ class EventChannel:
 
     @property
     def is_open(self) -> bool:
-        # A forked child shares the descriptor but is not the task: it must not speak for it.
+        # A forked child shares the descriptor but is not the task: it must not report for it.
         return self._socket is not None and os.getpid() == self._pid
 
     def offer(self, event: Mapping[str, Any]) -> bool:
-        """Send at once or not at all; True if it was sent. For progress."""
+        """Send `event` now or drop it; return whether it was sent. Meant for progress."""
         sock = self._socket
         if sock is None or not self.is_open:
             return False
@@ -48,25 +48,25 @@ class EventChannel:
         except (BlockingIOError, InterruptedError):
             return False
         except OSError:
-            self._socket = None  # the agent is gone, and so shall we be in a moment
+            self._socket = None  # the agent is gone, and this task will end with it
             return False
         return True
 
     def send(self, event: Mapping[str, Any], *, within_s: float = RETRY_S) -> bool:
-        """Send, waiting up to `within_s` seconds for room. For what must not be lost."""
+        """Send `event`, waiting up to `within_s` seconds for room; return whether it was sent."""
         deadline = time.monotonic() + within_s
         while not self.offer(event):
             if not self.is_open:
                 return False
-            left = deadline - time.monotonic()
-            if self._socket is None or left <= 0:
+            remaining_s = deadline - time.monotonic()
+            if self._socket is None or remaining_s <= 0:
                 return False
-            select.select([], [self._socket], [], left)
+            select.select([], [self._socket], [], remaining_s)
         return True
 
 
 def encode(event: Mapping[str, Any]) -> bytes:
-    """`event` as one message of at most 64 KiB; a long traceback loses its middle."""
+    """Return `event` as one message of at most 64 KiB; long strings lose their middle."""
     message = json.dumps(event, default=_plain).encode()
     if len(message) <= MAX_MESSAGE:
         return message
@@ -77,16 +77,16 @@ def encode(event: Mapping[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy's or TensorFlow's (a step that a callback was handed) as the number."""
+    """Return a NumPy or TensorFlow scalar (such as a step) as a plain number, else a string."""
     try:
-        found = value.item() if hasattr(value, "item") else value.numpy()
-    except Exception:  # it is none, or an array of several
+        plain = value.item() if hasattr(value, "item") else value.numpy()
+    except Exception:  # no number, or an array of several
         return str(value)
-    return str(value) if type(found) is type(value) else found
+    return str(value) if type(plain) is type(value) else plain
 
 
 def _shorten(text: str, limit: int = 5000) -> str:
-    # 5000 characters are at most 30,000 bytes of JSON (\\uXXXX), so two such texts fit.
+    # 5000 characters are at most 30,000 bytes of JSON (\\uXXXX), so two such strings fit.
     if len(text) <= limit:
         return text
     half = limit // 2
@@ -94,10 +94,10 @@ def _shorten(text: str, limit: int = 5000) -> str:
 
 
 def take_over(environ: MutableMapping[str, str]) -> EventChannel:
-    """Adopt the socket named in `environ` and remove the variable.
+    """Take over the socket named in `environ` and remove the variable.
 
-    A number that is no such socket is left alone: an inherited number once wrote our JSON into a
-    user's file.
+    A descriptor that is not such a socket is left alone: an inherited number once made tfcluster
+    write its JSON into a user's file.
     """
     number = environ.pop(VARIABLE, "")
     if not number.isdigit():
@@ -123,10 +123,10 @@ def install(new: EventChannel) -> None:
 
 
 def current() -> EventChannel:
-    """The channel of this process.
+    """Return the channel of this process.
 
-    `boot` has installed it. A task started without boot (`hooks: off`, a `command`) that calls
-    tfcluster_workers itself adopts its socket here, so that what it says is heard.
+    `boot` installs it. A task that was started without boot (`hooks: off`, a `command`) and calls
+    tfcluster_workers itself takes over its socket here, so that its events arrive.
     """
     if channel is None:
         install(take_over(os.environ))

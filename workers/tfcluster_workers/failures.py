@@ -1,4 +1,4 @@
-"""Turns an uncaught exception into the `error` event, seen from the user's own code."""
+"""Reports an uncaught exception as an `error` event that points to the user's own code."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import ClusterChangedError
 
-HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-BOOT = os.path.join(HERE, "boot.py")
-JOBS = os.path.join(HERE, "jobs") + os.sep
-"""The example jobs stand for a user's script: their lines are shown."""
+PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+BOOT = os.path.join(PACKAGE, "boot.py")
+JOBS = os.path.join(PACKAGE, "jobs") + os.sep
+"""The folder of the example jobs; they count as the user's code."""
 _KERAS_FILTER = os.path.join("src", "utils", "traceback_utils.py")
 
 
 def report(error: BaseException) -> None:
-    """Send `error` with its place and its traceback, our own frames left out.
+    """Report `error` with its place and its traceback, without tfcluster's own frames.
 
-    Whoever has reported a failure may exit with a text: that is not reported again.
+    A `SystemExit` with a message is not reported after another error has been reported.
     """
     if isinstance(error, SystemExit) and reporting.has_reported_error():
         return
-    users = without_our_frames(error)
+    user_traceback = without_own_frames(error)
     file, line = place(error)
     kind = type(error)
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
-    lines = traceback.format_exception(kind, error.with_traceback(users), users)
+    lines = traceback.format_exception(kind, error.with_traceback(user_traceback), user_traceback)
     reporting.error(
         exception=f"{module}{kind.__qualname__}",
         message=message_of(error),
@@ -42,26 +42,26 @@ def report(error: BaseException) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """What it says; inside a `tf.function` without the stack that AutoGraph writes before it."""
+    """Return the message of `error`, without the stack that AutoGraph puts before it."""
     try:
         cause = getattr(_autograph_of(error), "cause_message", None)
         return cause.removeprefix(f"{type(error).__name__}: ") if cause else str(error)
     except Exception:
-        return "(its text cannot be shown)"
+        return "(its message cannot be shown)"
 
 
 def _autograph_of(error: BaseException) -> Any:
-    """What AutoGraph knows of an error in code that it has rewritten (pyct/error_utils.py)."""
+    """Return AutoGraph's metadata of an error in code it has rewritten (pyct/error_utils.py)."""
     return getattr(error, "ag_error_metadata", None)
 
 
-def without_our_frames(error: BaseException) -> TracebackType | None:
-    """The traceback of `error` without the frames of boot and of what wraps Keras and TensorFlow.
+def without_own_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback of `error` without the frames of boot and of tfcluster's hooks.
 
-    Where our own code has failed, all but boot's stay: a report of that fault needs them.
+    If tfcluster's own code has failed, only boot's frames are removed: a bug report needs the rest.
     """
     frames = list(_walk(error.__traceback__))
-    is_hidden = BOOT.__eq__ if _is_our_fault(error, frames) else _is_ours
+    is_hidden = BOOT.__eq__ if _is_internal_error(error, frames) else _is_own_file
     kept = [tb for tb in frames if not is_hidden(_file(tb))]
     for earlier, later in zip(kept, kept[1:]):
         earlier.tb_next = later
@@ -70,16 +70,16 @@ def without_our_frames(error: BaseException) -> TracebackType | None:
     return kept[0] if kept else None
 
 
-def _is_our_fault(error: BaseException, frames: list[TracebackType]) -> bool:
-    """Whether our code raised `error` without meaning to.
+def _is_internal_error(error: BaseException, frames: list[TracebackType]) -> bool:
+    """Return whether `error` is a bug in tfcluster's own code.
 
-    A traceback that Keras has filtered ends in our code when Keras raised it below: keras and
-    tf_keras src/utils/traceback_utils.py take their own frames out.
+    A traceback that Keras has filtered may end in a hook although Keras raised the error: keras and
+    tf_keras remove their own frames (src/utils/traceback_utils.py).
     """
-    if not frames or not _is_ours(_file(frames[-1])):
+    if not frames or not _is_own_file(_file(frames[-1])):
         return False
-    is_meant = type(error).__module__.startswith("tfcluster_workers.")
-    return not is_meant and not any(_file(tb).endswith(_KERAS_FILTER) for tb in frames)
+    is_deliberate = type(error).__module__.startswith("tfcluster_workers.")
+    return not is_deliberate and not any(_file(tb).endswith(_KERAS_FILTER) for tb in frames)
 
 
 def _file(tb: TracebackType) -> str:
@@ -93,7 +93,7 @@ def _walk(tb: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def place(error: BaseException) -> tuple[str | None, int | None]:
-    """File and line of the last frame that is the user's: neither installed nor of this package."""
+    """Return file and line of the last frame in user code: not installed, not of this package."""
     if isinstance(error, SyntaxError) and error.filename:
         return error.filename, error.lineno
     if isinstance(error, ClusterChangedError) and error.place is not None:
@@ -101,30 +101,29 @@ def place(error: BaseException) -> tuple[str | None, int | None]:
     frames = [(_file(tb), tb.tb_lineno) for tb in _walk(error.__traceback__)]
     converted = getattr(_autograph_of(error), "translated_stack", ())
     frames += [(frame.filename, frame.lineno) for frame in reversed(converted)]
-    own = [frame for frame in frames if not is_foreign(frame[0])]
-    chosen = own or frames
-    return chosen[-1] if chosen else (None, None)
+    candidates = [frame for frame in frames if not is_foreign(frame[0])] or frames
+    return candidates[-1] if candidates else (None, None)
 
 
 def is_foreign(file: str) -> bool:
-    """Whether `file` is installed, made by TensorFlow, or of this package."""
+    """Return whether `file` is installed, generated by TensorFlow, or part of this package."""
     name = os.path.basename(file)
-    if file.startswith("<") or name.startswith("__autograph_generated_file") or _is_ours(file):
+    if file.startswith("<") or name.startswith("__autograph_generated_file") or _is_own_file(file):
         return True
     if name.endswith(".pyx") and not os.path.isabs(file):
-        return True  # a frame of Cython has the path it was built from: h5py/h5f.pyx
+        return True  # a Cython frame has the path it was built from: h5py/h5f.pyx
     return file.startswith(tuple(_library_folders()))
 
 
-def _is_ours(file: str) -> bool:
-    """Whether `file` is of this package, unless it is what the task runs: a job, `-m …server`."""
-    if not file.startswith(HERE) or file.startswith(JOBS):
+def _is_own_file(file: str) -> bool:
+    """Return whether `file` is part of this package, but not the task's own program (a job)."""
+    if not file.startswith(PACKAGE) or file.startswith(JOBS):
         return False
     return file == BOOT or file != getattr(sys.modules.get("__main__"), "__file__", None)
 
 
 def _library_folders() -> list[str]:
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    found = {sysconfig.get_path(name) for name in names}
-    found |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
-    return [folder + os.sep for folder in found if folder]
+    folders = {sysconfig.get_path(name) for name in names}
+    folders |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
+    return [folder + os.sep for folder in folders if folder]

@@ -1,8 +1,9 @@
-"""Finds the checkpoints that runs have gathered, for jobs that begin where others ended.
+"""Finds the checkpoints that earlier runs have gathered, for jobs that use them.
 
-A run is named as on tfcluster's own command line (its id, the last four characters, its name: the
-latest of that name), or by a path: of a run's folder, of any folder with TensorFlow's `checkpoint`
-file, of one checkpoint. Run folders are on the machine where `tfcluster` was typed.
+A run is named as on tfcluster's command line: by its id, the last four characters of it, or its
+name (the latest run of that name). A path works too: of a run folder, of any folder with
+TensorFlow's `checkpoint` file, or of one checkpoint. Run folders are on the machine where the
+`tfcluster` command ran.
 """
 
 from __future__ import annotations
@@ -15,83 +16,84 @@ from pathlib import Path
 
 from tfcluster_workers.errors import JobError
 
-_RUN_ID = re.compile(r"(?P<name>.+)-(?P<when>\d{8}-\d{6})-(?P<mark>\w{4})")
+_RUN_ID = re.compile(r"(?P<name>.+)-(?P<started>\d{8}-\d{6})-(?P<suffix>\w{4})")
 _PATH = re.compile(r'^all_model_checkpoint_paths: "(?P<path>.*)"$', re.MULTILINE)
 
 
 class UnknownRunError(JobError):
-    """No run of this name."""
+    """A name that no run has."""
 
-    def __init__(self, asked: str, home: Path, known: Sequence[str]) -> None:
-        near = difflib.get_close_matches(asked, known, n=3, cutoff=0.4)
-        also = f"; did you mean {' or '.join(near)}?" if near else ""
+    def __init__(self, name: str, folder: Path, known: Sequence[str]) -> None:
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+        suggestion = f"; did you mean {' or '.join(near)}?" if near else ""
         super().__init__(
-            f"no run is known as {asked!r} in {home / 'runs'}{also} (`tfcluster ps -a` lists all; "
-            "a path of checkpoints can be named, too)"
+            f"no run named {name!r} in {folder}{suggestion} (`tfcluster ps -a` lists all runs; "
+            "a checkpoint path works too)"
         )
 
 
 class NoCheckpointError(JobError):
-    """There is nothing to load."""
+    """A run or folder without checkpoints of tf.train.Checkpoint."""
 
-    def __init__(self, folder: Path, held: Sequence[str]) -> None:
-        what = f"it holds {', '.join(held[:5])}" if held else "it is empty or not there"
-        super().__init__(f"no checkpoint of tf.train.Checkpoint in {folder}: {what}")
+    def __init__(self, folder: Path, files: Sequence[str]) -> None:
+        content = f"it holds {', '.join(files[:5])}" if files else "it is empty or does not exist"
+        super().__init__(f"no checkpoint of tf.train.Checkpoint in {folder}: {content}")
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder that tfcluster keeps its runs in."""
+def tfcluster_home(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return tfcluster's own folder; `runs` in it holds the run folders."""
     if chosen := environ.get("TFCLUSTER_HOME"):
         return Path(chosen).expanduser().absolute()
     return Path(environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "tfcluster"
 
 
-def checkpoints(asked: str) -> list[str]:
-    """The prefixes of all checkpoints that `asked` means and that are there, oldest first.
+def checkpoints(name: str) -> list[str]:
+    """Return the prefixes of all existing checkpoints of the run or path `name`, oldest first.
 
     Raises UnknownRunError and NoCheckpointError.
     """
-    folder = _folder(asked)
+    folder = _folder(name)
     if Path(f"{folder}.index").is_file():
         return [str(folder)]
     if (folder / "state.json").is_file():  # a run's folder
         folder = folder / "checkpoints"
     if found := [prefix for prefix in _listed(folder) if os.path.isfile(f"{prefix}.index")]:
         return found
-    held = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    raise NoCheckpointError(folder, held)
+    files = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    raise NoCheckpointError(folder, files)
 
 
-def _folder(asked: str) -> Path:
-    """The folder, or the prefix, that `asked` means."""
-    path = Path(asked).expanduser().absolute()
-    if os.sep in asked or asked.startswith((".", "~")):
+def _folder(name: str) -> Path:
+    """Return the folder or the checkpoint prefix that `name` stands for."""
+    path = Path(name).expanduser().absolute()
+    if os.sep in name or name.startswith((".", "~")):
         if path.exists() or Path(f"{path}.index").is_file():
             return path
-        raise JobError(f"there is no {path}")
+        raise JobError(f"{path} does not exist")
     runs = _runs()
-    for part in ("id", "mark", "name"):
-        if fitting := [run for run in runs if _part(run, part) == asked]:
-            return home() / "runs" / fitting[-1]
+    for part in ("id", "suffix", "name"):
+        if matching := [run for run in runs if _id_part(run, part) == name]:
+            return tfcluster_home() / "runs" / matching[-1]
     if path.exists():
         return path
-    raise UnknownRunError(asked, home(), sorted({*runs, *(_part(run, "name") for run in runs)}))
+    names = (_id_part(run, "name") for run in runs)
+    raise UnknownRunError(name, tfcluster_home() / "runs", sorted({*runs, *names}))
 
 
 def _runs() -> list[str]:
-    """The ids of all runs, by the time they were started."""
-    folder = home() / "runs"
+    """Return the ids of all runs in the order in which they were started."""
+    folder = tfcluster_home() / "runs"
     names = os.listdir(folder) if folder.is_dir() else []
-    return sorted(filter(_RUN_ID.fullmatch, names), key=lambda run: _part(run, "when"))
+    return sorted(filter(_RUN_ID.fullmatch, names), key=lambda run: _id_part(run, "started"))
 
 
-def _part(run: str, part: str) -> str:
-    found = _RUN_ID.fullmatch(run)
-    return run if part == "id" or found is None else found[part]
+def _id_part(run: str, part: str) -> str:
+    match = _RUN_ID.fullmatch(run)
+    return run if part == "id" or match is None else match[part]
 
 
 def _listed(folder: Path) -> list[str]:
-    """What TensorFlow's own `checkpoint` file names, without importing TensorFlow."""
+    """Return the prefixes in TensorFlow's `checkpoint` file, without importing TensorFlow."""
     try:
         text = (folder / "checkpoint").read_text()
     except OSError:

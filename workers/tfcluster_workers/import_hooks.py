@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class PostImportFinder:
-    """First on `sys.meta_path`; says what the others say, and remembers to call back.
+    """A finder, first on `sys.meta_path`, that asks the other finders and calls hooks afterwards.
 
-    Without its base class: `importlib.abc` imports as much as all of ours together.
+    It has no base class: `importlib.abc` imports as much as all of tfcluster_workers here.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class PostImportFinder:
         self._searching: set[str] = set()
 
     def after_import(self, name: str, attach: Attach) -> None:
-        """Call `attach(module)` once when the module `name` has been executed."""
+        """Call `attach(module)` once, when the module `name` has been executed."""
         if name in sys.modules:
             call_safely(attach, sys.modules[name])
         else:
@@ -45,7 +45,7 @@ class PostImportFinder:
             return None
         self._searching.add(fullname)
         try:
-            # Walks sys.meta_path again, us included, hence the guard above.
+            # This walks sys.meta_path again, including this finder, hence the guard above.
             spec = importlib.util.find_spec(fullname)
         except ValueError:
             return None
@@ -70,28 +70,28 @@ class PostImportFinder:
         try:
             loader.exec_module = exec_module
         except AttributeError:
-            return  # a loader with slots: this module goes unwatched
+            return  # a loader with slots: no hooks for this module
 
 
 def call_safely(attach: Attach, module: ModuleType) -> None:
-    """A fault of ours must never break the user's import."""
+    """Call `attach(module)`; an error in it must never break the user's import."""
     try:
         attach(module)
     except Exception as error:
         from tfcluster_workers import reporting
 
-        reporting.note(f"tfcluster could not watch {module.__name__}: {error!r}")
+        reporting.note(f"tfcluster could not attach to {module.__name__}: {error!r}")
 
 
 def install() -> PostImportFinder:
-    """Put a finder in front of `sys.meta_path`."""
+    """Put a PostImportFinder in front of `sys.meta_path`."""
     finder = PostImportFinder()
     sys.meta_path.insert(0, finder)
     return finder
 
 
 def attach() -> PostImportFinder:
-    """Attach our hooks to the modules that the user's script imports from now on."""
+    """Attach tfcluster's hooks to the modules that the user's script imports from now on."""
     finder = install()
     for name, hooks in _HOOKS.items():
         for module, function in hooks:
@@ -103,8 +103,7 @@ def _lazily(module: str, function: str) -> Attach:
     """Return a hook that imports `module` when it is called: a plain script never pays for it."""
 
     def hook(imported: ModuleType) -> None:
-        ours = importlib.import_module(f"tfcluster_workers.{module}")
-        getattr(ours, function)(imported)
+        getattr(importlib.import_module(f"tfcluster_workers.{module}"), function)(imported)
 
     return hook
 
@@ -132,7 +131,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("hooks.tensorflow_hooks", "watch_evaluator"),
     ),
     "keras": (("keras3.patching", "attach"),),
-    # Keras 2.15 and Keras 3 share the name `keras.src`, their insides differ.
+    # Keras 2.15 and Keras 3 share the name `keras.src`; their contents differ.
     "keras.src.callbacks": (
         ("hooks.keras_hooks", "watch_callback_list"),
         ("callbacks", "patch"),
@@ -161,4 +160,4 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.training.saver": (("hooks.save_hooks", "watch_graph_saver"),),
     "keras.src.models.model": (("hooks.save_hooks", "watch_models"),),
 }
-"""Module that a script imports → (module of ours, its function that gets the imported module)."""
+"""Imported module → (module of tfcluster_workers, its function to call with the import) pairs."""

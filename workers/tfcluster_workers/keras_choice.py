@@ -1,7 +1,7 @@
-"""Chooses the Keras a job uses: Keras 3 where it can train on several workers, else Keras 2.
+"""Chooses the Keras that a job uses: Keras 3 where it can train on several workers, else Keras 2.
 
-Keras 3's own `fit` fails on two workers and more (keras#20585); `keras3` patches the releases it
-was tested with. A job alone chooses in the same way, for equal numbers.
+Keras 3's own `fit` fails on two or more workers (keras#20585); `keras3` patches the releases it was
+tested with. A job without a cluster chooses in the same way, so that its numbers are equal.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from tfcluster_workers.keras3 import patching, release
 
 
 class KerasChoiceError(JobError):
-    """The Keras that is needed is not there; the message says how to get it."""
+    """The requested Keras is not installed or cannot work; the message says how to get it."""
 
 
 def load() -> Any:
-    """The Keras module that `keras.version` of the spec asks for. Call before importing TensorFlow.
+    """Return the Keras module that `keras.version` of the spec selects.
 
-    `auto`: Keras 3 in the releases `keras3` patches, else tf_keras, else Keras 3 for a task alone;
-    tf_keras first under ParameterServerStrategy, which Keras 3 does not know. Its callbacks write
-    from one worker only. Raises KerasChoiceError.
+    Call it before importing TensorFlow. `auto` selects Keras 3 in the releases that `keras3`
+    patches, else tf_keras, else Keras 3 for a task without a cluster. Keras 3 does not support
+    ParameterServerStrategy, so that gets tf_keras if it is installed. The module's callbacks write
+    files on one worker only. Raises KerasChoiceError.
     """
     keras = _chosen()
     callbacks.of(keras)
@@ -47,9 +48,11 @@ def _chosen() -> Any:
 
 
 def _prefers_keras_2(keras_3: str) -> bool:
-    asked = os.environ.get("TF_USE_LEGACY_KERAS") in {"1", "true", "True"}
-    serves = "ps" in context.current().cluster
-    return asked or serves or release.is_switched_off() or not release.is_tested(keras_3)
+    is_requested = os.environ.get("TF_USE_LEGACY_KERAS") in {"1", "true", "True"}
+    has_servers = "ps" in context.current().cluster
+    return (
+        is_requested or has_servers or release.is_switched_off() or not release.is_tested(keras_3)
+    )
 
 
 def _has_keras_2() -> bool:
@@ -58,7 +61,7 @@ def _has_keras_2() -> bool:
 
 def _keras_2() -> Any:
     if not _has_keras_2():
-        raise KerasChoiceError(f"keras.version is 2, and tf_keras is missing: {_fix()}")
+        raise KerasChoiceError(f"keras.version is 2, but tf_keras is not installed: {_fix()}")
     if "tensorflow" not in sys.modules:
         # Read by TensorFlow 2.16 and later when `tf.keras` is first used.
         os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
@@ -72,15 +75,17 @@ def _keras_3(installed: str) -> Any:
     keras = importlib.import_module("keras")
     backend = keras.config.backend()
     if several and backend != "tensorflow":
-        raise KerasChoiceError(f"Keras runs on {backend} here: set KERAS_BACKEND=tensorflow")
+        raise KerasChoiceError(f"Keras uses the backend {backend}: set KERAS_BACKEND=tensorflow")
     patching.attach()
     if several and release.is_switched_off():
-        reporting.note(f"Keras 3 cannot `fit` on several workers, and {release.SWITCH} is off")
+        reporting.note(
+            f"Keras 3's `fit` fails on several workers, and {release.SWITCH}=off disables the patch"
+        )
     return keras
 
 
 def _keras_of_tensorflow(version: str) -> Any:
-    """TensorFlow 2.15 and older bring Keras 2."""
+    """Return `tf.keras` of TensorFlow 2.15 or older, which installs Keras 2."""
     import tensorflow as tf
 
     if version == "3":
@@ -92,12 +97,12 @@ def _keras_of_tensorflow(version: str) -> Any:
 
 
 def _fix() -> str:
-    wanted = ".".join(_version("tensorflow").split(".")[:2])
-    return f"pip install 'tf-keras~={wanted}.0'"
+    minor_version = ".".join(_version("tensorflow").split(".")[:2])
+    return f"pip install 'tf-keras~={minor_version}.0'"
 
 
 def _version(package: str) -> str:
-    """Of an installed package, without importing it; empty where there is none."""
+    """Return the version of an installed package without importing it, or an empty string."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -105,7 +110,7 @@ def _version(package: str) -> str:
 
 
 def version_of(keras: Any) -> str:
-    """The version of a Keras module; TensorFlow 2.15's `tf.keras` does not say it itself."""
+    """Return the version of a Keras module; TensorFlow 2.15's `tf.keras` has no `__version__`."""
     return str(getattr(keras, "__version__", None) or importlib.import_module("keras").__version__)
 
 
@@ -117,5 +122,5 @@ def apply_precision(keras: Any) -> None:
 
 
 def steps_per_execution() -> int:
-    """How many steps one call of the compiled function does (`keras.steps_per_execution`)."""
+    """Return how many steps a call of the compiled function runs (`keras.steps_per_execution`)."""
     return int(context.setting("steps_per_execution", 1))

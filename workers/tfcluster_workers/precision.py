@@ -1,9 +1,9 @@
-"""Mixed precision as the spec asks for it (`keras.precision`), for `fit` and loops of one's own.
+"""Mixed precision as set in the spec (`keras.precision`), for `fit` and custom training loops.
 
-Layers compute in half the bits and keep float32 weights. float16 has so narrow a range that small
-gradients become 0: the loss is scaled up before, the gradients down again after the backward pass
-(Micikevicius et al. 2018, "Mixed Precision Training"). `compile` does that by itself; a loop of
-one's own calls `optimizer_for`, `scale_loss` and `apply_gradients`.
+Layers compute with 16 bits and keep float32 weights. The range of float16 is so narrow that small
+gradients become 0, so the loss is scaled up before the backward pass and the gradients are scaled
+down after it (Micikevicius et al. 2018, "Mixed Precision Training"). `compile` does that by itself;
+a custom training loop calls `optimizer_for`, `scale_loss` and `apply_gradients`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from tfcluster_workers import context, reporting
 
 SLOW = (
-    "mixed_float16 on a CPU works, but is slower than float32: CPUs compute float16 step by step. "
-    "It pays on GPUs from compute capability 7.0; mixed_bfloat16 on TPUs and CPUs with AMX."
+    "mixed_float16 works on a CPU, but is slower than float32, since CPUs emulate float16. It is "
+    "faster on GPUs from compute capability 7.0; mixed_bfloat16 is on TPUs and CPUs with AMX."
 )
 
 
@@ -24,11 +24,11 @@ def apply(keras: Any) -> None:
 
     mixed_float16 without a GPU gets a note for the user.
     """
-    asked = context.setting("precision")
-    if not asked:
+    policy = context.setting("precision")
+    if not policy:
         return
-    keras.mixed_precision.set_global_policy(asked)
-    if asked == "mixed_float16" and not _has_gpu():
+    keras.mixed_precision.set_global_policy(policy)
+    if policy == "mixed_float16" and not _has_gpu():
         reporting.note(SLOW)
 
 
@@ -39,7 +39,7 @@ def _has_gpu() -> bool:
 
 
 def describe(model: Any) -> str:
-    """What the layers of `model` really do: `computes in float16, keeps float32 variables`."""
+    """Return what the layers of `model` do: `computes in float16, keeps float32 variables`."""
     layers = [layer for layer in model.layers if layer.trainable_variables]
     return (
         f"computes in {_names(layers, 'compute_dtype')}, "
@@ -52,14 +52,14 @@ def _names(layers: Sequence[Any], attribute: str) -> str:
 
 
 def optimizer_for(keras: Any, optimizer: Any) -> Any:
-    """`optimizer`, in a LossScaleOptimizer where layers compute in float16."""
+    """Return `optimizer`, wrapped in a LossScaleOptimizer if layers compute in float16."""
     if keras.mixed_precision.global_policy().compute_dtype != "float16":
         return optimizer
     return keras.mixed_precision.LossScaleOptimizer(optimizer)
 
 
 def scale_loss(optimizer: Any, loss: Any) -> Any:
-    """`loss` for the backward pass; Keras 2 and 3 have different names for it."""
+    """Return the scaled `loss` for the backward pass; Keras 2 and 3 name the method differently."""
     for name in ("get_scaled_loss", "scale_loss"):
         if hasattr(optimizer, name):
             return getattr(optimizer, name)(loss)
@@ -67,15 +67,15 @@ def scale_loss(optimizer: Any, loss: Any) -> Any:
 
 
 def apply_gradients(optimizer: Any, gradients: Any, variables: Any) -> None:
-    """Apply gradients of a `scale_loss`ed loss. Keras 3's optimizers scale them back themselves."""
+    """Apply the gradients of a scaled loss; Keras 3's optimizers scale them back themselves."""
     if hasattr(optimizer, "get_unscaled_gradients"):
         gradients = optimizer.get_unscaled_gradients(gradients)
     optimizer.apply_gradients(zip(gradients, variables))
 
 
 def build(optimizer: Any, model: Any) -> None:
-    """Make the optimizer's variables now, so that a checkpoint finds them to put its values in."""
+    """Create the optimizer's variables now, so that a checkpoint can restore them."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    for one in dict.fromkeys((inner, optimizer)):
-        if hasattr(one, "build"):
-            one.build(model.trainable_variables)
+    for each in dict.fromkeys((inner, optimizer)):
+        if hasattr(each, "build"):
+            each.build(model.trainable_variables)

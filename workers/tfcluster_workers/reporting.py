@@ -1,9 +1,9 @@
-"""What a task tells tfcluster: where it is, how fast, what went wrong.
+"""Reports of a task to tfcluster: its state, progress, checkpoints, trials and errors.
 
-Every function may be called with or without a launcher, from any thread, and never blocks the
-training (an error or a saved checkpoint may wait up to two seconds for room).
+Every function can be called with or without a launcher and from any thread, and never blocks the
+training (an error or a saved checkpoint may wait up to two seconds for room in the socket).
 
-They are also the places where `tfcluster up --chaos` strikes (chaos.py).
+Some of them also inject the faults of `tfcluster up --chaos` (chaos.py).
 """
 
 from __future__ import annotations
@@ -22,57 +22,57 @@ INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
 
 ALIVE_INTERVAL_S = 1.0
-"""Shortest time between two signs of life outside training."""
+"""Shortest time between two `alive` events."""
 
-_said: set[str] = set()
+_sent: set[str] = set()
+"""The events that are sent once and have been sent."""
 _alive_at = float("-inf")
+"""Time of the last `alive` event."""
+_last_seen: tuple[str, int | None] | None = None
+"""Path and step of the last save that the hooks reported, until a job reports it too."""
 
 
 def waiting_for_peers() -> None:
-    """This task now waits for the others: the start deadline runs from here."""
+    """Report that this task waits for its peers: the start deadline counts from here."""
     _send_once("waiting_for_peers")
     chaos.at_join()
 
 
 def ready() -> None:
-    """This task has joined its cluster, or has done its first step."""
+    """Report that this task has joined its cluster or has done its first step."""
     _send_once("ready")
 
 
 def serving() -> None:
-    """This task only serves from now on: tfcluster ends it once nobody needs it."""
+    """Report that this task only serves from now on: tfcluster ends it when no task needs it."""
     ready()
     _send_once("serving")
 
 
 def saves_on_sigterm() -> None:
-    """This task saves its state on SIGTERM, so it wants the whole grace time."""
+    """Report that this task saves its state on SIGTERM, so it needs the whole grace time."""
     _send_once("saves_on_sigterm")
 
 
-_seen: tuple[str, int | None] | None = None
-"""What the hooks have reported last, until a job reports it, too."""
-
-
 def saved(path: str, *, step: int | None = None) -> None:
-    """A checkpoint with this prefix or path is complete on disk."""
-    global _seen
-    was_seen, _seen = _seen == (path, step), None
+    """Report that the checkpoint with this prefix or path is complete on disk."""
+    global _last_seen
+    was_seen, _last_seen = _last_seen == (path, step), None
     if not was_seen:
         _send_saved(path, step)
     chaos.at_saved()
 
 
 def saw_saved(path: str, step: int | None) -> None:
-    """The hooks saw a checkpoint saved; where the job says so as well, it is reported once."""
-    global _seen
-    _seen = path, step
+    """Report a checkpoint that the hooks saw; `saved` does not report the same one again."""
+    global _last_seen
+    _last_seen = path, step
     _send_saved(path, step)
 
 
 def seen_step(path: str) -> int | None:
-    """The step of the last save that the hooks saw, where it wrote this checkpoint."""
-    return _seen[1] if _seen is not None and _seen[0] == path else None
+    """Return the step of the last save that the hooks saw; None if it wrote another checkpoint."""
+    return _last_seen[1] if _last_seen is not None and _last_seen[0] == path else None
 
 
 def _send_saved(path: str, step: int | None) -> None:
@@ -81,13 +81,18 @@ def _send_saved(path: str, step: int | None) -> None:
 
 
 def saved_elsewhere(step: int | None) -> None:
-    """A checkpoint is complete that is not in the task's checkpoint directory: no restart finds it
-    there, but an evaluator may look at it."""
+    """Report a complete checkpoint outside the task's checkpoint directory.
+
+    No restart finds it there, but an evaluator may evaluate it.
+    """
     event_channel.current().send({"type": "saved_elsewhere", "step": step})
 
 
 def alive() -> None:
-    """Work goes on that is no training step: a batch of an evaluation. Cheap enough for each."""
+    """Report work that is not a training step, such as a batch of an evaluation.
+
+    Cheap enough to call for each batch: at most one event per ALIVE_INTERVAL_S is sent.
+    """
     global _alive_at
     now = time.monotonic()
     if now - _alive_at >= ALIVE_INTERVAL_S:
@@ -96,7 +101,7 @@ def alive() -> None:
 
 
 def evaluated(step: int | None) -> None:
-    """An evaluator is done with the checkpoint of this step, where it can tell."""
+    """Report that an evaluator has evaluated the checkpoint of `step` (None: unknown)."""
     ready()
     event_channel.current().send({"type": "evaluated", "step": step})
     if step is not None:
@@ -104,7 +109,7 @@ def evaluated(step: int | None) -> None:
 
 
 def failed_search(reason: str) -> None:
-    """The job has failed, whatever its exit code will be: no trial of a search succeeded."""
+    """Report that the job has failed whatever its exit code is: no trial of a search succeeded."""
     event_channel.current().send({"type": "verdict", "ok": False, "reason": reason})
 
 
@@ -120,9 +125,9 @@ def trial(
     score: float | None = None,
     message: str | None = None,
 ) -> None:
-    """What the oracle knows of a trial; `tuner` is the KERASTUNER_TUNER_ID that runs it.
+    """Report the oracle's data of a trial; `tuner` is the KERASTUNER_TUNER_ID that runs it.
 
-    `best_step` counts from 0, as KerasTuner does: the epoch of the score.
+    `best_step` is the epoch of the score and counts from 0, as KerasTuner does.
     """
     event_channel.current().send(
         {
@@ -145,31 +150,31 @@ def _plain(value: Any) -> Any:
 
 
 def trial_ended(name: str, *, message: str | None = None) -> None:
-    """This tuner is done with a trial; `message` says why it failed, if it did."""
+    """Report that this tuner has ended a trial; `message` is the reason if the trial failed."""
     event = {"type": "trial_ended", "id": name, "message": message and message[-2000:]}
     event_channel.current().send(event)
 
 
 def search_ended() -> None:
-    """The search is over, here; what this task does now needs no tuner."""
+    """Report that the search is over in this task; its further work needs no tuner."""
     _send_once("search_ended")
 
 
 def setting_read(name: str) -> None:
-    """The job used the setting `name` (`communication`, `precision` …) of the spec."""
+    """Report that the job has read the setting `name` (`communication`, `precision` …)."""
     _send_once("setting_read", name=name)
 
 
 def note(message: str) -> None:
-    """One line for the user, said once."""
+    """Show the user one line; the same line is sent once."""
     _send_once("note", message=message)
 
 
 def error(
     *, exception: str, message: str, file: str | None, line: int | None, traceback: str
 ) -> None:
-    """An uncaught exception; `file` and `line` are the last frame of the user's own code."""
-    _said.add("error")
+    """Report an uncaught exception; `file` and `line` are the last frame of the user's code."""
+    _sent.add("error")
     event_channel.current().send(
         {
             "type": "error",
@@ -183,8 +188,8 @@ def error(
 
 
 def has_reported_error() -> bool:
-    """Whether this task has said why it fails."""
-    return "error" in _said
+    """Return whether this task has reported why it fails."""
+    return "error" in _sent
 
 
 def progress(
@@ -195,10 +200,11 @@ def progress(
     batch_size: int | None = None,
     steps_per_execution: int = 1,
 ) -> None:
-    """For a loop of your own: `step` steps are done. Cheap enough for every step.
+    """Report that `step` steps are done, in a custom training loop. Cheap enough for every step.
 
-    `epoch` counts from 1; `batch_size` is the global batch, for examples per second. Where one
-    call does several steps, `steps_per_execution` makes the launcher wait longer for the next.
+    `epoch` counts from 1; `batch_size` is the global batch size, used for examples per second. If
+    one call runs several steps, `steps_per_execution` makes the launcher wait longer for the next
+    report.
     """
     _flush_at_exit()
     values = dict(metrics or {})
@@ -215,24 +221,24 @@ def progress(
 
 @functools.cache
 def _flush_at_exit() -> None:
-    """A loop of one's own need not say when it is `finished`."""
+    """Register `finished` for the exit, so that a custom training loop need not call it."""
     atexit.register(finished)
 
 
 def step_done(reading: Reading) -> None:
-    """`progress` for one who has a `Reading`; to be called in the thread that trains."""
+    """Report a Reading as `progress` does; call it in the thread that trains."""
     meter.offer(reading)
     chaos.at_step(reading.step)
 
 
 def reached(step: int, *, metrics: Mapping[str, float]) -> None:
-    """This task is at `step`: sent at once and without a speed, as for an evaluation."""
+    """Report that this task is at `step`: sent at once and without a speed."""
     event_channel.current().send({"type": "progress", "step": step, "metrics": dict(metrics)})
     chaos.at_step(step)
 
 
 def finished() -> None:
-    """The training loop has ended: send the last progress if it is still held back."""
+    """Report the end of the training loop: send the last progress if it is held back."""
     meter.flush()
 
 
@@ -241,27 +247,30 @@ chaos.before_injection(finished)
 
 def _send_once(kind: str, **fields: str) -> None:
     key = kind + repr(fields)
-    if key in _said or not event_channel.current().is_open:
+    if key in _sent or not event_channel.current().is_open:
         return
-    _said.add(key)
+    _sent.add(key)
     event_channel.current().send({"type": kind, **fields})
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A step as the training loop sees it; `metrics` is asked only when it is sent."""
+    """The progress at one step; `metrics` is called only if the report is sent."""
 
     step: int
     epoch: int | None = None
     metrics: Callable[[], Mapping[str, float]] = field(default=dict)
     batch_size: int | None = None
     steps_per_execution: int = 1
-    """Steps that pass between two readings: the launcher must allow for a longer silence."""
+    """Steps between two readings: the launcher allows for a longer silence."""
 
 
 class ProgressMeter:
-    """Thins progress to two events a second, and measures the speed: between the last two of them,
-    and the mean since the first, with all evaluations, saves and pauses between."""
+    """The sender of progress: at most two events per second, each with the speed in steps.
+
+    It measures the speed between the last two events, and the mean speed since the first one, which
+    includes all evaluations, saves and pauses.
+    """
 
     def __init__(
         self,
@@ -271,20 +280,20 @@ class ProgressMeter:
     ) -> None:
         self._send = send
         self._clock = clock
-        # Reading metrics may run a signal handler, and that may report as well.
+        # A signal handler may run while metrics are read, and it may report as well.
         self._lock = threading.RLock()
         self.last_step: int | None = None
-        """The newest step that was offered, sent or not; reading it never waits."""
+        """The newest step offered, sent or not; reading it needs no lock."""
         self._sent_at: float | None = None
         self._sent_step = 0
         self._speed: float | None = None
-        self._begun_at = 0.0
+        self._started_at = 0.0
         self._done = 0
         self._held: Reading | None = None
         self._held_at = 0.0
 
     def offer(self, reading: Reading) -> None:
-        """Send `reading`, or hold it back until the next one is due."""
+        """Send `reading`, or hold it back until the next event is due."""
         self.last_step = reading.step
         with self._lock:
             now = self._clock()
@@ -294,7 +303,7 @@ class ProgressMeter:
             self._send_held()
 
     def flush(self) -> None:
-        """Send what is held back."""
+        """Send the reading that is held back, if any."""
         with self._lock:
             if self._held is not None:
                 self._send_held()
@@ -312,19 +321,19 @@ class ProgressMeter:
             event["steps_per_execution"] = reading.steps_per_execution
         if self._speed is not None:
             event["steps_per_second"] = round(self._speed, 4)
-            mean = self._done / (self._held_at - self._begun_at)
+            mean = self._done / (self._held_at - self._started_at)
             event["mean_steps_per_second"] = round(mean, 4)
             if reading.batch_size:
                 event["examples_per_second"] = round(self._speed * reading.batch_size, 2)
-        # A signal handler may have sent it, or brought a newer one, while the metrics were read.
+        # A signal handler may have sent it or offered a newer one while the metrics were read.
         if self._held is reading and self._send(event):
             self._held = None
 
     def _measure(self, reading: Reading) -> None:
         if self._sent_at is None:
-            self._begun_at = self._held_at  # a first step traces and compiles: it is no measure
+            self._started_at = self._held_at  # the first step traces and compiles: not counted
         elif reading.step < self._sent_step:
-            self._speed = None  # another training begins
+            self._speed = None  # another training has started
         elif self._held_at > self._sent_at and reading.step > self._sent_step:
             elapsed = self._held_at - self._sent_at
             self._speed = (reading.step - self._sent_step) / elapsed

@@ -1,4 +1,4 @@
-"""Where Python looks for modules beside a script, an archive or a folder that it runs."""
+"""Finds the folder that Python puts on `sys.path` for a script, an archive or a folder it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 
 
 def folder_of(target: str) -> str:
-    """What CPython puts first on `sys.path`: links resolved, archives and folders themselves."""
+    """Return the first entry of `sys.path` under CPython for `target`.
+
+    A script gives its folder with links resolved; an archive or a folder gives itself.
+    """
     if os.path.isdir(target) or is_archive(target):
         return target
     return os.path.dirname(os.path.realpath(target))

@@ -1,12 +1,12 @@
-"""What ps and worker tasks of a parameter-server job do: serve their chief until they are ended.
+"""Runs the servers of a parameter-server job: ps and workers serve the chief until they are ended.
 
-A script of your own calls it before anything else of TensorFlow:
+A script calls it before anything else of TensorFlow:
 
     from tfcluster_workers import server
     server.serve_unless_chief()
-    strategy = tf.distribute.ParameterServerStrategy(...)    # only the chief comes here
+    strategy = tf.distribute.ParameterServerStrategy(...)    # only the chief gets here
 
-A task that only serves needs no script: `python -m tfcluster_workers.server` does the same.
+A task that only serves needs no script: run `python -m tfcluster_workers.server`.
 """
 
 from __future__ import annotations
@@ -19,82 +19,82 @@ from tfcluster_workers import context, reporting
 
 
 def serve_unless_chief() -> None:
-    """Serve for ever in a ps, or in a worker of a cluster with ps; return in any other task.
+    """Serve forever in a ps, or in a worker of a cluster with ps; return in any other task.
 
-    A server never ends by itself: tfcluster ends it after the chief.
+    A server never ends by itself: tfcluster ends it after the chief has ended.
     """
-    here = context.current()
-    if is_served(here):
-        serve(here)
+    this_task = context.current()
+    if is_served(this_task):
+        serve(this_task)
 
 
-def is_served(here: context.Context) -> bool:
-    """Whether this task is one of those that a coordinator makes use of."""
-    return here.job == "ps" or (here.job == "worker" and "ps" in here.cluster)
+def is_served(this_task: context.Context) -> bool:
+    """Return whether this task is a server: a ps, or a worker of a cluster with ps."""
+    return this_task.job == "ps" or (this_task.job == "worker" and "ps" in this_task.cluster)
 
 
 def require_chief() -> None:
-    """Raise RuntimeError where only the coordinator belongs, and this task is to serve it."""
-    here = context.current()
-    if is_served(here):
+    """Raise RuntimeError if this task is a server: only the chief makes the strategy."""
+    this_task = context.current()
+    if is_served(this_task):
         raise RuntimeError(
-            f"{here.task} only serves the chief: call tfcluster_workers.server.serve_unless_chief()"
-            " before the strategy is made"
+            f"{this_task.task} only serves the chief: call"
+            " tfcluster_workers.server.serve_unless_chief() before the strategy is made"
         )
 
 
-def serve(here: context.Context) -> None:
+def serve(this_task: context.Context) -> None:
     """Start the gRPC server of this task and never return."""
     import tensorflow as tf
 
-    fail_as_the_caller_says()
+    let_caller_fail_fast()
     server = tf.distribute.Server(
-        {job: list(addresses) for job, addresses in here.cluster.items()},
-        job_name=here.job,
-        task_index=here.index,
+        {job: list(addresses) for job, addresses in this_task.cluster.items()},
+        job_name=this_task.job,
+        task_index=this_task.index,
         protocol="grpc",
-        config=config(len(here.cluster.get("worker", ()))),
+        config=config(len(this_task.cluster.get("worker", ()))),
     )
-    reporting.serving()  # `join` reports it, too, where the hooks are on
+    reporting.serving()  # with hooks on, `join` reports it too; it is sent once
     server.join()
 
 
-def fail_as_the_caller_says() -> None:
-    """gRPC shall fail fast only where the caller asks for it: what the coordinator relies on.
+def let_caller_fail_fast() -> None:
+    """Have gRPC fail fast only where the caller requests it, as the coordinator requires.
 
-    TensorFlow's guide "Parameter server training", "Clusters in the real world".
+    Source: TensorFlow's guide "Parameter server training", "Clusters in the real world".
     """
     os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
 
 
 def config(workers: int) -> Any:
-    """The server's ConfigProto, with threads enough for `workers`."""
+    """Return the server's ConfigProto, with enough threads for `workers`."""
     import tensorflow as tf
 
-    return tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads_between(workers))
+    return tf.compat.v1.ConfigProto(inter_op_parallelism_threads=inter_op_threads(workers))
 
 
-def threads_between(workers: int, *, cores: int | None = None) -> int:
-    """Threads between operations: more than there are workers; 0 where there are so many anyway.
+def inter_op_threads(workers: int, *, cores: int | None = None) -> int:
+    """Return the inter-op threads a server needs: more than workers; 0 if the default is enough.
 
-    With fewer, on a machine of few cores, workers that wait for each other's answers can block a
-    server for good (same guide: "set inter_op_parallelism_threads").
+    With fewer threads, on a machine with few cores, workers that wait for each other's answers can
+    block a server forever (same guide: "set inter_op_parallelism_threads").
     """
-    chosen = os.environ.get("TF_NUM_INTEROP_THREADS", "")
-    usual = int(chosen) if chosen.isdecimal() else 0
-    if (usual or cores or os.cpu_count() or 1) > workers:
+    variable = os.environ.get("TF_NUM_INTEROP_THREADS", "")
+    configured = int(variable) if variable.isdecimal() else 0
+    if (configured or cores or os.cpu_count() or 1) > workers:
         return 0
     return workers + 1
 
 
 def start_in_process(workers: int = 1, ps: int = 1) -> Any:
-    """A whole cluster in this process, for a coordinator that is alone; its resolver.
+    """Start a whole cluster in this process, for a chief without a cluster; return its resolver.
 
     TensorFlow cannot stop such a server: it lives as long as the process.
     """
     import tensorflow as tf
 
-    fail_as_the_caller_says()
+    let_caller_fail_fast()
     jobs = {"worker": workers, "ps": ps}
     addresses = {job: [f"localhost:{_free_port()}" for _ in range(jobs[job])] for job in jobs}
     spec = tf.train.ClusterSpec(addresses)
@@ -115,12 +115,12 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """Serve, or say in one line why this task has nothing to serve."""
-    here = context.current()
-    if not is_served(here):
-        place = here.task if here.cluster else "alone: TF_CONFIG names no cluster"
-        sys.exit(f"server: only ps and worker tasks of a cluster with ps serve; this is {place}")
-    serve(here)
+    """Serve, or exit with one line that says why this task cannot serve."""
+    this_task = context.current()
+    if not is_served(this_task):
+        reason = f"this is {this_task.task}" if this_task.cluster else "TF_CONFIG names no cluster"
+        sys.exit(f"server: only ps and worker tasks of a cluster with ps can serve; {reason}")
+    serve(this_task)
 
 
 if __name__ == "__main__":

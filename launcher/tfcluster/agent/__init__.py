@@ -1,6 +1,6 @@
-"""The one process per node that starts, watches, stops and reports that node's tasks.
+"""The agent: one process per node that starts, watches, stops and reports that node's tasks.
 
-Standard library only and Python ≥ 3.9: it travels to nodes that have nothing of ours installed.
-It avoids what costs memory or start-up time (asyncio, subprocess, dataclasses): it is resident
-beside every training run.
+Standard library only, Python ≥ 3.9: the agent runs on nodes that have nothing of tfcluster
+installed. It stays in memory beside every training run, so it avoids modules that cost memory or
+start-up time (asyncio, subprocess, dataclasses).
 """

@@ -1,4 +1,4 @@
-"""The agent's main loop: single-threaded, woken by descriptors and deadlines, never by polling."""
+"""The agent's main loop: one thread that waits for descriptors and deadlines and never polls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.net.ports import PortHolder, PortTaken
-from tfcluster.agent.net.session import Line
+from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.runner import TaskRunner
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tfcluster.agent.files.cache import CacheUse
-    from tfcluster.agent.files.file_process import FileOrders
+    from tfcluster.agent.files.file_process import FileClient
     from tfcluster.agent.guard import Recorder
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
@@ -30,184 +30,191 @@ FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
 
 
 class Agent:
-    """Starts, watches, stops and reports the tasks of one run on this node."""
+    """The main loop of one run's agent: starts, watches, stops and reports this node's tasks."""
 
     def __init__(
         self,
         config: dict[str, Any],
         recorder: Recorder,
         guard_alive: int,
-        outside: HostNetworkSpawner | None = None,
-        before: Agent | None = None,
+        host_spawner: HostNetworkSpawner | None = None,
+        previous: Agent | None = None,
     ) -> None:
-        """`config`: run_id, node, token, socket, ports_dir (null: all ports are this run's) and
-        lease_s (null: ends with the connection); cache: where a remote node keeps what it is
-        sent; warm: whether and how it stays for the next run. `before`: it did."""
-        self._is_over = self._is_shut_down = self._stays = False
+        """Listen on the agent's socket.
+
+        `config`: run_id, node, token, socket, ports_dir (null: no other run can take a port),
+        lease_s (null: the agent ends with its connection), cache (where a remote node keeps
+        received files), warm (whether and how the agent stays). `previous` is the last run's agent.
+        """
+        self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
-        self._preloader: Preloader = Preloader(recorder) if before is None else before._preloader
-        self._outflow = LogStreams(self._selector)
-        self._crew = TaskRunner(recorder, self._selector, outside, self._preloader, self._outflow)
-        self._line = self._crew.line = self._outflow.line = Line(
+        self._preloader: Preloader = previous._preloader if previous else Preloader(recorder)
+        self._log_streams = streams = LogStreams(self._selector)
+        self._runner = TaskRunner(recorder, self._selector, host_spawner, self._preloader, streams)
+        self._link = self._runner.link = streams.link = CoordinatorLink(
             config,
             recorder,
             self._selector,
-            obey=self._obey,
+            carry_out=self._carry_out,
             resume_logs=self._resume,
-            stream_logs=self._outflow.stream,
+            stream_logs=streams.stream,
             take_file=self._take_file,
         )
-        self._preloader.serve(self._line, self._selector)
+        self._preloader.serve(self._link, self._selector)
         self._cache: str = config.get("cache") or ""
-        self._in_use = _in_use(self._cache, config["run_id"]) if self._cache else None
-        self._files: FileOrders | None = None
-        """Made with the first order for it: an agent beside its coordinator is never given one."""
-        self._signals: int = _signals_as_bytes() if before is None else before._signals
+        self._cache_use = _cache_use(self._cache, config["run_id"]) if self._cache else None
+        self._files: FileClient | None = None
+        """Started by the first file order; a local agent never gets one."""
+        self._signals: int = previous._signals if previous else _signals_as_bytes()
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
 
     def run(self) -> None:
-        """Until the coordinator or the guard is gone, a signal, or a shutdown; ends every task."""
+        """Serve until the coordinator or guard is gone, a signal or a shutdown; end every task."""
         try:
-            while not (self._is_over or self._line.is_over):
+            while not (self._is_over or self._link.is_over):
                 self._turn()
         finally:
             if not self._is_shut_down:
-                self._crew.end_all()
+                self._runner.end_all()
             if self._files is not None:
-                self._files.clear_up()
+                self._files.clean_up()
             self._ports.release()
-            self._line.close()
-            self._outflow.pipes.close()
-            self._crew.close()
+            self._link.close()
+            self._log_streams.pipes.close()
+            self._runner.close()
             self._selector.close()
         if self._is_shut_down and self._cache:
             from tfcluster.agent.files.cache import prune
 
             prune(self._cache)
 
-    def next(self) -> tuple[Agent, socket.socket] | None:
-        """The agent of the next run, which has what this one imported, and who awaits it."""
-        if not self._stays:
+    def wait_for_next_run(self) -> tuple[Agent, socket.socket] | None:
+        """Stay warm: return the next run's agent, which keeps the imports, and who asked for it.
+
+        Return None when this agent does not stay or no next run came.
+        """
+        if not self._stays_warm:
             return None
-        from tfcluster.agent.warm import Rest
+        from tfcluster.agent.warm import WarmWait
 
         wakes = [self._guard_alive, self._preloader.fileno()]
-        rest = Rest(self._config["warm"], self._recorder, wakes=wakes, signals=self._signals)
-        if (found := rest.wait()) is None:
+        waiting = WarmWait(self._config["warm"], self._recorder, wakes=wakes, signals=self._signals)
+        if (next_run := waiting.wait()) is None:
             return None
-        config, peer = found
-        return Agent(config, self._recorder, self._guard_alive, before=self), peer
+        config, peer = next_run
+        return Agent(config, self._recorder, self._guard_alive, previous=self), peer
 
     def _turn(self) -> None:
         watched = self._selector.get_map()
-        for key, events in self._selector.select(self._patience()):
-            now = watched.get(key.fd)
-            if now is not None and now.fileobj == key.fileobj:  # else closed earlier in this turn
+        for key, events in self._selector.select(self._select_timeout()):
+            current = watched.get(key.fd)
+            if current is not None and current.fileobj == key.fileobj:  # not closed in this turn
                 key.data(events)
         moment = time.monotonic()
-        self._crew.on_time(moment)
-        self._line.on_time(moment)
-        if self._in_use is not None:
-            self._in_use.on_time(moment)
+        self._runner.on_time(moment)
+        self._link.on_time(moment)
+        if self._cache_use is not None:
+            self._cache_use.on_time(moment)
         if self._files is not None:
             self._files.pump()
 
-    def _patience(self) -> float | None:
-        """Seconds until something must be done without being woken; None: nothing."""
-        at = [when for when in (self._crew.deadline(), self._line.deadline()) if when is not None]
+    def _select_timeout(self) -> float | None:
+        """Return the seconds until the next deadline, or None where there is none."""
+        at = [when for when in (self._runner.deadline(), self._link.deadline()) if when is not None]
         return max(0.0, min(at) - time.monotonic()) if at else None
 
     def _resume(self, log_offsets: dict[str, int]) -> None:
         if self._files is not None:
             self._files.forget()
-        self._outflow.resume(log_offsets)
+        self._log_streams.resume(log_offsets)
 
     def _take_file(self, name: str, offset: int, data: bytes) -> None:
         if self._files is not None:
             self._files.take(name, offset, data)
 
-    def _with_files(self) -> FileOrders:
+    def _ensure_files(self) -> FileClient:
         if self._files is None or self._files.is_over:
-            from tfcluster.agent.files.file_process import FileOrders
+            from tfcluster.agent.files.file_process import FileClient
 
-            self._files = FileOrders(self._cache, self._line, self._selector)
-            self._crew.companions = {self._files.pid}
+            self._files = FileClient(self._cache, self._link, self._selector)
+            self._runner.other_children = {self._files.pid}
         return self._files
 
     def _on_signals(self, _events: int) -> None:
         numbers = os.read(self._signals, 4096)
         if signal.SIGCHLD in numbers:
-            self._crew.reap()
+            self._runner.reap()
         for number in numbers:
             if number != signal.SIGCHLD and not self._is_over:
-                # Before the exits of the tasks that end with us: nobody has ordered those.
-                self._line.say({"type": "agent_ending", "signal": number})
+                # Sent before the exits of the tasks that end with the agent: nobody ordered those.
+                self._link.send({"type": "agent_ending", "signal": number})
                 self._is_over = True
 
     def _on_guard_lost(self, _events: int) -> None:
-        self._line.say({"type": "guard_lost"})
+        self._link.send({"type": "guard_lost"})
         self._is_over = True
 
-    def _obey(self, message: dict[str, Any]) -> None:
+    def _carry_out(self, message: dict[str, Any]) -> None:
         orders: dict[str, Callable[[dict[str, Any]], None]] = {
             "hold_ports": self._hold_ports,
             "release_ports": lambda order: self._ports.release(order["tasks"]),
             "preload": lambda order: self._preloader.begin(order),
-            "start": lambda order: self._crew.start_all(order["tasks"], order["attempt"]),
-            "stop": lambda order: self._crew.stop(order["tasks"], float(order["grace_s"])),
-            "signal": lambda order: self._crew.signal(order["tasks"], order["signal"]),
+            "start": lambda order: self._runner.start_all(order["tasks"], order["attempt"]),
+            "stop": lambda order: self._runner.stop(order["tasks"], float(order["grace_s"])),
+            "signal": lambda order: self._runner.signal(order["tasks"], order["signal"]),
             "shutdown": self._shut_down,
-            **dict.fromkeys(FILE_ORDERS, lambda order: self._with_files().order(order)),
+            **dict.fromkeys(FILE_ORDERS, lambda order: self._ensure_files().order(order)),
             "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
         order = orders.get(message.get("type", ""))
         if order is None:
-            self._line.say({"type": "refused", "reason": f"no such order: {message.get('type')}"})
+            self._link.send({"type": "refused", "reason": f"unknown order: {message.get('type')}"})
             return
         try:
             order(message)
         except (KeyError, TypeError, ValueError, OSError) as error:
             reason = f"{message['type']}: {type(error).__name__}: {describe_error(error)}"
-            if message["type"] in FILE_ORDERS:  # its tasks can go on
-                self._line.say({"type": "files_lost", "error": reason})
+            if message["type"] in FILE_ORDERS:  # the tasks can go on
+                self._link.send({"type": "files_lost", "error": reason})
             else:
-                self._line.say({"type": "refused", "reason": reason})
+                self._link.send({"type": "refused", "reason": reason})
 
     def _hold_ports(self, order: dict[str, Any]) -> None:
         try:
-            self._line.say({"type": "ports_held", "ports": self._ports.hold(order["ports"])})
+            self._link.send({"type": "ports_held", "ports": self._ports.hold(order["ports"])})
         except PortTaken as taken:
-            self._line.say({"type": "port_taken", **taken.wanted, **taken.holder})
+            self._link.send({"type": "port_taken", **taken.requested, **taken.holder})
 
     def _shut_down(self, order: dict[str, Any]) -> None:
-        """`remove`: folders of this run's own on this node, wanted no more."""
+        """End all tasks; `remove` names this run's folders on this node that nobody needs."""
         is_warm = order.get("stays") is True and self._config.get("warm") is not None
-        self._stays = is_warm and self._preloader.is_ready
-        self._crew.end_all(spare={self._preloader.pid} if self._stays else frozenset())
+        self._stays_warm = is_warm and self._preloader.is_ready
+        self._runner.end_all(spare={self._preloader.pid} if self._stays_warm else frozenset())
         for folder in order.get("remove", ()):
             from tfcluster.agent.files.cache import remove
 
             with contextlib.suppress(OSError):
                 remove(folder)
-                os.rmdir(os.path.dirname(folder))  # the run's, unless another node is in it
-        self._line.say({"type": "bye", "stays": self._stays})
+                os.rmdir(os.path.dirname(folder))  # the run's, unless it holds another node's
+        self._link.send({"type": "bye", "stays": self._stays_warm})
         self._is_over = self._is_shut_down = True
 
 
-def _in_use(cache: str, run_id: str) -> CacheUse:
+def _cache_use(cache: str, run_id: str) -> CacheUse:
+    """Return what marks this agent's bundle and the run's folder as in use."""
     from tfcluster.agent.files.cache import CacheUse
 
-    up = [os.pardir] * 4  # of agent/tfcluster/agent/agent.py
+    up = [os.pardir] * 4  # from agent/tfcluster/agent/agent.py
     bundle = os.path.abspath(os.path.join(__file__, *up))
     return CacheUse(bundle, os.path.join(cache, "nodes", run_id))
 
 
 def _signals_as_bytes() -> int:
-    """A descriptor that yields the number of every signal the agent acts on."""
+    """Return a descriptor that yields the number of every signal the agent acts on."""
     wake_read, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_read, False)

@@ -1,9 +1,9 @@
-"""What a bare node runs first, as `python3 -c SOURCE`: takes the bundle, then becomes the relay.
+"""The first program on a bare node: receives the bundle, checks it, then becomes the relay.
 
-Standing alone on purpose: its source is sent before any other file of ours is there. stdin has
-one line of JSON (digest, cache, folder, config); the answer is `HAVE` or `NEED`, and after `NEED`
-come a line with a length and as many bytes of a zip: each piece is answered with `GOT`, the whole
-with `HAVE`. From then on stdin and stdout are the relay's.
+It runs as `python3 -c SOURCE` and imports nothing of tfcluster, because its source arrives before
+any other file. stdin has one line of JSON (digest, cache, folder, config); the answer is `HAVE` or
+`NEED`. After `NEED` follow a line with a length and that many bytes of a zip: each piece is
+answered with `GOT`, the whole with `HAVE`. From then on stdin and stdout are the relay's.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def main() -> None:
 
 
 def _read_line() -> bytes:
-    """Unbuffered: what follows the line belongs to somebody else."""
+    """Read one line, byte by byte: the bytes after it are for another reader."""
     line = b""
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
         if not byte:
-            raise EOFError("the connection closed before the bundle came")
+            raise EOFError("the connection closed before the bundle arrived")
         line += byte
     return line
 
@@ -62,10 +62,10 @@ def _read_exactly(size: int) -> bytes:
     while size:
         piece = os.read(0, min(size, 1 << 18))
         if not piece:
-            raise EOFError("the connection closed within the bundle")
+            raise EOFError("the connection closed in the middle of the bundle")
         pieces.append(piece)
         size -= len(piece)
-        os.write(1, GOT)  # over a slow line this is all that tells that something happens
+        os.write(1, GOT)  # the only sign of progress over a slow connection
     return b"".join(pieces)
 
 
@@ -77,10 +77,10 @@ def _unpack(content: bytes, folder: str) -> None:
 
 
 def install(folder: str, write: Callable[[str], object]) -> None:
-    """Make `folder` whole, of what `write` puts into the folder that it is given; safe beside
-    others that do the same. Raises OSError.
+    """Make `folder` complete: `write` fills a temporary folder, which then takes its place.
 
-    A damaged one (a cleaner was at work) makes way for the new one.
+    Processes that install the same folder at once do not disturb each other. A damaged folder (a
+    cleaner removed files) is replaced. Raises OSError.
     """
     import fcntl
     import shutil
@@ -92,7 +92,7 @@ def install(folder: str, write: Callable[[str], object]) -> None:
     fresh = ""
     try:
         for _ in range(_TRIES):
-            with contextlib.suppress(OSError):  # NFS locks no folder: others may come between
+            with contextlib.suppress(OSError):  # NFS cannot lock a folder: others may interfere
                 fcntl.flock(lock, fcntl.LOCK_EX)
             if is_whole(folder):
                 return
@@ -110,23 +110,23 @@ def install(folder: str, write: Callable[[str], object]) -> None:
                     raise
                 shutil.rmtree(fresh, ignore_errors=True)
         if not is_whole(folder):
-            raise OSError(f"the bundle did not arrive whole in {folder}")
+            raise OSError(f"the bundle in {folder} is incomplete")
     finally:
         os.close(lock)
-        shutil.rmtree(fresh, ignore_errors=True)  # a full disk is not to be filled by every try
+        shutil.rmtree(fresh, ignore_errors=True)  # each retry would fill the disk a little more
 
 
 def is_whole(folder: str) -> bool:
-    """Whether the folder holds what its name says and nothing else, save for bytecode: the digest
-    of `backends.bundle`.
+    """Return whether the folder's content has the digest that is its name (`backends.bundle`).
 
-    A folder that a cleaner or a full disk has left incomplete looks like any other.
+    Bytecode does not count. Only the digest shows that a cleaner or a full disk left the folder
+    incomplete.
     """
     with contextlib.suppress(OSError):
-        os.utime(folder)  # it is in use: nobody prunes it from now on
+        os.utime(folder)  # marked as in use: `files.cache` does not prune it now
     found = hashlib.sha256()
     try:
-        for name in sorted(_names(folder)):
+        for name in sorted(_list_files(folder)):
             with open(os.path.join(folder, name), "rb") as file:
                 content = file.read()
             found.update(f"{name}\0{len(content)}\0".encode() + content)
@@ -135,9 +135,12 @@ def is_whole(folder: str) -> bool:
     return found.hexdigest()[:16] == os.path.basename(folder)
 
 
-def _names(folder: str) -> list[str]:
-    """Of files; and of links to folders, which cannot be read as files: Python would import from
-    there what nobody has checked."""
+def _list_files(folder: str) -> list[str]:
+    """Return the relative paths of all files, and of links to folders.
+
+    Such a link cannot be read as a file, so it fails the check: Python would import unchecked code
+    through it.
+    """
     found = []
     for above, folders, names in os.walk(folder):
         names += [name for name in folders if os.path.islink(os.path.join(above, name))]
@@ -147,18 +150,20 @@ def _names(folder: str) -> list[str]:
 
 
 def drop_bytecode(folder: str) -> None:
-    """Take away what Python compiled here for earlier runs: it would run without a look at the
-    sources beside it, and no digest covers it. This run compiles it once more."""
+    """Remove the bytecode of earlier runs; this run compiles it again.
+
+    Python could run it without reading the sources beside it, and no digest covers it.
+    """
     for above, folders, _ in list(os.walk(folder)):
         if _BYTECODE in folders:
             old = os.path.join(os.path.dirname(folder), f".old-{os.urandom(6).hex()}")
-            with contextlib.suppress(OSError):  # somebody else was faster
-                os.rename(os.path.join(above, _BYTECODE), old)  # whole at once: others import
+            with contextlib.suppress(OSError):  # another process was faster
+                os.rename(os.path.join(above, _BYTECODE), old)  # atomic: others may be importing
                 _remove_files(old)
 
 
 def _remove_files(folder: str) -> None:
-    """And `folder`. What is no file stays for `agent.cache` to prune."""
+    """Remove `folder` and the files in it; `files.cache` prunes anything else later."""
     if os.path.islink(folder):
         os.unlink(folder)
         return

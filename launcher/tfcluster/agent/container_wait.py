@@ -1,24 +1,24 @@
-"""What a container runs first, as `python3 -c SOURCE NAME`: it waits for its agent, then is it.
+"""The first program in a container, run as `python3 -c SOURCE NAME`: waits for its agent's code.
 
-Standing alone on purpose: its source is sent before any other file of ours is there. A relay
-connects to the socket called NAME, and sends the folder of the agent's code in a line, then what
-`agent.main` reads from stdin; what that writes to stdout is the answer. As the container's own
-process, below its init, the agent ends the container with itself.
+It imports nothing of tfcluster, because its source arrives before any other file. A relay connects
+to the socket called NAME and sends one line with the folder of the agent's code, then what
+`entry.main` reads from stdin; the agent's stdout goes back to the relay. The agent then runs in
+this process, the only one below the container's init: the container ends with the agent.
 
-Written so that older Pythons read it, too: it is what tells of them.
+The syntax is that of older Pythons too, so that it can report them.
 """
 
 import os
 import socket
 import sys
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 OLDEST_PYTHON = (3, 9)
 TOO_OLD = "Python 3.9 or newer is needed"
 
 
 def main(name: str) -> None:
-    """Returns with the agent's end; exits with 1 where nobody came."""
+    """Wait for a relay and run the agent; exit with 1 if no relay comes."""
     if sys.version_info < OLDEST_PYTHON:
         sys.exit(f"{TOO_OLD}, and {sys.executable} is {sys.version.split()[0]}")
     folder = f"/tmp/tfcluster-{os.getuid()}"
@@ -27,18 +27,18 @@ def main(name: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(1)
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(TIMEOUT_S)
         try:
             relay, _ = listener.accept()
         except socket.timeout:
-            sys.exit(f"no agent came for {PATIENCE_S:.0f} s")
+            sys.exit(f"no relay connected within {TIMEOUT_S:.0f} s")
         os.unlink(path)
     relay.settimeout(None)
     code = b""
     while not code.endswith(b"\n"):
         byte = relay.recv(1)
         if not byte:
-            sys.exit("the relay left")
+            sys.exit("the relay closed the connection")
         code += byte
     for number in (0, 1):
         os.dup2(relay.fileno(), number)

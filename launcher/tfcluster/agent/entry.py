@@ -1,7 +1,7 @@
-"""How an agent begins: configuration from stdin, the guard split off, one line back, then work.
+"""The agent's entry point: read the configuration, fork the guard, report ready, run the loop.
 
-The token comes over stdin because argv and the environment can be read by others, and the
-environment goes on to the tasks.
+The configuration comes over stdin because it has the token: other users can read argv, and the
+tasks inherit the environment.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 
 READY = b"listening\n"
 REFUSED = b"refused "
-"""Then a line of JSON: message and cure."""
+"""Followed by one line of JSON with message and cure."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,33 +20,33 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Started detached, in a session of its own, with pipes for stdin and stdout."""
+    """Run an agent in this process, which is detached and has pipes for stdin and stdout."""
     config_json = b""
     while data := os.read(0, 65536):
         config_json += data
     from tfcluster.agent.guard import fork_guard
 
     recorder, guard_alive = fork_guard()
-    # Only now: what the guard does not need stays out of its memory.
+    # Imported after the fork: what the guard does not need stays out of its memory.
     import json
 
     from tfcluster.agent.processes import raise_limit
 
     config = json.loads(config_json)
     raise_limit(config.get("descriptors"))
-    outside = _enter_private_network() if config.get("network") == "private" else None
+    host_spawner = _enter_private_network() if config.get("network") == "private" else None
     from tfcluster.agent.agent import Agent
 
     ready = os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(null, 1)
-    agent = Agent(config, recorder, guard_alive, outside)
+    agent = Agent(config, recorder, guard_alive, host_spawner)
     os.write(ready, READY)
     os.close(ready)
     agent.run()
-    while (found := agent.next()) is not None:
-        agent, peer = found
+    while (next_run := agent.wait_for_next_run()) is not None:
+        agent, peer = next_run
         with peer:
             peer.sendall(READY)
         agent.run()
@@ -54,17 +54,20 @@ def main() -> None:
 
 
 def _enter_private_network() -> HostNetworkSpawner:
-    """What stays outside; where this system refuses, says so on stdout and ends."""
+    """Move into a private network and return the spawner that stays outside it.
+
+    Where the system refuses, write why to stdout and exit.
+    """
     from tfcluster.agent.node.namespaces import PrivateNetworkRefused, enter_private_network
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
-    outside = HostNetworkSpawner()
+    host_spawner = HostNetworkSpawner()
     try:
         enter_private_network()
     except PrivateNetworkRefused as refused:
         import json
 
-        words: dict[str, Any] = {"message": refused.message, "cure": refused.fix}
-        os.write(1, REFUSED + json.dumps(words).encode() + b"\n")
+        refusal: dict[str, Any] = {"message": refused.message, "cure": refused.fix}
+        os.write(1, REFUSED + json.dumps(refusal).encode() + b"\n")
         os._exit(0)
-    return outside
+    return host_spawner

@@ -1,29 +1,29 @@
-"""Words for an exception that is shown to somebody: never none.
+"""Texts for exceptions that are shown to a user; they are never empty.
 
-``str(TimeoutError())`` and ``str(CancelledError())`` are empty, and so is that of many an OSError
-that was raised without words: a message that ends in ": " tells nobody anything.
+``str(TimeoutError())``, ``str(CancelledError())`` and the text of an OSError raised without
+arguments are empty: a message would end in ": ".
 """
 
 from __future__ import annotations
 
-_WITHOUT_WORDS = {
-    "TimeoutError": "no answer came in time",
-    "CancelledError": "it was cut short",
-    "BrokenPipeError": "the other end is gone",
-    "ConnectionResetError": "the other end is gone",
-    "EOFError": "it ended early",
-    "MemoryError": "there is not enough memory",
-    "RecursionError": "it is nested too deeply",
+_DEFAULT_TEXTS = {
+    "TimeoutError": "no answer in time",
+    "CancelledError": "cancelled",
+    "BrokenPipeError": "the other end closed the connection",
+    "ConnectionResetError": "the other end closed the connection",
+    "EOFError": "unexpected end of the data",
+    "MemoryError": "out of memory",
+    "RecursionError": "nested too deeply",
 }
 
 
 def describe_error(error: BaseException) -> str:
-    """All that it says: with the number and the file of an OSError."""
+    """Return the full text of an exception, with the number and the file of an OSError."""
     name = type(error).__name__
-    return str(error).strip() or _WITHOUT_WORDS.get(name, name)
+    return str(error).strip() or _DEFAULT_TEXTS.get(name, name)
 
 
 def reason_of(error: BaseException) -> str:
-    """The same without the number and the file."""
+    """Return the text of an exception, without the number and the file of an OSError."""
     strerror = getattr(error, "strerror", None)
     return strerror if isinstance(strerror, str) and strerror else describe_error(error)

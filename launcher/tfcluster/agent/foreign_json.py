@@ -1,8 +1,7 @@
-"""Reads JSON that somebody else wrote, or that a disk damaged: whatever is wrong is a ValueError.
+"""JSON from outside this process, parsed so that any defect is a ValueError.
 
-`json.loads` itself raises RecursionError for a deeply nested text, and a path may lead to a device
-or a pipe that never ends. Everything that tfcluster reads from a run folder, a host, a daemon, a
-task or a cache comes through here.
+`json.loads` raises RecursionError for deeply nested text, and a path may name a device or a pipe
+that never ends. All JSON from a run folder, a host, a daemon, a task or a cache is read here.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 LARGEST_FILE = 256 << 20
-"""Bytes; the state of ten thousand tasks takes a tenth of it."""
+"""The largest file that is read, in bytes: ten times the state of ten thousand tasks."""
 
 
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Return the value of a JSON text; raises ValueError."""
+    """Return the value of a JSON text. Raises ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -28,7 +27,7 @@ def parse_json(text: str | bytes | bytearray) -> Any:
 
 
 def parse_json_object(text: str | bytes | bytearray) -> dict[str, Any]:
-    """Return the value of a JSON text that is an object; raises ValueError."""
+    """Return the object in a JSON text. Raises ValueError for anything else."""
     value = parse_json(text)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
@@ -36,7 +35,7 @@ def parse_json_object(text: str | bytes | bytearray) -> dict[str, Any]:
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the JSON object in a file; raises OSError, and ValueError for anything else."""
+    """Return the JSON object in a file. Raises OSError, and ValueError for anything else."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)

@@ -1,11 +1,11 @@
-"""The agent's companion: when the agent is gone, it kills what the agent had started.
+"""The guard: the agent's parent process, which kills what the agent started when the agent ends.
 
-PDEATHSIG reaches only a task itself, not the processes the task made. So the guard, the agent's
-parent with a session of its own, holds a pipe from the agent and a list of process groups with
-the start times of their leaders. At the end of the pipe it kills those groups, then (as the
-subreaper above the agent) whatever else the agent left below it, and removes the agent's files.
+PDEATHSIG reaches only a task itself, not the processes that the task started. The guard has its own
+session, a pipe from the agent, and a list of process groups with the start times of their leaders.
+When the pipe closes, it kills those groups, then (as the subreaper above the agent) every other
+process that the agent left, and removes the agent's files.
 
-It imports next to nothing: it stays in memory for as long as the run lasts.
+It imports almost nothing, because it stays in memory as long as the run.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import signal
 
 from tfcluster.agent.processes import become_subreaper, kill_descendants, signal_group
 
-_LAST_EFFORT_S = 60.0
+_KILL_S = 60.0
 
 
 class Recorder:
-    """The agent's end: what the guard must kill and remove if the agent dies."""
+    """The agent's end of the pipe, which tells the guard what to kill and remove."""
 
     def __init__(self, fd: int, pid: int) -> None:
         self._fd = fd
@@ -33,14 +33,14 @@ class Recorder:
         self._write(f"- {pgid}")
 
     def add_file(self, path: str) -> None:
-        """Once it is there and whole: the guard removes it unless somebody made it anew."""
+        """Record a complete file: the guard removes it, unless it has been replaced."""
         self._write(f"f {file_identity(path)} {path}")
 
     def drop_file(self, path: str) -> None:
         self._write(f"d {path}")
 
     def _write(self, line: str) -> None:
-        # A dead guard is noticed through its own pipe (`agent.py`), not here.
+        # A dead guard is noticed through another pipe (`agent.py`).
         with contextlib.suppress(BrokenPipeError):
             os.write(self._fd, line.encode() + b"\n")
 
@@ -48,8 +48,8 @@ class Recorder:
 def fork_guard() -> tuple[Recorder, int]:
     """Fork: the child returns as the agent, the parent stays as its guard and never returns.
 
-    Returns the recorder and a descriptor that reports end-of-file when the guard dies. Must be
-    called before anything large is imported, from the only thread.
+    Return the recorder and a descriptor that reports end-of-file when the guard dies. Call this
+    from the only thread, before anything large is imported.
     """
     become_subreaper()
     from_agent, to_guard = os.pipe()
@@ -63,50 +63,53 @@ def fork_guard() -> tuple[Recorder, int]:
         return Recorder(to_guard, guard_pid), guard_alive
     os.close(to_guard)
     os.close(guard_alive)
-    _guard(from_agent)
+    _run_guard(from_agent)
 
 
-def _guard(from_agent: int) -> NoReturn:
+def _run_guard(from_agent: int) -> NoReturn:
+    """Wait for the agent's end, kill what it left, remove its files and exit."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    groups, files = _listen(from_agent)
+    groups, files = _read_records(from_agent)
     for pgid, started in groups.items():
         signal_group(pgid, started, signal.SIGKILL)
-    kill_descendants(_LAST_EFFORT_S)
-    for path, made in files.items():
+    kill_descendants(_KILL_S)
+    for path, identity in files.items():
         with contextlib.suppress(OSError):
-            if file_identity(path) == made:  # else a new agent of this run has put its own there
+            if file_identity(path) == identity:  # else a new agent of this run made it
                 os.unlink(path)
     os._exit(0)
 
 
 def file_identity(path: str) -> str:
-    """Tells a file from a later one at its path: a file system gives the number of a removed file
-    to the next one, but its time differs."""
+    """Return what tells a file from a later one at its path.
+
+    A file system may reuse the inode number of a removed file, but the time differs.
+    """
     found = os.lstat(path)
     return f"{found.st_ino}.{found.st_mtime_ns}"
 
 
-def _listen(from_agent: int) -> tuple[dict[int, int], dict[str, str]]:
-    """The groups and files on record when the agent's end of the pipe closed."""
+def _read_records(from_agent: int) -> tuple[dict[int, int], dict[str, str]]:
+    """Return the groups and files on record when the agent's end of the pipe closes."""
     groups: dict[int, int] = {}
     files: dict[str, str] = {}
-    rest = b""
+    tail = b""
     while data := os.read(from_agent, 65536):
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, tail = (tail + data).split(b"\n")
         for line in lines:
-            what, _, value = line.decode().partition(" ")
-            if what == "+":
+            action, _, value = line.decode().partition(" ")
+            if action == "+":
                 pgid, started = value.split()
                 groups[int(pgid)] = int(started)
-            elif what == "-":
+            elif action == "-":
                 groups.pop(int(value), None)
-            elif what == "f":
-                made, _, path = value.partition(" ")
-                files[path] = made
+            elif action == "f":
+                identity, _, path = value.partition(" ")
+                files[path] = identity
             else:
                 files.pop(value, None)
     return groups, files

@@ -27,10 +27,10 @@ if IS_LINUX:
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask for SIGKILL when the parent ends; called in the child, right after the fork.
+    """Ask for SIGKILL when the parent ends; call this in the child, right after the fork.
 
-    `parent` is the pid the child expects: it may have died before the call, and then no signal
-    would ever come.
+    `parent` is the expected parent's pid: if it has already ended, no signal would ever come, so
+    the child exits.
     """
     if IS_LINUX:
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -39,7 +39,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def set_process_name(name: str) -> None:
-    """What `top` and ``ps -o comm`` show, of at most 15 bytes (Linux)."""
+    """Set the name, of at most 15 bytes, that `top` and ``ps -o comm`` show (Linux)."""
     if IS_LINUX:
         _prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
@@ -51,7 +51,7 @@ def become_subreaper() -> None:
 
 
 def _stat_fields(pid: int) -> list[bytes]:
-    """Fields of /proc/PID/stat from the state (field 3) on; empty when there is none."""
+    """Return the fields of /proc/PID/stat from the state (field 3) on, or [] without a process."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
     except OSError:
@@ -65,22 +65,25 @@ def _stat_fields(pid: int) -> list[bytes]:
 
 
 def start_time(pid: int) -> int:
-    """In clock ticks since boot: tells a process from a later one with its number. 0: gone."""
+    """Return a process's start time in clock ticks since boot, or 0 if there is none.
+
+    It tells the process from a later one with the same number.
+    """
     fields = _stat_fields(pid)
     return int(fields[19]) if len(fields) > 19 else 0
 
 
 def is_alive(pid: int, started: int) -> bool:
-    """Whether the process with this number and start time runs; a zombie has ended (Linux)."""
+    """Return whether the process with this number and start time runs, zombies excluded (Linux)."""
     fields = _stat_fields(pid)
     return len(fields) > 19 and fields[0] not in (b"Z", b"X") and int(fields[19]) == started
 
 
 def signal_group(pgid: int, started: int, number: int) -> bool:
-    """Signal a group we recorded; False when it is gone or its number belongs to another.
+    """Signal a recorded group; return False if it is gone or its number belongs to another.
 
-    A group outlives its leader, and while it lives the kernel gives its number to nobody: only
-    a leader with another start time means a stranger.
+    A group outlives its leader, and its number is not reused while it lives: so only a leader with
+    another start time means that the number belongs to another group.
     """
     now = start_time(pgid)
     if now and started and now != started:
@@ -93,7 +96,7 @@ def signal_group(pgid: int, started: int, number: int) -> bool:
 
 
 def living_children() -> dict[int, list[int]]:
-    """Parent → its living children, of the whole machine (Linux; else empty)."""
+    """Return parent → living children for the whole machine (Linux; elsewhere empty)."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc") if IS_LINUX else ():
         if name.isdigit():
@@ -103,17 +106,17 @@ def living_children() -> dict[int, list[int]]:
     return children
 
 
-def descendants(of: int = 0) -> list[int]:
-    """All living descendants of this process, or of another, children first (Linux; else none)."""
+def descendants(parent: int = 0) -> list[int]:
+    """Return all living descendants of `parent` (0: this process), children first (Linux)."""
     children = living_children()
-    found = list(children.get(of or os.getpid(), ()))
+    found = list(children.get(parent or os.getpid(), ()))
     for pid in found:
         found.extend(children.get(pid, ()))
     return found
 
 
 def reap_orphans() -> bool:
-    """Reap every child that has ended; False when none is left alive or dead."""
+    """Reap every child that has ended; return False if there are no children at all."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -123,11 +126,10 @@ def reap_orphans() -> bool:
 
 
 def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> bool:
-    """SIGKILL descendants, those that left their group too, until none is left but `spare`; reaps
-    them.
+    """SIGKILL and reap all descendants but `spare`, also those that left their process group.
 
-    As a subreaper this process inherits every orphan below it, so "no child left" means
-    "nobody left". False: some still live (in the kernel, uninterruptible) after `timeout_s`.
+    As a subreaper this process inherits every orphan below it, so without children it has no
+    descendants. Return False if some still live after `timeout_s` (in uninterruptible sleep).
     """
     deadline = time.monotonic() + timeout_s
     while reap_orphans():
@@ -144,18 +146,21 @@ def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> bool:
 
 
 def kill_below(pid: int, timeout_s: float) -> None:
-    """SIGKILL all that lives below another process until nothing does, for `timeout_s` at most."""
+    """SIGKILL the descendants of another process until none is left, for `timeout_s` at most."""
     deadline = time.monotonic() + timeout_s
     while (found := descendants(pid)) and time.monotonic() < deadline:
-        for one in found:
+        for child in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one, signal.SIGKILL)
+                os.kill(child, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def close_from(first: int) -> None:
-    """Every descriptor that is open, from `first` on. Of the numbers that could be there are a
-    thousand million in some containers, and Python 3.9 closes them one by one."""
+    """Close every open descriptor from `first` on.
+
+    Some containers allow a thousand million descriptors, and Python 3.9's `os.closerange` tries
+    each number.
+    """
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:
@@ -163,32 +168,35 @@ def close_from(first: int) -> None:
         return
     for number in numbers:
         if number >= first:
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
                 os.close(number)
 
 
-_MOST = 1 << 16
-"""Some containers allow a thousand million, and old programs close every number there could be."""
-_found: int | None = None
+_MAX_DESCRIPTORS = 1 << 16
+"""The most descriptors that are asked for: old programs close every number up to the limit."""
+_initial_limit: int | None = None
 
 
-def raise_limit(found: int | None = None) -> int:
-    """Let this process open more; the soft limit that it began with, or that `found` says."""
-    global _found
+def raise_limit(inherited: int | None = None) -> int:
+    """Raise this process's soft limit of open files; return the one that tasks are to get.
+
+    That is `inherited`, or the soft limit at the first call.
+    """
+    global _initial_limit
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if _found is None:
-        _found = soft if found is None else found
-    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if _initial_limit is None:
+        _initial_limit = soft if inherited is None else inherited
+    target = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < target:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return _found
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    return _initial_limit
 
 
-def give_back() -> None:
-    """In a fork that is to become somebody else's program."""
-    if _found is None:
+def restore_limit() -> None:
+    """Restore the initial soft limit of open files, in a fork that becomes a task's program."""
+    if _initial_limit is None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (_found, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_initial_limit, hard))

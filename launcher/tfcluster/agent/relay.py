@@ -1,8 +1,8 @@
-"""Joins this process's stdin and stdout to a node's agent, and starts the agent if it is absent.
+"""The relay: connects its stdin and stdout to a node's agent, which it starts if there is none.
 
 A transport (ssh, `docker exec`) runs a relay, never the agent itself: an agent whose stdio *is*
-the connection could not be reached again after the connection broke. The relay knows nothing of
-frames; the agent's magic marker tells the other side where noise ends.
+the connection could not be reached again after the connection broke. The relay does not read
+frames; the agent's magic marker shows the other side where noise ends.
 """
 
 from __future__ import annotations
@@ -27,37 +27,34 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 18
 _LOCK_S = 20.0
-_SEAT_S = 10.0
+_CONTAINER_S = 10.0
 LOCK = ".lock"
-"""Ends the name of the file, beside an agent's socket, that one relay at a time holds."""
-
-
-NAME = "tfcluster-agent"
-"""Of the agent's process and of its guard's: their command line is the relay's."""
+"""The suffix of the lock file beside an agent's socket; one relay at a time holds it."""
+PROCESS_NAME = "tfcluster-agent"
+"""The process name of agent and guard, whose command line is the relay's."""
 AGENT_GONE = 76
-"""Exit code of a relay that was to join an agent of which it is proved that it has ended."""
+"""The exit code of a relay whose agent has provably ended."""
 NOT_REACHED = 77
-"""Exit code of one that has no agent to relay to, for any other reason; stderr says which."""
-_NOT_STARTED = "the agent did not start; what it said went to stderr"
+"""The exit code of a relay without an agent for any other reason, which is on stderr."""
+_NOT_STARTED = "the agent did not start; its output is on stderr"
 
 
 class RelayError(Exception):
-    """The agent is not there and does not start."""
+    """The relay has no agent to relay to."""
 
 
 def main(config: dict[str, Any]) -> None:
-    """Relay until one side is at its end. `config` is the agent's (`agent.Agent`); with ``ends``
-    the run's coordinator is gone, and a line of JSON tells what was ended (`lost_run.end`).
+    """Relay until one side closes. `config` is the agent's (`agent.Agent`).
 
-    Exits with `NOT_REACHED`, and says why on stderr, where there is no agent to relay to.
+    With ``ends`` in it the run's coordinator is gone: end what the run left on this node and print
+    `fencing.end_lost_run`'s result as a line of JSON. Exit with `NOT_REACHED`, and the reason on
+    stderr, where there is no agent to relay to.
     """
     if config.get("ends"):
-        from tfcluster.agent import fencing
-
         os.write(1, json.dumps(fencing.end_lost_run(config)).encode() + b"\n")
         return
     try:
-        agent = reach_agent(on_this_node(config))
+        agent = reach_agent(with_local_paths(config))
     except RelayError as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
@@ -65,11 +62,11 @@ def main(config: dict[str, Any]) -> None:
     join(agent, 0, 1)
 
 
-def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
-    """Names of sockets and locks become paths in a folder of this user.
+def with_local_paths(config: dict[str, Any]) -> dict[str, Any]:
+    """Return `config` with the names of sockets and locks as paths in a folder of this user.
 
-    Not below XDG_RUNTIME_DIR, which goes with the user's last session, nor TMPDIR, which may be
-    each session's own: an agent outlives the connection it was started over.
+    The folder is in /tmp because an agent outlives the session that started it: XDG_RUNTIME_DIR is
+    removed with the user's last session, and TMPDIR may differ for each session.
     """
     runtime = place_of(f"/tmp/tfcluster-{os.getuid()}")
     names = [name for name in ("socket", "ports_dir", "seat") if name in config]
@@ -77,25 +74,25 @@ def on_this_node(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def reach_agent(config: dict[str, Any]) -> socket.socket:
-    """Connect to the run's agent on this node: with ``starts`` a fresh one, else the one that is
-    there. ``former`` is who was there before (`fence.identity`); it ends before a fresh one starts.
+    """Connect to the run's agent on this node: with ``starts`` a new one, else the running one.
 
-    Raises RelayError, also where nothing proves that the former agent has ended and its lease
-    may go on (not ``is_fenced``).
+    ``former`` identifies the previous agent (`fencing.identity`), which is ended before a new one
+    starts. Raises RelayError, also where nothing proves that the previous agent has ended and its
+    lease may still hold (not ``is_fenced``).
     """
     starts, path = config.get("starts", True), config["socket"]
     if starts and config.get("former") is not None:
-        _end_former(config)
+        _end_previous(config)
     lock = _lock(path)
     try:
         try:
-            found = _connect(path)
+            running = _connect(path)
         except OSError:
-            found = None
+            running = None
         if not starts:
-            return found or _join_later(config)
-        if found is not None:
-            _end_unknown(found)
+            return running or _fail_to_join(config)
+        if running is not None:
+            _end_unclaimed(running)
         if "seat" in config:
             _start_agent_in_container(config)
         else:
@@ -106,13 +103,12 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
 
 
 def _lock(path: str) -> int:
-    """A descriptor that keeps out other relays to the agent of this socket: two of them must not
-    start two agents.
+    """Lock this socket's lock file, so that two relays do not start two agents.
 
-    Whoever clears the temporary folder removes the lock as well, and the next relay makes another
-    one; so the lock is taken again until it is the one that others find. An agent that starts
-    beside another one within the milliseconds that remain has no task: only one of the two knows
-    the token of the coordinator's newest connection, and nobody greets the other.
+    A cleaner of the temporary folder may remove the lock file, and the next relay creates another
+    one; so the lock is taken again until the file at that path is the locked one. If two agents
+    still start within the remaining milliseconds, one of them never gets a task: only one has the
+    token of the coordinator's newest connection, and no hello reaches the other.
     """
     name, deadline = path + LOCK, time.monotonic() + _LOCK_S
     while time.monotonic() < deadline:
@@ -124,7 +120,7 @@ def _lock(path: str) -> int:
                 return lock
         time.sleep(0.02)
         os.close(lock)
-    raise RelayError(f"another relay holds {name} for {_LOCK_S:.0f} s")
+    raise RelayError(f"another relay has held {name} for {_LOCK_S:.0f} s")
 
 
 def _unlock(path: str, lock: int) -> None:
@@ -133,32 +129,31 @@ def _unlock(path: str, lock: int) -> None:
     os.close(lock)
 
 
-def _join_later(config: dict[str, Any]) -> NoReturn:
-    """The agent to be joined does not listen: exit with `AGENT_GONE` where its end is proved."""
-    former = config.get("former")
-    if former is not None and fencing.have_ended(former, in_container="seat" in config):
-        sys.stderr.write("its agent has gone\n")
+def _fail_to_join(config: dict[str, Any]) -> NoReturn:
+    """Exit with `AGENT_GONE` if the agent has provably ended, else raise RelayError."""
+    previous = config.get("former")
+    if previous is not None and fencing.have_ended(previous, in_container="seat" in config):
+        sys.stderr.write("the run's agent on this node has ended\n")
         os._exit(AGENT_GONE)
-    raise RelayError("its agent does not listen on its socket now")
+    raise RelayError("the run's agent on this node does not answer on its socket")
 
 
-def _end_former(config: dict[str, Any]) -> None:
+def _end_previous(config: dict[str, Any]) -> None:
     has_ended = fencing.end(config["former"])
     if has_ended is False:
         raise RelayError(
-            f"its former agent has not ended {fencing.END_S:.0f} s after it was killed"
+            f"the previous agent is still alive {fencing.END_S:.0f} s after it was killed"
         )
     if has_ended is None and not config.get("is_fenced"):
-        raise RelayError("nothing proves that its former agent has ended: its lease must end first")
+        raise RelayError("the previous agent may still run: its lease must expire first")
 
 
-def _end_unknown(agent: socket.socket) -> None:
-    """One that the coordinator has never greeted, so without a task: the connection over which it
-    was started had failed."""
+def _end_unclaimed(agent: socket.socket) -> None:
+    """End an agent that never had a task: the connection failed while it was starting."""
     with agent:
         pid = process_of(agent)
     if not pid or not fencing.end_process(pid):
-        raise RelayError("an agent of this run is there already, and cannot be ended")
+        raise RelayError("another agent of this run is running and cannot be killed")
 
 
 def _connect(path: str) -> socket.socket:
@@ -172,25 +167,25 @@ def _connect(path: str) -> socket.socket:
 
 
 def _start_agent_in_container(config: dict[str, Any]) -> None:
-    """The process that waits in this container becomes the agent (`agent.container_wait`)."""
-    seat = _await_container(config["seat"])
+    """Turn the process that waits in this container into the agent (`container_wait`)."""
+    waiting = _await_container(config["seat"])
     code = __file__.rsplit(os.sep, 3)[0]
-    seat.sendall(os.fsencode(code) + b"\n" + json.dumps(config).encode())
-    seat.shutdown(socket.SHUT_WR)
-    with seat.makefile("rb") as file:
+    waiting.sendall(os.fsencode(code) + b"\n" + json.dumps(config).encode())
+    waiting.shutdown(socket.SHUT_WR)
+    with waiting.makefile("rb") as file:
         if not file.readline():
             raise RelayError(_NOT_STARTED)
 
 
 def _await_container(path: str) -> socket.socket:
-    """The container may have started before its process listens."""
-    deadline = time.monotonic() + _SEAT_S
+    """Connect to the container's first process, which may not listen yet."""
+    deadline = time.monotonic() + _CONTAINER_S
     while True:
         try:
             return _connect(path)
         except OSError as error:
             if time.monotonic() > deadline:
-                raise RelayError("nothing waits in this container for an agent") from error
+                raise RelayError("no process in this container waits for an agent") from error
             time.sleep(0.01)
 
 
@@ -199,7 +194,7 @@ def _start_agent(config: dict[str, Any]) -> None:
     ready_read, ready_write = os.pipe()
     if os.fork() == 0:
         os.setsid()
-        if os.fork():  # the agent must not be the child of a relay that may go at any time
+        if os.fork():  # the agent must not be the child of a relay, which may end at any time
             os._exit(0)
         _become_agent(config_read, ready_write)
     os.wait()
@@ -213,12 +208,12 @@ def _start_agent(config: dict[str, Any]) -> None:
 
 
 def _become_agent(config: int, ready: int) -> NoReturn:
-    """In a fork: to start Python anew, and to import all this again, takes twice the time."""
+    """Run the agent in this fork: a new Python that imports all again takes twice the time."""
     try:
         os.dup2(config, 0)
         os.dup2(ready, 1)
         close_from(3)
-        set_process_name(NAME)
+        set_process_name(PROCESS_NAME)
         from tfcluster.agent.entry import main as agent
 
         agent()

@@ -1,8 +1,8 @@
-"""An agent between two runs (`up --warm`): it keeps what was imported, and waits for the next one.
+"""A warm agent (`up --warm`): it keeps its imports after a run and waits for the next one.
 
-Whoever connects to its socket, in this user's own folder, sends a length (4 bytes) and as many
-bytes of JSON, and is answered: ``tell`` with what is kept here, ``end`` with nothing but the end,
-``run`` with `main.READY` once the agent listens as that run's own.
+It listens on a socket in a folder of this user. A client sends a length (4 bytes) and that many
+bytes of JSON with ``op``: ``tell`` and ``end`` are answered with the agent's status, and ``end``
+ends it; ``run`` is answered with `entry.READY` once the agent listens for that run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from tfcluster.agent.net.listener import is_own_user, listen
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import reap_orphans, set_process_name
-from tfcluster.agent.tasks.preloader import hear
+from tfcluster.agent.tasks.preloader import read_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,59 +28,65 @@ if TYPE_CHECKING:
 
     from tfcluster.agent.guard import Recorder
 
-NAME = "tfcluster-warm"
-"""Of the process, while it waits: no orphan of a run."""
-_PATIENCE_S = 2.0
-_LOOK_S = 5.0
-"""Between two looks at our socket."""
+PROCESS_NAME = "tfcluster-warm"
+"""The process name while it waits, which tells it from an orphan of a run."""
+_REQUEST_S = 2.0
+"""The time for a client to send its request."""
+_CHECK_S = 5.0
+"""The time between two checks that the socket exists."""
 
 
-class Rest:
-    """The wait of one agent for its next run."""
+class WarmWait:
+    """The wait of an agent for its next run."""
 
     def __init__(
         self, warm: dict[str, Any], recorder: Recorder, *, wakes: list[int], signals: int
     ) -> None:
-        """`warm`: socket, seconds, about. Readable `wakes` end the wait; `signals` yields the
-        numbers of signals."""
+        """Begin the wait. `warm` has socket, seconds and about.
+
+        A readable descriptor of `wakes` ends the wait; `signals` yields the numbers of signals.
+        """
         self._warm, self._recorder, self._wakes, self._signals = warm, recorder, wakes, signals
         self._until = time.monotonic() + warm["seconds"]
 
     def wait(self) -> tuple[dict[str, Any], socket.socket] | None:
-        """The next run's config, and who awaits `main.READY`; None: nobody came, or ended it."""
+        """Return the next run's config and the client that awaits `entry.READY`.
+
+        Return None if the time is over, or a client, a signal or a lost process ended the wait.
+        """
         path = self._warm["socket"]
-        with _alone_in(os.path.dirname(path)):
-            if _is_served(path):
-                return None  # by the agent of a run beside ours
+        with _locked(os.path.dirname(path)):
+            if _has_listener(path):
+                return None  # another warm agent listens: two runs ended at once
             listener = listen(path)
         self._recorder.add_file(path)
         with open("/proc/self/comm") as file:
             name = file.read().strip()
-        set_process_name(NAME)
+        set_process_name(PROCESS_NAME)
         try:
             return self._serve(listener)
         finally:
             set_process_name(name)
-            with _alone_in(os.path.dirname(path)), contextlib.suppress(OSError):
-                os.unlink(path)  # while we listen nobody else's is there
+            with _locked(os.path.dirname(path)), contextlib.suppress(OSError):
+                os.unlink(path)  # no other agent replaces the socket while this one listens
                 listener.close()
             self._recorder.drop_file(path)
 
     def _serve(self, listener: socket.socket) -> tuple[dict[str, Any], socket.socket] | None:
-        while (left := self._until - time.monotonic()) > 0:
+        while (remaining := self._until - time.monotonic()) > 0:
             if not os.path.lexists(self._warm["socket"]):
-                return None  # it was cleared away, so nobody can take us up, nor end us
+                return None  # a cleaner removed it, so no client can reach this agent
             watched = [listener.fileno(), self._signals, *self._wakes]
-            woken = select.select(watched, [], [], min(left, _LOOK_S))[0]
+            woken = select.select(watched, [], [], min(remaining, _CHECK_S))[0]
             if any(fd in woken for fd in self._wakes):
                 return None
-            if self._signals in woken and self._is_told_to_end():
+            if self._signals in woken and self._has_end_signal():
                 return None
             if listener.fileno() not in woken:
                 continue
             peer, _ = listener.accept()
-            request = hear(peer, _PATIENCE_S) if is_own_user(peer) else {}
-            if _has_hung_up(peer):  # we stood still, and it has begun without us
+            request = read_message(peer, _REQUEST_S) if is_own_user(peer) else {}
+            if _has_hung_up(peer):  # this process was stopped; the client gave up waiting
                 peer.close()
                 continue
             if request.get("op") == "run":
@@ -88,24 +94,24 @@ class Rest:
                 os.environ.update(request["environ"])
                 return request["config"], peer
             with peer, contextlib.suppress(OSError):
-                peer.sendall(json.dumps(self._told()).encode())
+                peer.sendall(json.dumps(self._status()).encode())
             if request.get("op") == "end":
                 return None
         return None
 
-    def _told(self) -> dict[str, Any]:
-        left = max(0.0, self._until - time.monotonic())
+    def _status(self) -> dict[str, Any]:
+        remaining = max(0.0, self._until - time.monotonic())
         about, guard = self._warm["about"], self._recorder.pid
-        return {"pid": os.getpid(), "guard": guard, "seconds": round(left, 1), "about": about}
+        return {"pid": os.getpid(), "guard": guard, "seconds": round(remaining, 1), "about": about}
 
-    def _is_told_to_end(self) -> bool:
+    def _has_end_signal(self) -> bool:
         reap_orphans()
         return any(number != signal.SIGCHLD for number in os.read(self._signals, 4096))
 
 
 @contextlib.contextmanager
-def _alone_in(folder: str) -> Iterator[None]:
-    """Of all agents whose run ends now."""
+def _locked(folder: str) -> Iterator[None]:
+    """Hold the folder's lock, against other agents whose run ends now."""
     make_private(folder)
     fd = os.open(folder, os.O_RDONLY)
     try:
@@ -115,7 +121,7 @@ def _alone_in(folder: str) -> Iterator[None]:
         os.close(fd)
 
 
-def _is_served(path: str) -> bool:
+def _has_listener(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0
 
@@ -125,8 +131,8 @@ def _has_hung_up(peer: socket.socket) -> bool:
     try:
         return peer.recv(1) == b""
     except BlockingIOError:
-        return False  # it waits for our answer
+        return False  # it waits for an answer
     except OSError:
         return True
     finally:
-        peer.settimeout(_PATIENCE_S)
+        peer.settimeout(_REQUEST_S)

@@ -1,4 +1,7 @@
-"""The places where tasks can run, by the name a user writes; each is imported when it is used."""
+"""Backends: how nodes are reached, or made, to run tasks on; `get` returns one by its name.
+
+A backend's module is imported when it is used.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ _MODULES = {
 
 
 def get(name: str, *, runtime_dir: Path) -> Backend:
-    """The backend called `name`; `runtime_dir` is where it puts sockets and port locks.
+    """Return the backend called `name`; `runtime_dir` is where it puts sockets and port locks.
 
-    Raises SurroundingsError for a backend this version does not have.
+    Raises SurroundingsError for a backend that this version does not have.
     """
     if name not in _MODULES:
         raise SurroundingsError(
-            f"this version of tfcluster does not start tasks through {name}",
-            fix=f"there are {', '.join(sorted(_MODULES))}",
+            f"this version of tfcluster has no backend {name}",
+            fix=f"use one of {', '.join(sorted(_MODULES))}",
         )
     module, backend = _MODULES[name]
-    made: Backend = getattr(import_module(module), backend)(runtime_dir)
-    return made
+    created: Backend = getattr(import_module(module), backend)(runtime_dir)
+    return created

@@ -1,4 +1,4 @@
-"""What the coordinator may expect of a backend, and what a backend declares about itself."""
+"""The interface of a backend to the coordinator, and the capabilities a backend declares."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ if TYPE_CHECKING:
 
 
 Tell = Callable[[str], None]
-"""Is told, in a sentence, what a user has to wait for."""
+"""A callback that shows a sentence to the user: what the command waits for."""
 
 
 def ignore_event(sentence: str) -> None:
-    """A `Tell` for callers that only want the outcome."""
+    """Do nothing: a `Tell` for callers that only need the result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """A backend's nature; the coordinator decides by it, never by the backend's name."""
+    """The properties of a backend; the coordinator decides by them, never by the backend's name."""
 
     shares_filesystem: bool
     """Tasks write straight into the run folder, so no log or file is sent."""
     has_lease: bool
-    """A lost connection may come back; without, the agent ends its tasks when it closes."""
+    """A lost connection may be resumed; without a lease the agent kills its tasks at once."""
     holds_ports: bool
-    """Ports stay ours between two attempts (Linux), else they are drawn anew on a clash."""
+    """Ports stay bound between two attempts (Linux); otherwise a taken one is chosen again."""
     clears_up: bool = False
-    """`close` removes, or names, what a node has that was not told of the run's end; and with a
-    lost node goes all that was prepared on it."""
+    """`close` removes, or names, the leftovers of nodes that did not hear of the run's end; and a
+    lost node loses all that was prepared on it."""
 
 
 class Backend(Protocol):
-    """Reaches the nodes of one kind."""
+    """A kind of nodes, and how they are reached."""
 
     @property
     def capabilities(self) -> Capabilities: ...
 
     @property
     def may_hold_resources(self) -> bool:
-        """Whether what was made for the run's nodes may still be there, after `close` too."""
+        """True if resources made for the run's nodes may still exist, after `close` too."""
         ...
 
     async def connect(
@@ -55,35 +55,39 @@ class Backend(Protocol):
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
-        """Reach the node's agent, started if need be, and greet it. Only an agent that is
-        reached over a network has a lease. `is_fenced`: nothing can live any more that an agent
-        reached before has started; else its end must be proved before another one starts.
+        """Connect to the node's agent, which is started if it does not run.
 
-        Raises SurroundingsError when it does not come up; the text holds its last words.
+        `lease_s`: seconds an agent reached over a network keeps its tasks alive without the
+        coordinator. `is_fenced`: it is certain that no process of an earlier agent of this node
+        is alive; otherwise the end of that agent must be proved before another one starts.
+
+        Raises SurroundingsError if the agent does not start; the text holds its error output.
         """
         ...
 
     async def repair(self) -> list[str]:
-        """Before another attempt: give nodes back what was taken from them; what that was."""
+        """Repair the nodes before another attempt; return what was repaired, in sentences."""
         ...
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        """The run is over: what was made for its nodes goes, but for what holds folders that are
-        to stay. What a user should know of it, in sentences."""
+        """Remove what was made for the run's nodes; return what the user should know, in sentences.
+
+        `keeps_folders`: what holds the tasks' folders stays.
+        """
         ...
 
 
 @runtime_checkable
 class EndsLostRuns(Protocol):
-    """A backend whose nodes a run outlives when its coordinator is killed, until its lease ends."""
+    """A backend on whose nodes tasks outlive a killed coordinator, until the lease ends."""
 
     async def end_run(
         self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """Have a node end what such a run has left there.
+        """End the leftover processes of such a run; return the node's answer
+        (`agent.fencing.end_lost_run`).
 
-        Returns what `agent.fencing.end_lost_run` does. `former`: the identity of the node's agent.
-
-        Raises NodeLostError where the node does not answer.
+        `former`: the identity of the node's agent. Raises NodeLostError if the node does not
+        answer.
         """
         ...

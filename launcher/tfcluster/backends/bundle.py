@@ -1,7 +1,7 @@
-"""What a node needs of ours, as one content-addressed folder: the agent and the workers' half.
+"""The code that a node needs (agent and workers) as one content-addressed bundle.
 
-The folder has two roots, ``agent/tfcluster/…`` and ``workers/tfcluster_workers/…``, so that the
-partial `tfcluster` in it never hides an installed one from a task.
+The bundle's folder has two roots, ``agent/tfcluster/…`` and ``workers/tfcluster_workers/…``, so
+that the partial `tfcluster` in it never hides an installed one from a task.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Bundle:
-    """The files, by their path below the bundle's folder."""
+    """The bundle's files, by path below its folder."""
 
     files: Mapping[str, bytes]
     digest: str
-    """16 hexadecimal digits over names and contents: the same files, the same folder."""
+    """16 hexadecimal digits of a SHA-256 over names and contents; the name of the folder."""
 
     @functools.cached_property
     def zip_bytes(self) -> bytes:
-        """Made when a remote node asks for it; the same bytes for the same files."""
+        """The bundle as a zip file, built on demand; the same bytes for the same files."""
         stream = io.BytesIO()
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in self.files.items():
@@ -49,9 +49,10 @@ class Bundle:
 
 @functools.cache
 def build() -> Bundle:
-    """Reads the installed packages; tfcluster_workers is found by path, never imported.
+    """Return the bundle of the installed packages; tfcluster_workers is read, never imported.
 
-    Once per process: an upgrade while a run starts must not give its nodes two different ones.
+    It is built once per process: an upgrade while a run starts must not give its nodes two
+    different bundles.
     """
     launcher = Path(tfcluster.__file__).parent
     files = {"agent/tfcluster/__init__.py": (launcher / "__init__.py").read_bytes()}
@@ -69,7 +70,7 @@ def build() -> Bundle:
 
 
 def workers_folder() -> Path:
-    """Where tfcluster_workers is installed. Raises SurroundingsError."""
+    """Return the folder of the installed tfcluster_workers. Raises SurroundingsError."""
     found = importlib.util.find_spec("tfcluster_workers")
     if found is None or not found.submodule_search_locations:
         raise SurroundingsError(
@@ -86,15 +87,16 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 def cache_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """``${XDG_CACHE_HOME:-~/.cache}/tfcluster/bundles``."""
+    """Return ``${XDG_CACHE_HOME:-~/.cache}/tfcluster/bundles``."""
     base = environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "tfcluster" / "bundles"
 
 
 def unpack(bundle: Bundle, cache: Path) -> Path:
-    """The bundle's folder, written unless it is there whole; safe beside others doing the same.
+    """Return the bundle's folder, written unless it is there complete; processes may do so at once.
 
-    Where `cache` cannot be written, a folder of this user below the temp directory serves.
+    If `cache` cannot be written, a private folder below the temp directory is used. Raises
+    SurroundingsError if that is impossible, too.
     """
     try:
         return _unpack(bundle, cache)
@@ -108,7 +110,7 @@ def _private_temp_folder() -> Path:
         make_private(str(folder))
     except OSError as error:
         raise SurroundingsError(
-            f"no code is put into {folder}: {reason_of(error)}",
+            f"{folder} cannot hold tfcluster's code: {reason_of(error)}",
             fix="make ~/.cache writable, or set XDG_CACHE_HOME",
         ) from error
     return folder / "bundles"

@@ -1,8 +1,8 @@
-"""From a transport's start to its relay: what is said to each other, how long, and in what words
-it is told when it fails.
+"""The start of an agent through a transport: the exchange with its bootstrap (`shake_hands`), and
+the explanation of a failure (`explain`).
 
-Progress counts, not time: the bundle may come over a slow line, but a host that says nothing for
-ten seconds is named.
+Progress counts, not time: the bundle may take long over a slow line, but a host that sends
+nothing for ten seconds is reported.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from typing import Any
 from tfcluster.agent import bootstrap, container_wait, protocol, relay
 
 SILENCE_S = 10.0
-"""So long may nothing come: ssh itself gives up after eight seconds, with its own words."""
-EACH_S = 0.25
-"""And so much longer for each other host that is dialled now: the clients share our processors."""
+"""Seconds without any byte that end a dial: ssh itself gives up after 8 s, with a message."""
+PER_DIAL_S = 0.25
+"""Seconds added for each other host dialled at the same time: the clients share our processors."""
 _TRACEBACK = "Traceback (most recent call last):"
-_OF_PYTHON = (_TRACEBACK, container_wait.TOO_OLD, "Unknown option: -I")
-"""Words that only a Python says; the last one Python 2."""
-_NOT_TOLD = re.compile(
+_PYTHON_MESSAGES = (_TRACEBACK, container_wait.TOO_OLD, "Unknown option: -I")
+"""Texts that only a Python prints; the last one is Python 2's."""
+_TRACEBACK_LINES = re.compile(
     r"\s|Traceback \(most recent call last\):$|The above exception was the direct cause"
     r"|During handling of the above exception|$"
 )
 _QUALIFIED = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
 _SSH_FAILED = 255
 _NO_PROGRAM = (126, 127)
-"""Exit codes of shells that cannot run what they are told to."""
-_EXPLAIN_THEMSELVES = (_SSH_FAILED, relay.NOT_REACHED, *_NO_PROGRAM)
-"""Exit codes of programs whose stderr says best why they failed."""
+"""Exit codes of shells that cannot run a program."""
+_SELF_EXPLAINING = (_SSH_FAILED, relay.NOT_REACHED, *_NO_PROGRAM)
+"""Exit codes of programs whose stderr explains the failure best."""
 
-_under_way = 0
+_dials_in_progress = 0
 
 
 @contextmanager
 def patience() -> Iterator[float]:
-    """How long nothing may come, while one more host is dialled."""
-    global _under_way
-    _under_way += 1
+    """Count one more dial in progress and yield how many seconds may pass without any byte."""
+    global _dials_in_progress
+    _dials_in_progress += 1
     try:
-        yield SILENCE_S + EACH_S * (_under_way - 1)
+        yield SILENCE_S + PER_DIAL_S * (_dials_in_progress - 1)
     finally:
-        _under_way -= 1
+        _dials_in_progress -= 1
 
 
 async def shake_hands(
@@ -56,7 +56,7 @@ async def shake_hands(
     order: Mapping[str, Any],
     bundle: Callable[[], bytes],
 ) -> None:
-    """Send the bootstrap (`source`), its `order`, and the bundle where it is wanted.
+    """Send the bootstrap (`source`), its `order`, and the bundle if the node asks for it.
 
     Raises TimeoutError, EOFError, ProtocolError, OSError.
     """
@@ -68,7 +68,7 @@ async def shake_hands(
 
             writer.write(f"{source!r}\n{json.dumps(order)}\n".encode())
             with contextlib.suppress(ConnectionError):
-                await writer.drain()  # to one who has gone: what it said is read first
+                await writer.drain()  # fails if the process has exited; its output is read first
             if await _answer(reader, progress) == bootstrap.NEED:
                 content = bundle()
                 writer.write(b"%d\n" % len(content) + content)
@@ -77,55 +77,58 @@ async def shake_hands(
 
 
 async def _answer(reader: asyncio.StreamReader, progress: Callable[[], None]) -> bytes:
-    """One of the bootstrap's answers, after whatever a login prints first."""
-    seen = b""
+    """Return the bootstrap's next answer, skipping what a login prints first."""
+    received = b""
     while True:
         try:
-            seen += await reader.readuntil(b"\n")
+            received += await reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as end:
-            raise EOFError(_shown(seen + end.partial)) from None
+            raise EOFError(_tail(received + end.partial)) from None
         except ConnectionError:
-            raise EOFError(_shown(seen)) from None
+            raise EOFError(_tail(received)) from None
         except asyncio.LimitOverrunError as over:
-            seen += await reader.readexactly(over.consumed)
+            received += await reader.readexactly(over.consumed)
         progress()
         for answer in (bootstrap.HAVE, bootstrap.NEED, bootstrap.GOT):
-            if seen.endswith(answer):
+            if received.endswith(answer):
                 return answer
-        if len(seen) > protocol.MAX_NOISE:
-            shown = seen[:400].decode(errors="replace")
-            raise protocol.ProtocolError(f"no agent answered; instead came: {shown}")
+        if len(received) > protocol.MAX_NOISE:
+            shown = received[:400].decode(errors="replace")
+            raise protocol.ProtocolError(f"no agent answered; the output was: {shown}")
 
 
-def _shown(seen: bytes) -> str:
-    return seen[-400:].decode(errors="replace").strip()
+def _tail(received: bytes) -> str:
+    return received[-400:].decode(errors="replace").strip()
 
 
-def explain(error: BaseException, code: int | None, said: str, *, logs_in: bool = True) -> str:
-    """Why there is no agent. `code`: the transport's exit code, None while it runs; `said`: what
-    it, or what ran behind it, wrote to stderr; `logs_in`: a login shell stood between."""
-    words = plain(said)
-    if words and (code in _EXPLAIN_THEMSELVES or any(one in said for one in _OF_PYTHON)):
-        return words
+def explain(error: BaseException, code: int | None, stderr: str, *, logs_in: bool = True) -> str:
+    """Return why the agent could not be reached.
+
+    `code`: the transport's exit code, None while it runs. `stderr`: what the transport, or a
+    program behind it, wrote to stderr. `logs_in`: the transport goes through a login shell.
+    """
+    text = shorten_tracebacks(stderr)
+    if text and (code in _SELF_EXPLAINING or any(one in stderr for one in _PYTHON_MESSAGES)):
+        return text
     if isinstance(error, TimeoutError):
-        why = f"nothing came from there for {SILENCE_S:.0f} s"
+        why = f"no answer for {SILENCE_S:.0f} s"
         why += ": does its login hang?" if logs_in else "."
     elif not logs_in:
-        return words or str(error) or f"it ended with exit code {code}"
+        return text or str(error) or f"exit code {code}"
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
         why = (
-            f"its login ended with exit code {code} before anything of ours ran:"
+            f"its login ended with exit code {code} before tfcluster's code ran:"
             " does a .bashrc or .profile end the shell?"
         )
     else:
-        return words or str(error) or type(error).__name__
-    heard = "\n".join(filter(None, (words, str(error) if isinstance(error, EOFError) else "")))
-    return f"{why} It said: {heard}" if heard else why
+        return text or str(error) or type(error).__name__
+    output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
+    return f"{why} Its output: {output}" if output else why
 
 
-def plain(said: str) -> str:
-    """`said`, with nothing of a Python traceback but the exception."""
-    if _TRACEBACK not in said:
-        return said
-    kept = [line for line in said.splitlines() if not _NOT_TOLD.match(line)]
+def shorten_tracebacks(stderr: str) -> str:
+    """Return `stderr` with every Python traceback reduced to its exception."""
+    if _TRACEBACK not in stderr:
+        return stderr
+    kept = [line for line in stderr.splitlines() if not _TRACEBACK_LINES.match(line)]
     return "\n".join(_QUALIFIED.sub("", line) for line in kept)

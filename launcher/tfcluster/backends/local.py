@@ -1,4 +1,5 @@
-"""Tasks on this machine: the agent is started here, in a session of its own, and ends with us."""
+"""The backend `local`: the agent runs on this machine, in its own session, and ends with the
+coordinator."""
 
 from __future__ import annotations
 
@@ -30,11 +31,22 @@ from tfcluster.wire.messages import Refused
 _START = "import sys; sys.path.append(sys.argv[1]); from tfcluster.agent.entry import main; main()"
 _START_TIMEOUT_S = 20.0
 _PATIENCE_S = 60.0
-"""An agent here that stands still so long is lost, however long the lease of others is."""
+"""Seconds after which a hanging local agent is lost, even if `lease_s` is longer."""
 _AGENT_END_S, _GUARD_END_S = 1.0, 10.0
-"""The agent's is over when its link is closed; its guard may still be ending what it left."""
+"""Seconds to wait for an agent whose link is closed, and for a guard that kills its tasks."""
 _SOCKET_PATH_LIMIT = 103
-"""Bytes; macOS has 104 with the terminator, Linux 108."""
+"""The longest socket path in bytes; macOS has 104 with the terminator, Linux 108."""
+
+
+def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
+    """Return the socket path of a run's agent. Raises NodeLostError if it is too long."""
+    path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
+        raise NodeLostError(
+            f"{path} is too long for a Unix socket",
+            fix="set XDG_RUNTIME_DIR to a folder with a shorter path",
+        )
+    return path
 
 
 class LocalBackend:
@@ -56,11 +68,13 @@ class LocalBackend:
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
-        """Start this node's agent and greet it; raises NodeLostError, or SurroundingsError
-        where this machine refuses the private network it asks for."""
+        """Start this node's agent and connect to it.
+
+        Raises NodeLostError, or SurroundingsError if this machine refuses a private network.
+        """
         path = socket_path(self._runtime_dir, run_id, node.name)
         identity = {"run_id": run_id, "node": node.name, "token": token}
-        process = await self._start_whole(self._config(identity, path, node), node)
+        process = await self._start_in_thread(self._config(identity, path, node), node)
 
         async def dial() -> Streams:
             return await asyncio.open_unix_connection(str(path))
@@ -87,13 +101,13 @@ class LocalBackend:
             "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
             "network": node.network,
             "lease_s": None,
-            "descriptors": raise_limit(),  # as the shell gave it to us: the tasks' own
+            "descriptors": raise_limit(),  # the limit the shell set, which is the tasks' limit
         }
 
-    async def _start_whole(
+    async def _start_in_thread(
         self, config: dict[str, object], node: NodePlan
     ) -> AgentProcess | warm_agents.Adopted:
-        """Started in a thread, which cannot be called off: then what it has started is ended."""
+        """Start the agent in a thread; if cancelled, wait for the thread and end the agent."""
         starting = asyncio.create_task(asyncio.to_thread(self._start, config, node))
         try:
             return await asyncio.shield(starting)
@@ -106,7 +120,7 @@ class LocalBackend:
     def _start(
         self, config: dict[str, object], node: NodePlan
     ) -> AgentProcess | warm_agents.Adopted:
-        """A new agent, or one that an earlier run has left for this one."""
+        """Return a new agent, or a warm one that an earlier run left for this run."""
         if node.warm is None:
             return AgentProcess(self._python, config)
         python = node.interpreter.path if node.interpreter is not None else "python"
@@ -119,49 +133,40 @@ class LocalBackend:
         return []
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        """Nothing is made for a run as a whole."""
         return []
 
 
 def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
-    """Why an agent that answered something else than `READY` did not start."""
+    """Return the error for an agent that did not answer `READY`."""
     if answer.startswith(REFUSED):
         refusal = foreign_json.parse_json_object(answer.removeprefix(REFUSED))
         return SurroundingsError(refusal["message"], fix=refusal["cure"])
-    return NodeLostError(f"the agent did not start: {last_words or 'it said nothing'}")
-
-
-def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
-    """Where a run's agent on `node` listens; raises NodeLostError when the folder is too deep."""
-    path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
-    if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
-        raise NodeLostError(
-            f"{path} is too long for a Unix socket",
-            fix="set XDG_RUNTIME_DIR to a folder with a shorter path",
-        )
-    return path
+    return NodeLostError(f"the agent did not start: {last_words or 'it printed nothing'}")
 
 
 class AgentProcess(AgentHandle):
-    """A started agent and its guard; the guard is our child, its end is the end of both."""
+    """An agent and its guard; the guard is a child of this process and ends after the agent."""
 
     can_kill = True
 
     def __init__(
         self, python: str, config: Mapping[str, object], *, name: str | None = None
     ) -> None:
-        """Returns when the agent listens. Blocks. Raises NodeLostError with its last words, or
-        SurroundingsError with what this machine refuses. `name`: in place of the run's id, of one
-        that may serve other runs too."""
+        """Start the agent and block until it listens.
+
+        `name`: replaces the run's id in the process list, for an agent that may serve other runs
+        too. Raises NodeLostError with the agent's stderr, or SurroundingsError with what this
+        machine refuses.
+        """
         self._stays = False
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `wait`)
         self._last_words = ""
         self._agent: tuple[int, int] | None = None
-        """Its process id, which is that of its group, and its start time; once it has told."""
+        """The agent's process id (also its process group) and start time, once known."""
         package_root = str(Path(__file__).parents[2])
-        # -I -S: nothing of the user's environment runs in the agent, and it starts fast.
+        # -I -S: no code from the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
-            # The run's id is for `ps`, and for whoever cleans up after a lost run.
+            # The run's id is for `ps`, and for the clean-up after a lost run.
             [python, "-I", "-S", "-c", _START, package_root, name or str(config["run_id"])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -185,25 +190,25 @@ class AgentProcess(AgentHandle):
         finally:
             stdout.close()
         if answer != READY:
-            kill_below(self._process.pid, _AGENT_END_S)  # it may stand still
+            kill_below(self._process.pid, _AGENT_END_S)  # it may hang
             try:
                 self._process.wait(_AGENT_END_S)  # a guard removes its agent's socket
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-            words = self.last_words()
+            stderr = self.last_words()
             self._errors.close()
-            raise _start_error(answer, words)
+            raise _start_error(answer, stderr)
 
     def note_agent(self, welcome: Mapping[str, Any]) -> None:
-        """The agent has told its process id; what started here is the guard."""
+        """Note the agent's process id; the process started here became the guard."""
         self._agent = (welcome["pid"], start_time(welcome["pid"]))
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self._stays = True
 
     def last_words(self) -> str:
-        """What the agent wrote to its stderr; a sound one writes nothing."""
+        """Return what the agent wrote to its stderr; a healthy one writes nothing."""
         if self._errors.closed:
             return self._last_words
         self._errors.seek(0)
@@ -211,16 +216,19 @@ class AgentProcess(AgentHandle):
 
     async def end(self, *, keeps_folders: bool) -> bool:
         if self._stays:
-            self._process.returncode = 0  # nobody's child to be waited for any more
+            self._process.returncode = 0  # keeps `Popen` from waiting for it
             self._errors.close()
         else:
             await self.wait()
         return True
 
     async def wait(self) -> None:
-        """Reap agent and guard. An agent that does not end (it may be stopped) is killed first:
-        its guard then ends what it left. Where the guard does not (the agent's process number is
-        not known yet, or it cannot be killed), all below it is killed, and it is killed last."""
+        """Reap agent and guard, and kill them if they do not exit.
+
+        The agent (it may be stopped) is killed first, so that its guard kills the tasks. If the
+        guard does not exit then (the agent's process id is not known yet, or the agent cannot be
+        killed), all its descendants are killed, and the guard last.
+        """
         try:
             if await self._has_ended(_AGENT_END_S):
                 return
@@ -236,7 +244,7 @@ class AgentProcess(AgentHandle):
             self._errors.close()
 
     def kill(self) -> None:
-        """SIGKILL to the agent, unless it has gone; its guard then ends what it had started."""
+        """Send SIGKILL to the agent if it is alive; its guard then kills the tasks."""
         if self._agent is not None:
             signal_group(*self._agent, signal.SIGKILL)
 

@@ -1,7 +1,8 @@
-"""Reaches an agent through a transport: a command whose stdin and stdout become a relay to it.
+"""Connections to agents through a transport: a command whose stdin and stdout become a relay.
 
-What `ssh` and `docker exec` have in common. The transport starts a bare Python on the node with
-`STARTER`; all else, the bundle included, goes over its stdin.
+This is what `ssh` and `docker exec` have in common. The transport starts a bare Python on the
+node with `STARTER`; everything else, the bundle included, goes over its stdin. `connect` reaches
+an agent, `end_run` ends the leftovers of a lost run.
 """
 
 from __future__ import annotations
@@ -32,18 +33,19 @@ STARTER = (
     f'"{container_wait.TOO_OLD}, and %s is %s"%(sys.executable,sys.version.split()[0]));'
     "exec(eval(sys.stdin.buffer.raw.readline()))"
 )
-"""Reads one line, unbuffered, and leaves the rest of stdin to what stood in it. An older Python
-could not read our files: it says so itself. No character in it means anything to a shell within
-single quotes."""
+"""Python code that runs one line of stdin, read unbuffered, and leaves the rest to that code.
+
+A Python too old for the bundle's files reports that itself. No character in it has a meaning to
+a shell within single quotes."""
 _LONGEST_LINE = 2000
-_WORDS = 40
+_KEPT_LINES = 40
 """Lines of a transport's stderr that are kept."""
 _READ_AHEAD = 1 << 20
-"""Bytes that wait to be looked at: with less, gigabytes come in drops."""
+"""Bytes of the read buffer: a smaller one makes transfers of gigabytes slow."""
 _END_RUN_S = 30.0
-"""How long a node may take to end what a lost run has left there."""
-_LEAVE_S = 1.0
-"""How long a transport that closed its end may take to exit."""
+"""Seconds a node may take to end the leftovers of a lost run."""
+_EXIT_S = 1.0
+"""Seconds a transport that closed its end may take to exit."""
 
 
 class Unreached(ConnectionError):
@@ -51,7 +53,8 @@ class Unreached(ConnectionError):
 
 
 def container_socket_name(run_id: str, node: str) -> str:
-    """The socket on which a place waits for its agent (`agent.container_wait`)."""
+    """Return the name of the socket on which a container waits for its agent
+    (`agent.container_wait`)."""
     return f"{_socket_name(run_id, node)}.seat"
 
 
@@ -60,62 +63,62 @@ def _socket_name(run_id: str, node: str) -> str:
 
 
 class Place(Protocol):
-    """A container that was made for one agent, and ends with it."""
+    """A container that was made for one agent and ends with it."""
 
-    async def has_ended(self, said: str) -> bool:
-        """Whether it will never answer; `said`: the transport's words for a dial that failed."""
+    explanation: str
+    """The reason why it ended or does not answer; "" if unknown."""
+
+    async def has_ended(self, stderr: str) -> bool:
+        """Return whether it will never answer; `stderr`: that of a failed dial."""
         ...
 
-    story: str
-    """What has become of it, where that is known."""
-
     async def explain(self) -> None:
-        """Make `story` what can be found out now."""
+        """Update `explanation`."""
         ...
 
     async def end(self) -> bool:
-        """End it; whether it is certain that nothing in it lives."""
+        """End it; return whether it is certain that no process in it is alive."""
         ...
 
 
 class Transport:
-    """Dials: each time a fresh process; the one before is ended."""
+    """A command that leads to an agent; each dial starts a new process and ends the one before."""
 
     def __init__(
         self,
         argv: Sequence[str],
         order: Mapping[str, Any],
-        made: bundle.Bundle,
+        built: bundle.Bundle,
         *,
         logs_in: bool = True,
     ) -> None:
-        """`order`: what `agent.bootstrap` is to know. `logs_in`: through somebody's shell."""
+        """Create a transport; `order` is for `agent.bootstrap`, `logs_in`: a login shell is run."""
         self._logs_in = logs_in
-        self._argv, self._order, self._bundle = argv, order, made
+        self._argv, self._order, self._bundle = argv, order, built
         self._config = dict(order["config"])
         self._process: asyncio.subprocess.Process | None = None
-        self._words: deque[str] = deque(maxlen=_WORDS)
+        self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._listener: asyncio.Task[None] | None = None
-        self._was_there = False
+        self._has_answered = False
         self._last_code: int | None = None
-        """Of a dial that failed."""
+        """The exit code of the last dial, if that failed."""
 
     async def dial(self) -> Streams:
-        """Raises OSError with the transport's own words, or ProtocolError."""
+        """Return a new connection. Raises OSError with the transport's stderr, or ProtocolError."""
         await self.hang_up()
-        self._words.clear()
+        self._stderr_lines.clear()
         self._last_code = None
-        ours, theirs = socket.socketpair()
-        with theirs:
+        local_end, remote_end = socket.socketpair()
+        with remote_end:
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=remote_end.fileno(),
+                stdout=remote_end.fileno(),
                 stderr=asyncio.subprocess.PIPE,
-                start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
+                start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
             )
         self._listener = asyncio.create_task(self._listen(process))
-        reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD)
+        reader, writer = await asyncio.open_connection(sock=local_end, limit=_READ_AHEAD)
         try:
             await self._shake_hands(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
@@ -131,8 +134,8 @@ class Transport:
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        source = await asyncio.to_thread(_bootstrap)
-        order = {**self._order, "config": {**self._config, "starts": not self._was_there}}
+        source = await asyncio.to_thread(_bootstrap_source)
+        order = {**self._order, "config": {**self._config, "starts": not self._has_answered}}
         await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
@@ -140,43 +143,43 @@ class Transport:
         rest = ""
         while data := await process.stderr.read(4096):
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-            self._words.extend(line.rstrip()[:_LONGEST_LINE] for line in lines)
+            self._stderr_lines.extend(line.rstrip()[:_LONGEST_LINE] for line in lines)
             rest = rest[-_LONGEST_LINE:]
-        self._words.append(rest)
+        self._stderr_lines.append(rest)
 
     def note_agent(self, identity: Mapping[str, Any] | None) -> None:
-        """It has answered: from now on it is joined, never started anew."""
-        self._was_there = True
+        """Note that the agent has answered: later dials join it and never start another one."""
+        self._has_answered = True
         self._config["former"] = identity
 
-    async def has_agent_gone(self) -> bool:
-        """Whether the last dial has proved that agent and guard have ended (`agent.fencing`)."""
-        return await self._ended_with() == relay.AGENT_GONE
+    async def has_agent_ended(self) -> bool:
+        """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
+        return await self._exit_code() == relay.AGENT_GONE
 
-    async def _ended_with(self) -> int | None:
-        """The exit code of the last dial; None where it goes on."""
+    async def _exit_code(self) -> int | None:
+        """Return the exit code of the last dial, or None while it runs."""
         if self._process is None:
             return self._last_code
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LEAVE_S):
+            async with asyncio.timeout(_EXIT_S):
                 await self._process.wait()
         return self._process.returncode
 
     async def explain(self, error: BaseException) -> str:
-        """Say why there is no agent, in the words that tell it best, and end the dial."""
+        """End the dial and return why the agent could not be reached."""
         if isinstance(error, Unreached):
             return describe_error(error)  # explained when the dial failed
-        code = None if isinstance(error, TimeoutError) else await self._ended_with()
+        code = None if isinstance(error, TimeoutError) else await self._exit_code()
         await self.hang_up()
         self._last_code = code
         return handshake.explain(error, code, self.last_words(), logs_in=self._logs_in)
 
     def last_words(self) -> str:
-        """What the transport, or the agent behind it, wrote to stderr; the last line last."""
-        return "\n".join(line for line in self._words if line)
+        """Return what the transport, or the agent behind it, wrote to stderr."""
+        return "\n".join(line for line in self._stderr_lines if line)
 
     async def hang_up(self) -> None:
-        """End the transport's process, which a cut line would keep for long."""
+        """Kill the transport's process, which would outlive a cut connection for long."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -188,58 +191,57 @@ class Transport:
             listener.cancel()
 
 
-class _Reached(AgentHandle):
+class _RelayedAgent(AgentHandle):
     """An agent behind a transport."""
 
     def __init__(self, transport: Transport, place: Place | None) -> None:
         self._transport, self._place = transport, place
-        self._is_gone = False
+        self._has_ended = False
 
     @property
-    def story(self) -> str:
-        return self._place.story if self._place is not None else ""
+    def explanation(self) -> str:
+        return self._place.explanation if self._place is not None else ""
 
     def last_words(self) -> str:
         return self._transport.last_words()
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         await self._transport.hang_up()
 
     async def has_gone(self) -> bool:
-        said = self._transport.last_words()
-        self._is_gone = await self._transport.has_agent_gone() or (
-            self._place is not None and await self._place.has_ended(said)
+        stderr = self._transport.last_words()
+        self._has_ended = await self._transport.has_agent_ended() or (
+            self._place is not None and await self._place.has_ended(stderr)
         )
-        return self._is_gone
+        return self._has_ended
 
     async def explain(self) -> None:
         if self._place is not None:
             await self._place.explain()
 
-    def reached(self) -> None:
+    def on_answer(self) -> None:
         if self._place is not None:
-            self._place.story = ""
+            self._place.explanation = ""
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self._transport.hang_up()
         if self._place is None or keeps_folders:
-            return self._is_gone
-        return await self._place.end() or self._is_gone
+            return self._has_ended
+        return await self._place.end() or self._has_ended
 
 
 async def end_run(
     argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
 ) -> Mapping[str, Any]:
-    """Have a node end what a run whose coordinator is gone has left there.
+    """End the leftover processes on a node of a run whose coordinator is gone (`agent.fencing`).
 
-    `former`: the identity of its agent (`agent.fencing.end_lost_run`).
-
-    Raises Unreached with the transport's own words.
+    `former`: the identity of the run's agent there. Return the node's answer. Raises Unreached
+    with the transport's stderr.
     """
-    made = await asyncio.to_thread(bundle.build)
+    built = await asyncio.to_thread(bundle.build)
     config = {"ends": True, "run_id": run_id, "former": former}
-    order = {"digest": made.digest, "cache": remote_paths.CACHE, "config": config}
-    transport = Transport(argv, order, made)
+    order = {"digest": built.digest, "cache": remote_paths.CACHE, "config": config}
+    transport = Transport(argv, order, built)
     try:
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
@@ -253,7 +255,7 @@ async def end_run(
     return found
 
 
-def _bootstrap() -> str:
+def _bootstrap_source() -> str:
     return Path(bootstrap.__file__).read_text(encoding="utf-8")
 
 
@@ -268,29 +270,29 @@ async def connect(
     former: Mapping[str, Any] | None = None,
     is_fenced: bool = False,
 ) -> AgentLink:
-    """Reach the agent of `node`, started if need be, and greet it. `place`: what was made for it;
-    `former`: the identity of the agent before it, which must have ended, and of which nothing
-    can live any more where it `is_fenced`.
+    """Connect to the agent of `node`, which is started if it does not run.
 
-    Raises NodeLostError with the transport's own words.
+    `place`: the container made for it. `former`: the identity of the agent before it, which must
+    have ended. `is_fenced`: it is certain that no process of that one is alive. Raises
+    NodeLostError with the transport's stderr.
     """
-    made = await asyncio.to_thread(bundle.build)
+    built = await asyncio.to_thread(bundle.build)
     name = _socket_name(run_id, node)
     identity = {"run_id": run_id, "node": node, "token": token}
     config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
     config |= {"former": former, "is_fenced": is_fenced}
     if place is not None:
         config["seat"] = container_socket_name(run_id, node)
-    order = {"digest": made.digest, "cache": remote_paths.CACHE, "config": config}
-    transport = Transport(argv, order, made, logs_in=place is None)
-    hello, keeper = {**identity, "stream_logs": True}, _Reached(transport, place)
-    link = AgentLink(transport.dial, hello, keeper, lease_s=lease_s)
+    order = {"digest": built.digest, "cache": remote_paths.CACHE, "config": config}
+    transport = Transport(argv, order, built, logs_in=place is None)
+    hello, handle = {**identity, "stream_logs": True}, _RelayedAgent(transport, place)
+    link = AgentLink(transport.dial, hello, handle, lease_s=lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
         why = await transport.explain(error)
         raise NodeLostError(f"{node} cannot be reached: {why}") from error
-    except BaseException:  # called off: Ctrl-C
+    except BaseException:  # cancelled by Ctrl-C
         await transport.hang_up()
         raise
     transport.note_agent(link.welcome.get("identity"))

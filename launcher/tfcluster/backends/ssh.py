@@ -1,7 +1,7 @@
-"""Tasks on hosts that the system's ssh can log in to without a question.
+"""The backend `ssh`: tasks run on hosts to which the system's ssh client logs in without a prompt.
 
-The user's own configuration, jump hosts, agents and known hosts are in force; keys of hosts are
-verified as ever.
+The user's ssh configuration, jump hosts, agents and known hosts apply; host keys are verified as
+usual.
 """
 
 from __future__ import annotations
@@ -21,20 +21,47 @@ from tfcluster.wire.link import AgentLink
 
 CONNECT_S = 8
 OPTIONS = (
-    "BatchMode=yes",  # nobody is there to answer
+    "BatchMode=yes",  # never prompt
     f"ConnectTimeout={CONNECT_S}",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
     "RequestTTY=no",
     "ForwardX11=no",
     "ClearAllForwardings=yes",
-    "ForwardAgent=no",  # not among "all": tasks could log in elsewhere as the user
+    "ForwardAgent=no",  # not in ClearAllForwardings: tasks could log in elsewhere as the user
     "RemoteCommand=none",
     "LogLevel=ERROR",
     # A shared connection that is cut would be dialled over again and again.
     "ControlMaster=no",
     "ControlPath=none",
 )
+
+_FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
+"""Shell code that runs Python code `$2` with the Python `$1`; a folder means its ``bin/python``.
+
+It is passed within single quotes, which all login shells understand."""
+
+_FIXES = (
+    (r"Permission denied \(", "ssh must log in without a prompt: ssh-copy-id {to}"),
+    ("Host key verification failed", "check its key, then accept it: ssh {to}"),
+    ("Could not resolve hostname", "is the name spelled correctly? see `ssh -v {to}`"),
+    (
+        "^ssh: connect to host",
+        "is the host up, and does sshd listen? runtime.hosts.{name}.ssh sets another address",
+    ),
+    ("No space left on device|Disk quota exceeded", "make room in ~/.cache on the host"),
+    (
+        "belongs to another user|other users can write to it|not a folder but a link",
+        "make ~/.cache/tfcluster on the host writable: it names the folder to use instead",
+    ),
+    ("does its login hang|end the shell", "check what runs at its login: ssh {to} true"),
+    (
+        r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
+        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
+        "set runtime.hosts.{name}.python to a Python (3.9 or newer) of that host",
+    ),
+)
+"""(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
 
 
 class SshBackend:
@@ -46,7 +73,7 @@ class SshBackend:
     def __init__(self, runtime_dir: Path) -> None:
         self._runtime_dir = runtime_dir
         self._agents: dict[str, Mapping[str, Any] | None] = {}
-        """Node → identity of the agent reached last."""
+        """Node → identity of the last agent reached there."""
 
     async def connect(
         self,
@@ -58,7 +85,7 @@ class SshBackend:
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
-        """Log in, and reach the run's agent there; raises SurroundingsError with ssh's words."""
+        """Log in and connect to the run's agent. Raises SurroundingsError with ssh's message."""
         if shutil.which("ssh") is None:
             raise SurroundingsError(
                 "there is no ssh client on this machine", fix="install openssh-client"
@@ -81,7 +108,7 @@ class SshBackend:
     async def end_run(
         self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """See `EndsLostRuns`."""
+        """End the leftover processes of a lost run on `node`; see `EndsLostRuns`."""
         try:
             return await relayed.end_run(argv(node), run_id=run_id, former=former)
         except relayed.Unreached as error:
@@ -92,52 +119,26 @@ class SshBackend:
         return []
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        """Nothing is made for a run as a whole."""
         return []
 
 
-_FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" -I -S -c "$2"'
-"""A folder with ``bin/python`` stands for it; within single quotes, which login shells share."""
-_CURES = (
-    (r"Permission denied \(", "ssh must log in without a question: ssh-copy-id {to}"),
-    ("Host key verification failed", "look at its key, then accept it: ssh {to}"),
-    ("Could not resolve hostname", "is the name right? see `ssh -v {to}`"),
-    (
-        "^ssh: connect to host",
-        "is it up, and does sshd listen there? runtime.hosts.{name}.ssh names another way in",
-    ),
-    ("No space left on device|Disk quota exceeded", "make room in ~/.cache there"),
-    (
-        "belongs to another user|other users can write to it|not a folder but a link",
-        "make ~/.cache/tfcluster writable there, where the name of another folder is kept",
-    ),
-    ("does its login hang|end the shell", "look at what runs at its login: ssh {to} true"),
-    (
-        r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
-        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
-        "runtime.hosts.{name}.python names a Python (3.9 or newer) of that host",
-    ),
-)
-"""The first that fits, of what ssh, a shell or a Python says."""
-
-
-def _fix(message: str, node: NodePlan) -> str:
-    to = node.destination or node.name
-    said = message.partition("cannot be reached: ")[2]
-    cures = (fix for words, fix in _CURES if re.search(words, said, re.MULTILINE))
-    return next(cures, "see `ssh -v {to}`").format(to=to, name=node.name)
-
-
 def argv(node: NodePlan) -> list[str]:
-    """The transport: ssh, and on the other side a Python that waits for its orders."""
+    """Return the transport: ssh, and on the host a Python that waits for its orders."""
     python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
     options = [word for option in OPTIONS for word in ("-o", option)]
     starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
     return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
 
+def _fix(message: str, node: NodePlan) -> str:
+    to = node.destination or node.name
+    reason = message.partition("cannot be reached: ")[2]
+    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, reason, re.MULTILINE))
+    return next(fixes, "see `ssh -v {to}`").format(to=to, name=node.name)
+
+
 def _quoted(path: str) -> str:
-    """For any login shell; a ``~`` in front stays one."""
+    """Quote `path` for any login shell; a leading ``~`` still means the home folder."""
     if path.startswith("~/"):
         return f'"$HOME"/{shlex.quote(path[2:])}'
     return shlex.quote(path)

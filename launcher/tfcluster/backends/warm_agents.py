@@ -1,4 +1,4 @@
-"""Agents that wait for their next run (`up --warm`): taken up again, listed, ended."""
+"""Warm agents, which wait for the next run (`up --warm`): adopt one, list all, end all."""
 
 from __future__ import annotations
 
@@ -23,57 +23,57 @@ from tfcluster.wire.agent_handle import AgentHandle
 if TYPE_CHECKING:
     from tfcluster.plan.plan import Warm
 
-_TAKE_UP_S, _TELL_S = 10.0, 1.0
-"""For an answer to `run`, which makes an agent ready, and to the others."""
+_ADOPT_S, _ANSWER_S = 10.0, 1.0
+"""Seconds to wait for an answer to `run`, which makes an agent ready, and to other orders."""
 _END_S = 5.0
 _LEAVE_S, _GUARD_END_S = 1.0, 10.0
-"""For an agent whose link is closed, and for its guard, once it was killed."""
+"""Seconds to wait for an agent whose link is closed, and for its guard once it was killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Resting:
-    """One that waits."""
+class WarmAgent:
+    """A warm agent that waits for a run."""
 
     pid: int
     guard: int
-    """Process id of its guard, which ends last."""
+    """The process id of its guard, which ends last."""
     seconds: float
-    """For so long it still waits."""
+    """The seconds for which it still waits."""
     about: str
-    """What it keeps."""
+    """The Python whose imports it keeps."""
 
 
 def socket_of(runtime_dir: Path, key: str) -> Path:
+    """Return the path of the socket on which the warm agent with `key` listens."""
     return runtime_dir / "warm" / f"{key}.sock"
 
 
 def config(runtime_dir: Path, warm: Warm, about: str) -> dict[str, Any]:
-    """What an agent is told that is to stay."""
+    """Return the part of an agent's configuration that makes it stay after the run."""
     path = socket_of(runtime_dir, warm.key)
     return {"socket": str(path), "seconds": warm.seconds, "about": about}
 
 
 def adopt(runtime_dir: Path, key: str, run: Mapping[str, object]) -> Adopted | None:
-    """Have the agent that waits with `key` serve the run of this config; None: there is none."""
+    """Make the warm agent with `key` serve the run with this configuration; None without one."""
     order = {"op": "run", "config": dict(run), "environ": dict(os.environ)}
-    answer, pid = _ask(socket_of(runtime_dir, key), order, _TAKE_UP_S)
+    answer, pid = _ask(socket_of(runtime_dir, key), order, _ADOPT_S)
     return Adopted(pid) if answer == READY else None
 
 
-def resting(runtime_dir: Path) -> Iterator[Resting]:
-    """Those of this user that answer, in no order."""
+def find(runtime_dir: Path) -> Iterator[WarmAgent]:
+    """Yield the warm agents of this user that answer, in no order."""
     for path in (runtime_dir / "warm").glob("*.sock"):
-        if found := _told(_ask(path, {"op": "tell"}, _TELL_S)[0]):
+        if found := _parse(_ask(path, {"op": "tell"}, _ANSWER_S)[0]):
             yield found
 
 
 def end(runtime_dir: Path) -> list[int]:
-    """End them, those that stand still by SIGKILL; returns the process ids of those that have
-    gone."""
+    """End all warm agents, hanging ones by SIGKILL; return the process ids of those that ended."""
     waited: dict[int, int] = {}
     for path in (runtime_dir / "warm").glob("*.sock"):
-        answer, pid = _ask(path, {"op": "end"}, _TELL_S)
-        if found := _told(answer):
+        answer, pid = _ask(path, {"op": "end"}, _ANSWER_S)
+        if found := _parse(answer):
             waited[found.pid] = found.guard
         elif pid:
             os.kill(pid, signal.SIGKILL)
@@ -84,16 +84,20 @@ def end(runtime_dir: Path) -> list[int]:
     return [pid for pid, last in waited.items() if not start_time(last)]
 
 
-def _told(answer: bytes) -> Resting | None:
+def _parse(answer: bytes) -> WarmAgent | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
-        told = foreign_json.parse_json_object(answer)
-        pid, guard, seconds = int(told["pid"]), int(told["guard"]), float(told["seconds"])
-        return Resting(pid, guard, seconds, str(told["about"]))
+        fields = foreign_json.parse_json_object(answer)
+        pid, guard, seconds = (
+            int(fields["pid"]),
+            int(fields["guard"]),
+            float(fields["seconds"]),
+        )
+        return WarmAgent(pid, guard, seconds, str(fields["about"]))
     return None
 
 
 def _ask(path: Path, order: Mapping[str, Any], patience_s: float) -> tuple[bytes, int]:
-    """All it answers, and the process id of an agent of ours that listens there, or 0."""
+    """Return the whole answer to `order`, and the process id of this user's agent there, or 0."""
     encoded, answer, pid = json.dumps(order).encode(), b"", 0
     with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
         peer.settimeout(patience_s)
@@ -107,7 +111,7 @@ def _ask(path: Path, order: Mapping[str, Any], patience_s: float) -> tuple[bytes
 
 
 class Adopted(AgentHandle):
-    """An agent that another command has started: watched by its process id."""
+    """An agent that another command started; it is watched by its process id."""
 
     can_kill = True
 
@@ -117,11 +121,11 @@ class Adopted(AgentHandle):
         self._stays = False
 
     def note_agent(self, welcome: Mapping[str, Any]) -> None:
-        """What it says of itself."""
+        """Note the process ids in the agent's welcome."""
         pid, guard_pid = welcome["pid"], welcome["guard_pid"]
         self._agent, self._guard = (pid, start_time(pid)), (guard_pid, start_time(guard_pid))
 
-    def leave(self) -> None:
+    def detach(self) -> None:
         self._stays = True
 
     def kill(self) -> None:
@@ -142,7 +146,7 @@ class Adopted(AgentHandle):
         return await self._has_gone(_LEAVE_S)
 
     async def _has_gone(self, patience_s: float) -> bool:
-        import asyncio  # not for `ps`, which only asks
+        import asyncio  # `ps`, which only lists agents, does not need it
 
         assert self._guard is not None
         pid, started = self._guard

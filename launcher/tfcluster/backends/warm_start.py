@@ -1,4 +1,5 @@
-"""`up --warm`: which run may begin with what an earlier one has imported."""
+"""The plan of a warm start (`up --warm`): the agent keeps its imports for the next run, and a key
+says which run may use them."""
 
 from __future__ import annotations
 
@@ -20,49 +21,51 @@ from tfcluster.plan.preloading import Preload, is_read_at_import, preload_on
 
 
 def keep_warm(plan: Plan, seconds: float, environ: Mapping[str, str] = os.environ) -> Plan:
-    """`plan`, whose agent here stays so long after the run with what it has imported.
+    """Return `plan` with a local agent that stays for `seconds` after the run with its imports.
 
-    Raises UsageError where there is nothing to keep.
+    Raises UsageError if tasks on this machine import nothing ahead.
     """
-    ahead = preload_on(plan, LOCAL) if any(n.name == LOCAL for n in plan.nodes) else None
-    if not IS_LINUX or ahead is None or plan.node(LOCAL).network == "private":
+    preload = preload_on(plan, LOCAL) if any(n.name == LOCAL for n in plan.nodes) else None
+    if not IS_LINUX or preload is None or plan.node(LOCAL).network == "private":
         raise UsageError(
-            "--warm keeps what tasks on this machine import ahead, and here they import nothing so",
-            fix="leave it out; `tfcluster help preload` says when they do",
+            "--warm has nothing to keep: tasks on this machine import nothing ahead",
+            fix="omit --warm; `tfcluster help preload` says when tasks import ahead",
         )
-    warm = Warm(_key(ahead, plan.node(LOCAL), environ), seconds)
+    warm = Warm(_key(preload, plan.node(LOCAL), environ), seconds)
     nodes = (replace(n, warm=warm) if n.name == LOCAL else n for n in plan.nodes)
     return replace(plan, nodes=tuple(nodes))
 
 
-def _key(ahead: Preload, node: NodePlan, environ: Mapping[str, str]) -> str:
-    """Digest of what a process has from its start: our own code (its digest is in the importer's
-    path), Python and its packages, variables that are read at an import, and what it inherits
-    from the shell."""
+def _key(preload: Preload, node: NodePlan, environ: Mapping[str, str]) -> str:
+    """Return a digest of everything that is fixed when a process starts.
+
+    That is tfcluster's code (its digest is in the importer's path), Python and its packages,
+    variables that are read by an import, and what a process inherits from the shell.
+    """
     inherited = {name: value for name, value in environ.items() if is_read_at_import(name)}
-    own = {var.name: var.value for var in ahead.command.env if is_read_at_import(var.name)}
-    parts = [ahead.command.argv, __version__, sys.executable, inherited | own, _inheritance()]
-    parts += [_python(node), _folders({**environ, **own})]
+    variables = {var.name: var.value for var in preload.command.env if is_read_at_import(var.name)}
+    parts: list[object] = [preload.command.argv, __version__, sys.executable, inherited | variables]
+    parts += [_inheritance(), _python(node), _import_times({**environ, **variables})]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _python(node: NodePlan) -> list[object]:
-    """Anything that is installed changes the time of a folder of packages."""
+    """Describe the Python; every installation changes the mtime of a `site-packages` folder."""
     if node.interpreter is None:
         return []
     path = Path(node.interpreter.path)
     packages = sorted(path.parent.parent.glob("lib*/python*/site-packages"))
-    return [node.interpreter.version, os.path.realpath(path), *map(_time, (path, *packages))]
+    return [node.interpreter.version, os.path.realpath(path), *map(_mtime_ns, (path, *packages))]
 
 
-def _folders(environ: Mapping[str, str]) -> list[object]:
-    """What else is on the path of an import, and Keras's own settings (keras.io, `keras.json`)."""
+def _import_times(environ: Mapping[str, str]) -> list[object]:
+    """Return the mtimes of the PYTHONPATH folders and of Keras's `keras.json` (keras.io)."""
     given = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
     home = environ.get("KERAS_HOME") or f"{environ.get('HOME', '')}/.keras"
-    return [_time(Path(path)) for path in (*given, f"{home}/keras.json")]
+    return [_mtime_ns(Path(path)) for path in (*given, f"{home}/keras.json")]
 
 
-def _time(path: Path) -> int | None:
+def _mtime_ns(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -76,5 +79,5 @@ def _inheritance() -> list[object]:
     limits = {name: resource.getrlimit(getattr(resource, name)) for name in names}
     spaces = [os.readlink(space) for space in sorted(Path("/proc/self/ns").iterdir())]
     groups = Path("/proc/self/cgroup").read_text()
-    own = [umask, os.nice(0), sorted(os.sched_getaffinity(0)), sorted(os.getgroups())]
-    return [*own, limits, spaces, groups]
+    process = [umask, os.nice(0), sorted(os.sched_getaffinity(0)), sorted(os.getgroups())]
+    return [*process, limits, spaces, groups]

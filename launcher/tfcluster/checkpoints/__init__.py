@@ -1,4 +1,4 @@
-"""Checkpoints: find what the chief has completely saved, bring it home, put it back.
+"""Checkpoints: find complete ones of the chief, gather them in the run folder, put them back.
 
 Nothing here imports TensorFlow, and nothing knows a run: every path is an argument.
 """

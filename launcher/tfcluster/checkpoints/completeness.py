@@ -1,5 +1,5 @@
 """The complete checkpoints of a directory (`find`), decided from listings alone, without disk or
-clock; and a check of one file's format (`fault`).
+clock; and a check of one file's format (`find_damage`).
 
 A checkpoint is complete if all its files exist, none is still being written (TensorFlow writes
 ``<prefix>_temp*`` and ``*.tempstate*`` first), and two listings show the same sizes and times.
@@ -25,34 +25,34 @@ from tfcluster.agent.files.outgoing import UNREADABLE
 
 
 class Kind(StrEnum):
-    """What a checkpoint is, which decides how it is loaded."""
+    """The kind of a checkpoint, which decides how it is loaded."""
 
     TF_CHECKPOINT = "tf_checkpoint"
     """``<prefix>.index`` and its data shards: tf.train.Checkpoint, Keras 2 ``save_weights``."""
     ESTIMATOR = "estimator"
-    """The same with ``.meta`` (and ``graph.pbtxt``): an Estimator's or Saver's model_dir."""
+    """Such files with ``.meta`` (and ``graph.pbtxt``): an Estimator's or Saver's model_dir."""
     SAVED_MODEL = "saved_model"
     KERAS = "keras"
     """A whole model in one ``.keras`` file."""
     WEIGHTS = "weights"
     """One HDF5 file: ``.weights.h5``, or a whole model in ``.h5``."""
     BACKUP = "backup"
-    """State of ``BackupAndRestore``: only to be put back, never a result."""
+    """The state of ``BackupAndRestore``: only put back, never a result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One file, or one folder (its path then ends in ``/``)."""
+    """One file of a listing, or one folder (its path then ends in ``/``)."""
 
     path: str
     """Relative to the listed directory, with ``/``."""
     size: int
-    """Of a folder 0, or `UNREADABLE`."""
+    """Bytes; 0 or `UNREADABLE` for a folder."""
     mtime_ns: int
 
     @property
     def is_unreadable(self) -> bool:
-        """Whether it is a folder that cannot be looked into."""
+        """True for a folder that cannot be listed."""
         return self.size == UNREADABLE
 
 
@@ -62,14 +62,14 @@ class Checkpoint:
 
     kind: Kind
     path: str
-    """Relative: the prefix, the file, or the folder (``.`` for the listed directory itself)."""
+    """The relative path of the prefix, the file, or the folder (``.``: the listed directory)."""
     files: tuple[Entry, ...]
     companions: tuple[Entry, ...] = field(default=(), compare=False)
-    """Copied with it but rewritten at will, so no part of what it is: ``graph.pbtxt``."""
+    """Files copied with it that may be rewritten at any time, so not compared: ``graph.pbtxt``."""
 
     @property
     def step(self) -> int | None:
-        """The step, where its name tells it: TensorFlow 1's `Saver` writes the global step there.
+        """The step, if its name holds it: TensorFlow 1's `Saver` writes the global step there.
 
         `tf.train.Checkpoint` numbers its saves, Keras's callbacks count epochs.
         """
@@ -84,22 +84,23 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """What people call it: ``ckpt-12``."""
+        """The name for users: ``ckpt-12``."""
         return str(self.kind) if self.path == "." else basename(self.path)
 
     @property
     def base(self) -> str:
-        """The folder its files are named from once gathered; "" for the listed directory."""
+        """The folder its files' names are relative to once gathered; "" for the listed one."""
         folder = self.path if self.kind is Kind.BACKUP else dirname(self.path)
         return "" if folder == "." else folder
 
     @property
     def series(self) -> str:
-        """Equal for checkpoints that follow one another: ``ckpt-#`` for ckpt-1, ckpt-2 …"""
+        """A key that successive checkpoints share: ``ckpt-#`` for ckpt-1, ckpt-2 …"""
         return f"{self.kind} {dirname(self.path)}/{_NUMBER.sub('#', basename(self.path))}"
 
     @property
     def saved_ns(self) -> int:
+        """The newest mtime of its files, in ns."""
         return max(entry.mtime_ns for entry in self.files)
 
     @property
@@ -113,12 +114,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The checkpoint that an attempt starts from, as people name it."""
+    """The checkpoint that an attempt starts from, as shown to users."""
 
     step: int | None = None
-    """None where it is not known."""
+    """The step; None if unknown."""
     name: str | None = None
-    """``ckpt-12``; None where there is none."""
+    """The name (``ckpt-12``); None without a checkpoint."""
 
 
 _TEMPORARY = re.compile(
@@ -130,15 +131,30 @@ _BEING_WRITTEN = re.compile(
 _SHARD = re.compile(r"(?P<prefix>.+)\.data-(?P<number>\d{5})-of-(?P<count>\d{5})$")
 _NUMBER = re.compile(r"\d+\.\d+|(?:(?<=[-_.=])|^|(?<=epoch)|(?<=step))\d+(?=$|[-_.])")
 _FIRST_UNIX_TIME = 10**9
-"""Estimator names exported SavedModels by the second: no step."""
+"""Numbers from here on are no steps: Estimator names exported SavedModels by Unix time."""
+
+_PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
+
+_PART_OF_SAVED_MODEL = re.compile(
+    r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
+)
+
+_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+"""The last bytes of every ``.index``, which is a LevelDB table (tsl/lib/io/format.h)."""
+
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+Shards = Mapping[str, Mapping[int, list[Entry]]]
+"""Prefix → M → the shards of that prefix named ``…-of-M``."""
 
 
 def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoint, ...]:
-    """Complete checkpoints of a directory, oldest first.
+    """Return the complete checkpoints of a directory, oldest first.
 
-    `before` is an earlier look at the same directory; None means that its writer has exited, so
-    that one look is enough. So it is for a backup: one that is renewed every few steps would never
-    look the same twice, and what is written last (``.index``, the metadata) marks it as whole.
+    `now` is its listing; `before` an earlier one, or None if the writer has exited, so that one
+    listing is enough. One is always enough for a backup: it is renewed every few steps, so two
+    listings would always differ, and the file written last (``.index``, the metadata) marks it
+    as complete.
     """
     listing = {entry.path: entry for entry in now}
     busy = {m["prefix"] for path in listing if (m := _BEING_WRITTEN.match(path))}
@@ -151,16 +167,26 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
 
 
 def number_in_name(name: str, *, is_folder: bool = False) -> int | None:
-    """12 of ``ckpt-12``, 300 of ``model.ckpt-300``, 3 of ``weights.03-0.41.weights.h5``."""
+    """Return the number in a checkpoint's name, or None.
+
+    12 of ``ckpt-12``, 300 of ``model.ckpt-300``, 3 of ``weights.03-0.41.weights.h5``.
+    """
     numbers = [found for found in _NUMBER.findall(name) if "." not in found]
     number = int(numbers[-1]) if numbers else None
     return None if is_folder and number is not None and number >= _FIRST_UNIX_TIME else number
 
 
-_PREFIXED = (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
-_PART_OF_SAVED_MODEL = re.compile(
-    r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
-)
+def find_damage(path: Path) -> str:
+    """Return what is wrong with the format of a checkpoint's file, or "". Raises OSError."""
+    if path.suffix == ".index":
+        return "" if _tail(path, 8) == _TABLE_MAGIC else "its index is truncated"
+    if path.suffix == ".keras":
+        return _damage_in_zip(path)
+    if path.suffix in (".h5", ".hdf5"):
+        return _damage_in_hdf5(path)
+    if path.name == "training_metadata.json":
+        return _damage_in_json(path)
+    return ""
 
 
 def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
@@ -168,10 +194,6 @@ def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
     yield from _saved_models(files, shards)
     yield from _prefixes(files, shards)
     yield from _single_files(files)
-
-
-Shards = Mapping[str, Mapping[int, list[Entry]]]
-"""Prefix → M → its shards named ``…-of-M``."""
 
 
 def _shards_by_prefix(files: Iterable[Entry]) -> Shards:
@@ -183,7 +205,7 @@ def _shards_by_prefix(files: Iterable[Entry]) -> Shards:
 
 
 def _whole_prefix(prefix: str, files: Mapping[str, Entry], shards: Shards) -> tuple[Entry, ...]:
-    """The data shards of one M, all of them, then the index; empty when a part is missing."""
+    """Return all data shards of one M and then the index; () if one of them is missing."""
     index = files.get(f"{prefix}.index")
     whole = [found for count, found in shards.get(prefix, {}).items() if len(found) == count]
     if index is None or index.size == 0 or not whole:
@@ -210,7 +232,7 @@ def _saved_models(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkp
 def _prefixes(files: Mapping[str, Entry], shards: Shards) -> Iterator[Checkpoint]:
     for prefix in shards:
         folder, name = dirname(prefix), basename(prefix)
-        if (basename(folder), name) == ("variables", "variables"):  # of a SavedModel
+        if (basename(folder), name) == ("variables", "variables"):  # part of a SavedModel
             continue
         members = _whole_prefix(prefix, files, shards)
         meta, graph = files.get(f"{prefix}.meta"), files.get(_beside(prefix, "graph.pbtxt"))
@@ -231,7 +253,8 @@ def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
         if entry.size == 0:
             continue
         if basename(path) == "latest.weights.h5" and metadata:  # Keras 3's BackupAndRestore
-            # Rewrites both in place, the weights first: older metadata are those of other weights.
+            # Keras rewrites both in place, the weights first: older metadata belong to the
+            # weights before.
             if metadata.size and metadata.mtime_ns >= entry.mtime_ns:
                 yield Checkpoint(Kind.BACKUP, dirname(path) or ".", (entry, metadata))
         elif path.endswith(".keras"):
@@ -244,57 +267,39 @@ def _beside(path: str, name: str) -> str:
     return f"{dirname(path)}/{name}".lstrip("/")
 
 
-_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-"""Ends every ``.index``: TensorFlow writes it as a LevelDB table (tsl/lib/io/format.h)."""
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-
-def fault(path: Path) -> str:
-    """What is wrong with this file, empty when nothing is. Raises OSError."""
-    if path.suffix == ".index":
-        return "" if _tail(path, 8) == _TABLE_MAGIC else "its index is cut off"
-    if path.suffix == ".keras":
-        return _fault_in_zip(path)
-    if path.suffix in (".h5", ".hdf5"):
-        return _fault_in_hdf5(path)
-    if path.name == "training_metadata.json":
-        return _fault_in_json(path)
-    return ""
-
-
 def _tail(path: Path, count: int) -> bytes:
     with path.open("rb") as reader:
         reader.seek(max(0, path.stat().st_size - count))
         return reader.read(count)
 
 
-def _fault_in_zip(path: Path) -> str:
+def _damage_in_zip(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except (zipfile.BadZipFile, EOFError, NotImplementedError):
-        return "it is no whole zip archive"
+        return "it is not a complete zip archive"
     return f"its part {broken} is damaged" if broken else ""
 
 
-def _fault_in_hdf5(path: Path) -> str:
-    """The superblock names the end of the file (HDF5 file format, section II.A)."""
+def _damage_in_hdf5(path: Path) -> str:
+    """Check a file's size against the superblock (HDF5 file format, section II.A)."""
     with path.open("rb") as reader:
         head = reader.read(64)
     if len(head) < 64 or not head.startswith(_HDF5_SIGNATURE):
-        return "it is no HDF5 file"
+        return "it is not an HDF5 file"
     version = head[8]
     at, size_of_offsets = (40, head[13]) if version < 2 else (28, head[9])
     at += 4 if version == 1 else 0
     if size_of_offsets != 8:
         return ""
     end = int.from_bytes(head[at : at + 8], "little")
-    return "" if end <= path.stat().st_size else "it is cut off"
+    return "" if end <= path.stat().st_size else "it is truncated"
 
 
-def _fault_in_json(path: Path) -> str:
+def _damage_in_json(path: Path) -> str:
     try:
         foreign_json.parse_json(path.read_bytes())
     except ValueError:
-        return "it is no whole JSON"
+        return "it is not valid JSON"
     return ""

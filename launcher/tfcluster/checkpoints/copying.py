@@ -19,39 +19,49 @@ from tfcluster.agent.files.blobs import write_at
 from tfcluster.checkpoints.completeness import Entry
 
 CHUNK = 4 * 1024 * 1024
-"""Bytes between two questions whether to go on."""
+"""Bytes copied between two checks for cancellation."""
 
 PARTIAL = ".partial-"
-"""How the name of everything begins that is not whole yet; a crash may leave it."""
+"""The prefix of names of incomplete files and folders, which a crash may leave behind."""
 
 Stopped = Callable[[], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A checkpoint that a ``checkpoint`` file names."""
+
+    path: str
+    """Relative to the folder of that file."""
+    saved: float
+    """Seconds since 1970."""
+
+
 class SourceChangedError(Exception):
-    """A file was rewritten, cut or deleted while it was copied; another try may do."""
+    """A file was rewritten, truncated or deleted while it was copied; a retry may succeed."""
 
 
 class CancelledError(Exception):
-    """The caller wants the copy to end."""
+    """The caller cancelled the copy."""
 
 
 def never() -> bool:
     return False
 
 
-def go_on(stopped: Stopped) -> None:
-    """Called at every step of work on files: a sign of life, and the place where it ends early.
+def raise_if_cancelled(stopped: Stopped) -> None:
+    """Raise CancelledError if `stopped()`; called at every step of work on files.
 
-    Raises CancelledError.
+    The call to `stopped` is also a sign of life for the caller.
     """
     if stopped():
         raise CancelledError
 
 
 def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopped = never) -> str:
-    """Copy `source`, which looked like `expected`, and return the SHA-512 both sides have.
+    """Copy `source`, which was listed as `expected`; return the SHA-512 of source and copy.
 
-    The copy keeps the time of `expected`, so that later looks know it again. Raises
+    The copy gets the mtime of `expected`, so that later listings recognise it. Raises
     SourceChangedError, CancelledError, or OSError for the target's disk.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -70,14 +80,14 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
             raise SourceChangedError(f"{expected.path}: changed while it was copied")
     os.utime(target, ns=(expected.mtime_ns, expected.mtime_ns))
     if sha512(target, stopped=stopped) != digest.hexdigest():
-        raise OSError(f"{target}: what was read back is not what was written")
+        raise OSError(f"{target}: the data read back differ from the data written")
     return digest.hexdigest()
 
 
 def replace_verified(
     source: Path, target: Path, expected: Entry, *, stopped: Stopped = never
 ) -> None:
-    """The same where somebody may be reading: `target` is the old file or the whole new one."""
+    """Copy like `copy_verified`, but replace `target` atomically: it may be read meanwhile."""
     partial = target.with_name(f"{PARTIAL}{target.name}-{os.getpid()}")
     try:
         copy_verified(source, partial, expected, stopped=stopped)
@@ -87,22 +97,22 @@ def replace_verified(
 
 
 def sha512(path: Path, *, stopped: Stopped = never) -> str:
-    """Hexadecimal digest of a whole file. Raises CancelledError."""
+    """Return the hexadecimal SHA-512 of a file. Raises CancelledError."""
     digest = hashlib.sha512()
     with path.open("rb") as reader:
         while chunk := reader.read(CHUNK):
-            go_on(stopped)
+            raise_if_cancelled(stopped)
             digest.update(chunk)
     return digest.hexdigest()
 
 
 def partial_bytes(root: Path) -> int:
-    """Bytes of all that is being copied into `root` now."""
+    """Return how many bytes of copies in progress `root` holds."""
     total = 0
     for folder in root.glob(f"{PARTIAL}*"):
         for inside, _, names in os.walk(folder):
             for name in names:
-                with contextlib.suppress(OSError):  # it was renamed into its place
+                with contextlib.suppress(OSError):  # renamed meanwhile
                     total += os.lstat(os.path.join(inside, name)).st_size
     return total
 
@@ -117,7 +127,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` so that a reader sees the old or the new, never a part."""
+    """Replace the contents of `path` by `text`; a reader sees the old or the new, never a part."""
     partial = path.with_name(f"{PARTIAL}{path.name}-{os.getpid()}")
     with partial.open("w", encoding="utf-8") as writer:
         writer.write(text)
@@ -127,37 +137,8 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:
-    go_on(stopped)
-    try:
-        return read(CHUNK)
-    except OSError as error:
-        raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
-
-
-def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
-    """Whether the name still leads to the file that was read, and that file is as expected."""
-    try:
-        named, read = os.stat(source, follow_symlinks=False), os.fstat(descriptor)
-    except OSError:
-        return False
-    return (
-        stat.S_ISREG(named.st_mode)
-        and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
-        and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """A checkpoint that is there: its path relative to the folder, seconds since 1970."""
-
-    path: str
-    saved: float
-
-
 def text(prefixes: Sequence[Prefix]) -> str:
-    """The file for these checkpoints, oldest first; the last one is the latest."""
+    """Return the contents of a ``checkpoint`` file; `prefixes` are in order, the latest is last."""
     quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
     return "".join(
         (
@@ -169,9 +150,30 @@ def text(prefixes: Sequence[Prefix]) -> str:
 
 
 def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
-    """Write ``checkpoint`` into `folder`, or remove it when there is nothing to name."""
+    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes`."""
     path = folder / "checkpoint"
     if prefixes:
         write_atomically(path, text(prefixes))
     else:
         path.unlink(missing_ok=True)
+
+
+def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:
+    raise_if_cancelled(stopped)
+    try:
+        return read(CHUNK)
+    except OSError as error:
+        raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
+
+
+def _is_still(source: Path, descriptor: int, expected: Entry) -> bool:
+    """Return whether `source` still is the file that was read, and unchanged."""
+    try:
+        named, read = os.stat(source, follow_symlinks=False), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (
+        stat.S_ISREG(named.st_mode)
+        and (named.st_dev, named.st_ino) == (read.st_dev, read.st_ino)
+        and (read.st_size, read.st_mtime_ns) == (expected.size, expected.mtime_ns)
+    )

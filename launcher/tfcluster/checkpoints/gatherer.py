@@ -1,7 +1,7 @@
-"""Bring the chief's checkpoints home while the run goes on; one object per run.
+"""The gathering of the chief's checkpoints during a run: one `Gatherer` per run.
 
-Its methods block (they copy gigabytes): call `look` in a thread, about every two seconds and
-after a task said that it saved, and `cancel` from anywhere to make a running look return soon.
+Its methods block, as they copy gigabytes: call `gather` in a thread, about every two seconds and
+after a task reported a save, and `cancel` from any thread to make a running call return soon.
 """
 
 from __future__ import annotations
@@ -19,147 +19,156 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
-from tfcluster.checkpoints.restore import Follower, Follows
+from tfcluster.checkpoints.restore import Follower, LocalFollower
 from tfcluster.checkpoints.sources import Source, source_of
-from tfcluster.checkpoints.store import Gathered, NotWholeError, Store
+from tfcluster.checkpoints.store import Gathered, IncompleteError, Store
 
 LEAST_GAP_S = 0.5
-"""Two looks closer than this prove nothing about a file that is being written."""
-_OF_A_MOUNT = "lost+found/"
-"""Of the file system's own, and root's: no task writes there."""
+"""Seconds between two listings that can prove that a file is not being written."""
+_LOST_AND_FOUND = "lost+found/"
+"""A folder of the file system that belongs to root; no task writes there."""
 RETRY_S = 30.0
-"""How long a checkpoint that could not be stored (disk full) is left alone."""
+"""Seconds after which a checkpoint that could not be stored (disk full) is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedSave:
-    """What a task said last of a path."""
+    """The last save that a task reported for a path."""
 
     step: int
     at_ns: int | None
-    """When, by the clock of its files; None: nobody knows."""
+    """The time, by the clock of the task's files; None if unknown."""
 
     def is_of(self, checkpoint: Checkpoint) -> bool:
-        """Of this one, and not of what was at the same path before."""
+        """Return whether it is about `checkpoint`, not about an older one at the same path."""
         return self.at_ns is None or checkpoint.saved_ns <= self.at_ns
 
 
 class Gatherer:
-    """Watches one directory, fills one store, and keeps followers (evaluators) up to date."""
+    """The watcher of one directory, which fills a store and updates followers (evaluators)."""
 
     def __init__(
         self,
         directory: Path | Source,
         store: Store,
         *,
-        followers: Iterable[Path | Follows] = (),
+        followers: Iterable[Path | Follower] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = store
         self._source = source_of(directory)
-        self._followers = [Follower(f) if isinstance(f, Path) else f for f in followers]
+        self._followers = [LocalFollower(f) if isinstance(f, Path) else f for f in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
-        self._told: dict[str, ReportedSave] = {}
+        self._reported: dict[str, ReportedSave] = {}
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
         self._backups: set[str] = set()
         self._cancelled = threading.Event()
         self._done_bytes = self._all_bytes = 0
         self.beats = 0
-        """Grows while a look moves, with each piece of a file."""
-        self._looking = threading.Lock()
-        self._telling = threading.Lock()
+        """A counter that grows with each piece of a file: a sign of life."""
+        self._gathering = threading.Lock()
+        self._reporting = threading.Lock()
 
-    def look(self) -> list[Gathered]:
-        """Gather what is complete and was unchanged since the last look; oldest first. What was
-        gathered before its step was told is given again, with that step.
+    def gather(self) -> list[Gathered]:
+        """Gather the checkpoints that are complete and unchanged since the last call.
 
-        Raises OSError and CancelledError where the directory itself cannot be looked into."""
-        with self._looking:
-            told = self._copy_of_told()
-            now, seen = self._clock(), self._source.scan(stopped=self._is_cancelled)
-            before, self._before = self._before, self._before or (now, seen)
+        Return them, oldest first; one that was gathered before its step was reported is returned
+        again, with that step. Raises OSError and CancelledError if the directory cannot be listed.
+        """
+        with self._gathering:
+            reported = self._copy_of_reported()
+            now, listing = self._clock(), self._source.scan(stopped=self._is_cancelled)
+            before, self._before = self._before, self._before or (now, listing)
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
-            self._before = (now, seen)
-            return self._gather(seen, find(seen, before[1]), told)
+            self._before = (now, listing)
+            return self._copy_new(listing, find(listing, before[1]), reported)
 
-    def final_look(self) -> list[Gathered]:
-        """The same after the writer has exited: one look is enough, and failures are noted."""
+    def gather_last(self) -> list[Gathered]:
+        """Gather after the writer has exited: one listing is enough, and failures are noted."""
         self._cancelled.clear()
-        with self._looking:  # waiting for it may be cancelled, too
+        with self._gathering:  # the wait for it may be cancelled, too
             self._failed.clear()
-            self._said.clear()  # what is said now is what lacks in the end
-            told = self._copy_of_told()
-            seen = self._source.scan(stopped=self._is_cancelled)
-            gathered = self._gather(seen, find(seen, None), told)
+            self._noted.clear()  # notes from now on are about what is missing in the end
+            reported = self._copy_of_reported()
+            listing = self._source.scan(stopped=self._is_cancelled)
+            gathered = self._copy_new(listing, find(listing, None), reported)
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
-                    self._note(f"{checkpoint.path} was not gathered: it is not whole")
+                    self._note(f"{checkpoint.path} was not gathered: it is incomplete")
             self._before = None
             return gathered
 
     def saved(self, path: str, step: int | None, *, at_ns: int | None = None) -> None:
-        """Remember the step that a task reported for what it had saved at `path`, at that moment
-        of the clock of its files."""
+        """Remember the step that a task reported for its save at `path`.
+
+        `at_ns`: the time of the report, by the clock of the task's files.
+        """
         if step is not None:
             relative = Path(path)
             if relative.is_absolute() and relative.is_relative_to(self._source.folder):
                 relative = relative.relative_to(self._source.folder)
-            with self._telling:  # a look copies it
-                self._told[relative.as_posix()] = ReportedSave(step, at_ns)
-                if len(self._told) > budgets.TOLD_CHECKPOINTS:
-                    del self._told[next(iter(self._told))]
+            with self._reporting:  # `gather` copies it in another thread
+                self._reported[relative.as_posix()] = ReportedSave(step, at_ns)
+                if len(self._reported) > budgets.TOLD_CHECKPOINTS:
+                    del self._reported[next(iter(self._reported))]
+
+    def cancel(self) -> None:
+        """Make the call in progress, and later ones, return soon without partial copies.
+
+        Only `gather_last` works again afterwards; it can itself be cancelled.
+        """
+        self._cancelled.set()
+
+    def progress(self) -> tuple[int, int]:
+        """Return how many bytes the call in progress has copied, and of how many; thread-safe."""
+        done, total = self._done_bytes, self._all_bytes
+        return min(total, done + partial_bytes(self.store.root)), total
+
+    def take_notes(self) -> list[str]:
+        """Return and clear the notes for the user; each is given once, and again at the end."""
+        notes, self._notes = self._notes, []
+        return notes
 
     def _is_cancelled(self) -> bool:
         self.beats += 1
         return self._cancelled.is_set()
 
-    def _copy_of_told(self) -> dict[str, ReportedSave]:
-        with self._telling:
-            return dict(self._told)
+    def _copy_of_reported(self) -> dict[str, ReportedSave]:
+        with self._reporting:
+            return dict(self._reported)
 
-    def cancel(self) -> None:
-        """Make the look that is under way, and later ones, return soon with nothing half-copied.
-
-        Only `final_look` works again afterwards; it can itself be cancelled.
-        """
-        self._cancelled.set()
-
-    def progress(self) -> tuple[int, int]:
-        """How many bytes the look that is under way has copied, and of how many; for any thread."""
-        done, of = self._done_bytes, self._all_bytes
-        return min(of, done + partial_bytes(self.store.root)), of
-
-    def take_notes(self) -> list[str]:
-        """What the user should know, each said once, and again by a final look."""
-        notes, self._notes = self._notes, []
-        return notes
-
-    def _gather(
-        self, seen: Sequence[Entry], found: Sequence[Checkpoint], told: Mapping[str, ReportedSave]
+    def _copy_new(
+        self,
+        listing: Sequence[Entry],
+        found: Sequence[Checkpoint],
+        reported: Mapping[str, ReportedSave],
     ) -> list[Gathered]:
-        """`told`: what was told before the look at what was `seen`, so of nothing newer."""
-        self._note_unreadable(seen)
-        self._drop_finished_backups(seen)
-        gathered, worth = self._correct_steps(seen, told), self._worth_copying(found)
+        """Copy the checkpoints worth keeping and return the gathered or corrected ones.
+
+        `reported`: the reports made before `listing`, so that none is about a newer save.
+        """
+        self._note_unreadable(listing)
+        self._drop_finished_backups(listing)
+        gathered, worth = self._correct_steps(listing, reported), self._worth_copying(found)
         self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
         for checkpoint in worth:
             if self._cancelled.is_set():
                 break
-            if one := self._try(checkpoint, told.get(checkpoint.path)):
+            if one := self._copy(checkpoint, reported.get(checkpoint.path)):
                 gathered.append(one)
             self._done_bytes += checkpoint.bytes
-        self._remember_backups(seen)
+        self._remember_backups(listing)
         for follower in self._followers:
             self._bring_up_to_date(follower)
         kept = set(self.store.held)
         return sorted((g for g in gathered if g in kept), key=lambda g: g.checkpoint.saved_ns)
 
     def _worth_copying(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """New ones that the store would keep, the newest first: rotation takes the oldest."""
+        """Return new checkpoints that the store would keep, newest first: jobs delete old ones."""
         series: dict[str, list[Checkpoint]] = defaultdict(list)
         for one in {*found, *(held.checkpoint for held in self.store.held)}:
             series[one.series].append(one)
@@ -170,44 +179,46 @@ class Gatherer:
         new = [one for one in worth if one in found and not self.store.has(one)]
         new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
         new.sort(key=lambda one: one.saved_ns, reverse=True)
-        return self._with_room(new)
+        return self._limit_names(new)
 
-    def _with_room(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
-        """Without those of further names once the store is full: a job that gives each save a
-        name of its own would fill the disk."""
+    def _limit_names(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
+        """Drop checkpoints with new names once the store is full.
+
+        Otherwise a job that gives each save a name of its own would fill the disk.
+        """
         held = {one.checkpoint.series for one in self.store.held}
         room = max(0, budgets.CHECKPOINTS - len(self.store.held))
-        further = [one for one in new if one.series not in held]
-        if len(further) > room:
+        new_names = [one for one in new if one.series not in held]
+        if len(new_names) > room:
             self._note(
                 f"{self._source.folder} holds checkpoints of more than {budgets.CHECKPOINTS} names:"
-                " of further names none is gathered"
+                " those with other names are not gathered"
             )
-        left_out = {*further[room:]}
+        left_out = {*new_names[room:]}
         return [one for one in new if one not in left_out]
 
     def _correct_steps(
-        self, seen: Sequence[Entry], told: Mapping[str, ReportedSave]
+        self, listing: Sequence[Entry], reported: Mapping[str, ReportedSave]
     ) -> list[Gathered]:
-        """A task tells of a checkpoint when it is whole: it may be at home by then."""
-        there, corrected = set(seen), []
+        """Set the steps that were reported after their checkpoints had been gathered."""
+        present, corrected = set(listing), []
         for held in self.store.held:
-            word = told.get(held.checkpoint.path)
-            if word is None or word.step == held.step or not word.is_of(held.checkpoint):
+            report = reported.get(held.checkpoint.path)
+            if report is None or report.step == held.step or not report.is_of(held.checkpoint):
                 continue
-            if there.issuperset(held.checkpoint.files):
-                with contextlib.suppress(OSError):  # a full disk: the next look tries again
-                    corrected.append(self.store.correct(held, step=word.step))
+            if present.issuperset(held.checkpoint.files):
+                with contextlib.suppress(OSError):  # a full disk: the next call tries again
+                    corrected.append(self.store.correct(held, step=report.step))
         return corrected
 
-    def _try(self, checkpoint: Checkpoint, told: ReportedSave | None) -> Gathered | None:
-        step = checkpoint.step if told is None else told.step
+    def _copy(self, checkpoint: Checkpoint, reported: ReportedSave | None) -> Gathered | None:
+        step = checkpoint.step if reported is None else reported.step
         try:
             return self.store.add(checkpoint, self._source, step=step, stopped=self._is_cancelled)
-        except NotWholeError:
+        except IncompleteError:
             self._failed[checkpoint] = float("inf")
         except SourceChangedError:
-            pass  # rotated or rewritten meanwhile: the next newest, or the next look
+            pass  # rotated or rewritten meanwhile: take the next newest, or wait for the next call
         except CancelledError:
             pass
         except OSError as error:
@@ -215,37 +226,38 @@ class Gatherer:
             self._note(f"{checkpoint.path} was not gathered: {reason_of(error)}")
         return None
 
-    def _note_unreadable(self, seen: Sequence[Entry]) -> None:
-        for entry in seen:
-            if not entry.is_unreadable or entry.path == _OF_A_MOUNT:
+    def _note_unreadable(self, listing: Sequence[Entry]) -> None:
+        for entry in listing:
+            if not entry.is_unreadable or entry.path == _LOST_AND_FOUND:
                 continue
             folder = self._source.folder / entry.path
             self._note(f"{folder} cannot be read: no checkpoint in it is gathered")
 
-    def _drop_finished_backups(self, seen: Sequence[Entry]) -> None:
-        """A finished `fit` deletes its backup: putting it back would make the next one skip."""
-        there = _folders_with_files(seen)
+    def _drop_finished_backups(self, listing: Sequence[Entry]) -> None:
+        """Forget backups that the job deleted: `fit` does so when it ends, and a backup put back
+        would make the next `fit` skip its epochs."""
+        present = _folders_with_files(listing)
         for held in self.store.held:
             folder = _folder_of(held.checkpoint)
-            if held.kind is Kind.BACKUP and seen and folder in self._backups - there:
+            if held.kind is Kind.BACKUP and listing and folder in self._backups - present:
                 self._backups.discard(folder)
                 self.store.forget(held)
 
-    def _remember_backups(self, seen: Sequence[Entry]) -> None:
+    def _remember_backups(self, listing: Sequence[Entry]) -> None:
         held = {_folder_of(g.checkpoint) for g in self.store.held if g.kind is Kind.BACKUP}
-        self._backups |= held & _folders_with_files(seen)
+        self._backups |= held & _folders_with_files(listing)
 
-    def _bring_up_to_date(self, follower: Follows) -> None:
+    def _bring_up_to_date(self, follower: Follower) -> None:
         try:
             follower.follow(self.store.held, stopped=self._is_cancelled)
         except (SourceChangedError, CancelledError):
             pass
         except OSError as error:
-            self._note(f"{follower.directory} does not follow: {reason_of(error)}")
+            self._note(f"{follower.directory} does not get new checkpoints: {reason_of(error)}")
 
     def _note(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+        if text not in self._noted:
+            self._noted.add(text)
             self._notes.append(text)
 
 
@@ -253,5 +265,5 @@ def _folder_of(checkpoint: Checkpoint) -> str:
     return dirname(checkpoint.files[0].path)
 
 
-def _folders_with_files(seen: Sequence[Entry]) -> set[str]:
-    return {dirname(entry.path) for entry in seen if not entry.path.endswith("/")}
+def _folders_with_files(listing: Sequence[Entry]) -> set[str]:
+    return {dirname(entry.path) for entry in listing if not entry.path.endswith("/")}

@@ -1,8 +1,8 @@
-"""Other files a run leaves: gather the ones asked for, and notice the ones nobody asked for.
+"""Files that scripts write into their working directory: gather those that `checkpoints.outputs`
+names, and report other new ones.
 
-Scripts that know nothing of TFCLUSTER_CHECKPOINT_DIR write into their working directory. What
-`checkpoints.outputs` names there is copied to the run folder, also after a failure; what is new
-there and was not named is said with the cure.
+Scripts that do not use TFCLUSTER_CHECKPOINT_DIR write there. The named files are copied to the
+run folder, also after a failure; for other new files the user is shown the option to gather them.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
     SourceChangedError,
     Stopped,
-    go_on,
     never,
+    raise_if_cancelled,
     replace_verified,
 )
 
-_NO_RESULT = re.compile(r"\..*|__pycache__|node_modules|.*\.(pyc|tmp|swp)|core", re.DOTALL)
+_IGNORED_NAMES = re.compile(r"\..*|__pycache__|node_modules|.*\.(pyc|tmp|swp)|core", re.DOTALL)
 _MOST_FILES = 20_000
-"""A working directory with more is a data set, and looking for news in it too slow."""
+"""A working directory with more files holds a data set; searching it for new files is too slow."""
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What was copied, relative to the destination, and what should be said."""
+    """The files to copy, or copied (relative paths), and notes for the user."""
 
     files: tuple[str, ...]
     notes: tuple[str, ...]
@@ -44,23 +44,24 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class WorkdirBefore:
-    """The files that were there before the run; None: too many to remember."""
+    """The files of a working directory before the run."""
 
     workdir: Path
     paths: frozenset[str] | None
-    ours: Path | None = None
-    """The home of all runs, which may lie in the working directory and holds no news."""
+    """The relative paths; None if there are too many."""
+    home: Path | None = None
+    """The home of all runs, which is ignored if it is in the working directory."""
 
 
-def remember(workdir: Path, *, ours: Path | None = None) -> WorkdirBefore:
-    """Look at the working directory before the first task starts, except below `ours`."""
-    paths = _visible_files(workdir, ours)
-    return WorkdirBefore(workdir, None if paths is None else frozenset(paths), ours)
+def list_before(workdir: Path, *, home: Path | None = None) -> WorkdirBefore:
+    """Return the files of the working directory before the first task starts, except in `home`."""
+    paths = _visible_files(workdir, home)
+    return WorkdirBefore(workdir, None if paths is None else frozenset(paths), home)
 
 
-def news(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
-    """One sentence with the cure about files that appeared, "" when there is nothing to say."""
-    now = None if before.paths is None else _visible_files(before.workdir, before.ours)
+def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
+    """Return a sentence about new files and the option that gathers them, or ""."""
+    now = None if before.paths is None else _visible_files(before.workdir, before.home)
     if now is None or before.paths is None:
         return ""
     new = _named_by_folder(set(now) - before.paths - set(gathered), before.paths)
@@ -76,10 +77,10 @@ def news(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -> str:
 def gather_outputs(
     workdir: Path, globs: Sequence[str], destination: Path, *, stopped: Stopped = never
 ) -> Outputs:
-    """Copy what the globs match below `workdir` to the same places below `destination`.
+    """Copy the files that `globs` match below `workdir` to the same paths below `destination`.
 
-    Raises CancelledError, and OSError for the destination's disk. A link is followed only where
-    it leads to something inside the working directory.
+    A link is followed only if its target is inside the working directory. Raises CancelledError,
+    and OSError for the destination's disk.
     """
     root = workdir.resolve()
     files, unreadable, notes = set[str](), set[str](), list[str]()
@@ -95,18 +96,21 @@ def gather_outputs(
             if match.resolve().is_relative_to(root):
                 files.update(_files_of(root, match, failed, stopped))
             else:
-                notes.append(f"checkpoints.outputs: {match.relative_to(root)} leads elsewhere")
-        if "**" in pattern and matches:  # a glob passes over what it cannot read
+                name = match.relative_to(root)
+                notes.append(f"checkpoints.outputs: {name} links out of the working directory")
+        if "**" in pattern and matches:  # a glob skips folders it cannot read
             for _ in os.walk(root / _before_wildcards(pattern), onerror=failed):
-                go_on(stopped)
-    notes += map(_not_read, sorted(unreadable))
+                raise_if_cancelled(stopped)
+    notes += map(_unreadable_note, sorted(unreadable))
     copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
     return Outputs(tuple(copied), tuple(notes))
 
 
 def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
-    """Of the files of a folder that only another machine can see, those that the globs name;
-    a glob that names a folder means all that is in it."""
+    """Return the files of another machine's folder that `globs` match, from its listing.
+
+    A glob that matches a folder means everything in it.
+    """
     files, notes, known, unreadable = set[str](), list[str](), list[str](), list[str]()
     for entry in entries:
         if not entry.path.endswith("/"):
@@ -114,31 +118,31 @@ def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
         elif entry.is_unreadable:
             unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:
-        means = re.compile(_as_regex(pattern))
-        found = [path for path in known if means.match(path)]
+        regex = re.compile(_as_regex(pattern))
+        found = [path for path in known if regex.match(path)]
         if not found:
             notes.append(f"checkpoints.outputs: nothing matches {pattern}")
         files.update(found)
-        for path in unreadable:  # of what is in such a folder nothing is known
+        for path in unreadable:  # it may hold files that the glob matches
             is_below = f"{path}/".startswith(_before_wildcards(pattern))
-            if means.match(path) or ("**" in pattern and is_below):
-                notes.append(_not_read(path))
+            if regex.match(path) or ("**" in pattern and is_below):
+                notes.append(_unreadable_note(path))
     notes = list(dict.fromkeys(notes))
     return Outputs(tuple(sorted(files)), tuple(notes))
 
 
 def _before_wildcards(pattern: str) -> str:
-    """The folder, with a slash, in which everything lies that the pattern can match."""
+    """Return the folder, with a slash, that holds everything the pattern can match."""
     fixed = takewhile(lambda part: not set("*?[") & set(part), pattern.split("/")[:-1])
     return "".join(f"{part}/" for part in fixed)
 
 
-def _not_read(folder: str) -> str:
+def _unreadable_note(folder: str) -> str:
     return f"checkpoints.outputs: {folder} cannot be read: nothing in it was copied"
 
 
 def _as_regex(pattern: str) -> str:
-    """As `Path.glob` reads it: ``**`` is any number of folders, ``*`` stays within one name."""
+    """Translate a glob as `Path.glob` reads it: ``**`` is any number of folders, ``*`` one name."""
     parts = []
     for part in pattern.rstrip("/").split("/"):
         if part == "**":
@@ -151,14 +155,14 @@ def _as_regex(pattern: str) -> str:
 
 
 def _matches(root: Path, pattern: str, stopped: Stopped) -> list[Path]:
-    """What the pattern matches; an absolute one or one with ``..`` matches nothing."""
+    """Return what `pattern` matches; an absolute pattern, or one with ``..``, matches nothing."""
     parts = PurePosixPath(pattern)
     if parts.is_absolute() or ".." in parts.parts or not parts.parts:
         return []
     found = []
     with contextlib.suppress(OSError, ValueError):
         for match in root.glob(pattern):
-            go_on(stopped)
+            raise_if_cancelled(stopped)
             found.append(match)
     return sorted(found)
 
@@ -166,14 +170,16 @@ def _matches(root: Path, pattern: str, stopped: Stopped) -> list[Path]:
 def _files_of(
     root: Path, match: Path, failed: Callable[[OSError], None], stopped: Stopped
 ) -> Iterable[str]:
-    """The matched file, or every file in the matched folder, relative to `root`; `failed` is
-    called for each folder that cannot be read."""
+    """Yield the matched file, or every file in the matched folder, relative to `root`.
+
+    `failed` is called for each folder that cannot be read.
+    """
     if match.is_file():
         yield match.relative_to(root).as_posix()
         return
     for folder, _, names in os.walk(match, onerror=failed):
         for name in names:
-            go_on(stopped)
+            raise_if_cancelled(stopped)
             path = Path(folder, name)
             if path.is_file() and path.resolve().is_relative_to(root):
                 yield path.relative_to(root).as_posix()
@@ -192,28 +198,31 @@ def _copy(root: Path, path: str, destination: Path, notes: list[str], stopped: S
     return True
 
 
-def _visible_files(workdir: Path, ours: Path | None) -> list[str] | None:
-    """Files that may be results, without hidden ones and those behind a link to a folder; None
-    when there are too many. A start waits for it, so it asks of each no more than its name."""
+def _visible_files(workdir: Path, home: Path | None) -> list[str] | None:
+    """Return files that may be results, or None if there are too many.
+
+    Hidden files and those behind a link to a folder are left out. A start waits for this, so it
+    reads no more than names.
+    """
     found: list[str] = []
     folders = [""]
     while folders and len(found) <= _MOST_FILES:
         inside = folders.pop()
         entries = [
-            one for one in _entries(f"{workdir}/{inside}") if not _NO_RESULT.fullmatch(one.name)
+            one for one in _entries(f"{workdir}/{inside}") if not _IGNORED_NAMES.fullmatch(one.name)
         ]
         if inside and any(one.name == "pyvenv.cfg" for one in entries):
-            continue  # an environment
+            continue  # a virtual environment
         for one in entries:
             if not _leads_to_a_folder(one):
                 found.append(inside + one.name)
-            elif not one.is_symlink() and one.path != str(ours):
+            elif not one.is_symlink() and one.path != str(home):
                 folders.append(f"{inside}{one.name}/")
     return None if len(found) > _MOST_FILES else found
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """None where it cannot be read."""
+    """Return the entries of a folder; none if it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return list(entries)
@@ -229,10 +238,10 @@ def _leads_to_a_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _named_by_folder(new: set[str], before: frozenset[str]) -> list[str]:
-    """A folder that is new as a whole is named once, ``outputs/``."""
+    """Return the new paths; a new folder is named once, as ``outputs/``."""
     old_folders = {str(parent) for path in before for parent in PurePosixPath(path).parents}
     named = set()
     for path in new:
-        fresh = [p for p in PurePosixPath(path).parents if str(p) not in (*old_folders, ".")]
-        named.add(f"{fresh[-1]}/" if fresh else path)
+        new_folders = [p for p in PurePosixPath(path).parents if str(p) not in (*old_folders, ".")]
+        named.add(f"{new_folders[-1]}/" if new_folders else path)
     return sorted(named)

@@ -1,5 +1,5 @@
 """Restoring: put one complete state into every task's directory (`put_back`), find the newest
-checkpoint, and keep other directories up to date with the store (`Follower`).
+checkpoint, and keep other directories up to date with the store (`LocalFollower`).
 
 TensorFlow's strategies need every worker to restore the same step (design.md, rule 8), so before
 an attempt a task's directory holds exactly this state, or nothing.
@@ -18,7 +18,7 @@ from posixpath import basename
 from typing import Protocol
 
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest, find
+from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find
 from tfcluster.checkpoints.copying import (
     Stopped,
     copy_verified,
@@ -32,16 +32,19 @@ from tfcluster.checkpoints.store import Gathered
 _INCOMING = ".incoming-"
 _REPLACED = ".replaced"
 
+KEPT_FOR_READERS = 5
+"""The number of checkpoints that stay for a slow reader, however few the store keeps."""
+
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """What an attempt starts from."""
+    """The state that an attempt starts from."""
 
     step: int | None
-    """For TFCLUSTER_RESTORED_STEP; None on a fresh start, or where the step is not known."""
+    """The value of TFCLUSTER_RESTORED_STEP; None on a fresh start or if unknown."""
     checkpoints: tuple[Gathered, ...]
     replaced: tuple[Path, ...]
-    """Where the former contents of the directories are now: one generation is kept."""
+    """The folders that now hold the previous contents of the directories (one generation)."""
 
 
 def put_back(
@@ -49,8 +52,8 @@ def put_back(
 ) -> PutBack:
     """Make each directory hold exactly `state` (see `Store.state`), all of them or none.
 
-    Everything is copied beside the directories first and then renamed. Raises CancelledError and
-    OSError before anything is replaced; SourceChangedError when the store itself was damaged.
+    Everything is first copied next to the directories and then renamed. Raises CancelledError and
+    OSError before anything is replaced, SourceChangedError if the store is damaged.
     """
     targets = list(directories)
     staged: list[Path] = []
@@ -64,15 +67,14 @@ def put_back(
     finally:
         for leftover in staged:
             shutil.rmtree(leftover, ignore_errors=True)
-    if state:  # an empty folder is worth no wait for the disk, of which every start would have one
+    if state:  # for an empty folder no start needs to wait for the disk
         for target in targets:
             sync_folder(target.parent)
     return PutBack(newest_of(state).step, tuple(state), tuple(path for path in replaced if path))
 
 
 def newest_of(state: Iterable[Gathered]) -> Newest:
-    """The newest checkpoint whose step is known, else the newest; a backup only when there is no
-    other."""
+    """Return the newest checkpoint with a known step, else the newest; a backup only if alone."""
     best = max(
         state,
         key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP, _saved(g)),
@@ -82,15 +84,15 @@ def newest_of(state: Iterable[Gathered]) -> Newest:
 
 
 def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -> None:
-    """Copy `state` into `folder` under the names it had at the chief, and name it there."""
+    """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
     for gathered in state:
         for entry in gathered.checkpoint.all_files:
-            _copy_out(gathered, entry, folder / entry.path, stopped=stopped)
+            copy_verified(gathered.file(entry), folder / entry.path, entry, stopped=stopped)
     name_checkpoints(folder, state)
 
 
 def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
-    """Write a ``checkpoint`` file into each folder below `folder` that got a prefix."""
+    """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
     by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
     for one in sorted(gathered, key=_saved):
         for entry in one.checkpoint.files:
@@ -102,71 +104,46 @@ def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
         copying.write(folder / inside, prefixes)
 
 
-def _copy_out(gathered: Gathered, entry: Entry, target: Path, *, stopped: Stopped) -> None:
-    copy_verified(gathered.file(entry), target, entry, stopped=stopped)
+def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
+    """Return the newest complete checkpoint in storage that all tasks share.
 
-
-def _saved(gathered: Gathered) -> int:
-    return gathered.checkpoint.saved_ns
-
-
-def _swap(new: Path, target: Path) -> Path | None:
-    """Rename `new` to `target`; a former `target` that held anything is kept beside it."""
-    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
-    assert aside is not None
-    if target.is_dir() and any(target.iterdir()):
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-    else:
-        aside = None
-        if target.is_dir():
-            target.rmdir()
-    new.chmod(0o755)
-    new.rename(target)
-    return aside
-
-
-def newest_in(shared: str | None, told: Mapping[str, int]) -> Newest:
-    """The newest whole checkpoint in storage that all tasks share.
-
-    What the chief told of a path (`told`, oldest first) counts more than its name, and is all
-    there is where the storage is no mount. Raises OSError.
+    `reported`: path → step as the chief reported them, oldest first. A reported step overrides
+    the one in the name; reports are the only source if the storage is not mounted here. Raises
+    OSError.
     """
     if shared is None or not os.path.isdir(shared):
-        return newest_told(told)
+        return newest_reported(reported)
     found = find(scan(Path(shared)), None)
     newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
     if newest is None:
         return Newest()
-    return Newest(told.get(str(Path(shared) / newest.path), newest.step), newest.name)
+    return Newest(reported.get(str(Path(shared) / newest.path), newest.step), newest.name)
 
 
-def newest_told(told: Mapping[str, int]) -> Newest:
-    """The last one that the chief told of."""
-    path, step = [*told.items()][-1] if told else ("", None)
+def newest_reported(reported: Mapping[str, int]) -> Newest:
+    """Return the checkpoint that the chief reported last."""
+    path, step = [*reported.items()][-1] if reported else ("", None)
     return Newest(step, basename(path) or None)
 
 
-AT_LEAST = 5
-"""Checkpoints left in place for a reader that is behind, whatever the store keeps."""
-
-
-class Follows(Protocol):
-    """A directory that is kept in step, wherever it lies."""
+class Follower(Protocol):
+    """A directory, on any machine, that is kept up to date with the store."""
 
     @property
     def directory(self) -> PurePath:
-        """As its own task names it."""
+        """The directory's path on its task's machine."""
         ...
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
-        """Add what is new. Raises SourceChangedError, CancelledError, OSError; the next call
-        goes on."""
+        """Add new checkpoints; after an error the next call continues.
+
+        Raises SourceChangedError, CancelledError, OSError.
+        """
         ...
 
 
-class Follower:
-    """A directory that gets each new checkpoint; only what was put here is ever removed."""
+class LocalFollower:
+    """A directory of this machine that gets each new checkpoint; foreign files stay untouched."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -177,9 +154,9 @@ class Follower:
         return self._directory
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
-        """Add what is new, each file whole at once, the ``checkpoint`` file last.
+        """Add new checkpoints, each file atomically and the ``checkpoint`` file last.
 
-        Raises SourceChangedError, CancelledError, OSError; the next call goes on.
+        After an error the next call continues. Raises SourceChangedError, CancelledError, OSError.
         """
         # A restart may have replaced the whole directory meanwhile.
         self._placed = [placed for placed in self._placed if self._is_there(placed)]
@@ -197,14 +174,34 @@ class Follower:
         return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
 
     def _last_checkpoints(self) -> list[Checkpoint]:
-        return [placed.checkpoint for placed in self._placed[-AT_LEAST:]]
+        return [placed.checkpoint for placed in self._placed[-KEPT_FOR_READERS:]]
 
     def _remove_all_but(self, kept: set[Checkpoint]) -> None:
-        doomed = [placed for placed in self._placed if placed.checkpoint not in kept]
+        removed = [placed for placed in self._placed if placed.checkpoint not in kept]
         self._placed = [placed for placed in self._placed if placed.checkpoint in kept]
         name_checkpoints(self.directory, self._placed)
-        still = {entry.path for placed in self._placed for entry in placed.checkpoint.all_files}
-        for old in doomed:
+        needed = {entry.path for placed in self._placed for entry in placed.checkpoint.all_files}
+        for old in removed:
             for entry in reversed(old.checkpoint.files):
-                if entry.path not in still:
+                if entry.path not in needed:
                     (self.directory / entry.path).unlink(missing_ok=True)
+
+
+def _saved(gathered: Gathered) -> int:
+    return gathered.checkpoint.saved_ns
+
+
+def _swap(new: Path, target: Path) -> Path | None:
+    """Rename `new` to `target`; return where a `target` that was not empty is kept now."""
+    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
+    assert aside is not None
+    if target.is_dir() and any(target.iterdir()):
+        shutil.rmtree(aside, ignore_errors=True)
+        target.rename(aside)
+    else:
+        aside = None
+        if target.is_dir():
+            target.rmdir()
+    new.chmod(0o755)
+    new.rename(target)
+    return aside

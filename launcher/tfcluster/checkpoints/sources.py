@@ -12,20 +12,26 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.outgoing import walk
 from tfcluster.checkpoints.completeness import Entry
-from tfcluster.checkpoints.copying import SourceChangedError, Stopped, copy_verified, go_on, never
+from tfcluster.checkpoints.copying import (
+    SourceChangedError,
+    Stopped,
+    copy_verified,
+    never,
+    raise_if_cancelled,
+)
 
 
 def scan(
     directory: Path, *, most: int | None = None, stopped: Stopped = never
 ) -> tuple[Entry, ...]:
-    """Every file and folder below `directory`; links are never followed, so never listed.
+    """Return every file and folder below `directory`; links are neither followed nor listed.
 
-    What vanishes while being looked at is left out; a directory that is not there is empty. The
-    agents of other machines list theirs in the same way. Raises OSError, also where there are more
-    than `most`, and CancelledError.
+    Files that vanish meanwhile are left out; a missing directory is empty. Agents list folders
+    of other machines in the same way. Raises OSError, also if there are more than `most` entries,
+    and CancelledError.
     """
     found = []
-    names = walk(str(directory), "", partial(go_on, stopped))
+    names = walk(str(directory), "", partial(raise_if_cancelled, stopped))
     for number, (path, size, mtime_ns) in enumerate(names, 1):
         if most is not None and number > most:
             raise OSError(budgets.too_many_files(str(directory), most))
@@ -34,24 +40,26 @@ def scan(
 
 
 class Source(Protocol):
-    """A folder that a task writes to. Every method may raise OSError where it is out of reach, and
-    CancelledError."""
+    """A folder that a task writes to, on any machine.
+
+    Every method may raise OSError if the folder cannot be reached, and CancelledError.
+    """
 
     @property
     def folder(self) -> PurePath:
-        """As the task itself names it."""
+        """The folder's path on the task's machine."""
         ...
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        """All that is in it now; nothing where it is not there."""
+        """Return everything in the folder; () if it does not exist."""
         ...
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        """Bring one file to `target`; its SHA-256. See `copying.copy_verified`."""
+        """Copy one file to `target`; return its SHA-512. See `copying.copy_verified`."""
         ...
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
-        """Raises SourceChangedError unless all of them are still as they were."""
+        """Raise SourceChangedError unless all `entries` are unchanged."""
         ...
 
 
@@ -78,5 +86,5 @@ class LocalSource:
 
 
 def source_of(place: Path | Source) -> Source:
-    """A path stands for a folder of this machine."""
+    """Return `place` as a source; a path means a folder of this machine."""
     return LocalSource(place) if isinstance(place, Path) else place

@@ -39,56 +39,67 @@ from tfcluster.checkpoints.copying import (
 from tfcluster.checkpoints.sources import Source, scan, source_of
 
 _NOTE = ".tfcluster.json"
-_COUNTED = re.compile(r"-(\d+)$")
+_SAVE_COUNTER = re.compile(r"-(\d+)$")
+
+_HINTS = {
+    Kind.TF_CHECKPOINT: "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
+    "  # after save_weights: model.load_weights({path})",
+    Kind.ESTIMATOR: "tf.estimator.Estimator(model_fn, model_dir={folder})"
+    "  # or tf.train.load_checkpoint({path})",
+    Kind.SAVED_MODEL: "tf.saved_model.load({path})",
+    Kind.KERAS: "keras.models.load_model({path})",
+    Kind.WEIGHTS: "model.load_weights({path})",
+    Kind.BACKUP: "keras.callbacks.BackupAndRestore({path})  # before fit()",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """A checkpoint at home."""
+    """A checkpoint in the store."""
 
     path: Path
-    """What a loading call takes: the prefix, the file, or the folder."""
+    """The argument of a loading call: the prefix, the file, or the folder."""
     step: int | None
     kind: Kind
     bytes: int
     checkpoint: Checkpoint
-    """As it was at its source."""
+    """The checkpoint at its source."""
     folder: Path
     digests: tuple[str, ...]
-    """SHA-512 of each of `checkpoint.files`."""
+    """The SHA-512 of each of `checkpoint.files`."""
 
     @property
     def save(self) -> int | None:
-        """Which save of a `tf.train.Checkpoint` it is, where its step is not known."""
+        """The save counter of a `tf.train.Checkpoint` whose step is unknown, else None."""
         if self.step is not None or self.kind is not Kind.TF_CHECKPOINT:
             return None
-        counted = _COUNTED.search(self.checkpoint.path)
+        counted = _SAVE_COUNTER.search(self.checkpoint.path)
         return int(counted[1]) if counted else None
 
     @property
     def place(self) -> int | None:
-        """Its step, else which save it is: the number after ``RUN@``."""
+        """The step, else the save counter: the number after ``RUN@``."""
         return self.step if self.step is not None else self.save
 
     @property
     def contents(self) -> tuple[tuple[str, str], ...]:
-        """Which bytes under which names."""
+        """The files' names and digests; equal for equal contents."""
         names = (entry.path for entry in self.checkpoint.files)
         return tuple(zip(names, self.digests, strict=True))
 
     def file(self, entry: Entry) -> Path:
-        """Where a file of the checkpoint lies here."""
+        """Return the path of a file of the checkpoint in the store."""
         return self.folder / entry.path.removeprefix(self.checkpoint.base).lstrip("/")
 
 
-class NotWholeError(SourceChangedError):
-    """A file looked finished but is not, by its own format."""
+class IncompleteError(SourceChangedError):
+    """A file seemed complete but is not, by its own format."""
 
 
 class Store:
     """The gathered checkpoints of one run, at most `keep` of each series.
 
-    One process writes to it. Every state the disk passes through is whole: an interrupted
+    Only one process may write to it. The disk is consistent at every moment: an interrupted
     process leaves at most a hidden partial folder, which the next one removes.
     """
 
@@ -101,19 +112,19 @@ class Store:
 
     @property
     def held(self) -> tuple[Gathered, ...]:
-        """Everything here, oldest first."""
+        """All checkpoints in the store, oldest first."""
         return tuple(self._held)
 
     @property
     def newest(self) -> Gathered | None:
-        """The newest result; a backup is none."""
+        """The newest result, or None; a backup is not a result."""
         return next((g for g in reversed(self._held) if g.kind is not Kind.BACKUP), None)
 
     def has(self, checkpoint: Checkpoint) -> bool:
         return any(held.checkpoint == checkpoint for held in self._held)
 
     def state(self) -> tuple[Gathered, ...]:
-        """What a restart starts from; see `newest_of_each`."""
+        """Return the checkpoints a restart starts from; see `newest_of_each`."""
         return newest_of_each(self._held)
 
     def add(
@@ -124,9 +135,9 @@ class Store:
         step: int | None,
         stopped: Stopped = never,
     ) -> Gathered | None:
-        """Copy a complete checkpoint from `source`; None when its content is here already.
+        """Copy a complete checkpoint from `source`; return None if the store has its contents.
 
-        Raises SourceChangedError (NotWholeError), CancelledError, OSError; nothing is left then.
+        Raises SourceChangedError (IncompleteError), CancelledError, OSError; then nothing is left.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
@@ -142,25 +153,25 @@ class Store:
         return gathered
 
     def correct(self, gathered: Gathered, *, step: int) -> Gathered:
-        """It is of this step after all. Raises OSError."""
+        """Set the step of a gathered checkpoint and return the new value. Raises OSError."""
         return self._renew(gathered, replace(gathered, step=step))
 
     def forget(self, gathered: Gathered) -> None:
-        """Remove one, the text protos first, so that nothing names what is gone."""
+        """Remove a checkpoint; the ``checkpoint`` file drops it first and never names a gap."""
         self._held.remove(gathered)
-        self._name_what_is_here()
-        doomed = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
-        gathered.folder.rename(doomed / "gone")
-        shutil.rmtree(doomed, ignore_errors=True)
+        self._write_checkpoint_file()
+        removed = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
+        gathered.folder.rename(removed / "gone")
+        shutil.rmtree(removed, ignore_errors=True)
 
     def _has_content_of(self, new: Gathered) -> bool:
-        """Whether it is here already; it then counts as saved when `new` was."""
+        """Return whether the store has these contents; if so, they get the save time of `new`."""
         same = next((held for held in self._held if held.contents == new.contents), None)
         if same is None:
             return False
-        companions = same.checkpoint.companions  # those that lie here
+        companions = same.checkpoint.companions  # those in the store
         self._renew(same, replace(same, checkpoint=replace(new.checkpoint, companions=companions)))
-        self._name_what_is_here()
+        self._write_checkpoint_file()
         return True
 
     def _renew(self, old: Gathered, new: Gathered) -> Gathered:
@@ -179,14 +190,14 @@ class Store:
         return placed
 
     def _free_folder(self, checkpoint: Checkpoint) -> Path:
-        """``ckpt-12``; for a name that was gathered before (``model.keras``) a number after it."""
+        """Return a free folder: ``ckpt-12``, with a number if the name was used before."""
         name = str(checkpoint.kind) if checkpoint.path == "." else checkpoint.path
         name = name.replace("/", "-").lstrip(".")
         same = re.compile(re.escape(name) + r"(?:\.(\d+))?")
-        taken = [m for path in self.root.iterdir() if (m := same.fullmatch(path.name))]
-        if not taken and name != "checkpoint":  # that one is TensorFlow's text proto
+        existing = [m for path in self.root.iterdir() if (m := same.fullmatch(path.name))]
+        if not existing and name != "checkpoint":  # the name of TensorFlow's text file
             return self.root / name
-        return self.root / f"{name}.{1 + max((int(m[1] or 1) for m in taken), default=1)}"
+        return self.root / f"{name}.{1 + max((int(m[1] or 1) for m in existing), default=1)}"
 
     def _prune(self) -> None:
         series: dict[str, list[Gathered]] = defaultdict(list)
@@ -196,9 +207,9 @@ class Store:
             keep = 1 if members[0].kind is Kind.BACKUP else self.keep
             for old in members[:-keep]:
                 self.forget(old)
-        self._name_what_is_here()
+        self._write_checkpoint_file()
 
-    def _name_what_is_here(self) -> None:
+    def _write_checkpoint_file(self) -> None:
         results = [g for g in self._held if g.kind is not Kind.BACKUP]
         copying.write(self.root, _prefixes(results, below=self.root))
 
@@ -206,13 +217,13 @@ class Store:
         for leftover in self.root.glob(f"{PARTIAL}*"):
             _remove(leftover)
         self._held = list(open_for_reading(self.root))
-        self._name_what_is_here()
+        self._write_checkpoint_file()
 
 
 def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tuple[Gathered, ...]:
-    """The newest of each series, up to `place` where one is given (`Gathered.place`).
+    """Return the newest checkpoint of each series, up to `place` if given (`Gathered.place`).
 
-    Raises KeyError where none has that place.
+    Raises KeyError if no checkpoint has that place.
     """
     chosen = {g.checkpoint.series: g for g in held if _is_up_to(place, g)}
     if place is not None and all(g.place != place for g in chosen.values()):
@@ -221,22 +232,56 @@ def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tup
 
 
 def open_for_reading(root: Path) -> tuple[Gathered, ...]:
-    """What is gathered below `root`, oldest first, changing nothing: for looking commands."""
+    """Return the checkpoints below `root`, oldest first, and change nothing there."""
     notes = (path for path in root.glob(f"*/{_NOTE}") if not path.parent.name.startswith(PARTIAL))
     return tuple(_by_age([gathered for note in notes if (gathered := _read_note(note))]))
+
+
+def deliver(
+    gathered: Gathered | None, outputs: Path | None, to: Path, *, stopped: Stopped = never
+) -> tuple[Path, ...]:
+    """Copy one checkpoint and the gathered outputs into `to`; return the files written.
+
+    The files keep their names from the run, a ``checkpoint`` file names the prefix, and all other
+    files in the folder stay. Raises CancelledError, SourceChangedError, OSError.
+    """
+    written: list[Path] = []
+    if gathered:
+        for entry in gathered.checkpoint.all_files:
+            target = to / gathered.file(entry).relative_to(gathered.folder)
+            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+            written.append(target)
+        if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
+            saved = gathered.checkpoint.saved_ns / 1e9
+            copying.write(to, [copying.Prefix(gathered.path.name, saved)])
+            written.append(to / "checkpoint")
+    for entry in _files(outputs):
+        assert outputs is not None
+        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
+        written.append(to / entry.path)
+    return tuple(written)
+
+
+def load_hint(gathered: Gathered) -> str:
+    """Return one line of Python that loads the checkpoint, with its absolute path."""
+    path, folder = repr(str(gathered.path.absolute())), repr(str(gathered.folder.absolute()))
+    hint = _HINTS[gathered.kind]
+    if gathered.kind is Kind.WEIGHTS and not gathered.path.name.endswith(".weights.h5"):
+        hint = "keras.models.load_model({path})  # weights only: model.load_weights({path})"
+    return hint.format(path=path, folder=folder)
 
 
 def _copy(
     checkpoint: Checkpoint, source: Source, folder: Path, *, step: int | None, stopped: Stopped
 ) -> Gathered:
-    """Data shards first and the index after them, as `checkpoint.files` has them."""
+    """Copy a checkpoint in the order of its files: data shards first, then the index."""
     new = Gathered(folder, step, checkpoint.kind, checkpoint.bytes, checkpoint, folder, ())
     digests = []
     for entry in checkpoint.files:
         copied = new.file(entry)
         digests.append(source.copy(entry, copied, stopped=stopped))
-        if fault := completeness.fault(copied):
-            raise NotWholeError(f"{entry.path}: {fault}")
+        if damage := completeness.find_damage(copied):
+            raise IncompleteError(f"{entry.path}: {damage}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)
     companions = tuple(
@@ -294,7 +339,7 @@ def _write_note(gathered: Gathered) -> None:
 
 
 def _read_note(note: Path) -> Gathered | None:
-    """None for a folder that is not ours, or that somebody has taken files from."""
+    """Return the checkpoint of a note; None if the note is invalid or files are missing."""
     try:
         data = foreign_json.read_json_object(note)
         files, companions = _entries(data["files"]), _entries(data["companions"])
@@ -314,11 +359,11 @@ def _read_note(note: Path) -> Gathered | None:
 
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
-    """Raises ValueError, KeyError, TypeError for what are none."""
+    """Parse the files of a note. Raises ValueError, KeyError, TypeError for invalid ones."""
     found = tuple(Entry(row["path"], row["size"], row["mtime_ns"]) for row in rows)
     for one in found:
         if [type(one.path), type(one.size), type(one.mtime_ns)] != [str, int, int]:
-            raise ValueError(f"{one} is no file")
+            raise ValueError(f"{one} is not a file")
     return found
 
 
@@ -329,52 +374,5 @@ def _remove(leftover: Path) -> None:
         leftover.unlink(missing_ok=True)
 
 
-def deliver(
-    gathered: Gathered | None, outputs: Path | None, to: Path, *, stopped: Stopped = never
-) -> tuple[Path, ...]:
-    """Copy one checkpoint and the gathered outputs into `to`; returns the files written.
-
-    Files there keep their names from the run, a ``checkpoint`` file names the prefix, and
-    everything else in the folder is left alone. Raises CancelledError, SourceChangedError,
-    OSError.
-    """
-    written: list[Path] = []
-    if gathered:
-        for entry in gathered.checkpoint.all_files:
-            target = to / gathered.file(entry).relative_to(gathered.folder)
-            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
-            written.append(target)
-        if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
-            saved = gathered.checkpoint.saved_ns / 1e9
-            copying.write(to, [copying.Prefix(gathered.path.name, saved)])
-            written.append(to / "checkpoint")
-    for entry in _files(outputs):
-        assert outputs is not None
-        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
-        written.append(to / entry.path)
-    return tuple(written)
-
-
 def _files(folder: Path | None) -> Sequence[Entry]:
     return [e for e in scan(folder) if not e.path.endswith("/")] if folder else ()
-
-
-_HINTS = {
-    Kind.TF_CHECKPOINT: "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
-    "  # after save_weights: model.load_weights({path})",
-    Kind.ESTIMATOR: "tf.estimator.Estimator(model_fn, model_dir={folder})"
-    "  # or tf.train.load_checkpoint({path})",
-    Kind.SAVED_MODEL: "tf.saved_model.load({path})",
-    Kind.KERAS: "keras.models.load_model({path})",
-    Kind.WEIGHTS: "model.load_weights({path})",
-    Kind.BACKUP: "keras.callbacks.BackupAndRestore({path})  # before fit()",
-}
-
-
-def load_hint(gathered: Gathered) -> str:
-    """One line of Python that loads it, with its absolute path."""
-    path, folder = repr(str(gathered.path.absolute())), repr(str(gathered.folder.absolute()))
-    hint = _HINTS[gathered.kind]
-    if gathered.kind is Kind.WEIGHTS and not gathered.path.name.endswith(".weights.h5"):
-        hint = "keras.models.load_model({path})  # weights only: model.load_weights({path})"
-    return hint.format(path=path, folder=folder)

@@ -1,4 +1,4 @@
-"""`tfcluster attach`: the live view of a run from any terminal; leaving it changes nothing."""
+"""`tfcluster attach`: the live view of a run from any terminal; detaching leaves the run alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import files
 from tfcluster.rundir import registry
 from tfcluster.ui.follow import RunView, StateFile
-from tfcluster.ui.history import attached, restart
+from tfcluster.ui.history import format_attached, format_restart
 from tfcluster.ui.merged_logs import LogFilter, newest_attempts
 from tfcluster.ui.tail import end_of_lines
 from tfcluster.ui.terminal import Terminal
@@ -18,30 +18,32 @@ _LINES_BEFORE = 10
 
 @click.command("attach")
 @click.argument("run", required=False, shell_complete=files)
-@click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once.")
-@click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr.")
+@click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Write events to stdout, task output to stderr."
+)
 def command(run: str | None, collapse: bool, as_json: bool) -> None:
-    """Watch RUN (default: the only live one) to its end; Ctrl-C leaves, and the run goes on.
+    """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
 
-    Begins with the last lines of each task. The exit code is 0 however the run ends: `wait` has
-    the run's own.
+    Starts with the last lines of each task. The exit code is 0 however the run ends; `wait`
+    returns the run's own exit code.
     """
     terminal = Terminal()
     paths = registry.resolve(run, live_only=True)
     state = registry.load(paths)
     if state.status.is_final and not as_json:
-        terminal.say(f"{state.run} is over")
+        terminal.say(f"{state.run} has ended")
         show_end(state, paths, terminal)
         return
     if not as_json:
-        terminal.tell(attached(state))
+        terminal.say_wrapped(format_attached(state))
         if state.restarts:
-            terminal.tell(restart(state.restarts[-1]), "yellow")
+            terminal.say_wrapped(format_restart(state.restarts[-1]), "yellow")
     view = RunView(
         paths,
         terminal,
         json_lines=as_json,
-        wanted=LogFilter(first_of=newest_attempts(paths.logs), tail=_LINES_BEFORE),
+        log_filter=LogFilter(first_of=newest_attempts(paths.logs), tail=_LINES_BEFORE),
         collapse=collapse,
         events_offset=0 if as_json else end_of_lines(paths.events),
     )
@@ -49,9 +51,10 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         view.run(is_over=StateFile(paths).is_over)
     except KeyboardInterrupt:
         terminal.clear_status()
-        terminal.tell(
-            f"left; {state.run} goes on: `tfcluster attach {state.run[-4:]}` comes back,"
-            f" `tfcluster down {state.run[-4:]}` ends it"
+        short = state.run[-4:]
+        terminal.say_wrapped(
+            f"detached; {state.run} keeps running: `tfcluster attach {short}` shows it again,"
+            f" `tfcluster down {short}` stops it"
         )
         return
     if not as_json and paths.root.exists():

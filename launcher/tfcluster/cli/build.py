@@ -1,4 +1,4 @@
-"""`tfcluster build`: the image that containers start from."""
+"""`tfcluster build`: build the worker image that containers start from."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="IMAGE",
     default="python:3.11-slim",
     show_default=True,
-    help="What it is built on: Debian or Ubuntu with python3 and its venv.",
+    help="Base image: Debian or Ubuntu with python3 and its venv module.",
 )
-@click.option("--tensorflow", metavar="VERSION", help="For example 2.15 (the newest one tested).")
-@click.option("--gpu", is_flag=True, help="With NVIDIA's libraries.")
+@click.option("--tensorflow", metavar="VERSION", help="Such as 2.15 (default: the newest tested).")
+@click.option("--gpu", is_flag=True, help="Include NVIDIA's libraries.")
 @click.option(
     "-r",
     "--requirements",
     type=FILE,
     metavar="FILE",
-    help="Packages of your own, as pip reads them.",
+    help="Your own packages, a requirements file for pip.",
 )
 @click.option(
     "--join",
     "joins",
     is_flag=True,
-    help="With tfcluster itself, for engines that start `tfcluster join`.",
+    help="Include tfcluster itself, for schedulers and orchestrators that start `tfcluster join`.",
 )
 @click.option(
     "--tag",
     "tags",
     multiple=True,
     metavar="NAME",
-    help="Name of the image (tfcluster-worker:tfVERSION; without --tensorflow and --gpu also"
-    " :latest); may be given again.",
+    help="Name of the image (default: tfcluster-worker:tfVERSION; without --tensorflow and --gpu"
+    " also :latest); may be repeated.",
 )
-@click.option("--network", metavar="NETWORK", help="That pip has while building, such as host.")
+@click.option("--network", metavar="NETWORK", help="Network of pip during the build, such as host.")
 @click.option(
     "--ca",
     type=FILE,
     metavar="FILE",
-    help="Certificates that pip trusts ($PIP_CERT, $REQUESTS_CA_BUNDLE).",
+    help="CA certificates that pip trusts (default: $PIP_CERT, $REQUESTS_CA_BUNDLE).",
 )
 @click.option(
     "--pip-config",
     type=FILE,
     metavar="FILE",
-    help="pip's configuration while building ($PIP_CONFIG_FILE).",
+    help="pip's configuration during the build (default: $PIP_CONFIG_FILE).",
 )
 def command(
     base: str,
@@ -65,15 +65,15 @@ def command(
     ca: Path | None,
     pip_config: Path | None,
 ) -> None:
-    """Build the worker image with this machine's docker, and print its names.
+    """Build the worker image with this machine's docker and print its names.
 
-    Certificates, pip's configuration and proxies ($https_proxy …) are used while it is built, and
-    are not kept in it. What docker says goes to stderr.
+    Certificates, pip's configuration and proxies ($https_proxy …) are used during the build and
+    are not stored in the image. docker's output goes to stderr.
     """
     from tfcluster.backends.docker import worker_image
     from tfcluster.ui.terminal import Terminal
 
-    wish = worker_image.Wish(
+    options = worker_image.BuildOptions(
         base=base,
         tensorflow=tensorflow,
         has_gpu=gpu,
@@ -84,4 +84,4 @@ def command(
         ca=ca,
         pip_config=pip_config,
     )
-    Terminal().out("\n".join(worker_image.build(wish, os.environ)))
+    Terminal().out("\n".join(worker_image.build(options, os.environ)))

@@ -1,4 +1,4 @@
-"""`tfcluster checkpoints`: what was gathered from the chief, listed or copied."""
+"""`tfcluster checkpoints`: list or copy the checkpoints gathered from the chief."""
 
 from __future__ import annotations
 
@@ -21,54 +21,54 @@ from tfcluster.ui.terminal import Terminal
 
 @click.command("checkpoints")
 @click.argument("run", required=False, shell_complete=files)
-@click.option("--path", "only_path", is_flag=True, help="Only the path of the newest one.")
+@click.option("--path", "only_path", is_flag=True, help="Print only the path of the newest one.")
 @click.option("--copy", "target", metavar="DIR", type=click.Path(path_type=Path),
               help="Copy the newest one into DIR, a new or empty folder.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="A JSON array, oldest first.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array, oldest first.")
 def command(run: str | None, only_path: bool, target: Path | None, as_json: bool) -> None:
-    """List or copy what was gathered from the chief of RUN (default: the latest)."""
+    """List or copy the checkpoints gathered from the chief of RUN (default: the latest run)."""
     terminal = Terminal()
     paths = registry.resolve(run)
-    held = open_for_reading(paths.checkpoints)
+    checkpoints = open_for_reading(paths.checkpoints)
     if target is not None:
-        newest = _newest(held, paths.run_id)
+        newest = _find_newest(checkpoints, paths.run_id)
         _copy(newest, target)
         terminal.say(f"copied {newest.path.name} to {target}")
     elif only_path:
-        terminal.out(str(_newest(held, paths.run_id).path))
+        terminal.out(str(_find_newest(checkpoints, paths.run_id).path))
     elif as_json:
-        terminal.emit_json([_facts(gathered) for gathered in held])
-    elif held:
-        rows = checkpoints_grid([_facts(gathered) for gathered in held])
+        terminal.emit_json([_to_json(checkpoint) for checkpoint in checkpoints])
+    elif checkpoints:
+        rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in checkpoints])
         terminal.out(stdout_grid(rows, terminal))
     else:
         terminal.say(f"{paths.run_id} has gathered no checkpoint")
 
 
-def _newest(held: tuple[Gathered, ...], run_id: str) -> Gathered:
-    """The newest result; a backup of an unfinished fit only where there is nothing else."""
-    if not held:
+def _find_newest(checkpoints: tuple[Gathered, ...], run_id: str) -> Gathered:
+    """Return the newest result; a backup of an unfinished `fit` only if there is nothing else."""
+    if not checkpoints:
         raise UsageError(
             f"{run_id} has gathered no checkpoint",
-            fix="a script saves to the folder in $TFCLUSTER_CHECKPOINT_DIR",
+            fix="have the script save to the folder in $TFCLUSTER_CHECKPOINT_DIR",
         )
-    return max(reversed(held), key=lambda gathered: gathered.kind is not Kind.BACKUP)
+    return max(reversed(checkpoints), key=lambda checkpoint: checkpoint.kind is not Kind.BACKUP)
 
 
-def _copy(gathered: Gathered, target: Path) -> None:
+def _copy(checkpoint: Gathered, target: Path) -> None:
     if os.path.exists(target) and not (os.path.isdir(target) and not os.listdir(target)):
-        raise UsageError(f"{target} is not an empty folder", fix="name a new or an empty one")
+        raise UsageError(f"{target} is not an empty folder", fix="name a new or an empty folder")
     try:
-        fill(target, [gathered])
+        fill(target, [checkpoint])
     except OSError as error:
         raise UsageError(f"cannot copy to {target}: {reason_of(error)}") from error
 
 
-def _facts(gathered: Gathered) -> dict[str, object]:
+def _to_json(checkpoint: Gathered) -> dict[str, object]:
     return {
-        "step": gathered.step,
-        "save": gathered.save,
-        "kind": str(gathered.kind),
-        "bytes": gathered.bytes,
-        "path": str(gathered.path),
+        "step": checkpoint.step,
+        "save": checkpoint.save,
+        "kind": str(checkpoint.kind),
+        "bytes": checkpoint.bytes,
+        "path": str(checkpoint.path),
     }

@@ -1,4 +1,4 @@
-"""How a run ended, for whoever watched it: the root cause of a failure, then the summary."""
+"""Shows how a run ended: the root cause of a failure, then the summary."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from tfcluster.ui.terminal import Terminal
 
 
 def show_end(
-    state: RunSnapshot, paths: RunPaths, terminal: Terminal, *, says_reason: bool = True
+    state: RunSnapshot, paths: RunPaths, terminal: Terminal, *, with_reason: bool = True
 ) -> None:
-    """To stderr; without the reason where that is the error that the command ends with."""
-    held = open_for_reading(paths.checkpoints)
-    hint = load_hint(held[-1]) if held else ""
+    """Print root cause and summary to stderr.
+
+    `with_reason`: False where the reason is also the error that the command ends with.
+    """
+    checkpoints = open_for_reading(paths.checkpoints)
+    hint = load_hint(checkpoints[-1]) if checkpoints else ""
     _show_root_cause(state, paths, terminal)
-    size = registry.bytes_of(home())
+    size = registry.count_bytes(home())
     show(closing_panel(state, paths, load_hint=hint, home_bytes=size), terminal)
-    for part in history.reason(state) if says_reason else ():
+    for part in history.format_reason(state) if with_reason else ():
         terminal.say("\n".join(part_lines(part, terminal.width)))
 
 

@@ -1,4 +1,4 @@
-"""`tfcluster completion`: the script that makes a shell complete commands, options and files."""
+"""`tfcluster completion`: shell scripts that complete commands, options and file names."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_HOMES = {
+_INSTALL_PATHS = {
     "bash": "~/.local/share/bash-completion/completions/tfcluster",
-    "zsh": "a file _tfcluster in a folder of $fpath",
+    "zsh": '"${fpath[1]}/_tfcluster"',
     "fish": "~/.config/fish/completions/tfcluster.fish",
 }
 
 
 def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Have the shell complete names of files: the `shell_complete` of a parameter."""
-    from click.shell_completion import CompletionItem  # not for a command that runs
+    """Have the shell complete file names: a `shell_complete` callback for parameters."""
+    from click.shell_completion import CompletionItem  # slow; a command that runs needs none
 
     return [CompletionItem(incomplete, type="file")]
 
 
 @click.command("completion")
-@click.argument("shell", type=click.Choice(list(_HOMES)))
+@click.argument("shell", type=click.Choice(list(_INSTALL_PATHS)))
 def command(shell: str) -> None:
     """Print the completion script of SHELL.
 
-    For this session: eval "$(tfcluster completion bash)", or `tfcluster completion fish | source`.
+    For the current session: eval "$(tfcluster completion bash)", or
+    `tfcluster completion fish | source`.
     """
     from click.shell_completion import get_completion_class
 
@@ -38,9 +39,9 @@ def command(shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(root, {}, "tfcluster", "_TFCLUSTER_COMPLETE").source()
-    # Where click knows nothing, as for a job's own arguments, bash completes files.
+    # Have bash complete files where click has no completion, as for a job's own arguments.
     script = script.replace("complete -o nosort -F", "complete -o nosort -o default -F")
     terminal = Terminal()
     terminal.out(script)
     if terminal.stdout.is_tty:
-        terminal.say(f"to keep it: tfcluster completion {shell} > {_HOMES[shell]}")
+        terminal.say(f"to install it: tfcluster completion {shell} > {_INSTALL_PATHS[shell]}")

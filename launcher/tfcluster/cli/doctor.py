@@ -1,4 +1,4 @@
-"""`tfcluster doctor`: what would stop a start, on every node, without starting anything."""
+"""`tfcluster doctor`: check every node for what would stop a start, without starting anything."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from tfcluster.spec.host_choice import HostChoice
 
 @click.command("doctor")
 @click.argument("spec", required=False, shell_complete=files)
-@click.option("--deep", is_flag=True, help="Import TensorFlow on every node: seconds, devices.")
+@click.option("--deep", is_flag=True, help="Import TensorFlow on every node: time, devices.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     spec: str | None,
     deep: bool,
     sets: tuple[str, ...],
-    at: HostChoice,
+    hosts: HostChoice,
     python: str | None,
     as_json: bool,
 ) -> int:
-    """Look at every node of SPEC as `up` does before it starts; without SPEC at this machine.
+    """Check every node of SPEC as `up` does before it starts; without SPEC, check this machine.
 
-    Versions, GPUs, ports, names, who can connect to whom, disks, clocks, proxies. Exit codes:
-    0 nothing stands in the way, 3 something does.
+    Checks versions, GPUs, ports, host names, connections between nodes, disks, clocks and
+    proxies. Exit codes: 0 all checks passed, 3 a problem was found.
     """
     from tfcluster.discovery.planning import plan_file
     from tfcluster.errors import SurroundingsError
     from tfcluster.preflight import doctor
     from tfcluster.spec.host_choice import NO_CHOICE
-    from tfcluster.ui.preflight_table import table
+    from tfcluster.ui.preflight_table import format_report
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
-    if spec is None and not sets and at == NO_CHOICE:
-        look = doctor.examine_here(python, deep=deep)
+    if spec is None and not sets and hosts == NO_CHOICE:
+        report = doctor.examine_this_machine(python, deep=deep)
     else:
-        look = doctor.examine(plan_file(spec, sets=sets, python=python, hosts=at), deep=deep)
+        planned = plan_file(spec, sets=sets, python=python, hosts=hosts)
+        report = doctor.examine(planned, deep=deep)
     if as_json:
-        terminal.emit_json(look.to_json())
+        terminal.emit_json(report.to_json())
     else:
         colours = terminal.has_colour(terminal.stdout)
-        terminal.out(table(look, width=terminal.stdout.width(), colours=colours))
-    return SurroundingsError.exit_code if look.fatal else 0
+        terminal.out(format_report(report, width=terminal.stdout.width(), colours=colours))
+    return SurroundingsError.exit_code if report.fatal else 0

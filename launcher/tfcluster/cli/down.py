@@ -1,4 +1,4 @@
-"""`tfcluster down`: stop a run from any terminal, or clean up after one that is lost."""
+"""`tfcluster down`: stop a run from any terminal, or clean up after a lost run."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tfcluster.ui.terminal import Terminal
 
 _DOCKER_S = 20.0
 LISTENS_WITHIN_S = 2.0
-"""A coordinator that has just begun does not listen yet; one that is all but over, no longer."""
+"""A coordinator that has just started does not listen yet; one about to exit no longer does."""
 
 
 @click.command("down")
 @click.argument("run", required=False, shell_complete=files)
 @click.option("--now", is_flag=True, help="Kill at once, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
-@click.option("--warm", is_flag=True, help="End what `up --warm` has kept; no run but with --all.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs stopped.")
+@click.option("--warm", is_flag=True, help="End the processes kept by `up --warm`, not a run.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the stopped runs.")
 def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> None:
-    """Stop RUN (default: the only live one) and wait until it has ended.
+    """Stop RUN (default: the only live run) and wait until it has ended.
 
-    Of a lost run, whose coordinator was killed, it ends what is left on all hosts; exit 3 names
-    those where something may still live, and until when.
+    If the run is lost (its coordinator was killed), end its leftover tasks on all hosts; with
+    exit code 3, the message names the hosts where tasks may still run, and until when.
     """
     terminal = Terminal()
     if warm:
@@ -42,33 +42,32 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         if not everything:
             return
     if everything:
-        known = registry.runs()
-        doomed = [paths for paths, state in known if registry.is_open(state)]
+        targets = [paths for paths, state in registry.runs() if registry.is_open(state)]
     else:
-        doomed = _named(run, terminal)
+        targets = _find_run(run, terminal)
     errors: list[SurroundingsError] = []
-    asked, ended = [], []
-    for paths in doomed:
-        with collected(errors):
-            asked.append((paths, _ask_to_stop(paths, now=now, terminal=terminal)))
-    for paths, was_live in asked:
-        with collected(errors):
+    stopping, ended = [], []
+    for paths in targets:
+        with collecting_errors(errors):
+            stopping.append((paths, _request_stop(paths, now=now, terminal=terminal)))
+    for paths, was_live in stopping:
+        with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [past_runs.look_for(state.run, patience_s=_DOCKER_S) for state in ended]
+    found = [past_runs.find_leftovers_of(state.run, patience_s=_DOCKER_S) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(past_runs.look(patience_s=_DOCKER_S, but=done))
-    for one in found:
-        errors += _clear_docker(one, terminal)
+        found.append(past_runs.find_leftovers(patience_s=_DOCKER_S, excluded=done))
+    for leftovers in found:
+        errors += _remove_from_docker(leftovers, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
 
 
 @contextlib.contextmanager
-def collected(errors: list[SurroundingsError]) -> Iterator[None]:
-    """Keep what is wrong with one run, so that the others have their turn."""
+def collecting_errors(errors: list[SurroundingsError]) -> Iterator[None]:
+    """Collect the error of one run, so that the others are still handled."""
     try:
         yield
     except SurroundingsError as error:
@@ -77,50 +76,63 @@ def collected(errors: list[SurroundingsError]) -> Iterator[None]:
 
 def _end_warm(run: str | None, terminal: Terminal, *, as_json: bool) -> None:
     if run is not None:
-        raise UsageError("--warm ends what no run has any more, and takes no RUN")
+        raise UsageError(
+            "--warm ends idle warm processes, which belong to no run", fix="leave out RUN or --warm"
+        )
     ended = warm_agents.end(runtime_dir())
     for pid in ended:
-        terminal.tell(f"what was kept warm has ended (pid {pid})")
+        terminal.say_wrapped(f"ended a warm process (pid {pid})")
     if not ended:
-        terminal.tell("nothing is kept warm")
+        terminal.say_wrapped("there is no warm process")
     if as_json:
         terminal.emit_json([])
 
 
-def _named(run: str | None, terminal: Terminal) -> list[RunPaths]:
-    """The run that is meant; of one whose folder was removed all there may be is in docker."""
+def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
+    """Return the run called `run`, as a list.
+
+    If its folder was removed, remove its containers from docker and return an empty list.
+    """
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.look_for(run, patience_s=_DOCKER_S) if run else past_runs.Found()
+        found = past_runs.find_leftovers_of(run, patience_s=_DOCKER_S) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
-        NodeLostError.raise_all(list(_clear_docker(found, terminal)))
+        NodeLostError.raise_all(list(_remove_from_docker(found, terminal)))
         return []
 
 
-def _clear_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
-    """Remove what docker has; an error for each daemon that does not answer or keeps something."""
+def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+    """Remove a run's leftover containers and networks from docker.
+
+    Yields an error for each daemon that does not answer or does not remove something.
+    """
     for left in found.leftovers:
         names = ", ".join(left.names)
-        if said := past_runs.remove_and_forget(left):
-            yield NodeLostError(f"docker does not remove {names}: {said}")
+        if problem := past_runs.remove_and_forget(left):
+            yield NodeLostError(f"docker does not remove {names}: {problem}")
         else:
-            terminal.tell(f"removed from docker: {names}")
+            terminal.say_wrapped(f"removed from docker: {names}")
     for silent in found.silent:
         removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
         for run in removed:
             past_runs.forget(run)
         if len(removed) == len(silent.runs):
-            terminal.tell(str(silent))
+            terminal.say_wrapped(str(silent))
         else:
-            again = "type it again once docker answers"
-            fix = f"{again}; `tfcluster rm {silent.runs[0]}` gives it up"
+            fix = (
+                "run this again once docker answers;"
+                f" `tfcluster rm {silent.runs[0]}` gives up on the containers"
+            )
             yield NodeLostError(str(silent), fix=fix)
 
 
-def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
-    """Whether there was a live coordinator to ask; raises NodeLostError when it does not answer."""
+def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
+    """Ask the coordinator to stop the run; return False if the run has already ended.
+
+    Raises NodeLostError if the coordinator does not answer.
+    """
     until = time.monotonic() + LISTENS_WITHIN_S
     while not (state := registry.load(paths)).status.is_final:
         why = "tfcluster down --now" if now else "tfcluster down"
@@ -130,16 +142,16 @@ def _ask_to_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
             terminal.say(f"stopping {state.run}")
             return True
         except (OSError, ValueError) as error:
-            if registry.is_elsewhere(state):
+            if registry.is_on_other_host(state):
                 raise NodeLostError(
-                    f"{state.run} is coordinated on {state.host}",
-                    fix=f"type there: tfcluster down {state.run}",
+                    f"the coordinator of {state.run} runs on {state.host}",
+                    fix=f"run on {state.host}: tfcluster down {state.run}",
                 ) from error
             if time.monotonic() > until:
                 raise NodeLostError(
                     f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
                     f" {describe_error(error)}",
-                    fix=f"kill it: kill {state.pid}; its agent then ends the tasks",
+                    fix=f"kill {state.pid}; the agent then ends the tasks",
                 ) from error
         time.sleep(0.05)
     return False
@@ -149,10 +161,10 @@ def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
     while not (state := registry.load(paths)).status.is_final:
         time.sleep(0.05)
     if registry.is_open(state):
-        terminal.say(f"{state.run} is lost: its coordinator is gone")
+        terminal.say(f"{state.run} is lost: its coordinator died")
         _clean_up(paths, terminal)
     elif state.status is Status.LOST:
-        terminal.say(f"{state.run} is lost, and was cleaned up before")
+        terminal.say(f"{state.run} is lost and was already cleaned up")
     elif was_live:
         terminal.say(f"{state.run} has ended: {state.status}")
     else:
@@ -160,39 +172,41 @@ def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
 
 
 def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
-    from tfcluster.coordinator.cleanup import clean_up  # psutil: only where it is needed
+    from tfcluster.coordinator.cleanup import clean_up  # imports psutil, which is slow
 
     found = clean_up(paths)
     if found.processes:
         count = plural(len(found.processes), "process", "processes")
-        terminal.tell(f"ended {count} it had left: {', '.join(map(str, found.processes))}")
+        terminal.say_wrapped(f"ended {count}: {', '.join(map(str, found.processes))}")
     if found.files:
-        terminal.tell(f"removed {', '.join(map(str, found.files))}")
+        terminal.say_wrapped(f"removed {', '.join(map(str, found.files))}")
     if not found.processes and not found.files:
-        terminal.say("nothing of it was left on this host")
-    end_on_hosts(paths, terminal)
+        terminal.say("no processes or files of the run are left on this host")
+    end_tasks_on_hosts(paths, terminal)
     if found.survivors:
         names = ", ".join(map(str, found.survivors))
         raise NodeLostError(
-            f"killed, and still there: {names}", fix="the kernel holds on to them: look at dmesg"
+            f"killed, but still there: {names}",
+            fix="they hang in the kernel: see dmesg",
         )
 
 
-def end_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
-    """End what a lost run has left on other machines, and say what that was. Raises NodeLostError
-    where something may still live there."""
+def end_tasks_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
+    """End the tasks that a lost run left on other machines, and print what was ended.
+
+    Raises NodeLostError if tasks may still run on a host.
+    """
     from tfcluster.coordinator import cleanup
 
-    troubles = []
-    for one in cleanup.end(paths):
-        if one.trouble:
-            at = time.strftime("%H:%M:%S", time.localtime(one.until))
-            troubles.append(f"{one.node}: what runs there may live until {at}: {one.trouble}")
+    problems = []
+    for result in cleanup.end_nodes(paths):
+        if result.trouble:
+            at = time.strftime("%H:%M:%S", time.localtime(result.until))
+            problems.append(f"{result.node}: its tasks may run until {at}: {result.trouble}")
         else:
-            what = f"ended {', '.join(one.ended)}" if one.ended else "nothing lived there any more"
-            terminal.tell(f"{one.node}: {what}")
-        if one.folder is not None:
-            terminal.tell(f"{one.node}: what was saved there stays in {one.folder}")
-    if troubles:
-        again = f"`tfcluster down {paths.run_id}` tries again"
-        raise NodeLostError("\n".join(troubles), fix=again)
+            what = f"ended {', '.join(result.ended)}" if result.ended else "no task was left"
+            terminal.say_wrapped(f"{result.node}: {what}")
+        if result.folder is not None:
+            terminal.say_wrapped(f"{result.node}: saved files stay in {result.folder}")
+    if problems:
+        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {paths.run_id}")

@@ -1,4 +1,4 @@
-"""`tfcluster env`: a task's environment as shell exports, to start it by hand."""
+"""`tfcluster env`: print a task's environment as shell exports, to start it by hand."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tfcluster.cli.completion import files
 @click.argument("spec", metavar="SPEC|RUN", shell_complete=files)
 @click.argument("task_name", metavar="TASK")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) -> None:
-    """Print what TASK (worker:1) of SPEC gets, for a shell that starts it by hand.
+    """Print the environment of TASK (worker:1) of SPEC, for a shell that starts it by hand.
 
-    Of a RUN of `up --except TASK`: on the ports of that run. The last line, a comment, has the
-    command that starts the task.
+    With a RUN of `up --except TASK` instead of SPEC, the ports are those of that run. The last
+    line, a comment, holds the command that starts the task.
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
@@ -26,6 +26,6 @@ def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    found = manual_start.of(spec, task_name, sets=sets, python=python)
+    found = manual_start.build(spec, task_name, sets=sets, python=python)
     lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
     Terminal().out("\n".join(lines))

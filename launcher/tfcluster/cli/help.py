@@ -1,4 +1,4 @@
-"""`tfcluster help`: the documentation, which comes with the package."""
+"""`tfcluster help`: print the documentation that is installed with the package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import click
 @click.command("help")
 @click.argument("page", required=False, metavar="[PAGE[#SECTION]]")
 def command(page: str | None) -> None:
-    """Print a page of the documentation, or one section of it; without PAGE the list of pages.
+    """Print a page of the documentation or one section of it; without PAGE, list the pages.
 
-    Example: tfcluster help failures#sigkill. The options of a command: tfcluster COMMAND --help.
+    Example: tfcluster help failures#sigkill
+
+    The options of a command: tfcluster COMMAND --help
     """
     from tfcluster.cli.main import COMMANDS
     from tfcluster.errors import UsageError
@@ -19,7 +21,7 @@ def command(page: str | None) -> None:
 
     terminal, found = Terminal(), pages.titles()
     if page in COMMANDS and page not in found:
-        raise UsageError(f"{page} is a command", fix=f"`tfcluster {page} --help` explains it")
+        raise UsageError(f"{page} is a command", fix=f"tfcluster {page} --help")
     if page is not None:
         terminal.out(pages.read(page).rstrip("\n"))
         return

@@ -1,4 +1,4 @@
-"""`tfcluster init`: a first spec, and the schema beside it for editors."""
+"""`tfcluster init`: write a first spec, and beside it the schema for editors."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ FIRST_TEMPLATE = "localhost-2w"
 @click.option("--template", metavar="NAME", default=FIRST_TEMPLATE, show_default=True,
               help="The template to start from.")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the templates.")
-@click.option("--json", "as_json", is_flag=True, help="With --list: one JSON array.")
+@click.option("--json", "as_json", is_flag=True, help="With --list: print a JSON array.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
 def command(file: str, template: str, list_only: bool, as_json: bool, force: bool) -> None:
-    """Write FILE (tfcluster.json) from a template, ready to be changed.
+    """Write FILE (default: tfcluster.json) from a template, ready to be edited.
 
-    The schema goes to .tfcluster/spec-v1.schema.json beside it: editors complete and explain
-    the fields without a network.
+    The schema is written to .tfcluster/spec-v1.schema.json beside it, so that editors complete
+    and explain the fields without a network.
     """
     terminal = Terminal()
     if list_only:
@@ -44,37 +44,40 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
     path = Path(os.path.expanduser(file))
     if path.suffix not in (".json", ".jsonc"):
         fix = f"write {path.stem}.json"
-        raise UsageError(f"FILE: {file!r} ends neither in .json nor in .jsonc", fix=fix)
+        raise UsageError(f"FILE: {file!r} must end in .json or .jsonc", fix=fix)
     write(path, templates.find(template), force=force)
     shown = "" if path == Path("tfcluster.json") else f" {file}"
     terminal.say(f"wrote {file}; next: tfcluster up{shown}")
 
 
 def write(path: Path, template: Template, *, force: bool) -> None:
-    """Write the spec and its schema; raises UsageError rather than overwrite or fail half-way."""
+    """Write the spec and its schema; raise UsageError if a file exists or cannot be written."""
     schema = path.parent / SCHEMA_FOLDER / published_schema.SCHEMA_FILE
     try:
         schema.parent.mkdir(parents=True, exist_ok=True)
         schema.write_text(published_schema.text(), encoding="utf-8")
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(fit(template.path.read_text(encoding="utf-8")))
+            file.write(adapt(template.path.read_text(encoding="utf-8")))
     except FileExistsError as error:
         if error.filename != str(path):
-            raise UsageError(f"{error.filename} is in the way") from None
+            raise UsageError(f"{error.filename} is not a folder") from None
         fix = "name another FILE, or overwrite it with --force"
-        raise UsageError(f"{path} exists already", fix=fix) from None
+        raise UsageError(f"{path} already exists", fix=fix) from None
     except OSError as error:
         reason = reason_of(error)
         raise UsageError(f"cannot write {error.filename or path}: {reason}") from None
 
 
-def fit(text: str) -> str:
-    """A template's text for its new place: the schema named; without its name and remarks, and
-    without a Python that lies beside the template's folder."""
-    of_its_old_place = (
+def adapt(text: str) -> str:
+    """Return a template's text for a new spec.
+
+    Adds the reference to the schema, and removes the template's name, its description and a Python
+    given relative to the template's folder.
+    """
+    template_only_fields = (
         r'"(?:\$schema|name|x-about)": "[^"\n]*"|"runtime": {"python": "\.\.[^"\n]*"[^}\n]*}'
     )
-    kept = re.sub(rf"^  (?:{of_its_old_place}),\n", "", text, flags=re.MULTILINE)
+    kept = re.sub(rf"^  (?:{template_only_fields}),\n", "", text, flags=re.MULTILINE)
     return kept.replace(
         "{\n", f'{{\n  "$schema": "{SCHEMA_FOLDER}/{published_schema.SCHEMA_FILE}",\n', 1
     )

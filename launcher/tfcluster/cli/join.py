@@ -1,4 +1,4 @@
-"""`tfcluster join`: start this machine's tasks of a cluster, whose others start elsewhere."""
+"""`tfcluster join`: start this machine's tasks of a cluster; the other machines start theirs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tfcluster.cli.options import WithJobArgs, job_args, watch_options
 @click.command("join", cls=WithJobArgs)
 @click.argument("spec", required=False, shell_complete=files)
 @click.option("--task", "names", multiple=True, metavar="TASK",
-              help="Start worker:1, whatever its address; may be given again.")  # fmt: skip
+              help="Start worker:1, whatever its address; may be repeated.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @watch_options
-@click.option("--no-preflight", is_flag=True, help="Do not look at this machine first.")
-@click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
+@click.option("--no-preflight", is_flag=True, help="Skip the checks of this machine.")
+@click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")
 def command(
     spec: str | None,
     names: tuple[str, ...],
@@ -32,12 +32,13 @@ def command(
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
 
-    To be typed on every machine, or started there by an engine: no ssh, and nobody above them.
-    All need the same SPEC, with the port of every task written in it. Nothing is ever started
-    again; to resume, set checkpoints.dir to storage that all machines share.
+    Run it on every machine, or have a scheduler (Slurm) or orchestrator (Kubernetes) start it
+    there; there is no ssh and no common coordinator. All machines need the same SPEC with a fixed
+    port for every task. Tasks are never restarted; to resume, set checkpoints.dir to storage that
+    all machines share.
 
-    ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 where all that
-    failed here only followed a failure on another machine: start all of them again.
+    ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
+    here only because of a failure on another machine: start all machines again.
     """
     from tfcluster.cli.launch import Options, launch
     from tfcluster.discovery.planning import plan_join
@@ -50,9 +51,10 @@ def command(
         python=python,
         args=job_args(),
     )
-    how = Options(
+    launch_options = Options(
         **watch,
         prepares=not no_prepare,
-        runs_preflight=not (no_preflight or names),  # a task named may have an address of another
+        # A task named by --task may have another machine's address, which the checks would refuse.
+        runs_preflight=not (no_preflight or names),
     )
-    return launch(planned, how)
+    return launch(planned, launch_options)

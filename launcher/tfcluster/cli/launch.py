@@ -1,4 +1,4 @@
-"""Launches a planned spec, in the foreground or the background: `up`, `run` and `join` call it."""
+"""Launches a planned spec in the foreground or the background, for `up`, `run` and `join`."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from tfcluster.ui.terminal import Terminal
 if TYPE_CHECKING:
     from tfcluster.discovery.planning import Planned
 
-__all__ = ["Options", "get_ready", "launch"]
+__all__ = ["Options", "launch", "preimport"]
 
 
-def get_ready() -> None:
-    """Import what a start needs, in the time in which the tasks' Python tells what it is."""
-    parts = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
-    for part in parts:
-        import_module(f"tfcluster.{part}")
+def preimport() -> None:
+    """Import the modules that a start needs, while the tasks' Python is being probed."""
+    modules = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
+    for module in modules:
+        import_module(f"tfcluster.{module}")
 
 
 def launch(planned: Planned, options: Options) -> int:
-    """Run it, in the foreground to its end; returns the command's exit code.
+    """Run `planned`, in the foreground to its end, and return the command's exit code.
 
-    Raises what stands in the way before the first task starts.
+    Raises a TfclusterError for whatever prevents the start.
     """
     planned.require()
     start_options_of(planned, options)
     if options.warm:
-        planned = _kept_warm(planned)
+        planned = _keep_warm(planned)
     if options.detach:
         from tfcluster.cli.detached import launch_detached, with_lease
 
         return launch_detached(with_lease(planned), options)
-    return _launch_here(planned, options)
+    return _launch_in_foreground(planned, options)
 
 
-def _kept_warm(planned: Planned) -> Planned:
+def _keep_warm(planned: Planned) -> Planned:
     from tfcluster.backends.warm_start import keep_warm
 
     return replace(planned, plan=keep_warm(planned.plan, planned.spec.runtime.warm_s))
 
 
-def _launch_here(planned: Planned, options: Options) -> int:
+def _launch_in_foreground(planned: Planned, options: Options) -> int:
     from tfcluster.coordinator.foreground import signals_held_back
     from tfcluster.ui.follow import RunView
 
@@ -67,10 +67,7 @@ def _launch_here(planned: Planned, options: Options) -> int:
             session.paths, terminal, json_lines=options.as_json, collapse=options.collapse
         )
         view.start()
-        outcome = session.run(
-            announce=announce,
-            start_options=start_options_of(planned, options),
-        )
+        outcome = session.run(announce=announce, start_options=start_options_of(planned, options))
     finish(view)
     state, paths = session.journal.state, session.paths
     return conclude(state, paths, outcome, terminal, unrecorded=session.unrecorded)

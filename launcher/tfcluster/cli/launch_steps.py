@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a run is shown, what is left out of it, and what it begins with."""
+    """The choices of one launch: how the run is shown, what it skips, what it resumes from."""
 
     as_json: bool = False
     collapse: bool = False
@@ -32,14 +32,14 @@ class Options:
     prepares: bool = True
     runs_preflight: bool = True
     warm: bool = False
-    """Keep what is imported on this machine for the next run."""
+    """Keep a process with the imported modules on this machine for the next run."""
     resume: Resume | None = None
     chaos: tuple[str, ...] = ()
-    """Faults to rehearse, as they were typed."""
+    """Faults to inject (``--chaos``), as typed."""
 
 
 def start_options_of(planned: Planned, options: Options) -> StartOptions:
-    """Raises UsageError for a fault to rehearse that is none, or cannot be done."""
+    """Return the coordinator's options; raise UsageError for an invalid ``--chaos`` fault."""
     from tfcluster.coordinator.startup import StartOptions
     from tfcluster.rundir.chaos import parse
 
@@ -52,7 +52,7 @@ def start_options_of(planned: Planned, options: Options) -> StartOptions:
 
 
 def open_session(planned: Planned, options: Options) -> Session:
-    """The run's folder, and the coordinator that has not begun yet."""
+    """Create the run folder and a coordinator that has not started yet."""
     from tfcluster.coordinator.foreground import Session
 
     return Session(
@@ -72,7 +72,7 @@ def start_text(
     options: Options,
     terminal: Terminal,
 ) -> str:
-    """The start panel."""
+    """Return the start panel as text for this terminal."""
     from tfcluster.ui.render import render
     from tfcluster.ui.start import start_panel
 
@@ -82,7 +82,7 @@ def start_text(
 
 
 def finish(view: RunView) -> None:
-    """Show what is left; Ctrl-C leaves the rest to ``tfcluster logs``."""
+    """Show the remaining output; Ctrl-C skips it (``tfcluster logs`` has it)."""
     try:
         while not view.finish(0.5):
             pass
@@ -98,30 +98,36 @@ def conclude(
     *,
     unrecorded: str = "",
 ) -> int:
-    """Show how the run ended; returns its exit code, or raises the error that it ended with.
+    """Show how the run ended; return its exit code, or raise the error that it ended with.
 
-    `unrecorded`: why its folder does not tell all of it.
+    `unrecorded`: why the run folder is incomplete; empty if it is complete.
     """
     from tfcluster.cli.closing import show_end
 
     if state.attempt or outcome.error is None:
-        show_end(state, paths, terminal, says_reason=False)
+        show_end(state, paths, terminal, with_reason=False)
     if unrecorded:
-        terminal.say(f"warning: {paths.root} does not tell how the run ended: {unrecorded}")
+        terminal.say(f"warning: {paths.root} does not record how the run ended: {unrecorded}")
     if isinstance(outcome.error, TfclusterError):
-        raise _shown(outcome.error, paths, terminal)
+        raise _shorten_preflight_error(outcome.error, paths, terminal)
     return outcome.exit_code
 
 
-def _shown(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
-    """`error`; what a look at the nodes has found stands in a table, and is not told twice."""
+def _shorten_preflight_error(
+    error: TfclusterError, paths: RunPaths, terminal: Terminal
+) -> TfclusterError:
+    """Print a preflight error's findings as a table, and return an error without them.
+
+    Returns any other error as it is.
+    """
     from tfcluster.errors import PreflightError, SurroundingsError
     from tfcluster.preflight.rules import read_report
-    from tfcluster.ui.preflight_table import table
+    from tfcluster.ui.preflight_table import format_report
 
-    is_of_preflight = error.message.startswith(PreflightError.HEAD)  # also of a detached run
-    if not is_of_preflight or (look := read_report(paths)) is None:
+    # The class is lost on the way from a detached run; the message is not.
+    is_preflight_error = error.message.startswith(PreflightError.HEAD)
+    if not is_preflight_error or (report := read_report(paths)) is None:
         return error
     colours = terminal.has_colour(terminal.stderr)
-    terminal.say(table(look, width=terminal.stderr.width(), colours=colours))
-    return SurroundingsError(PreflightError.HEAD, fix="`tfcluster doctor SPEC` looks again")
+    terminal.say(format_report(report, width=terminal.stderr.width(), colours=colours))
+    return SurroundingsError(PreflightError.HEAD, fix="check again: tfcluster doctor SPEC")

@@ -1,4 +1,4 @@
-"""The `tfcluster` command: finds the one command asked for, and prints every error once."""
+"""The `tfcluster` command: runs the requested subcommand and prints every error once."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from tfcluster.ui.terminal import Terminal
 
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
-        "up": "Start the cluster of a spec and stay with it to its end.",
-        "join": "Start this machine's tasks of a cluster, the others start elsewhere.",
+        "up": "Start the cluster of a spec and follow it to its end.",
+        "join": "Start this machine's tasks of a cluster.",
         "run": "Run a script as N workers on this machine, without a spec.",
     },
-    "Look": {
-        "ps": "List live runs (-a: all).",
+    "Inspect": {
+        "ps": "List live runs (-a: all runs).",
         "status": "Show one run: its tasks, progress, diagnosis.",
         "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",
-        "checkpoints": "List or copy what was gathered.",
+        "checkpoints": "List or copy the gathered checkpoints.",
     },
-    "End": {
+    "Stop and clean up": {
         "down": "Stop a run.",
-        "wait": "Wait for a run, exit with its code.",
-        "rm": "Delete the folders of runs that are over.",
+        "wait": "Wait for a run and exit with its exit code.",
+        "rm": "Delete the folders of runs that have ended.",
         "prune": "Delete old runs.",
     },
-    "Before": {
+    "Prepare": {
         "init": "Write a first spec.",
-        "plan": "Show what would be started, start nothing.",
+        "plan": "Show what would be started, without starting it.",
         "validate": "Check a spec.",
-        "doctor": "Look at all nodes for what would stop a start.",
+        "doctor": "Check all nodes for what would stop a start.",
         "build": "Build the image that containers start from.",
     },
-    "Glue": {
+    "Tools": {
         "env": "Print a task's environment as shell exports.",
         "schema": "Print the JSON schema of the spec.",
         "completion": "Print the shell's completion script.",
@@ -55,7 +55,7 @@ COMMANDS = {name: text for group in GROUPS.values() for name, text in group.item
 
 
 class LazyGroup(click.Group):
-    """Imports a command's module when it is used, so that `--version` stays quick."""
+    """A command group that imports a command's module on use, so that `--version` stays quick."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -85,59 +85,62 @@ class LazyGroup(click.Group):
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tfcluster")
-@click.option("--debug", is_flag=True, help="Show tracebacks of errors that have a message.")
+@click.option("--debug", is_flag=True, help="Show the traceback of every error.")
 def cli(debug: bool) -> None:
-    """Launch, watch and gather multi-worker TensorFlow training."""
+    """Launch multi-worker TensorFlow training, watch it and gather its results."""
 
 
 def main() -> None:
-    """Entry point; exit codes are those of ``tfcluster.errors`` and of the run."""
+    """Run the command line in `sys.argv`, then exit.
+
+    The exit codes are those of ``tfcluster.errors`` and of the run.
+    """
     raise_limit()
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("TFCLUSTER_DEBUG"))
     try:
         code = cli.main(standalone_mode=False)
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        Terminal().say(shown.getvalue())
+        text = io.StringIO()
+        error.show(text)
+        Terminal().say(text.getvalue())
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130
     except BrokenPipeError:
-        code = _leave_quietly()
+        code = _discard_stdout()
     except TfclusterError as error:
         if debug:
             Terminal().say(traceback.format_exc())
         Terminal().say(f"tfcluster: {error}")
         code = error.exit_code
     except Exception as fault:
-        if isinstance(fault, FileNotFoundError) and not _has_folder():
+        if isinstance(fault, FileNotFoundError) and not _has_current_folder():
             Terminal().say("tfcluster: the current folder was deleted\n  → cd to another one")
             sys.exit(SurroundingsError.exit_code)
         Terminal().say(traceback.format_exc())
-        Terminal().say("tfcluster: this is a fault in tfcluster, please report it")
+        Terminal().say("tfcluster: internal error (please report it)")
         code = TfclusterError.exit_code
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _has_folder() -> bool:
+def _has_current_folder() -> bool:
     try:
         return bool(os.getcwd())
     except FileNotFoundError:
         return False
 
 
-def _leave_quietly() -> int:
-    """The reader of stdout has gone (`tfcluster ps | head -1`): nothing more to say."""
+def _discard_stdout() -> int:
+    """Discard further output and return 0: the reader has gone, as in `tfcluster ps | head -1`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def entry() -> None:
-    """The installed command: `main`, without the interpreter's own shutdown.
+    """Run `main` and exit without the interpreter's shutdown: the installed command.
 
-    Everything is written and ended by then; taking the modules apart costs a tenth of a second,
-    and a Ctrl-C in it would turn a success into a failure.
+    By then everything is written. The shutdown costs a tenth of a second, and a Ctrl-C during it
+    would turn a success into a failure.
     """
     try:
         main()

@@ -11,18 +11,30 @@ import click
 from tfcluster.cli.completion import files
 from tfcluster.spec.host_choice import HostChoice
 
-_OPTIONS = (
+_HOST_OPTIONS = (
     click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
-                 help="Workers on these: gpu1,anna@gpu2:2 (slots), or a file of hosts."),
+                 help="Run the workers on these hosts: gpu1,anna@gpu2:2 (2 slots), or a hostfile."),
     click.option("--hostfile", metavar="FILE", shell_complete=files,
-                 help="The same, a file: a host a line, user@host slots=2."),
-    click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Only these tasks."),
-    click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Without these tasks."),
+                 help="File of hosts for the workers, one per line: user@host slots=2."),
+    click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Use only these tasks."),
+    click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Leave out these tasks."),
 )  # fmt: skip
+_WATCH_OPTIONS = (
+    click.option("-d", "--detach", is_flag=True,
+                 help="Return when all tasks run; print the run's id to stdout."),
+    click.option("--json", "as_json", is_flag=True,
+                 help="Write events to stdout, task output to stderr."),
+    click.option("--collapse", is_flag=True,
+                 help="Show identical lines of several tasks once."),
+    click.option("--warm", is_flag=True,
+                 help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
+    click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
+)  # fmt: skip
+_KEY = "tfcluster.job_args"
 
 
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds them; `command` gets one argument `at`, a HostChoice."""
+    """Add the host options to `command`, which gets them as `hosts`, one HostChoice."""
 
     @functools.wraps(command)
     def with_choice(
@@ -33,24 +45,16 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         exclude: tuple[str, ...],
         **others: Any,
     ) -> Any:
-        return command(*args, at=HostChoice(hosts, hostfile, include, exclude), **others)
+        return command(*args, hosts=HostChoice(hosts, hostfile, include, exclude), **others)
 
-    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), with_choice)
-
-
-_WATCH_OPTIONS = (
-    click.option("-d", "--detach", is_flag=True,
-                 help="Return when all tasks run; stdout is the run's id."),
-    click.option("--json", "as_json", is_flag=True, help="Events to stdout, lines to stderr."),
-    click.option("--collapse", is_flag=True, help="Show equal lines of several tasks once."),
-    click.option("--warm", is_flag=True,
-                 help="Keep what is imported for the next run (runtime.warm_s)."),
-    click.option("--no-gather", is_flag=True, help="Gather no checkpoints."),
-)  # fmt: skip
+    return functools.reduce(lambda made, option: option(made), reversed(_HOST_OPTIONS), with_choice)
 
 
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds them; `command` gets one argument `watch`, fields of `launch_steps.Options`."""
+    """Add the options of a launch to `command`.
+
+    It gets them as one argument `watch`: a dict of fields of `launch_steps.Options`.
+    """
 
     @functools.wraps(command)
     def with_watch(
@@ -68,11 +72,8 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
 
 
-_KEY = "tfcluster.job_args"
-
-
 class WithJobArgs(click.Command):
-    """A command whose line may end in ``-- ARGS…``; `job_args` gives them.
+    """A command whose line may end in ``-- ARGS…``, which `job_args` returns.
 
     click itself would read the first of them as SPEC.
     """
@@ -87,6 +88,6 @@ class WithJobArgs(click.Command):
 
 
 def job_args() -> tuple[str, ...]:
-    """The arguments behind ``--`` of the command that is running."""
+    """Return the arguments after ``--`` of the running command."""
     found: tuple[str, ...] = click.get_current_context().meta[_KEY]
     return found

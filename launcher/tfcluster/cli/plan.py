@@ -1,4 +1,4 @@
-"""`tfcluster plan`: what would be started, without starting it."""
+"""`tfcluster plan`: show what would be started, without starting it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from tfcluster.spec.host_choice import HostChoice
 
 @click.command("plan", cls=WithJobArgs)
 @click.argument("spec", required=False, shell_complete=files)
-@click.option("--task", "task_name", metavar="TASK", help="One task in full: worker:1.")
+@click.option(
+    "--task", "task_name", metavar="TASK", help="Show one task in full, such as worker:1."
+)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     spec: str | None,
     task_name: str | None,
     sets: tuple[str, ...],
-    at: HostChoice,
+    hosts: HostChoice,
     python: str | None,
     as_json: bool,
 ) -> None:
     """Show the tasks of SPEC (./tfcluster.json): nodes, addresses, Python, resources.
 
-    ARGS after -- are appended to the job's own. What would stop `up` is told, too; the exit
-    code is 0 all the same.
+    ARGS after -- are appended to the job's own. Problems that would stop `up` are listed too;
+    the exit code is still 0.
     """
     from tfcluster.discovery.planning import plan_file
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=at)
+    planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=hosts)
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
         task = find_task(plan, task_name)
@@ -51,5 +53,5 @@ def command(
 
 
 def find_task(plan: Plan, name: str) -> TaskId:
-    """The plan's task called `name`; raises UsageError with the list of those there are."""
-    return placement.named((task.id for task in plan.tasks), name)
+    """Return the plan's task called `name`; raise UsageError with the known names otherwise."""
+    return placement.find_task((task.id for task in plan.tasks), name)

@@ -1,4 +1,4 @@
-"""`tfcluster ps`: which runs there are."""
+"""`tfcluster ps`: list the runs, and what else needs attention: damaged, lost, kept warm."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tfcluster.backends.docker import past_runs
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import runtime_dir
 from tfcluster.rundir.states import Status
+from tfcluster.ui.formats import plural
 from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import stdout_grid
 from tfcluster.ui.terminal import Terminal
@@ -21,8 +22,8 @@ _DOCKER_S = 8.0
 
 
 @click.command("ps")
-@click.option("-a", "--all", "all_runs", is_flag=True, help="Also runs that are over.")
-@click.option("--json", "as_json", is_flag=True, help="A JSON array of states.")
+@click.option("-a", "--all", "all_runs", is_flag=True, help="Include runs that have ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of states.")
 def command(all_runs: bool, as_json: bool) -> None:
     """List live runs, oldest first."""
     terminal, survey = Terminal(), registry.list_runs()
@@ -30,35 +31,39 @@ def command(all_runs: bool, as_json: bool) -> None:
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
         rows = [run.to_json() for run in shown]
-        terminal.emit_json(rows + [_damaged_json(one) for one in damaged if all_runs])
+        terminal.emit_json(rows + [_damaged_json(error) for error in damaged if all_runs])
     elif shown:
         width = terminal.stdout.width()
-        grid = runs_grid(shown, now=time.time(), here=gethostname(), width=width)
+        grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
         terminal.out(stdout_grid(grid, terminal))
     else:
-        over = f" ({len(known)} are over: `tfcluster ps -a`)" if known else ""
-        terminal.say(f"no run is live{over}")
-    for one in damaged:
-        name = one.paths.run_id
-        terminal.tell(
-            f"{name} is damaged, {one.paths.state.name} cannot be read: {one.why};"
+        ended = f" ({plural(len(known), 'run')} ended: `tfcluster ps -a`)" if known else ""
+        terminal.say(f"no run is live{ended}")
+    for error in damaged:
+        name = error.paths.run_id
+        terminal.say_wrapped(
+            f"{name} is damaged, {error.paths.state.name} cannot be read: {error.why};"
             f" `tfcluster rm {name[-4:]}` removes it"
         )
-    for kept in warm_agents.resting(runtime_dir()):
-        minutes = kept.seconds / 60
-        terminal.tell(
-            f"kept warm for {minutes:.0f} min more: the imports of {kept.about} (pid {kept.pid});"
-            " `tfcluster down --warm` ends it"
+    for process in warm_agents.find(runtime_dir()):
+        minutes = process.seconds / 60
+        terminal.say_wrapped(
+            f"kept warm for {minutes:.0f} min more: the imports of {process.about}"
+            f" (pid {process.pid}); `tfcluster down --warm` ends it"
         )
     for run in known:
         if run.status is Status.LOST and registry.is_open(run):
-            terminal.tell(f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it")
-    found = past_runs.look(patience_s=_DOCKER_S)
+            terminal.say_wrapped(
+                f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
+            )
+    found = past_runs.find_leftovers(patience_s=_DOCKER_S)
     for silent in found.silent:
-        terminal.tell(str(silent))
+        terminal.say_wrapped(str(silent))
     for left in found.leftovers:
         names = ", ".join(left.names)
-        terminal.tell(f"docker still has {names}: `tfcluster down {left.run_id}` removes them")
+        terminal.say_wrapped(
+            f"docker still has {names}: `tfcluster down {left.run_id}` removes them"
+        )
 
 
 def _damaged_json(error: registry.DamagedRunError) -> dict[str, Any]:

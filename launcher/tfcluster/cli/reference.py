@@ -1,4 +1,4 @@
-"""Makes ``docs/commands.md`` from the command tree: ``python -m tfcluster.cli.reference FILE``."""
+"""Generates ``docs/commands.md``: ``python -m tfcluster.cli.reference FILE``."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from tfcluster.cli.main import GROUPS, cli
 _HEAD = """\
 # The commands
 
-Made from the command tree by `python -m tfcluster.cli.reference docs/commands.md`; do not edit it
-by hand. RUN is a run's id, its last four characters, its name, its spec file, or nothing: the
-latest run, for `attach`, `down` and `wait` the only live one; where none is live, `wait` takes the
-latest that `-d` started and that has not been waited for. The exit codes are in the README.
+Generated from the command tree by `python -m tfcluster.cli.reference docs/commands.md`; do not edit
+it by hand.
+
+RUN is a run's id, the last four characters of the id, the run's name or its spec file. If RUN is
+left out, it is the latest run; for `attach`, `down` and `wait` it is the only live run, and if none
+is live, `wait` takes the latest run that was started with `-d` and has not been waited for. The
+exit codes are in the README.
 """
 
 
 def render() -> str:
-    """The whole page."""
+    """Return the whole page as Markdown."""
     return "\n".join([_HEAD, *_sections()])
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
-    """Every command by name, in the order of the help."""
+    """Yield every command with its name, in the order of the help."""
     context = click.Context(cli, info_name="tfcluster")
     for group in GROUPS.values():
         for name in group:

@@ -1,4 +1,4 @@
-"""`tfcluster rm`: delete the folders of runs that are over."""
+"""`tfcluster rm`: delete the folders of runs that have ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import click
 
 from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
-from tfcluster.cli.down import collected, end_on_hosts
+from tfcluster.cli.down import collecting_errors, end_tasks_on_hosts
 from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -17,19 +17,19 @@ _DOCKER_S = 8.0
 
 @click.command("rm")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=files)
-@click.option("--json", "as_json", is_flag=True, help="A JSON array of the runs deleted.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the deleted runs.")
 def command(runs: tuple[str, ...], as_json: bool) -> None:
-    """Delete the folders of RUNs: logs, checkpoints, outputs. A live run is refused."""
+    """Delete the folders of RUNs: logs, checkpoints, outputs. Live runs are refused."""
     terminal = Terminal()
-    doomed = {paths.run_id: paths for paths in map(registry.resolve, runs)}
-    for paths in doomed.values():
+    selected = {paths.run_id: paths for paths in map(registry.resolve, runs)}
+    for paths in selected.values():
         if _is_live(paths):
             raise UsageError(
-                f"{paths.run_id} is live", fix=f"end it first: `tfcluster down {paths.run_id}`"
+                f"{paths.run_id} is live", fix=f"stop it first: tfcluster down {paths.run_id}"
             )
     deleted, errors = list[str](), list[SurroundingsError]()
-    for paths in doomed.values():
-        with collected(errors):
+    for paths in selected.values():
+        with collecting_errors(errors):
             remove(paths, terminal)
             terminal.say(f"deleted {paths.run_id}")
             deleted.append(paths.run_id)
@@ -39,14 +39,14 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
 
 
 def remove(paths: RunPaths, terminal: Terminal) -> None:
-    """Delete the folder of a run that is over, and what a lost one left on any host.
+    """Delete the folder of an ended run, and clean up after a lost run on every host.
 
-    Raises NodeLostError, and keeps the folder, where something may still live on a host.
+    Raises NodeLostError, and keeps the folder, if tasks may still run on a host.
     """
-    _end_what_is_left(paths, terminal)
+    _end_leftovers(paths, terminal)
     registry.delete(paths)
-    for sentence in past_runs.let_go(paths.run_id, patience_s=_DOCKER_S):
-        terminal.tell(sentence)
+    for sentence in past_runs.forget_removed(paths.run_id, patience_s=_DOCKER_S):
+        terminal.say_wrapped(sentence)
 
 
 def _is_live(paths: RunPaths) -> bool:
@@ -56,7 +56,7 @@ def _is_live(paths: RunPaths) -> bool:
         return registry.is_answered(paths)
 
 
-def _end_what_is_left(paths: RunPaths, terminal: Terminal) -> None:
+def _end_leftovers(paths: RunPaths, terminal: Terminal) -> None:
     try:
         is_open = registry.is_open(registry.load(paths))
     except registry.DamagedRunError:
@@ -65,7 +65,7 @@ def _end_what_is_left(paths: RunPaths, terminal: Terminal) -> None:
         end_processes(paths.run_id)
         return
     if is_open:
-        from tfcluster.coordinator.cleanup import clean_up  # psutil: only where it is needed
+        from tfcluster.coordinator.cleanup import clean_up  # imports psutil, which is slow
 
         clean_up(paths)
-        end_on_hosts(paths, terminal)
+        end_tasks_on_hosts(paths, terminal)

@@ -1,4 +1,4 @@
-"""`tfcluster run`: a script as N workers, on this machine or on hosts, without a spec."""
+"""`tfcluster run`: run a script as N workers, on this machine or on hosts, without a spec."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from tfcluster.spec.host_choice import HostChoice
     "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
 )
 @click.option("-n", "workers", type=click.IntRange(1), metavar="N",
-              help="Workers (2; with --hosts: their slots).")  # fmt: skip
+              help="Number of workers (default: 2; with --hosts: their slots).")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @host_options
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
-@click.option("--name", metavar="NAME", help="Name of the run (the script's).")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--name", metavar="NAME", help="Name of the run (default: the script's).")
 @click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Inject 'kill worker:1 at step 50'; see `tfcluster help chaos`.")  # fmt: skip
+              help="Inject a fault: 'kill worker:1 at step 50';"
+                   " see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED,
                 shell_complete=files)  # fmt: skip
@@ -34,18 +35,18 @@ def command(
     workers: int | None,
     module: str | None,
     sets: tuple[str, ...],
-    at: HostChoice,
+    hosts: HostChoice,
     python: str | None,
     name: str | None,
     chaos: tuple[str, ...],
     line: tuple[str, ...],
     watch: dict[str, Any],
 ) -> int:
-    """Run SCRIPT as workers of one cluster; what follows SCRIPT is the script's.
+    """Run SCRIPT as the workers of one cluster; ARGS are passed to the script.
 
-    On this machine, or with --hosts on others, through ssh.
+    The workers run on this machine or, with --hosts, on other machines through ssh.
     """
-    from tfcluster.cli.launch import Options, get_ready, launch
+    from tfcluster.cli.launch import Options, launch, preimport
     from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
 
@@ -53,30 +54,26 @@ def command(
         spec_of(line, module=module, workers=workers or 2, name=name),
         where="tfcluster run",
         sets=sets,
-        hosts=replace(at, workers=workers),
+        hosts=replace(hosts, workers=workers),
     )
-    planned = plan_spec(loaded, python=python, meanwhile=get_ready)
-    how = Options(
-        **watch,
-        chaos=chaos,
-    )
-    return launch(planned, how)
+    planned = plan_spec(loaded, python=python, meanwhile=preimport)
+    return launch(planned, Options(**watch, chaos=chaos))
 
 
 def spec_of(
     line: tuple[str, ...], *, module: str | None, workers: int, name: str | None
 ) -> dict[str, Any]:
-    """The spec that a `run` command line stands for."""
+    """Return the spec that a `run` command line stands for; raise UsageError without a script."""
     if module is None and not line:
         raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
     if module is not None:
-        what, called, args = {"module": module}, module, line
+        program, program_name, args = {"module": module}, module, line
     else:
-        what, called, args = {"script": line[0]}, Path(line[0]).stem, line[1:]
-    fallback = re.sub(r"[^A-Za-z0-9._-]+", "-", called).strip("-._") or "run"
-    job = {**what, "args": list(args), "workdir": "."}
+        program, program_name, args = {"script": line[0]}, Path(line[0]).stem, line[1:]
+    default_name = re.sub(r"[^A-Za-z0-9._-]+", "-", program_name).strip("-._") or "run"
+    job = {**program, "args": list(args), "workdir": "."}
     return {
-        "name": name or fallback,
+        "name": name or default_name,
         "cluster": {"worker": workers},
         "job": job,
         "supervision": {"max_restarts": 0},

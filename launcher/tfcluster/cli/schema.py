@@ -1,4 +1,4 @@
-"""`tfcluster schema`: the JSON schema of the spec, for editors and other tools."""
+"""`tfcluster schema`: print the JSON schema of the spec, for editors and other tools."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 def command() -> None:
     """Print the JSON schema of the spec, version 1.
 
-    `tfcluster init` writes it beside a spec, where editors find it without a network.
+    `tfcluster init` writes it next to the spec, where editors find it without a network.
     """
     from tfcluster.spec import published_schema
     from tfcluster.ui.terminal import Terminal

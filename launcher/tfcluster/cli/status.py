@@ -1,4 +1,4 @@
-"""`tfcluster status`: one run, its tasks, how far they are, what went wrong."""
+"""`tfcluster status`: show one run: its tasks, their progress, what went wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster.ui.terminal import Terminal
 
 @click.command("status")
 @click.argument("run", required=False, shell_complete=files)
-@click.option("--json", "as_json", is_flag=True, help="The run's state as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run's state as one JSON object.")
 def command(run: str | None, as_json: bool) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
@@ -25,8 +25,5 @@ def command(run: str | None, as_json: bool) -> None:
     if as_json:
         terminal.emit_json(snapshot.to_json() | {"folder": str(paths.root)})
     else:
-        terminal.out(
-            stdout_text(
-                status_panel(snapshot, paths, now=time.time(), here=gethostname()), terminal
-            )
-        )
+        panel = status_panel(snapshot, paths, now=time.time(), this_host=gethostname())
+        terminal.out(stdout_text(panel, terminal))

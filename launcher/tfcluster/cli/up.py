@@ -1,4 +1,4 @@
-"""`tfcluster up`: start the cluster of a spec and stay with it to its end."""
+"""`tfcluster up`: start the cluster of a spec and follow it to its end."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from tfcluster.spec.host_choice import HostChoice
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python of the tasks.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]",
-              help="Begin with what RUN gathered; without SPEC: by RUN's own.")  # fmt: skip
+              help="Resume from the checkpoints of RUN; without SPEC, use RUN's spec.")  # fmt: skip
 @click.option("--except", "excepted", multiple=True, metavar="TASK",
-              help="Leave worker:1 to be started by hand; may be given again.")  # fmt: skip
+              help="Leave TASK (worker:1) for you to start by hand; may be repeated.")  # fmt: skip
 @click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Inject 'kill worker:1 at step 50'; see `tfcluster help chaos`.")  # fmt: skip
+              help="Inject a fault: 'kill worker:1 at step 50';"
+                   " see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
-@click.option("--no-preflight", is_flag=True, help="Do not look at the nodes first.")
-@click.option("--no-prepare", is_flag=True, help="Leave out job.prepare.")
+@click.option("--no-preflight", is_flag=True, help="Skip the checks of the nodes.")
+@click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")
 def command(
     spec: str | None,
     sets: tuple[str, ...],
-    at: HostChoice,
+    hosts: HostChoice,
     backend: str | None,
     python: str | None,
     name: str | None,
@@ -42,31 +43,30 @@ def command(
     no_prepare: bool,
     watch: dict[str, Any],
 ) -> int:
-    """Start the tasks of SPEC (./tfcluster.json, - for stdin), show their lines, end with them.
+    """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
 
-    With -d the run goes on in the background: `attach`, `logs -f`, `status`, `wait`, `down`.
+    With -d the run continues in the background: see `attach`, `logs -f`, `status`, `wait`, `down`.
+    With --except the start panel shows the command to start TASK, for example under a debugger.
 
-    With --except the start panel shows the line that starts that task, say under a debugger.
-
-    ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed,
-    2 command line or spec, 3 surroundings, 4 a deadline, 130 Ctrl-C, 143 `tfcluster down`.
+    ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed, 2 error
+    in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
+    143 `tfcluster down`.
     """
-    from tfcluster.cli.launch import Options, get_ready, launch
+    from tfcluster.cli.launch import Options, launch, preimport
     from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import plan_again, plan_file
 
-    begins_with = find(resume) if resume is not None else None
-    stored = begins_with.source if begins_with is not None and spec is None else None
+    resumed = find(resume) if resume is not None else None
+    stored = resumed.source if resumed is not None and spec is None else None
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
-    options = _given({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
-    looks = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
-    how = Options(**watch, **looks, resume=begins_with, chaos=chaos)
+    options = _drop_unset({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
     planned = plan(
-        sets=sets, options=options, python=python, args=job_args(), hosts=at, meanwhile=get_ready
+        sets=sets, options=options, python=python, args=job_args(), hosts=hosts, meanwhile=preimport
     )
-    return launch(planned.apart(excepted), how)
+    skips = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
+    launch_options = Options(**watch, **skips, resume=resumed, chaos=chaos)
+    return launch(planned.without_tasks(excepted), launch_options)
 
 
-def _given(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:
-    """Option → field and value, of those that were given."""
+def _drop_unset(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:
     return {name: (field, value) for name, (field, value) in options.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`tfcluster validate`: whether a spec is right, and what it names is there."""
+"""`tfcluster validate`: check a spec, and that the files and folders it names exist."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from tfcluster.cli.completion import files
 @click.command("validate")
 @click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, problems included.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all problems.")
 def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
-    """Check SPEC (./tfcluster.json; - = standard input): all mistakes, each with its cure.
+    """Check SPEC (./tfcluster.json; - = standard input); report every problem with a fix.
 
-    Files and folders that it names must be there. Exits with 0 when the spec is right, with 2 when
-    it is not. Whether this machine can run it, `tfcluster doctor SPEC` tells.
+    Files and folders that SPEC names must exist. Exit codes: 0 the spec is OK, 2 it is not.
+    `tfcluster doctor SPEC` checks that this machine and the hosts can run it.
     """
     from tfcluster.discovery import planning
     from tfcluster.errors import SpecError
     from tfcluster.spec.load import load_file
+    from tfcluster.ui.formats import plural
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
     try:
         loaded = load_file(spec, sets=sets)
-        planning.require(loaded)
+        planning.require_paths(loaded)
     except SpecError as error:
         if not as_json:
             raise
         problems = [
-            {"place": one.place, "message": one.message, "cure": one.fix} for one in error.problems
+            {"place": problem.place, "message": problem.message, "cure": problem.fix}
+            for problem in error.problems
         ]
         terminal.emit_json({"valid": False, "problems": problems})
         raise click.exceptions.Exit(error.exit_code) from None
@@ -42,4 +44,5 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
         )
         return
     shown = spec or (loaded.path.name if loaded.path else "-")
-    terminal.say(f"{shown}: right; {loaded.spec.name}, {loaded.spec.task_count} tasks")
+    size = plural(loaded.spec.task_count, "task")
+    terminal.say(f"{shown}: OK; {loaded.spec.name}, {size}")

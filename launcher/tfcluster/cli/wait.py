@@ -1,4 +1,4 @@
-"""`tfcluster wait`: wait for the end of a run."""
+"""`tfcluster wait`: wait until a run ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tfcluster.ui.terminal import Terminal
 
 @click.command("wait")
 @click.argument("run", required=False, shell_complete=files)
-@click.option("--json", "as_json", is_flag=True, help="The run's status as one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the run's status as one JSON object.")
 def command(run: str | None, as_json: bool) -> int:
-    """Wait until RUN is over; exit with its exit code.
+    """Wait until RUN ends; exit with its exit code.
 
-    Without RUN: the only live one; where none is live, the latest that was started with -d and
+    Without RUN: the only live run; if none is live, the latest run that was started with -d and
     has not been waited for.
     """
     terminal = Terminal()
-    paths = registry.resolve(run) if run is not None else registry.to_wait_for()
+    paths = registry.resolve(run) if run is not None else registry.resolve_for_wait()
     state = registry.load(paths)
     if run is None:
         has_ended = f"{state.run} has already ended: {state.status}"
@@ -35,7 +35,7 @@ def command(run: str | None, as_json: bool) -> int:
         state = registry.load(paths)
     with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
         paths.waited.touch()
-    for part in (*history.reason(state), *history.cause(state)):
+    for part in (*history.format_reason(state), *history.format_cause(state)):
         terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
         facts = {"run": state.run, "status": str(state.status), "exit_code": state.exit_code}
@@ -43,8 +43,8 @@ def command(run: str | None, as_json: bool) -> int:
         terminal.emit_json(facts | {key: value for key, value in why.items() if value})
     if state.exit_code is None:
         raise NodeLostError(
-            f"{state.run} is lost: its coordinator went away before the end",
-            fix=f"`tfcluster logs {state.run}` shows what the tasks wrote,"
+            f"{state.run} is lost: its coordinator died before the run ended",
+            fix=f"`tfcluster logs {state.run}` shows the tasks' output,"
             f" `tfcluster down {state.run}` cleans up",
         )
     return state.exit_code

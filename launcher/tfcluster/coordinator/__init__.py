@@ -1,1 +1,1 @@
-"""The loop that runs a plan: it carries out supervision's decisions and gathers checkpoints."""
+"""The coordinator: one loop that runs a plan, carries out supervision's decisions and gathers."""

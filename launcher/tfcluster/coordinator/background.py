@@ -1,7 +1,7 @@
-"""A process of its own for a coordinator (`up -d`), and the pipe that tells its starter of it.
+"""The background process of a coordinator (`up -d`), and the pipe from it to its starter.
 
-The process is forked once the run is planned: nothing is imported or looked up twice. It must be
-made before any thread is.
+The process is forked once the run is planned, so nothing is imported or looked up twice. It must
+be forked before any thread is started.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from tfcluster.agent import foreign_json
 from tfcluster.rundir.registry import ProcessIdentity, this_process
 
 Tell = Callable[[Mapping[str, Any]], None]
-"""Sends one JSON object to the starter; it may be gone."""
+"""A function that sends one JSON object to the starter, which may have ended."""
 
 
 @dataclass(slots=True)
 class Background:
-    """The process as its starter sees it."""
+    """The background process, as its starter sees it."""
 
     identity: ProcessIdentity
     _pipe: BinaryIO
     was_signalled: bool = False
-    """Whether a signal to the starter was passed on."""
+    """True if a signal to the starter was passed on."""
 
-    def news(self) -> Iterator[dict[str, Any]]:
-        """What it tells, until it or its telling ends."""
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the objects that the process sends, until it closes the pipe or ends."""
         for line in self._pipe:
             yield foreign_json.parse_json_object(line)
 
@@ -42,14 +42,14 @@ class Background:
 
     @contextlib.contextmanager
     def in_foreground(self) -> Iterator[None]:
-        """As long as the block lasts Ctrl-C and SIGTERM are meant for the process behind."""
-        meant = (signal.SIGINT, signal.SIGTERM)
-        before = [(number, signal.signal(number, self._pass_on)) for number in meant]
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, meant)
+        """Pass Ctrl-C and SIGTERM on to the background process while the block runs."""
+        passed_on = (signal.SIGINT, signal.SIGTERM)
+        before = [(number, signal.signal(number, self._pass_on)) for number in passed_on]
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, passed_on)
         try:
             yield
         finally:
-            signal.pthread_sigmask(signal.SIG_BLOCK, meant)
+            signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
             for number, handler in before:
                 signal.signal(number, handler)
 
@@ -61,9 +61,9 @@ class Background:
 
 
 def start(serve: Callable[[Tell], None]) -> Background:
-    """Have `serve` called in a process of its own, which has no terminal and ends after it.
+    """Call `serve` in a new process without a terminal, which ends after it.
 
-    To be called while signals are held back, as they are in the new process too.
+    To be called in `signals_held_back`; signals stay blocked in the new process.
     """
     reader, writer = os.pipe()
     if (first := os.fork()) == 0:
@@ -77,15 +77,15 @@ def start(serve: Callable[[Tell], None]) -> Background:
 
 
 def _serve(serve: Callable[[Tell], None], writer: int) -> NoReturn:
-    """Never returns, whatever happens: above are the frames of the starter."""
+    """Never return: the frames above belong to the starter."""
     try:
         os.setsid()
         if os.fork():
-            os._exit(0)  # not the leader of its session, so no terminal can become its own
-        _leave_everything(keep=writer)
-        tell = _telling(writer)
-        me = this_process()
-        tell({"host": me.host, "boot_id": me.boot_id, "pid": me.pid, "start": me.start})
+            os._exit(0)  # the child is no session leader, so it can never get a terminal
+        _detach(keep=writer)
+        tell = _teller(writer)
+        own = this_process()
+        tell({"host": own.host, "boot_id": own.boot_id, "pid": own.pid, "start": own.start})
         try:
             serve(tell)
         except BaseException:
@@ -94,14 +94,14 @@ def _serve(serve: Callable[[Tell], None], writer: int) -> NoReturn:
         os._exit(0)
 
 
-def _leave_everything(*, keep: int) -> None:
-    """Neither the terminal nor a pipe nor the folder of the starter is held on to."""
+def _detach(*, keep: int) -> None:
+    """Let go of the starter's terminal, pipes and working directory."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
     fds = [int(name) for name in os.listdir("/dev/fd")]
     for fd in fds:
-        # Not closed: an object that is still there must not close what gets its number later.
+        # Replaced, not closed: a living file object must not close a later file of this number.
         if fd not in (keep, null) and (fd < 3 or _is_open(fd)):
             os.dup2(null, fd, inheritable=fd < 3)
 
@@ -114,17 +114,17 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _telling(writer: int) -> Tell:
-    def tell(news: Mapping[str, Any]) -> None:
+def _teller(writer: int) -> Tell:
+    def tell(message: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
-            os.write(writer, json.dumps(news).encode() + b"\n")
+            os.write(writer, json.dumps(message).encode() + b"\n")
 
     return tell
 
 
 @contextlib.contextmanager
-def words_kept(path: Path) -> Iterator[None]:
-    """stdout and stderr go to `path`, which is there afterwards only if anything was said."""
+def redirected_output(path: Path) -> Iterator[None]:
+    """Redirect stdout and stderr to `path`, which is removed if nothing was written."""
     with path.open("ab") as file:
         for fd in (1, 2):
             os.dup2(file.fileno(), fd)

@@ -1,6 +1,6 @@
 """Clean-up after a lost run, whose coordinator is gone, on remote nodes and on this host.
 
-`end` ends what still runs on remote nodes until their leases end. `clean_up` ends the run's
+`end_nodes` ends what still runs on remote nodes until their leases end. `clean_up` ends the run's
 processes on this host, found by marks that only they carry, and removes its files. When a
 coordinator is killed its agent ends the tasks at once, and when an agent is killed its guard does:
 what survives was stopped with them (SIGSTOP), or left its process group and then its agent.
@@ -34,24 +34,33 @@ from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
+_GUARD_S = 2.0
+"""Time for a guard to end the processes it knows, before it is killed too."""
+_LIMIT_S = 10.0
+"""Time after which processes that still live are reported as survivors."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """What became of one node of a lost run."""
+    """The result of ending one node of a lost run."""
 
     node: str
     ended: tuple[str, ...] = ()
-    """What lived there: agent, worker:0."""
+    """The processes that were ended: ``agent``, ``worker:0``."""
     folder: str | None = None
-    """Where on the node lies what was saved there, of which some may not be gathered."""
+    """The folder on the node with saved files, some of which may not be gathered."""
     trouble: str = ""
-    """Why something may live there until the moment `until`; empty: nothing does."""
+    """The reason why processes may live until the moment `until`; empty if all have ended."""
     until: float = 0.0
+    """Seconds since the epoch."""
 
 
 def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
-    """Node → until when something may live there, of the nodes that a lost run does not end with;
-    its coordinator was gone at the moment `now`."""
+    """Return node → the moment until which its processes may live.
+
+    For nodes that outlive the coordinator, which was gone at the moment `now`. Moments are seconds
+    since the epoch.
+    """
     plan = _plan(paths)
     if plan is None:
         return {}
@@ -60,36 +69,39 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
 
 
 def outliving(plan: Plan) -> list[NodePlan]:
-    """Nodes whose tasks go on, for as long as their lease, when the coordinator is gone."""
+    """Return the nodes whose tasks outlive the coordinator, for as long as their lease."""
     return [node for node in plan.nodes if isinstance(_backend_of(node), EndsLostRuns)]
 
 
-def end(paths: RunPaths) -> list[NodeEnd]:
-    """On all nodes at once, as far as their leases go on; what is certain to have ended is
-    written down. Raises RunFolderError where that is not possible."""
+def end_nodes(paths: RunPaths) -> list[NodeEnd]:
+    """End the processes on all nodes whose leases have not ended, at once.
+
+    Nodes that have certainly ended lose their lease in the run's state. Raises RunFolderError if
+    that cannot be written.
+    """
     state, plan = registry.load(paths), _plan(paths)
     open_until = {node: at for node, at in state.leases.items() if at > time.time()}
     if plan is None or not open_until:
         return []
     ends = asyncio.run(_end_all(plan, state, open_until))
-    state.leases = {one.node: one.until for one in ends if one.trouble}
+    state.leases = {end.node: end.until for end in ends if end.trouble}
     require_json(paths.state, state.to_json())
     return ends
 
 
 async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
     nodes = [node for node in plan.nodes if node.name in until]
-    ending = (_end(node, state, until[node.name]) for node in nodes)
+    ending = (_end_node(node, state, until[node.name]) for node in nodes)
     return list(await asyncio.gather(*ending))
 
 
-async def _end(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, former = _backend_of(node), state.agents.get(node.name, {}).get("identity")
-    assert isinstance(backend, EndsLostRuns)  # else it has no lease in `leases`
-    if former is None:
+async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
+    backend, identity = _backend_of(node), state.agents.get(node.name, {}).get("identity")
+    assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
+    if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        found = await backend.end_run(node, run_id=state.run, former=former)
+        found = await backend.end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
     ended, folder = tuple(found["ended"]), found["folder"]
@@ -98,14 +110,14 @@ async def _end(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
 
 def _trouble(found: Mapping[str, Any]) -> str:
     if found["stays"]:
-        return f"{', '.join(found['stays'])} was killed there and lives on"
+        return f"{', '.join(found['stays'])} was killed but still lives"
     if not found["is_proved"]:
-        return "nothing proves there that its agent has ended"
+        return "nothing proves that its agent has ended"
     return ""
 
 
 def _plan(paths: RunPaths) -> Plan | None:
-    """None where the run's folder has no plan that can be read: nothing was started then."""
+    """Return the run's plan; None if it cannot be read, because then nothing was started."""
     try:
         return plan_from_json(foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -116,14 +128,9 @@ def _backend_of(node: NodePlan) -> Backend:
     return backends.get(node.backend, runtime_dir=runtime_dir())
 
 
-_BY_THEMSELVES_S = 2.0
-"""How long agent and guard get to end what is theirs, before they are ended too."""
-_AT_MOST_S = 10.0
-
-
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A living process that is provably of the run."""
+    """A living process that provably belongs to the run."""
 
     process: psutil.Process
     what: str
@@ -134,52 +141,55 @@ class Leftover:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was there, and is gone."""
+class CleanedUp:
+    """The leftovers that were ended and removed."""
 
     processes: tuple[Leftover, ...]
     files: tuple[Path, ...]
     survivors: tuple[Leftover, ...] = ()
-    """Killed, and still there: in the kernel, uninterruptible."""
+    """Processes that were killed and still live: in the kernel, uninterruptible."""
 
 
-def clean_up(paths: RunPaths) -> Found:
-    """End and remove what is left of a lost run on this host, and write down that it is over.
+def clean_up(paths: RunPaths) -> CleanedUp:
+    """End the leftover processes of a lost run on this host, remove its files and mark it lost.
 
-    Raises RunFolderError where that cannot be written.
+    Raises RunFolderError if the state cannot be written.
     """
     state = registry.load(paths)
-    found = end_processes(paths.run_id)
+    processes = end_processes(paths.run_id)
     files = tuple(_remove_files(paths, state))
-    survivors = tuple(left for left in found if left.process.is_running() and not _is_dead(left))
-    _close(paths, state)
-    return Found(found, files, survivors)
+    survivors = tuple(p for p in processes if p.process.is_running() and not _is_dead(p))
+    _mark_lost(paths, state)
+    return CleanedUp(processes, files, survivors)
 
 
 def end_processes(run_id: str) -> tuple[Leftover, ...]:
-    """SIGKILL; first the tasks and the agent, whose guard then ends what carries no mark."""
-    seen: dict[int, Leftover] = {}
+    """Kill the run's processes on this host; return them.
+
+    First tasks and agents; then the guards, which get time to end processes without a mark.
+    """
+    found: dict[int, Leftover] = {}
     begun = time.monotonic()
-    while left := list(find(run_id)):
-        seen |= {one.process.pid: one for one in left}
+    while leftovers := list(find(run_id)):
+        found |= {leftover.process.pid: leftover for leftover in leftovers}
         waited = time.monotonic() - begun
-        if waited > _AT_MOST_S:
+        if waited > _LIMIT_S:
             break
-        for one in left:
+        for leftover in leftovers:
             with contextlib.suppress(psutil.Error):
-                # psutil looks at the start time first: never at a number given to another.
-                one.process.send_signal(signal.SIGCONT)
-                if one.what != "guard" or waited > _BY_THEMSELVES_S:
-                    one.process.kill()
+                # psutil compares the start time first: a reused pid is never signalled.
+                leftover.process.send_signal(signal.SIGCONT)
+                if leftover.what != "guard" or waited > _GUARD_S:
+                    leftover.process.kill()
         time.sleep(0.02)
-    return tuple(seen.values())
+    return tuple(found.values())
 
 
 def find(run_id: str) -> Iterator[Leftover]:
-    """Processes of the run: its agents by their command line, its tasks by TFCLUSTER_RUN_ID.
+    """Yield the run's processes: agents by their command line, tasks by TFCLUSTER_RUN_ID.
 
-    Not among them: this command and what it was started from, other runs' coordinators and
-    agents, which a task of the run may have started.
+    Left out: this command and its parents, and the coordinators of other runs, which a task of
+    this run may have started.
     """
     spared = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     spared |= {state.pid for _, state in registry.runs() if not state.status.is_final}
@@ -187,11 +197,11 @@ def find(run_id: str) -> Iterator[Leftover]:
         with contextlib.suppress(psutil.Error):
             if process.pid in spared or process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if what := _what_it_is(process, run_id):
+            if what := _identify(process, run_id):
                 yield Leftover(process, what)
 
 
-def _what_it_is(process: psutil.Process, run_id: str) -> str:
+def _identify(process: psutil.Process, run_id: str) -> str:
     argv = process.cmdline()
     if _is_agent(argv):
         if argv[-1] != run_id:
@@ -208,15 +218,15 @@ def _is_agent(argv: list[str]) -> bool:
     return "-c" in argv and any("tfcluster.agent.entry" in word for word in argv)
 
 
-def _is_dead(left: Leftover) -> bool:
+def _is_dead(leftover: Leftover) -> bool:
     try:
-        return left.process.status() == psutil.STATUS_ZOMBIE
+        return leftover.process.status() == psutil.STATUS_ZOMBIE
     except psutil.Error:
         return True
 
 
 def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
-    """Sockets that nobody listens on, and locks of ports that nobody holds."""
+    """Remove the run's sockets and the lock files of ports that are not held any more."""
     folder = Path(state.runtime_dir) if state.runtime_dir else runtime_dir()
     name = paths.control_socket.name
     agents = folder.glob(f"{glob.escape(name.removesuffix('.ctl'))}.*.agent")
@@ -232,8 +242,8 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
                 yield path
 
 
-def _close(paths: RunPaths, state: RunSnapshot) -> None:
-    """The run is over since its last sign of life, but on nodes that do not know of it."""
+def _mark_lost(paths: RunPaths, state: RunSnapshot) -> None:
+    """Mark the run as lost since its last event; nodes that outlive it keep their leases."""
     if state.ended_at is None:
         state.leases = leases(paths, state, time.time())
     state.status, state.waits_for = Status.LOST, None

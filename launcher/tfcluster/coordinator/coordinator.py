@@ -1,6 +1,6 @@
-"""The one loop that owns a run: inputs come through one queue, only this loop changes state.
+"""The coordinator of a run: inputs come through one queue, and only its loop changes state.
 
-What to do is the supervisor's to decide; here it is done, and the time is told.
+The supervisor decides what to do; the coordinator does it and supplies the time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tfcluster.backends.base import Backend
 from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts, ExternalPeers
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.loop import Loop, Over
+from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.errors import SurroundingsError
 from tfcluster.nodes.hub import Hub, Message
 from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
-from tfcluster.nodes.task_folders import Folders
-from tfcluster.nodes.task_reports import Intake, last_line, last_output, last_text
+from tfcluster.nodes.task_folders import TaskFolders
+from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import ReachabilityCheck
 from tfcluster.rundir import chaos, control
@@ -34,11 +34,11 @@ from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.supervisor import Supervisor
 
 STACKS = signal.SIGUSR1
-"""Has `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
+"""Makes `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
 
 
 class Coordinator:
-    """Runs one plan to its end: `await run()`; `stop` may be called at any time from its loop."""
+    """The coordinator of one run: `await run()`; `stop` may be called at any time in its loop."""
 
     def __init__(
         self,
@@ -50,42 +50,45 @@ class Coordinator:
         announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
         start_options: StartOptions,
     ) -> None:
-        """`announce` is told each task's port (none for `plain` jobs) before the start."""
+        """Prepare the run.
+
+        `announce` is called with each task's port (none for `plain` jobs) before the start.
+        """
         self.plan, self.journal, self.paths = plan, journal, journal.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
-        self._intake = Intake(journal.state, start_options.faults, self._tell)
-        self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._tell)
+        self._report_filter = ReportFilter(journal.state, start_options.faults, self._warn)
+        self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
             last_line=lambda member: last_line(self.paths, member),
-            absent=lambda: self._elsewhere.absent(),
+            absent=lambda: self._external_peers.absent(),
         )
-        self._elsewhere = ExternalPeers(plan, self._wait_for)
+        self._external_peers = ExternalPeers(plan, self._wait_for)
         self._loop = Loop(self._hub, self._supervisor, journal, self._carry_out)
         until, wait_for, hub = self._loop.until, journal.wait_for, self._hub
         startup = Startup(
             plan, self.paths, run_gathering, hub, until, self._announce, wait_for, start_options
         )
         self._announced = announce
-        run_gathering.use(Folders(plan, self.paths, hub))
+        run_gathering.use(TaskFolders(plan, self.paths, hub))
         self._attempts = Attempts(
             self._supervisor, startup, journal, self._loop, self._connect, self._record
         )
-        self._survey = ReachabilityCheck(plan, self.paths, hub)
-        self._looking: asyncio.Task[None] | None = None
+        self._reachability = ReachabilityCheck(plan, self.paths, hub)
+        self._checking: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
 
     def stop(self, stop: Stop) -> None:
-        """End the run early; a second call kills at once, one after the end stops copying."""
+        """End the run early; a second call kills at once, a call after the end stops copying."""
         if self._is_closing:
             self._run_gathering.cancel()
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Serve the control socket; raises ValueError for an op that is unknown."""
+        """Answer a request of the control socket; raises ValueError for an unknown op."""
         match request.get("op"):
             case "stop":
                 self.stop(Stop(str(request.get("why")), 143, now=bool(request.get("now"))))
@@ -96,7 +99,10 @@ class Coordinator:
                 raise ValueError(f"unknown op {other!r}")
 
     async def run(self) -> Outcome:
-        """From the first connection to the last event; a user's failure is in the outcome."""
+        """Run the plan from the first connection to the last event; return the outcome.
+
+        A failure of the job or its environment is part of the outcome, not an exception.
+        """
         async with (
             control.serve(self.paths.control_socket, self.answer),
             asyncio.TaskGroup() as background,
@@ -111,35 +117,30 @@ class Coordinator:
             following: list[asyncio.Task[None]] = []
             error: SurroundingsError | None = None
             try:
-                await self._attempts.first()
+                await self._attempts.start_first()
                 for follow in (
                     self._run_gathering.follow(self._put_event),
-                    self._follow_elsewhere(),
+                    self._follow_external_peers(),
                 ):
                     following.append(background.create_task(follow))
-                await self._attempts.keep_going()
-            except Over:
+                await self._attempts.run_restarts()
+            except RunOver:
                 pass
             except SurroundingsError as found:
                 error = found
             finally:
-                self._is_closing = True
                 for task in following:
                     task.cancel()
-                try:
-                    is_due = self._run_gathering.needs_agents
-                    harvested = await self._loop.attend(self._finish()) if is_due else None
-                finally:  # no agent stays, nor its tasks, whatever befalls us
-                    await self._hub.close(keeps_folders=self._run_gathering.lacks_something)
+                gathered = await self._close()
             try:
-                return await self._conclude(error, harvested)
+                return await self._conclude(error, gathered)
             finally:
                 showing.cancel()
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         self._hub.put(lambda: self.journal.note_gathering(facts))
 
-    # -- doing ------------------------------------------------------------------------------
+    # -- actions ----------------------------------------------------------------------------
 
     async def _connect(self, node: NodePlan) -> None:
         await self._hub.connect(
@@ -153,33 +154,33 @@ class Coordinator:
         )
 
     def _announce(self, ports: Mapping[str, int]) -> None:
-        self._elsewhere.ports = ports
+        self._external_peers.ports = ports
         self._announced(ports)
 
-    async def _look_at_links(self, attempt: int) -> None:
-        lost = await self._survey.look(attempt, is_over=lambda: self._is_closing)
-        self._hub.put(lambda: self._supervisor.linked(lost, self._now()))
+    async def _check_reachability(self, attempt: int) -> None:
+        lost = await self._reachability.run(attempt, is_over=lambda: self._is_closing)
+        self._hub.put(lambda: self._supervisor.links_probed(lost, self._now()))
 
-    async def _follow_elsewhere(self) -> None:
+    async def _follow_external_peers(self) -> None:
         gang = self._supervisor.gang
-        await self._elsewhere.follow(
+        await self._external_peers.follow(
             lambda: any(member.is_running and member.waits_for_peers for member in gang)
         )
 
     def _wait_for(self, what: str | None) -> None:
         self._hub.put(lambda: self.journal.wait_for(what))
 
-    async def _bring_home(self) -> None:
-        events = await self._run_gathering.bring_home()
-        if self._looking is not None:  # the cause may be among what it finds
-            await asyncio.wait([self._looking])
-        self._hub.put(lambda: self._on_home(events))
+    async def _gather_latest(self) -> None:
+        events = await self._run_gathering.gather_latest()
+        if self._checking is not None:  # it may find the cause
+            await asyncio.wait([self._checking])
+        self._hub.put(lambda: self._on_gathered(events))
 
-    def _on_home(self, events: list[Event]) -> None:
+    def _on_gathered(self, events: list[Event]) -> None:
         for event in events:
             self._record(event)
         newest = self._run_gathering.newest
-        self._supervisor.home(newest.step, self._now(), name=newest.name)
+        self._supervisor.checkpoints_gathered(newest.step, self._now(), name=newest.name)
 
     def _carry_out(self) -> None:
         for action in self._supervisor.orders.take():
@@ -198,9 +199,9 @@ class Coordinator:
             case do.StartAlone():
                 self._attempts.due_alone.append(action)
             case do.GatherCheckpoints():
-                self._background.create_task(self._bring_home())
-            case do.AskLinks(attempt):
-                self._looking = self._background.create_task(self._look_at_links(attempt))
+                self._background.create_task(self._gather_latest())
+            case do.ProbeLinks(attempt):
+                self._checking = self._background.create_task(self._check_reachability(attempt))
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))
@@ -210,7 +211,7 @@ class Coordinator:
 
     # -- inputs -----------------------------------------------------------------------------
 
-    def _tell(self, sentence: str) -> None:
+    def _warn(self, sentence: str) -> None:
         self._put_event(ev.Warned(message=sentence))
 
     def _put_event(self, event: Event) -> None:
@@ -218,7 +219,7 @@ class Coordinator:
 
     def _record(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):
-            self.journal.state.checkpoints = self._run_gathering.held()
+            self.journal.state.checkpoints = self._run_gathering.list_gathered()
             name = PurePosixPath(event.path).name
             self._supervisor.gathered(event.step, self._now(), name=name)
         self.journal.record(event)
@@ -226,7 +227,7 @@ class Coordinator:
     def _on_message(self, node: str, message: Message) -> None:
         self._hub.keep(node, message)
         if message["type"] == "task_event":
-            if (report := self._intake.take(message)) is None:
+            if (report := self._report_filter.take(message)) is None:
                 return
             message = {**message, "event": report}
         event = to_event(node, message)
@@ -246,8 +247,8 @@ class Coordinator:
 
     def _on_task(self, message: Message, event: Event | None) -> None:
         task, attempt, now = message["task"], message["attempt"], self._now()
-        is_of_past = self._supervisor.gang.get(task, attempt) is None
-        is_chief = TaskId.parse(task) == self._supervisor.chief and not is_of_past
+        is_current = self._supervisor.gang.get(task, attempt) is not None
+        is_chief = TaskId.parse(task) == self._supervisor.chief and is_current
         match message["type"]:
             case "task_started":
                 self._supervisor.started(task, attempt, now)
@@ -266,7 +267,7 @@ class Coordinator:
                 error = self.journal.task(task).error
                 self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
                 if is_chief:
-                    self._run_gathering.chief_left()
+                    self._run_gathering.note_chief_ended()
 
     def _on_report(self, task: str, attempt: int, report: Message) -> None:
         fault = report["fault"] if report["type"] == "chaos" else ""
@@ -280,23 +281,35 @@ class Coordinator:
 
     # -- the end ----------------------------------------------------------------------------
 
+    async def _close(self) -> list[Event] | None:
+        """Close the links to all agents; return the events of the final gathering if it is done.
+
+        The final gathering is only done here if it needs the agents.
+        """
+        self._is_closing = True
+        try:
+            needs_agents = self._run_gathering.needs_agents
+            return await self._loop.run_to_end(self._finish()) if needs_agents else None
+        finally:  # no agent and no task may stay, even after an internal error
+            await self._hub.close(keeps_folders=self._run_gathering.is_incomplete)
+
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
 
     async def _conclude(
-        self, error: SurroundingsError | None, harvested: list[Event] | None
+        self, error: SurroundingsError | None, gathered: list[Event] | None
     ) -> Outcome:
         self._carry_out()
-        if harvested is None:
-            harvested = await self._loop.attend(self._finish())
-        for event in harvested:
+        if gathered is None:
+            gathered = await self._loop.run_to_end(self._finish())
+        for event in gathered:
             self._record(event)
         if (unread := self._supervisor.gang.unread_settings()) is not None:
             self.journal.record(ev.Warned(message=unread, closing=True))
-        for node in self._hub.unheard:
-            self.journal.record(ev.Warned(message=self._not_told(node), closing=True))
-        for left in self._hub.left:
-            self.journal.record(ev.Warned(message=left, closing=True))
+        for node in self._hub.unconfirmed:
+            self.journal.record(ev.Warned(message=self._unconfirmed_warning(node), closing=True))
+        for sentence in self._hub.leftovers:
+            self.journal.record(ev.Warned(message=sentence, closing=True))
         for warning in chaos.not_injected(self._faults, self.journal.state):
             self.journal.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
@@ -306,9 +319,9 @@ class Coordinator:
         self.journal.record(outcome.event())
         return outcome
 
-    def _not_told(self, node: str) -> str:
+    def _unconfirmed_warning(self, node: str) -> str:
         lease_s, run_id = self.plan.supervision.lease_s, self.paths.run_id
         return (
-            f"{node} could not be told that the run is over: what still runs there is ended by its"
-            f" agent within {lease_s:g} s, and ~/.cache/tfcluster/nodes/{run_id} stays"
+            f"{node} may not know that the run is over: its agent ends what still runs there"
+            f" within {lease_s:g} s; ~/.cache/tfcluster/nodes/{run_id} is not removed"
         )

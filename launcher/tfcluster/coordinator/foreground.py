@@ -1,4 +1,4 @@
-"""One run in this process: makes the folder, runs the coordinator under the process's signals."""
+"""A run in this process: `Session` makes the folder and runs the coordinator, handling signals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SurroundingsError, TfclusterError
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
-from tfcluster.plan.secrets import cover_in_error
+from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, journal
 from tfcluster.rundir.events import Resumed, Status
 from tfcluster.rundir.journal import Journal
@@ -30,7 +30,7 @@ from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.supervision.decisions import Outcome, Stop
 
 Announce = Callable[[Mapping[str, int]], None]
-"""Is told each task's port before the first start."""
+"""A function that is called with each task's port before the first start."""
 
 SIGNALS = {
     signal.SIGINT: Stop("Ctrl-C", 130),
@@ -40,7 +40,7 @@ SIGNALS = {
 
 
 class Session:
-    """One run of `plan` in this process; its folder exists from the start."""
+    """One run of a plan in this process. Its folder exists once the session is made."""
 
     def __init__(
         self,
@@ -52,8 +52,11 @@ class Session:
         resume: Resume | None = None,
         in_background: bool = False,
     ) -> None:
-        """`resume` is what it begins with. Raises SurroundingsError for a backend that is not
-        there, RunFolderError."""
+        """Make the run folder.
+
+        `home_dir`: the parent of run folders; `resume`: the state to start from. Raises
+        SurroundingsError for a backend that is not available, and RunFolderError.
+        """
         now = time.time()
         for node in plan.nodes:
             _backend_of(node)
@@ -65,10 +68,10 @@ class Session:
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
         state.background = in_background
-        self._secrets = secrets.values(plan)
+        self._secrets = secrets.find_values(plan)
         self.journal = Journal(state, self.paths, secrets=self._secrets)
         self.unrecorded = ""
-        """Why not everything could be written down; empty where it could."""
+        """The reason why the run folder is incomplete; empty if it is complete."""
 
     def run(
         self,
@@ -76,19 +79,19 @@ class Session:
         announce: Announce,
         start_options: StartOptions,
     ) -> Outcome:
-        """To the run's end; SIGINT, SIGTERM and SIGHUP stop it, a second one kills.
+        """Run to the end and return the outcome; SIGINT, SIGTERM and SIGHUP stop, a second kills.
 
         To be called in `signals_held_back`, like the constructor.
         """
         try:
             if self._resume is not None:
                 seed(self._resume, self.paths.checkpoints)
-                announce = self._telling(self._resume, announce)
-            return self._covered(asyncio.run(self._run(announce, start_options)))
+                announce = self._announcing(self._resume, announce)
+            return self._without_secrets(asyncio.run(self._run(announce, start_options)))
         except SurroundingsError as error:
             return self._fail(error)
         except Exception as fault:
-            return self._note_fault(fault)
+            return self._note_internal_error(fault)
         finally:
             self.unrecorded = self.journal.close()
 
@@ -96,30 +99,30 @@ class Session:
         coordinator = Coordinator(
             self.plan,
             self.journal,
-            RunGathering(self.plan, self.paths, wanted=start_options.gathers),
+            RunGathering(self.plan, self.paths, enabled=start_options.gathers),
             backend_of=_backend_of,
             announce=announce,
             start_options=start_options,
         )
-        with _stopping(coordinator):
+        with _handling_signals(coordinator):
             return await coordinator.run()
 
-    def _telling(self, resume: Resume, announce: Announce) -> Announce:
-        def told(ports: Mapping[str, int]) -> None:
-            begun = Resumed(
+    def _announcing(self, resume: Resume, announce: Announce) -> Announce:
+        def record_and_announce(ports: Mapping[str, int]) -> None:
+            resumed = Resumed(
                 run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint
             )
-            self.journal.record(begun)
+            self.journal.record(resumed)
             announce(ports)
 
-        return told
+        return record_and_announce
 
-    def _note_fault(self, fault: Exception) -> Outcome:
+    def _note_internal_error(self, fault: Exception) -> Outcome:
         first: BaseException = fault
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         error = TfclusterError(
-            f"a fault in tfcluster: {type(first).__name__}: {first}",
+            f"internal error: {type(first).__name__}: {first}",
             fix=f"please report it with {self.paths.fault}",
         )
         with contextlib.suppress(OSError):
@@ -129,10 +132,10 @@ class Session:
     def _fail(self, error: TfclusterError) -> Outcome:
         outcome = Outcome(Status.FAILED, error.exit_code, error)
         self.journal.record(outcome.event())
-        return self._covered(outcome)
+        return self._without_secrets(outcome)
 
-    def _covered(self, outcome: Outcome) -> Outcome:
-        cover_in_error(outcome.error, self._secrets)
+    def _without_secrets(self, outcome: Outcome) -> Outcome:
+        redact_error(outcome.error, self._secrets)
         return outcome
 
 
@@ -141,30 +144,30 @@ def _backend_of(node: NodePlan) -> Backend:
 
 
 @contextlib.contextmanager
-def _stopping(coordinator: Coordinator) -> Iterator[None]:
+def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    heeded = {**SIGNALS}
+    handled = {**SIGNALS}
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        del heeded[signal.SIGHUP]  # in the background, or started by nohup: outlives its terminal
-    for number, stop in heeded.items():
+        del handled[signal.SIGHUP]  # in the background or under nohup: outlives its terminal
+    for number, stop in handled.items():
         loop.add_signal_handler(number, partial(coordinator.stop, stop))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, heeded)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, heeded)
-        for number in heeded:
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        for number in handled:
             loop.remove_signal_handler(number)
-            # Other threads are there, in which it is not blocked: the end is not written down yet.
+            # Other threads do not block it, and the outcome is not recorded yet.
             signal.signal(number, signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def signals_held_back() -> Iterator[None]:
-    """Keep SIGINT, SIGTERM and SIGHUP waiting but for the time in which a run heeds them.
+    """Block SIGINT, SIGTERM and SIGHUP, except while a run handles them.
 
-    One that came between the making of the folder and the first turn of the loop would leave a
-    run that never began and never ended.
+    A signal between the making of the folder and the first turn of the loop would leave a run
+    that never started and never ended.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     handlers = {number: signal.getsignal(number) for number in SIGNALS}

@@ -21,56 +21,62 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_told
+from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
-from tfcluster.coordinator.final_copies import FinalCopies, StalledError, Threads
+from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError
-from tfcluster.nodes.task_folders import Folders
+from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Gathering
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import FilesStalledError
 
-_LOOK_EVERY_S = 2.0
-_CURVES_EVERY_S = 10.0
-_IS_IT_FULL = "is the disk full?"
+_GATHER_EVERY_S = 2.0
+_TENSORBOARD_EVERY_S = 10.0
+_PUT_BACK_TRIES = 3
+_SHOW_EVERY_S = 1.0
+_REPORT_AFTER, _REPORT_EVERY = 5, 30
+"""Counted in steps of `_SHOW_EVERY_S`: short waits are not reported, long ones rarely."""
 
 
 class RunGathering:
-    """Looks into the chief's directory in a thread; `wanted` is false with ``--no-gather``."""
+    """The gathering of one run, from the chief's checkpoint directory in a thread."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, *, wanted: bool = True) -> None:
+    def __init__(self, plan: Plan, paths: RunPaths, *, enabled: bool = True) -> None:
+        """Prepare the gathering; `enabled` is false with ``--no-gather``."""
         self._plan, self._paths = plan, paths
         self._workdir = Path(plan.workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
-        self._comes_home = plan.checkpoints.dir is None
-        self._shared = Newest()
-        self._told: dict[str, int] = {}
-        self._chief_is_here = any(task.id == plan.chief for task in plan.tasks)
-        """Else somebody else starts it, and gathers what it saves."""
-        self._gathers = wanted and plan.checkpoints.gather and self._comes_home
+        self._is_shared = plan.checkpoints.dir is not None
+        """True if tasks save to ``checkpoints.dir``, which is not gathered."""
+        self._shared_newest = Newest()
+        self._reported_saves: dict[str, int] = {}
+        """Path of a checkpoint that the chief reported → its step, the newest last."""
+        self._runs_chief = any(task.id == plan.chief for task in plan.tasks)
+        """True if this run starts the chief; otherwise another machine gathers its checkpoints."""
+        self._gathers = enabled and plan.checkpoints.gather and not self._is_shared
         self._chief: TaskId | None = None
         self._gatherer: Gatherer | None = None
-        """Of the chief; None until tasks were ordered to start, so nothing can be gathered."""
+        """The chief's gatherer; None until tasks were ordered to start."""
         self._is_filling = False
-        """Whether the chief's directory is being filled: what is there is no news."""
+        """True if the chief's directory is being filled with the state to start from."""
         self._is_settled = False
-        """Whether the state is settled from which the next attempt starts: what appears in the
-        chief's directory from then on, of a task that was given up, is not gathered."""
-        self._folders: Folders
+        """True once the state that the next attempt starts from is settled. A task that was given
+        up may still save after that: its checkpoints are not gathered."""
+        self._folders: TaskFolders
         self._before: outputs.WorkdirBefore | None = None
-        self._hurry = asyncio.Event()
+        self._is_due = asyncio.Event()
         self._chief_is_over = False
-        self._is_cut = threading.Event()
-        self._complaint = self._awaited = ""
-        self._beats, self._threads = 0, Threads(self._moved)
+        self._is_cancelled = threading.Event()
+        self._problem = self._awaited = ""
+        self._beats, self._threads = 0, FileThreads(self._moved)
         self._found, self._notes = deque[Event](), deque[str]()
-        self.lacks_something = self._lacks = False
-        """Whether something could not be brought home in the end."""
+        self.is_incomplete = self._is_incomplete = False
+        """True if something could not be copied in the end."""
 
-    def use(self, folders: Folders) -> None:
-        """Where the tasks' folders are; before anything else."""
+    def use(self, folders: TaskFolders) -> None:
+        """Set the tasks' folders; to be called before anything else."""
         self._folders = folders
 
     def _gatherer_of(self, chief: TaskId) -> Gatherer:
@@ -83,105 +89,114 @@ class RunGathering:
 
     @property
     def newest(self) -> Newest:
-        """What an attempt would start from now; in shared storage `bring_home` looks it up."""
-        return newest_of(self._store.state()) if self._comes_home else self._shared
+        """The state an attempt would start from now; for a shared directory, the one that
+        `gather_latest` found."""
+        return self._shared_newest if self._is_shared else newest_of(self._store.state())
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
-        """Make their directories hold the newest complete state; empty on a fresh start.
+        """Make the tasks' directories hold the newest complete state; nothing on a fresh start.
 
         Raises RunFolderError.
         """
         if self._before is None:
-            look = partial(outputs.remember, self._workdir, ours=self._paths.root.parents[1])
+            remember = partial(outputs.list_before, self._workdir, home=self._paths.root.parents[1])
             try:
-                self._before = await self._threads.do(look, "the look at the working directory")
+                self._before = await self._threads.run(
+                    remember, "the listing of the working directory"
+                )
             except OSError as error:
                 raise RunFolderError(
-                    describe_error(error), fix=f"is {self._workdir} there?"
+                    describe_error(error), fix=f"check that {self._workdir} exists"
                 ) from error
         self._chief_is_over = False
-        self._folders.have_time()
-        wanted = list(tasks)
-        self._is_filling = self._chief in wanted
+        self._folders.limit_speed()
+        to_fill = list(tasks)
+        self._is_filling = self._chief in to_fill
         try:
-            return await self._put_back(wanted)
+            return await self._put_back(to_fill)
         finally:
             self._is_filling = False
 
     async def _put_back(self, tasks: Sequence[TaskId]) -> PutBack:
-        tries = 3
+        tries = 0
         while True:
             try:
                 return await self._folders.put_back(self._store.state(), tasks)
             except (SourceChangedError, OSError) as error:
-                # While the others train on, a newer one may have taken the place of the newest.
+                # While the others train, a newer checkpoint may replace the newest one: try again.
+                tries += 1
                 is_stalled = isinstance(error, FilesStalledError)
-                if (tries := tries - 1) == 0 or is_stalled:
-                    look = "look at the disk and the mounts there" if is_stalled else _IS_IT_FULL
+                if tries == _PUT_BACK_TRIES or is_stalled:
+                    place = "and mounts of that machine" if is_stalled else "for free space"
                     raise RunFolderError(
-                        f"what was saved cannot be put back: {describe_error(error)}",
-                        fix=f"{look}; then go on from it: `tfcluster up --resume RUN`",
+                        f"the saved state cannot be restored: {describe_error(error)}",
+                        fix=f"check the disks {place}, then `tfcluster up --resume RUN`",
                     ) from error
 
-    async def bring_home(self, *, others_train: bool = False) -> list[Event]:
-        """What the chief of an attempt that has ended saved last, also where nothing is gathered:
-        the next attempt starts from it."""
-        if not self._comes_home:
-            shared, told = self._plan.checkpoints.dir, dict(self._told)
-            try:
-                look = partial(newest_in, shared, told)
-                self._shared = await self._threads.do(look, "the look at it")
-            except OSError as error:
-                self._shared = newest_told(told)
-                why = f"checkpoints.dir cannot be read: {describe_error(error)}"
-                return [ev.Warned(message=why)]
-            return []
-        if not self._chief_is_here:
+    async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
+        """Gather what the chief saved last, which the next attempt starts from.
+
+        To be called when the chief has ended, even with ``--no-gather``; returns the events to
+        record. `others_train`: only the chief restarts, so the copying must not slow the others.
+        """
+        if self._is_shared:
+            return await self._find_newest_shared()
+        if not self._runs_chief:
             return []
         if not others_train:
-            self._folders.hurry()
+            self._folders.use_full_speed()
         self._await("checkpoints")
-        await self._look_patiently(is_final=True)
+        await self._gather_in_thread(is_final=True)
         self._await("")
         self._is_settled = not others_train
-        found, notes = self._take_news()
+        found, notes = self._take_results()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
-    def _look(self, *, is_final: bool) -> str:
-        """Gather what is new in the chief's directory, and note what there is to say; why that
-        was not possible, or "".
+    async def _find_newest_shared(self) -> list[Event]:
+        reported = dict(self._reported_saves)
+        find_newest = partial(newest_in, self._plan.checkpoints.dir, reported)
+        try:
+            self._shared_newest = await self._threads.run(find_newest, "the listing")
+        except OSError as error:
+            self._shared_newest = newest_reported(reported)
+            why = f"checkpoints.dir cannot be read: {describe_error(error)}"
+            return [ev.Warned(message=why)]
+        return []
 
-        An attempt can end before its tasks were started, and then nothing is new. A disk that
-        fails ends no run.
+    def _gather_new(self, *, is_final: bool) -> str:
+        """Gather what is new in the chief's directory; return why that failed, or "".
+
+        Nothing is new after an attempt that ended before its tasks were started. A disk that
+        fails does not end the run.
         """
         gatherer, why = self._gatherer, ""
         if gatherer is None or self._is_filling:
             return why
         try:
-            found = gatherer.final_look() if is_final else gatherer.look()
+            found = gatherer.gather_last() if is_final else gatherer.gather()
             self._found.extend(map(self._event, found))
         except CancelledError:
-            pass  # `_finish` says so
+            pass  # `_finish` notes it
         except OSError as error:
             why = describe_error(error)
         self._notes.extend(gatherer.take_notes())
         return why
 
-    async def _look_patiently(self, *, is_final: bool) -> None:
-        look = partial(self._look, is_final=is_final)
+    async def _gather_in_thread(self, *, is_final: bool) -> None:
+        gather = partial(self._gather_new, is_final=is_final)
         try:
-            self._complain(await self._threads.do(look, "the gathering of checkpoints"))
+            self._note_problem(await self._threads.run(gather, "the gathering of checkpoints"))
         except StalledError as error:
-            self._complain(describe_error(error))
+            self._note_problem(describe_error(error))
 
-    def _complain(self, why: str) -> None:
-        """Of a look that failed, once until another reason comes."""
-        if why and why != self._complaint:
+    def _note_problem(self, why: str) -> None:
+        """Note why gathering failed, once per reason."""
+        if why and why != self._problem:
             self._notes.append(f"checkpoints cannot be gathered: {why}")
-        self._complaint = why
+        self._problem = why
 
-    def _take_news(self) -> tuple[list[Event], list[str]]:
-        """Also of a look that nobody waited for any more: the run had ended meanwhile."""
+    def _take_results(self) -> tuple[list[Event], list[str]]:
+        """Return new events and notes, including those of a thread that was no longer awaited."""
         found, notes = list[Event](), list[str]()
         while self._found:
             found.append(self._found.popleft())
@@ -189,83 +204,87 @@ class RunGathering:
             notes.append(self._notes.popleft())
         return found, notes
 
-    def heed(self, chief: TaskId) -> None:
-        """From now on `chief` is the one whose checkpoints count."""
+    def follow_chief(self, chief: TaskId) -> None:
+        """Gather the checkpoints of `chief` from now on."""
         self._is_settled = False
-        if chief != self._chief and self._chief_is_here:
+        if chief != self._chief and self._runs_chief:
             self._chief, self._gatherer = chief, self._gatherer_of(chief)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
-        """Gather until cancelled, every two seconds and soon after a task said that it saved;
-        TensorBoard files of other machines less often."""
-        if self._gathers and self._chief_is_here:
+        """Gather until cancelled: every 2 s, and soon after a task reported a save.
+
+        TensorBoard files of other machines are copied every 10 s.
+        """
+        if self._gathers and self._runs_chief:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_checkpoints(report))
-                group.create_task(self._follow_curves())
+                group.create_task(self._follow_tensorboard())
 
     async def _follow_checkpoints(self, report: Callable[[Event], None]) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_LOOK_EVERY_S):
-                    await self._hurry.wait()
+                async with asyncio.timeout(_GATHER_EVERY_S):
+                    await self._is_due.wait()
                     await asyncio.sleep(LEAST_GAP_S)
-            self._hurry.clear()
+            self._is_due.clear()
             if not self._is_settled:
-                await self._look_patiently(is_final=self._chief_is_over)
-            found, notes = self._take_news()
+                await self._gather_in_thread(is_final=self._chief_is_over)
+            found, notes = self._take_results()
             for event in [*found, *(ev.Warned(message=note) for note in notes)]:
                 report(event)
 
-    async def _follow_curves(self) -> None:
-        bring = partial(self._folders.bring_tensorboard, stopped=self._is_stopped)
+    async def _follow_tensorboard(self) -> None:
+        fetch = partial(self._folders.fetch_tensorboard, stopped=self._is_stopped)
         while True:
-            await asyncio.sleep(_CURVES_EVERY_S)
+            await asyncio.sleep(_TENSORBOARD_EVERY_S)
             with contextlib.suppress(SourceChangedError, CancelledError, OSError):
-                await self._threads.do(bring, "the copying of TensorBoard files")
+                await self._threads.run(fetch, "the copying of TensorBoard files")
 
     def saved(self, path: str, step: int | None, at_ns: int | None = None) -> None:
-        """The chief said that it saved."""
+        """Note that the chief reported a save; `at_ns`: when, on the clock of its machine."""
         if step is not None:
-            self._told.pop(path, None)  # the newest last
-            self._told[path] = step
-            if len(self._told) > budgets.TOLD_CHECKPOINTS:
-                del self._told[next(iter(self._told))]
+            self._reported_saves.pop(path, None)  # the newest last
+            self._reported_saves[path] = step
+            if len(self._reported_saves) > budgets.TOLD_CHECKPOINTS:
+                del self._reported_saves[next(iter(self._reported_saves))]
         if self._gatherer is not None:
             self._gatherer.saved(path, step, at_ns=at_ns)
-        self._hurry.set()
+        self._is_due.set()
 
-    def chief_left(self) -> None:
-        """The chief has ended: what it saved last is whole, and an evaluator waits for it."""
+    def note_chief_ended(self) -> None:
+        """Note that the chief has ended: its last save is complete, and an evaluator waits."""
         self._chief_is_over = True
-        self._hurry.set()
+        self._is_due.set()
 
     def cancel(self) -> None:
-        """Cut the last copies short: the user does not want to wait for them."""
-        self._is_cut.set()
+        """Cancel the last copies, because the user does not want to wait for them."""
+        self._is_cancelled.set()
         if self._gatherer is not None:
             self._gatherer.cancel()
 
     @property
     def needs_agents(self) -> bool:
-        """Whether what is left can only come home while the agents live."""
-        return self._gatherer is not None and self._folders.any_are_far
+        """True if the remaining files can only be copied while the agents live."""
+        return self._gatherer is not None and self._folders.any_are_remote
 
     async def finish(self) -> list[Event]:
-        """Bring home what is left, after the last task has ended, and before the agents go
-        where `needs_agents`."""
-        self._folders.hurry()
-        if not self._chief_is_here:
+        """Copy the remaining files after the last task has ended; return the events to record.
+
+        Where `needs_agents`, to be called before the agents end.
+        """
+        self._folders.use_full_speed()
+        if not self._runs_chief:
             return []
-        self.lacks_something = True  # also where this breaks
+        self.is_incomplete = True  # stays so if this raises
         try:
-            events = await self._threads.do(self._finish, "the last copying")
+            events = await self._threads.run(self._finish, "the final copying")
         except StalledError as error:
             self._await("")
-            events, notes = self._take_news()
+            events, notes = self._take_results()
             return events + [
                 ev.Warned(message=n, closing=True) for n in (*notes, describe_error(error))
             ]
-        self.lacks_something = self._lacks
+        self.is_incomplete = self._is_incomplete
         return events
 
     def _finish(self) -> list[Event]:
@@ -280,58 +299,58 @@ class RunGathering:
         )
         if self._gathers:
             self._await("checkpoints")
-            if why := self._look(is_final=True):
-                last.miss_checkpoints(why)
-        elif self._comes_home and self._chief is not None:
-            last.leave_checkpoints()
-        events, notes = self._take_news()
+            if why := self._gather_new(is_final=True):
+                last.note_missed_checkpoints(why)
+        elif not self._is_shared and self._chief is not None:
+            last.note_remote_checkpoints()
+        events, notes = self._take_results()
         if notes:
-            last.note_lack()
+            last.note_incomplete()
         copied = last.copy_outputs()
         if self._gathers:
-            last.copy_curves()
+            last.copy_tensorboard()
         last.deliver(copied)
-        if self._is_cut.is_set():
-            last.tell_cut()
+        if self._is_cancelled.is_set():
+            last.note_cancelled()
         self._await("")
-        notes += [*last.notes, *self._unnamed_news(copied)]
-        self._lacks = last.lacks
+        notes += [*last.notes, *self._note_uncopied_files(copied)]
+        self._is_incomplete = last.is_incomplete
         return events + [ev.Warned(message=note, closing=True) for note in notes]
 
-    def _unnamed_news(self, copied: Sequence[str]) -> list[str]:
-        """Files that a script left where nobody asked for them, of a run without a checkpoint."""
-        is_wanted = self._plan.checkpoints.gather and self._store.newest is None
-        if self._before is None or not is_wanted:
+    def _note_uncopied_files(self, copied: Sequence[str]) -> list[str]:
+        """Note new files of the workdir that were not copied, if the run has no checkpoint."""
+        has_nothing = self._plan.checkpoints.gather and self._store.newest is None
+        if self._before is None or not has_nothing:
             return []
-        return list(filter(None, [outputs.news(self._before, gathered=copied)]))
+        return list(filter(None, [outputs.describe_new_files(self._before, gathered=copied)]))
 
     def _is_stopped(self) -> bool:
-        """Is asked with each piece of a file."""
+        """Return whether copying is to stop; called with each chunk of a file."""
         self._beats += 1
-        return self._is_cut.is_set()
+        return self._is_cancelled.is_set()
 
     def _moved(self) -> int:
         return self._beats + (self._gatherer.beats if self._gatherer is not None else 0)
 
     def _await(self, what: str) -> None:
-        """The run waits for `what` to be copied; "": for nothing any more."""
+        """Note that the run waits for `what` to be copied; "" for nothing."""
         self._awaited = what
 
     def gathering(self) -> dict[str, Any] | None:
-        """What the run waits for, for views: what, node, bytes, of; None where for nothing."""
+        """Return what the run waits for, for views: what, node, bytes, of; or None."""
         if not (what := self._awaited):
             return None
         facts: dict[str, Any] = {"what": what}
         node = self._plan.task(self._chief or self._plan.chief).node
-        if self._folders.is_far(node):
+        if self._folders.is_remote(node):
             facts["node"] = node
         if what == "checkpoints" and self._gatherer is not None:
             facts["bytes"], facts["of"] = self._gatherer.progress()
         return facts
 
-    def held(self) -> list[dict[str, Any]]:
-        """What is at home, oldest first, as ``state.json`` lists it."""
-        return [self._event(one).to_json() | {"bytes": one.bytes} for one in self._store.held]
+    def list_gathered(self) -> list[dict[str, Any]]:
+        """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
+        return [self._event(g).to_json() | {"bytes": g.bytes} for g in self._store.held]
 
     def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
         path = str(gathered.path.relative_to(self._paths.root))
@@ -340,23 +359,18 @@ class RunGathering:
         )
 
 
-_SHOW_EVERY_S = 1.0
-_TOLD_AFTER, _TOLD_EVERY = 5, 30
-"""Looks: what is over soon is no news, and a log of a build machine wants few lines."""
-
-
 async def show(
-    look: Callable[[], Mapping[str, Any] | None],
+    read_progress: Callable[[], Mapping[str, Any] | None],
     note: Callable[[Mapping[str, Any] | None], None],
-    tell: Callable[[Event], None],
+    record: Callable[[Event], None],
 ) -> None:
-    """Until cancelled: `note` what `look` sees each second, and `tell` of a long wait."""
-    looks, before = 0, None
+    """Call `note` with the progress each second, and `record` a long wait; until cancelled."""
+    steps, before = 0, None
     while True:
         await asyncio.sleep(_SHOW_EVERY_S)
-        now = look()
+        now = read_progress()
         if now != before:
             note(now)
-        looks, before = looks + 1 if now else 0, now
-        if now and looks % _TOLD_EVERY == _TOLD_AFTER:
-            tell(Gathering(**now))
+        steps, before = steps + 1 if now else 0, now
+        if now and steps % _REPORT_EVERY == _REPORT_AFTER:
+            record(Gathering(**now))

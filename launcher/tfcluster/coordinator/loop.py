@@ -1,4 +1,4 @@
-"""The turns of a run's one loop: what waits is sent, inputs are handled, what is due is done."""
+"""The one loop of a run: each turn sends queued orders, handles inputs and does what is due."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tfcluster.wire.link import SECOND_LOOK_S
 
 T = TypeVar("T")
 
-
 _LATE_S: Final = 2.0
-"""Who is so late was stopped (Ctrl-Z): what was said meanwhile is read before it is judged."""
+"""A turn that is so late means that this process was stopped (Ctrl-Z): messages that came
+meanwhile are read before deadlines are checked."""
 
 
-class Over(Exception):
-    """The run has its outcome: nothing more is to be waited for."""
+class RunOver(Exception):
+    """The run has its outcome, so waiting is pointless."""
 
 
 class Loop:
-    """Everything that waits does it here, so that nothing is deaf while it waits."""
+    """The loop of a run. Everything that waits does so here, while inputs are handled."""
 
     def __init__(
         self,
@@ -32,18 +32,18 @@ class Loop:
         journal: Journal,
         carry_out: Callable[[], None],
     ) -> None:
-        """`carry_out` does what the supervisor has ordered."""
+        """Prepare the loop; `carry_out` does what the supervisor has ordered."""
         self._hub, self._supervisor, self._journal = hub, supervisor, journal
         self._carry_out = carry_out
 
     def now(self) -> float:
-        """Seconds of the one clock that supervision goes by."""
+        """Return the time in seconds on the clock that supervision uses."""
         return asyncio.get_running_loop().time()
 
     async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
-        """Handle inputs until `condition` holds; look at it again at the moment `at`.
+        """Handle inputs until `condition` holds; it is also checked at the moment `at`.
 
-        Raises Over when the run has its outcome.
+        Raises RunOver when the run has its outcome.
         """
         while not condition():
             self._check()
@@ -51,13 +51,16 @@ class Loop:
         self._check()
 
     async def pause(self, until: float) -> None:
-        """Handle inputs until that moment; raises Over."""
+        """Handle inputs until the moment `until`; raises RunOver."""
         await self.until(lambda: self.now() >= until, at=until)
 
-    async def meanwhile(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` and handle inputs; raises what it raises, and Over, which calls it off."""
+    async def run_alongside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` while inputs are handled, and return its result.
+
+        Raises what `work` raises, and RunOver, which cancels it.
+        """
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._hub.put(_nothing))
+        task.add_done_callback(lambda _: self._hub.put(_wake))
         try:
             await self.until(task.done)
             return task.result()
@@ -65,11 +68,13 @@ class Loop:
             task.cancel()
             await asyncio.wait([task])
 
-    async def attend(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do `work` of a run that is over to its end; what nodes still say is heard meanwhile, and
-        the state is saved. Nothing more is ordered."""
+    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` of a run that is over to its end, and return its result.
+
+        Meanwhile messages are handled and the state is saved, but no orders are sent.
+        """
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._hub.put(_nothing))
+        task.add_done_callback(lambda _: self._hub.put(_wake))
         try:
             while not task.done():
                 self._journal.keep_up()
@@ -81,7 +86,7 @@ class Loop:
 
     def _check(self) -> None:
         if self._supervisor.outcome is not None:
-            raise Over
+            raise RunOver
 
     async def _turn(self, at: float | None) -> None:
         await self._hub.flush()
@@ -99,5 +104,5 @@ class Loop:
         self._carry_out()
 
 
-def _nothing() -> None:
-    """Wakes the loop, which then looks at its condition again."""
+def _wake() -> None:
+    """Wake the loop, which then checks its condition again."""

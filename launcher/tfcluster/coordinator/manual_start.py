@@ -1,4 +1,4 @@
-"""What a task gets that its user starts by hand: outside of any run, or as a part of one."""
+"""The environment of a task that its user starts by hand, outside of any run or as part of one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
-from tfcluster.discovery.planning import plan_by_hand
+from tfcluster.discovery.planning import plan_manual_start
 from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
 from tfcluster.plan import placement
 from tfcluster.plan.attempt import Attempt, environment, fixed
@@ -22,30 +22,30 @@ from tfcluster.rundir.snapshot import RunSnapshot
 
 @dataclass(frozen=True, slots=True)
 class ManualStart:
-    """One task and its whole environment, by name of the variables."""
+    """One task and all its environment variables, sorted by name."""
 
     plan: Plan
     task: TaskId
     env: tuple[EnvVar, ...]
 
 
-def of(
+def build(
     spec_or_run: str, name: str, *, sets: Sequence[str] = (), python: str | None = None
 ) -> ManualStart:
-    """The task called `name` of a spec file, or of a run that was started with `--except`.
+    """Build the start of task `name` of a spec file, or of a run started with `--except`.
 
-    Raises UsageError for a task that is not to be started so, and where a port is still to be
-    chosen: nobody would choose it.
+    Raises UsageError for a task that cannot be started by hand, and for a port that the spec does
+    not fix: without a run nothing chooses it.
     """
     if (paths := _run(spec_or_run)) is None:
-        return _of_spec(spec_or_run, name, sets, python)
+        return _build_from_spec(spec_or_run, name, sets, python)
     if sets or python:
-        raise UsageError(f"{paths.run_id} is a run: --set and --python belong to a spec")
-    return _of_run(paths, name)
+        raise UsageError(f"{paths.run_id} is a run; --set and --python need a spec")
+    return _build_from_run(paths, name)
 
 
 def _run(spec_or_run: str) -> RunPaths | None:
-    """None for a file, also one that is missing: the loader of specs says so."""
+    """Return the run; None for a spec file, even a missing one, which the spec loader reports."""
     if spec_or_run == "-" or os.path.lexists(os.path.expanduser(spec_or_run)):
         return None
     try:
@@ -54,16 +54,16 @@ def _run(spec_or_run: str) -> RunPaths | None:
         return None
 
 
-def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ManualStart:
-    planned, task = plan_by_hand(spec, name, sets=sets, python=python)
+def _build_from_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ManualStart:
+    planned, task = plan_manual_start(spec, name, sets=sets, python=python)
     try:
         attempt = fixed(planned.plan)
     except ValueError as error:
         fix = 'write every address with its port, for example "127.0.0.1:2222"'
-        message = f"env needs ports that are fixed in the spec: {error}"
+        message = f"env needs fixed ports in the spec: {error}"
         raise UsageError(message, fix=fix) from None
     folder = home() / "by-hand" / planned.plan.name / task.file_name
-    later = environment(
+    attempt_env = environment(
         attempt,
         task,
         run_id="by-hand",
@@ -73,26 +73,26 @@ def _of_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> M
         holds_ports=False,
     )
     bundle = planned.context.bundle(planned.plan.task(task).node)
-    return _with_all(planned.plan, task, later, bundle)
+    return _merge(planned.plan, task, attempt_env, bundle)
 
 
-def _of_run(paths: RunPaths, name: str) -> ManualStart:
+def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
     try:
         plan = plan_from_json(foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{paths.plan} cannot be read: {describe_error(error)}") from error
     if not plan.by_hand:
-        fix = "`tfcluster up --except TASK` leaves one to you"
+        fix = "`tfcluster up --except TASK` starts a run without TASK"
         raise UsageError(f"{paths.run_id} starts all of its tasks itself", fix=fix)
-    task = placement.named((other.id for other in plan.by_hand), name)
+    task = placement.find_task((other.id for other in plan.by_hand), name)
     state = registry.load(paths)
     whole = replace(plan, tasks=(*plan.tasks, *plan.elsewhere), elsewhere=())
     ports = _ports(state)
     if any(ports[other.id] == 0 for other in whole.listening):
         message = f"{paths.run_id} has not chosen its ports yet"
-        raise UsageError(message, fix="type it again once its tasks are started")
+        raise UsageError(message, fix="try again when its tasks have started")
     resumed = state.resumed_from or {}
-    later = environment(
+    attempt_env = environment(
         Attempt(whole, 1, tuple(ports), ports),
         task,
         run_id=paths.run_id,
@@ -101,7 +101,9 @@ def _of_run(paths: RunPaths, name: str) -> ManualStart:
         tuner_dir=str(paths.tuner),
         restored_step=resumed.get("step"),
     )
-    return _with_all(_with_own_secrets(whole, task, os.environ), task, later, _bundle(whole, task))
+    return _merge(
+        _with_own_secrets(whole, task, os.environ), task, attempt_env, _bundle(whole, task)
+    )
 
 
 def _ports(state: RunSnapshot) -> dict[TaskId, int]:
@@ -110,29 +112,29 @@ def _ports(state: RunSnapshot) -> dict[TaskId, int]:
 
 
 def _with_own_secrets(plan: Plan, task: TaskId, known: Mapping[str, str]) -> Plan:
-    """A plan on disk holds no secret: this shell's are the ones that will do."""
+    """Fill in the secrets from this shell: a plan on disk holds none."""
     planned = plan.task(task)
     env = tuple(
         replace(var, value=known.get(var.name, "")) if var.secret else var
         for var in planned.command.env
     )
-    own = replace(planned, command=replace(planned.command, env=env))
-    return replace(plan, tasks=tuple(own if one.id == task else one for one in plan.tasks))
+    filled = replace(planned, command=replace(planned.command, env=env))
+    return replace(plan, tasks=tuple(filled if t.id == task else t for t in plan.tasks))
 
 
 def _bundle(plan: Plan, task: TaskId) -> str:
-    """From the path of boot, below which it lies; empty for a task without."""
+    """Return the folder of the bundle, from the path of boot in it; empty for a task without."""
     planned = plan.task(task)
     if not plan.hooks or planned.has_own_command:
         return ""
     return str(Path(planned.command.argv[1]).parents[2])
 
 
-def _with_all(plan: Plan, task: TaskId, later: Iterable[EnvVar], bundle: str) -> ManualStart:
+def _merge(plan: Plan, task: TaskId, attempt_env: Iterable[EnvVar], bundle: str) -> ManualStart:
     planned = plan.task(task)
-    found = {var.name: var for var in (*planned.command.env, *later)}
+    found = {var.name: var for var in (*planned.command.env, *attempt_env)}
     if plan.hooks and not planned.has_own_command:
-        own = found.get("PYTHONPATH")
-        base = own.value if own else os.environ.get("PYTHONPATH")
+        from_spec = found.get("PYTHONPATH")
+        base = from_spec.value if from_spec else os.environ.get("PYTHONPATH")
         found["PYTHONPATH"] = EnvVar("PYTHONPATH", python_path(base, bundle), "tfcluster")
     return ManualStart(plan, task, tuple(found[name] for name in sorted(found)))

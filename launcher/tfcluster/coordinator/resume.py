@@ -1,4 +1,4 @@
-"""``up --resume RUN[@STEP]``: a new run begins with what an earlier one had gathered."""
+"""``up --resume RUN[@STEP]``: `find` the gathered state of a run, and `seed` a new run with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tfcluster.rundir.paths import RunPaths
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Which state of which run."""
+    """The gathered state of an earlier run that a new run starts from."""
 
     source: RunPaths
     newest: Newest
@@ -29,35 +29,38 @@ class Resume:
 
     @property
     def checkpoint(self) -> str | None:
-        """The name of the newest one, where its step is not known."""
+        """The name of the newest checkpoint if its step is not known, else None."""
         return self.newest.name if self.newest.step is None else None
 
 
 def find(text: str) -> Resume:
-    """What ``RUN[@STEP]`` means; UnknownRunError or UsageError (exit 2) where that is nothing."""
+    """Return the state that ``RUN[@STEP]`` names.
+
+    Raises UnknownRunError or UsageError (exit 2) if there is none.
+    """
     run, at, number = text.rpartition("@")
     has_place = bool(at) and number.isdecimal()
     source = registry.resolve((run if has_place else text) or None)
     held = open_for_reading(source.checkpoints)
     if not held:
         raise UsageError(
-            f"--resume: {source.run_id} has gathered no checkpoint", fix=_cure_for_none(source)
+            f"--resume: {source.run_id} has gathered no checkpoint", fix=_fix_for_none(source)
         )
     try:
         state = newest_of_each(held, place=int(number) if has_place else None)
     except KeyError:
         raise UsageError(
             f"--resume: {source.run_id} has gathered no checkpoint of step or save {number}",
-            fix=f"it has {_what_there_is(held)}",
+            fix=f"it has {_list_available(held)}",
         ) from None
     return Resume(source, newest_of(state), state)
 
 
 def seed(resume: Resume, store: Path) -> None:
-    """Put the state into a new run's store, where attempt 1 finds it.
+    """Put the state into the checkpoint store of a new run, where attempt 1 finds it.
 
-    Files are hard-linked where the file system allows it: a store never writes into one, and
-    tasks get copies. Raises RunFolderError.
+    Files are hard-linked where the file system allows it: a store never changes a file, and tasks
+    get copies. Raises RunFolderError.
     """
     try:
         store.mkdir(exist_ok=True)
@@ -69,14 +72,14 @@ def seed(resume: Resume, store: Path) -> None:
             partial.rename(store / gathered.folder.name)
     except OSError as error:
         raise RunFolderError(
-            f"cannot take over the checkpoint of {resume.source.run_id}: {describe_error(error)}",
-            fix="is the disk full, or is that run still changing it?",
+            f"cannot copy the checkpoint of {resume.source.run_id}: {describe_error(error)}",
+            fix="check the free disk space, and that the other run has ended",
         ) from error
 
 
 def _link_or_copy(source: str, target: str) -> None:
     if os.path.basename(source).startswith((".", "checkpoint")):
-        shutil.copy2(source, target)  # notes, which a store renews
+        shutil.copy2(source, target)  # notes that a store rewrites
         return
     try:
         os.link(source, target, follow_symlinks=False)
@@ -84,9 +87,9 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def _what_there_is(held: Sequence[Gathered]) -> str:
-    results = [one for one in held if one.kind != Kind.BACKUP]
-    listed = _list("step", {one.step for one in results}) + _list("save", {o.save for o in results})
+def _list_available(held: Sequence[Gathered]) -> str:
+    results = [gathered for gathered in held if gathered.kind != Kind.BACKUP]
+    listed = _list("step", {r.step for r in results}) + _list("save", {r.save for r in results})
     return " and ".join(listed) or "none whose step is known: leave out @STEP"
 
 
@@ -96,7 +99,7 @@ def _list(word: str, numbers: set[int | None]) -> list[str]:
     return [f"the {word}s {named}" if len(known) > 1 else f"{word} {named}"] if known else []
 
 
-def _cure_for_none(source: RunPaths) -> str:
+def _fix_for_none(source: RunPaths) -> str:
     if registry.load(source).attempt and not source.checkpoints.exists():
-        return "its tasks saved nothing to $TFCLUSTER_CHECKPOINT_DIR, or `checkpoints.dir` has it"
+        return "its tasks saved nothing in $TFCLUSTER_CHECKPOINT_DIR, or saved in `checkpoints.dir`"
     return "`tfcluster checkpoints RUN` lists what a run has gathered"

@@ -35,24 +35,29 @@ from tfcluster.wire.file_transfer import Sent
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """Steps to leave out, faults to rehearse."""
+    """The steps to run, and the faults to inject."""
 
     runs_preflight: bool = True
-    """At the nodes, before anything is started on them; not with ``--no-preflight``."""
+    """False with ``--no-preflight``."""
     prepares: bool = True
-    """Not with ``--no-prepare``."""
+    """False with ``--no-prepare``."""
     gathers: bool = True
-    """Not with ``--no-gather``."""
+    """False with ``--no-gather``."""
     faults: Sequence[Fault] = ()
-    """Of ``--chaos``."""
+    """The faults of ``--chaos``."""
 
 
-_PRELOADED = ("preload_ready", "preload_failed")
+_PORT_REPLIES = ("ports_held", "port_taken")
+_PRELOAD_REPLIES = ("preload_ready", "preload_failed")
 
 
 @dataclass(slots=True)
 class Startup:
-    """Sends orders and waits for their answers; raises SurroundingsError for a bad one."""
+    """The startup steps of a run.
+
+    Each sends orders to the agents and waits for the answers; a step that fails on a node raises
+    SurroundingsError.
+    """
 
     plan: Plan
     paths: RunPaths
@@ -60,68 +65,71 @@ class Startup:
     hub: Hub
     until: Until
     announce: Callable[[Mapping[str, int]], None]
-    """Told each task's port just before the first start."""
+    """Called with each task's port just before the first start."""
     wait_for: Callable[[str | None], None] = lambda what: None
-    """Told what is waited for, once that takes long; None: nothing any more."""
+    """Called with what a long wait is for, and with None when it is over."""
     start_options: StartOptions = field(default_factory=StartOptions)
-    _guards: dict[str, Mapping[str, str]] = field(default_factory=dict)
-    """Node → variables that keep gRPC between the tasks off the proxies there."""
-    _dealt: dict[TaskId, AssignedResources] = field(default_factory=dict)
-    """Of tasks that share a machine which the plan knew nothing of."""
+    _proxy_env: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """Node → variables that keep gRPC between the tasks off its proxies."""
+    _assigned: dict[TaskId, AssignedResources] = field(default_factory=dict)
+    """Resources of tasks that share a remote node, which only the probe knows."""
     _is_announced: bool = False
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
     ) -> None:
-        """Those of the nodes' tasks, for as long as their agents live; again: others, if chosen.
+        """Have the nodes' agents hold the ports of their tasks for as long as the agents live.
 
-        Of a node that `is_lost` meanwhile no answer comes.
+        A second call chooses new ports where the spec leaves the choice. A node that `is_lost`
+        meanwhile is not waited for. Raises PortInUseError for a taken port.
         """
         if self.plan.kind == "plain":
             return
         names = [node.name for node in nodes]
         for name in names:
-            self.hub.forget(name, "ports_held", "port_taken")
+            self.hub.forget(name, *_PORT_REPLIES)
             self.hub.send(name, orders.hold_ports(self.plan, name))
-        kinds = ("ports_held", "port_taken")
-        await self._answers.require(names, *kinds, what="to hold its ports", is_lost=is_lost)
+        what = "to hold its ports"
+        await self._answers.require(names, *_PORT_REPLIES, what=what, is_lost=is_lost)
         for name in names:
-            reply = self.hub.answer(name, kinds)
+            reply = self.hub.answer(name, _PORT_REPLIES)
             if reply is not None and reply["type"] == "port_taken":
                 raise orders.port_error(reply)
 
     def preload(self, nodes: Iterable[NodePlan]) -> None:
-        """Have what their tasks import be imported once, while other steps go on."""
+        """Have one process per node import what its tasks import, while other steps go on."""
         for node in nodes:
-            if (ahead := preload_on(self.plan, node.name)) is not None:
-                self.hub.forget(node.name, *_PRELOADED)
-                order = orders.preload(ahead, node, self.hub.site(node.name))
+            if (preload := preload_on(self.plan, node.name)) is not None:
+                self.hub.forget(node.name, *_PRELOAD_REPLIES)
+                order = orders.preload(preload, node, self.hub.site(node.name))
                 self.hub.send(node.name, order)
 
-    async def preloaded(self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]) -> None:
-        """Wait for it; where it failed, or the node `is_lost`, tasks start cold."""
+    async def await_preload(
+        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]
+    ) -> None:
+        """Wait until `preload` is done; if it failed, or the node `is_lost`, tasks start cold."""
         names = [node.name for node in nodes if preload_on(self.plan, node.name) is not None]
         await self._answers.require(
             names,
-            *_PRELOADED,
-            what="to import for its tasks",
+            *_PRELOAD_REPLIES,
+            what="to preload the tasks' imports",
             work_s=IMPORT_S,
             is_lost=is_lost,
         )
 
     async def find_code(self, nodes: Iterable[NodePlan]) -> None:
-        """Over a shared file system a node may see the workdir: it works in it."""
-        await code_sync.find(self.plan, self.hub, nodes)
+        """Find the nodes that see the workdir over a shared file system; their tasks run in it."""
+        await code_sync.find_shared_workdirs(self.plan, self.hub, nodes)
 
     async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> Sequence[str]:
         """Send a copy of the workdir to each node that does not see it; return warnings about
         what is left out. Raises SurroundingsError.
 
-        `again`: to a node that was lost; where the copy is still there it stays as it is, with
-        what tasks have written into it.
+        `again`: the node was lost and is back; a copy that still exists is kept as it is, with
+        the files that tasks have written into it.
         """
-        far = [node for node in nodes if not self.hub.site(node.name).sees_our_code]
-        if not far:
+        remote = [node for node in nodes if not self.hub.site(node.name).shares_code]
+        if not remote:
             return ()
         snapshot = await asyncio.to_thread(
             code_sync.snapshot,
@@ -130,7 +138,7 @@ class Startup:
             withheld=self.plan.withheld,
         )
         await asyncio.gather(
-            *(self._send_code(n.name, snapshot.files, unless_there=again) for n in far)
+            *(self._send_code(n.name, snapshot.files, unless_there=again) for n in remote)
         )
         return tuple(snapshot.warnings())
 
@@ -141,51 +149,54 @@ class Startup:
             await self.hub.files(node).send_tree(into, files, keep=True, unless_there=unless_there)
         except OSError as error:
             raise SurroundingsError(
-                f"the code cannot be copied to {node}: {describe_error(error)}",
-                fix=f"runtime.hosts.{node}.workdir names another folder for it",
+                f"cannot copy the code to {node}: {describe_error(error)}",
+                fix=f"set runtime.hosts.{node}.workdir to another folder",
             ) from error
 
     async def preflight(self) -> Sequence[Finding]:
-        """Look at all nodes at once; what does not stop the run. What was seen is in the folder.
+        """Check all nodes at once and return the warnings; the report goes to the run folder.
 
-        Raises PreflightError for what does.
+        Raises PreflightError if there are fatal findings.
         """
         names = [node.name for node in self.plan.nodes]
-        far = [name for name in names if self.hub.site(name).is_remote]
-        for name in far:  # a login there may have a proxy of which nobody here knows
-            self._guards[name] = probes.guards_unseen(self.plan)
+        remote = [name for name in names if self.hub.site(name).is_remote]
+        for name in remote:  # a login there may set a proxy that is not known here
+            self._proxy_env[name] = probes.default_proxy_env(self.plan)
         if not self.start_options.runs_preflight:
             return ()
-        if far:
+        if remote:
             ports = orders.attempt_of(self.plan, 1, (), filter(None, self._held())).ports
-            task = NodeProbes(self.plan, self.paths, self.hub, self.until)
-            look = await task.look(names, ports)
+            node_probes = NodeProbes(self.plan, self.paths, self.hub, self.until)
+            report = await node_probes.run(names, ports)
         else:
-            look = await self._look_here()
-        journal.write_json(self.paths.preflight, look.to_json())
-        self._guards.update({one.node: probes.guards(self.plan, one) for one in look.seen})
-        for one in look.seen:
-            if one.node in far:
-                self._dealt.update(orders.deal(self.plan, one))
-        look.require()
-        return look.told
+            report = await self._probe_this_node()
+        journal.write_json(self.paths.preflight, report.to_json())
+        for answer in report.answers:
+            self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
+            if answer.node in remote:
+                self._assigned.update(orders.assign_resources(self.plan, answer))
+        report.require()
+        return report.warnings
 
-    async def _look_here(self) -> PreflightReport:
-        """A dead file system or a slow server of names keeps its thread, which is left behind
-        then, and nobody who wants the run to end."""
-        loop, looking = asyncio.get_running_loop(), Future[PreflightReport]()
+    async def _probe_this_node(self) -> PreflightReport:
+        """Probe this machine in a daemon thread.
 
-        def look() -> None:
+        A dead file system or a slow name server blocks only that thread, which is left behind, so
+        the run can still be stopped.
+        """
+        loop, future = asyncio.get_running_loop(), Future[PreflightReport]()
+
+        def probe() -> None:
             try:
-                looking.set_result(probes.probe_this_node(self.plan))
+                future.set_result(probes.probe_this_node(self.plan))
             except BaseException as error:
-                looking.set_exception(error)
-            with contextlib.suppress(RuntimeError):  # the run is over, and so is its loop
+                future.set_exception(error)
+            with contextlib.suppress(RuntimeError):  # the run is over and its loop closed
                 loop.call_soon_threadsafe(self.hub.put, lambda: None)
 
-        threading.Thread(target=look, daemon=True).start()
-        await self.until(looking.done)
-        return looking.result()
+        threading.Thread(target=probe, daemon=True).start()
+        await self.until(future.done)
+        return future.result()
 
     def _held(self) -> list[Message | None]:
         return [self.hub.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
@@ -193,22 +204,26 @@ class Startup:
     async def prepare(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
     ) -> None:
-        """Once per node, before anything of the gang is started there; raises PrepareError. Of a
-        node that `is_lost` meanwhile nothing is heard."""
+        """Run ``job.prepare`` once per node; a node that `is_lost` meanwhile is not waited for.
+
+        Raises PrepareError.
+        """
         if not self.start_options.prepares:
             return
-        ends = (f"{PREPARE} task_exited", f"{PREPARE} start_failed")
-        begins = (f"{PREPARE} task_started", *ends)
+        end_replies = (f"{PREPARE} task_exited", f"{PREPARE} start_failed")
+        start_replies = (f"{PREPARE} task_started", *end_replies)
         names = [node.name for node in nodes if node.name in self.plan.prepare]
         for node in names:
-            self.hub.forget(node, *begins)
+            self.hub.forget(node, *start_replies)
             command = self.plan.prepare[node]
             self.hub.send(node, orders.start_prepare(command, self.hub.site(node)))
         what = "to run job.prepare"
-        await self._answers.require(names, *begins, what=what, is_lost=is_lost)
-        for node in names:  # how long it takes is the user's affair
-            await self._answers.require([node], *ends, what=what, work_s=None, is_lost=is_lost)
-            if (reply := self.hub.answer(node, ends)) is not None:
+        await self._answers.require(names, *start_replies, what=what, is_lost=is_lost)
+        for node in names:  # without a time limit: it is the user's program
+            await self._answers.require(
+                [node], *end_replies, what=what, work_s=None, is_lost=is_lost
+            )
+            if (reply := self.hub.answer(node, end_replies)) is not None:
                 orders.check_prepared(node, reply, self.paths.prepare_log(node))
 
     def start_tasks(
@@ -219,9 +234,9 @@ class Startup:
         only: Sequence[TaskId],
         restored_step: int | None,
     ) -> None:
-        """Give the order to start `only`, of an attempt of `members`."""
+        """Order the start of the tasks `only` in attempt `number`, whose gang is `members`."""
         attempt = orders.attempt_of(self.plan, number, members, filter(None, self._held()))
-        if not self._is_announced:  # an attempt that ended before its start announced nothing
+        if not self._is_announced:  # not in attempt 1 if that ended before its start
             self._is_announced = True
             self.announce({str(task): port for task, port in attempt.ports.items()})
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
@@ -231,9 +246,9 @@ class Startup:
                 holds_ports=self.hub.holds_ports(node),
                 only=only,
                 restored_step=restored_step,
-                chaos=self.start_options.faults,
-                guards=self._guards.get(node, {}),
-                dealt=self._dealt,
+                faults=self.start_options.faults,
+                proxy_env=self._proxy_env.get(node, {}),
+                assigned=self._assigned,
             )
             self.hub.send(node, order)
 

@@ -1,1 +1,1 @@
-"""What this machine and its Pythons are like: the one impure step that planning needs."""
+"""Facts about this machine and its Pythons, and the planning of a spec with them."""

@@ -1,4 +1,8 @@
-"""Find the Python of the tasks and what is installed in it, without importing any of that."""
+"""Find the Python of the tasks and its installed packages, without importing them.
+
+`choose` returns the Python to use, in the contract's order; `find` resolves the path of one that
+was requested; `read` finds out version and packages.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ _PACKAGES: Final = {
     "numpy": "numpy",
     "protobuf": "protobuf",
 }
-"""Distribution → the name under which a plan knows it."""
+"""Distribution → package name in a plan."""
 
 _PROBE: Final = """
 import sys
@@ -49,26 +53,27 @@ for folder in sys.path:
 has_tensorflow = importlib.util.find_spec("tensorflow") is not None
 print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
 """
-"""`importlib.metadata` would tell the same, and takes three times as long as all of this."""
+"""`importlib.metadata` would give the same, but takes three times as long as all of this."""
 
 _ANSWER_S: Final = 30.0
-NAME_ONE: Final = "name a Python, or the folder of a virtual environment: --python PATH"
+_FIX: Final = "choose another Python with --python PATH"
+NAME_ONE: Final = "give a Python, or the folder of a virtual environment: --python PATH"
 ON_PATH: Final = "python3 on PATH"
 _INSTALLED: Final = re.compile(
-    r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info"  # egg: of Debian's own
+    r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info"  # egg: Debian's packages
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A Python that may still be busy telling what it is."""
+    """A Python whose version and packages may still be being read."""
 
     result: Callable[[], Interpreter]
-    """Waits for that; to be called once. Raises InterpreterError where it is no sound Python."""
+    """Waits for them; to be called once. Raises InterpreterError if the Python does not work."""
 
 
 def known(interpreter: Interpreter) -> Choice:
-    """One of which nothing is to be asked."""
+    """Return the choice of an interpreter of which nothing has to be read."""
     return Choice(lambda: interpreter)
 
 
@@ -80,14 +85,15 @@ def choose(
     workdir: Path,
     environ: Mapping[str, str] = os.environ,
 ) -> Choice:
-    """The first Python of the contract's order that exists, with its versions.
+    """Choose the first Python of the contract's order that exists.
 
-    `explicit` is what was asked for, see `find`. Raises UsageError when that one does not exist.
+    `explicit`: the one that was requested, see `find`; `explicit_why`: the option or field that
+    requested it. Raises UsageError if that one does not exist.
     """
     if explicit:
         path = find(explicit, base, environ)
         if path is None:
-            raise UsageError(f"{not_there(explicit, base)} ({explicit_why})", fix=NAME_ONE)
+            raise UsageError(f"{missing_message(explicit, base)} ({explicit_why})", fix=NAME_ONE)
         return read(path, explicit_why, environ=environ, cwd=workdir)
     path, why = next(_candidates(workdir, environ))
     return read(path, why, environ=environ, cwd=workdir)
@@ -96,18 +102,23 @@ def choose(
 def read(
     path: str, why: str, *, environ: Mapping[str, str] = os.environ, cwd: Path = Path("/")
 ) -> Choice:
-    """Versions from the folders of a virtual environment; any other Python is asked itself, which
-    takes a tenth of a second where a version manager stands before it."""
-    seen = _read_venv(Path(path))
-    if seen is not None and "tensorflow" in seen[1]:
-        return known(Interpreter(path, why, *seen))
-    asked = _ask(path, environ, cwd)
-    return Choice(lambda: _answer(asked, path, why))
+    """Read a Python's version and packages.
+
+    Those of a virtual environment are read from its folders. Any other Python is run, which takes
+    a tenth of a second behind a version manager's shim.
+    """
+    found = _read_venv(Path(path))
+    if found is not None and "tensorflow" in found[1]:
+        return known(Interpreter(path, why, *found))
+    process = _start_probe(path, environ, cwd)
+    return Choice(lambda: _read_probe(process, path, why))
 
 
 def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
-    """The path of a Python that was asked for: a file or the folder of an environment, relative to
-    `base`, or a name on PATH. None where it does not exist."""
+    """Return the path of a requested Python, or None if it does not exist.
+
+    `python`: a file or the folder of a virtual environment, relative to `base`, or a name on PATH.
+    """
     if "/" not in python and (found := shutil.which(python, path=environ.get("PATH"))):
         return found
     path = Path(os.path.expanduser(python))  # `Path` raises for unknown users
@@ -118,8 +129,8 @@ def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def not_there(python: str, base: Path) -> str:
-    """The sentence about one that `find` does not find."""
+def missing_message(python: str, base: Path) -> str:
+    """Return the message for a Python that `find` does not find."""
     if "/" not in python:
         return f"there is no {python} on PATH, and no such file in {base}"
     return f"there is no Python at {os.path.abspath(base / os.path.expanduser(python))}"
@@ -144,7 +155,7 @@ def _python_in(prefix: Path) -> str | None:
 
 
 def _read_venv(python: Path) -> tuple[str, dict[str, str]] | None:
-    """(version, packages) of a virtual environment; None where only Python itself can tell."""
+    """Return version and packages of a virtual environment; None if Python must be run for them."""
     prefix = python.parent.parent
     try:
         lines = (prefix / "pyvenv.cfg").read_text().splitlines()
@@ -167,13 +178,13 @@ def _installed(site_packages: Path) -> dict[str, str]:
 
 
 def _known(names: Iterable[str]) -> dict[str, str]:
-    """Package → version from the `names` of metadata folders; of several the first counts."""
+    """Return package → version from the `names` of metadata folders; the first of several wins."""
     matches = [match for name in names if (match := _INSTALLED.fullmatch(name))]
     normal = {re.sub(r"[-_.]+", "-", m["name"]).lower(): m["version"] for m in matches[::-1]}
     return dict(sorted((_PACKAGES[n], v) for n, v in normal.items() if n in _PACKAGES))
 
 
-def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:
+def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:
     try:
         return subprocess.Popen(
             [path, "-c", _PROBE],
@@ -187,32 +198,29 @@ def _ask(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[s
         )
     except OSError as error:
         raise InterpreterError(
-            f"{path} does not work as Python: {describe_error(error)}", fix=_CURE
+            f"{path} does not work as Python: {describe_error(error)}", fix=_FIX
         ) from error
 
 
-def _answer(asked: subprocess.Popen[str], path: str, why: str) -> Interpreter:
-    with asked:
+def _read_probe(process: subprocess.Popen[str], path: str, why: str) -> Interpreter:
+    with process:
         try:
-            out, errors = asked.communicate(timeout=_ANSWER_S)
+            out, errors = process.communicate(timeout=_ANSWER_S)
         except subprocess.TimeoutExpired as error:
-            asked.kill()
+            process.kill()
             message = f"{path} does not work as Python: {describe_error(error)}"
-            raise InterpreterError(message, fix=_CURE) from error
-    if asked.returncode:
+            raise InterpreterError(message, fix=_FIX) from error
+    if process.returncode:
         last = (errors.strip().splitlines() or ["no message"])[-1]
-        raise InterpreterError(f"{path} does not work as Python: {last}", fix=_CURE)
+        raise InterpreterError(f"{path} does not work as Python: {last}", fix=_FIX)
     try:
         executable, version, has_tensorflow, names = ast.literal_eval(out.splitlines()[-1])
     except (ValueError, TypeError, IndexError, SyntaxError) as error:
-        message = f"{path} does not work as Python: it did not answer as one"
-        raise InterpreterError(message, fix=_CURE) from error
+        message = f"{path} does not work as Python: unexpected output"
+        raise InterpreterError(message, fix=_FIX) from error
     packages = _known(names)
     if has_tensorflow:
         packages.setdefault("tensorflow", "unknown")
-    # A shim of a version manager answers differently in another folder: take what it chose.
+    # A version manager's shim may choose another Python in another folder: keep this choice.
     chosen = (executable if why == ON_PATH else None) or path
     return Interpreter(chosen, why, version, packages)
-
-
-_CURE: Final = "choose another one with --python PATH"

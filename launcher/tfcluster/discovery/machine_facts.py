@@ -1,4 +1,7 @@
-"""The edge of planning: look at this machine once, cheaply, and hand on what was seen as values."""
+"""Gather the facts that planning needs: this machine's addresses, cores, GPUs, Pythons, job code.
+
+`gather` reads everything once and returns it as a `PlanContext`; planning itself does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import DOCKER, by_node, is_loopback, seats
+from tfcluster.plan.placement import DOCKER, by_node, is_loopback, place_tasks
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.resources import Cores
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
-_MOST_FILES = 60
-"""Of a job's own modules, how many are looked at for their imports."""
+_MAX_FILES = 60
+"""Limit of the job's own modules that are read for their imports."""
 
 
-def empty_context() -> None:
-    """Nobody has anything to do while a Python is asked."""
+def do_nothing() -> None:
+    """Do nothing: the default for `meanwhile`."""
 
 
 def gather(
@@ -39,42 +42,42 @@ def gather(
     bundle: str,
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    here: Collection[str] = (),
-    meanwhile: Callable[[], None] = empty_context,
+    local_names: Collection[str] = (),
+    meanwhile: Callable[[], None] = do_nothing,
 ) -> PlanContext:
-    """Everything `make_plan` needs to know besides `spec`; starts no TensorFlow.
+    """Gather what `make_plan` needs besides `spec`; does not start TensorFlow.
 
-    `spec_dir`: the folder of the spec; `bundle`: where the bundle lies unpacked on this
-    machine; `python`: the value of ``--python``; `here`: more names of this machine;
-    `meanwhile`: called while the tasks' Python tells what it is. Raises UsageError (exit 2) for a
-    Python that was asked for and is not there, and for an unreadable ``env_file``.
+    `spec_dir`: the folder of the spec; `bundle`: the folder of the unpacked bundle on this
+    machine; `python`: the value of ``--python``; `local_names`: more names of this machine;
+    `meanwhile`: called while the tasks' Python runs to report its version. Raises UsageError
+    (exit 2) for a requested Python that does not exist, and for an unreadable ``env_file``.
     """
-    seen = PlanContext(
+    context = PlanContext(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
-        addresses=addresses_to_compare(spec).union(here),
+        addresses=addresses_to_compare(spec).union(local_names),
         cores=Cores(tuple(map(tuple, limits.by_node())), limits.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
-        docker_is_here=spec.runtime.backend == DOCKER and _docker_is_here(environ),
+        docker_is_local=spec.runtime.backend == DOCKER and _docker_is_here(environ),
     )
-    workdir = Path(command.absolute(spec.job.workdir, seen.spec_dir, environ))
-    return _with_job(spec, seen, workdir, python, meanwhile)
+    workdir = Path(command.resolve_path(spec.job.workdir, context.spec_dir, environ))
+    return _with_job(spec, context, workdir, python, meanwhile)
 
 
 def _docker_is_here(environ: Mapping[str, str]) -> bool:
-    from tfcluster.backends.docker import client  # and asyncio with it
+    from tfcluster.backends.docker import client  # imports asyncio
 
     return client.is_here(environ)
 
 
 def addresses_to_compare(spec: ClusterSpec) -> frozenset[str]:
-    """`own_addresses`, unless loopback is all that is written: that is here on any machine."""
+    """Return `own_addresses`; empty if the spec names only loopback, which is always local."""
     return frozenset() if all(map(is_loopback, spec.hosts)) else own_addresses()
 
 
 def own_addresses() -> frozenset[str]:
-    """Addresses of this machine's interfaces, and its own name."""
+    """Return the addresses of this machine's interfaces, and its host name."""
     import psutil  # only where a spec names addresses
 
     found = {socket.gethostname()}
@@ -85,8 +88,10 @@ def own_addresses() -> frozenset[str]:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Indexes of this machine's GPUs, less what CUDA_VISIBLE_DEVICES hides from the launcher; None
-    where the driver does not answer: that is no machine without GPUs."""
+    """Return the indexes of this machine's GPUs that CUDA_VISIBLE_DEVICES does not hide.
+
+    None if the driver does not answer: such a machine may have GPUs.
+    """
     try:
         code, lines, _ = machine.query_driver("index,uuid", environ.get("PATH", os.defpath))
     except TimeoutError:
@@ -95,74 +100,81 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
         return ()
     rows = [line.replace(" ", "").split(",") for line in lines] if code == 0 else []
     present = {int(row[0]): "".join(row[1:]) for row in rows if row[0].isdecimal()}
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(present) if shown is None else tuple(_shown(shown, present))
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(present) if visible is None else tuple(_parse_visible(visible, present))
 
 
-def _shown(shown: str, present: Mapping[int, str]) -> Iterator[int]:
-    """As CUDA reads its variable: numbers or the beginnings of UUIDs, up to the first that is
-    neither. The parts of a GPU (MIG) have no number: a task sees what the shell shows."""
-    for part in map(str.strip, shown.split(",")):
-        of_part = [
+def _parse_visible(visible: str, present: Mapping[int, str]) -> Iterator[int]:
+    """Parse CUDA_VISIBLE_DEVICES as CUDA does; yields indexes of `present` (index → UUID).
+
+    Parts are indexes or prefixes of UUIDs; the first that is neither ends the list. A MIG slice
+    has no index: tasks inherit the variable.
+    """
+    for part in map(str.strip, visible.split(",")):
+        matches = [
             index
             for index, uuid in present.items()
             if part == str(index) or (part.startswith("GPU-") and uuid.startswith(part))
         ]
-        if len(of_part) != 1:
+        if len(matches) != 1:
             return
-        yield of_part[0]
+        yield matches[0]
 
 
 def _with_job(
     spec: ClusterSpec,
-    seen: PlanContext,
+    context: PlanContext,
     workdir: Path,
     python: str | None,
     meanwhile: Callable[[], None],
 ) -> PlanContext:
-    env_file = _env_file(spec, seen)
-    choices = _interpreters(spec, seen, workdir, python)
-    own = _code(spec, (workdir,))
+    """Return `context` with the Pythons, the variables and the code of the job."""
+    env_file = _read_env_file(spec, context)
+    choices = _interpreters(spec, context, workdir, python)
+    code = _read_job_code(spec, (workdir,))
     meanwhile()
     return replace(
-        seen,
+        context,
         interpreters={node: choice.result() for node, choice in choices.items()},
         env_file=env_file,
-        imports=own.imports if own is not None else None,
-        code=own or _code(spec, (workdir, Path(seen.bundles[LOCAL]) / "workers")),
+        imports=code.imports if code is not None else None,
+        code=code or _read_job_code(spec, (workdir, Path(context.bundles[LOCAL]) / "workers")),
     )
 
 
 def _interpreters(
-    spec: ClusterSpec, seen: PlanContext, workdir: Path, python: str | None
+    spec: ClusterSpec, context: PlanContext, workdir: Path, python: str | None
 ) -> dict[str, Choice]:
-    """Of a remote node only what the spec says; the node itself knows the rest."""
+    """Return node → Python; for a remote node only the path, as the spec gives it."""
     found = {}
-    for node, its_seats in by_node(seats(spec, seen.addresses)).items():
-        wish, why = (python, "--python") if python else _wish(spec, its_seats[0].host)
-        if its_seats[0].backend == DOCKER:
-            found[node] = known(_of_image(wish, why))
+    for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
+        path, why = (python, "--python") if python else _path_and_field(spec, tasks[0].host)
+        if tasks[0].backend == DOCKER:
+            found[node] = known(_image_python(path, why))
             continue
-        base = Path.cwd() if python else Path(seen.spec_dir)
+        base = Path.cwd() if python else Path(context.spec_dir)
         if node == LOCAL:
-            found[node] = choose(wish, why, base=base, workdir=workdir, environ=seen.environ)
+            found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
-            found[node] = known(Interpreter(wish or "python3", why or "python3 on its PATH"))
+            found[node] = known(Interpreter(path or "python3", why or "python3 on its PATH"))
     return found
 
 
-def _of_image(wish: str | None, why: str) -> Interpreter:
-    """A path relative to the spec is one of this machine: in a container it says nothing."""
-    if wish is not None and "/" in wish and not wish.startswith("/"):
+def _image_python(path: str | None, why: str) -> Interpreter:
+    """Return the Python of a container.
+
+    A path relative to the spec is on this machine: it means nothing in a container.
+    """
+    if path is not None and "/" in path and not path.startswith("/"):
         if why == "--python":
-            fix = "leave it out, or name one of the image: --python /opt/tf/bin/python"
-            raise InterpreterError(f"{wish} is no Python of an image ({why})", fix=fix)
+            fix = "leave it out, or give a path in the image: --python /opt/tf/bin/python"
+            raise InterpreterError(f"{path} is not a path in a Docker image ({why})", fix=fix)
         return Interpreter("python3", f"the image's; {why} is a path of this machine")
-    return Interpreter(wish or "python3", why or "the image's")
+    return Interpreter(path or "python3", why or "the image's")
 
 
-def python_wish(spec: ClusterSpec, host: str) -> tuple[str, tuple[str, ...]] | None:
-    """The Python that the spec asks for on `host`, and the field; None where it does not."""
+def requested_python(spec: ClusterSpec, host: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the Python that the spec requests for `host`, and the field's path; or None."""
     for key in (host, "*"):
         settings = spec.runtime.hosts.get(key)
         if settings is not None and settings.python:
@@ -170,15 +182,15 @@ def python_wish(spec: ClusterSpec, host: str) -> tuple[str, tuple[str, ...]] | N
     return (spec.runtime.python, ("runtime", "python")) if spec.runtime.python else None
 
 
-def _wish(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
-    found = python_wish(spec, host)
+def _path_and_field(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
+    found = requested_python(spec, host)
     return (found[0], ".".join(found[1])) if found is not None else (None, "")
 
 
-def _env_file(spec: ClusterSpec, seen: PlanContext) -> tuple[tuple[str, str], ...]:
+def _read_env_file(spec: ClusterSpec, context: PlanContext) -> tuple[tuple[str, str], ...]:
     if not spec.job.env_file:
         return ()
-    path = command.absolute(spec.job.env_file, seen.spec_dir, seen.environ)
+    path = command.resolve_path(spec.job.env_file, context.spec_dir, context.environ)
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -189,22 +201,24 @@ def _env_file(spec: ClusterSpec, seen: PlanContext) -> tuple[tuple[str, str], ..
     return parse_env_file(text, name=path)
 
 
-def _code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
-    """What the job's own files say; None for a module that is below none of `folders`."""
+def _read_job_code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
+    """Read the job's own files, following their imports below `folders`; None without a file."""
     starts = [_first_file(program, folders) for program in command.programs(spec.job)]
-    waiting = list(dict.fromkeys(one for one in starts if one is not None and os.path.isfile(one)))
-    if not waiting:
+    queue = list(
+        dict.fromkeys(path for path in starts if path is not None and os.path.isfile(path))
+    )
+    if not queue:
         return None
-    found, seen = Code(), {*waiting}
-    beside = tuple(start.parent for start in waiting)
-    while waiting and len(seen) <= _MOST_FILES:
-        path = waiting.pop()
+    code, queued = Code(), {*queue}
+    start_folders = tuple(path.parent for path in queue)
+    while queue and len(queued) <= _MAX_FILES:
+        path = queue.pop()
         read = _read_code(path, folders[0], is_start=path in starts)
-        found |= read
-        new = {f for n in read.imports for f in _siblings(n, (*beside, *folders))} - seen
-        seen |= new
-        waiting += new
-    return found
+        code |= read
+        found = {f for n in read.imports for f in _module_files(n, (*start_folders, *folders))}
+        queue += found - queued
+        queued |= found
+    return code
 
 
 def _first_file(program: command.Program, folders: tuple[Path, ...]) -> Path | None:
@@ -212,7 +226,7 @@ def _first_file(program: command.Program, folders: tuple[Path, ...]) -> Path | N
         return folders[0] / program.script
     if program.module is None:
         return None
-    return next(_siblings(program.module, folders), None)
+    return next(_module_files(program.module, folders), None)
 
 
 def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
@@ -223,7 +237,7 @@ def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
         return Code()
 
 
-def _siblings(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:
+def _module_files(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:
     parts = [part for part in name.split(".") if part]
     for folder in folders:
         base = folder.joinpath(*parts)

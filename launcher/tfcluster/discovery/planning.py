@@ -1,7 +1,7 @@
 """Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan.
 
 One function per source: `plan_file` a spec file, `plan_again` an earlier run, `plan_spec` a loaded
-spec, `plan_join` this machine's part of a cluster, `plan_by_hand` one task started by hand.
+spec, `plan_join` this machine's part of a cluster, `plan_manual_start` one task started by hand.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
     addresses_to_compare,
-    empty_context,
+    do_nothing,
     gather,
     own_addresses,
-    python_wish,
+    requested_python,
 )
 from tfcluster.errors import SpecError, SurroundingsError
 from tfcluster.plan import checks, command, placement, secrets
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import LOCAL, PlanContext
-from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_here, seats
+from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_local, place_tasks
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with the facts it was made from."""
+    """A plan, with the spec and the facts it was made from."""
 
     spec: ClusterSpec
     plan: Plan
@@ -53,17 +53,17 @@ class Planned:
     args: tuple[str, ...] = ()
     """Appended to ``job.args``."""
     python: str | None = None
-    """``--python``."""
+    """The value of ``--python``."""
 
     def spec_to_keep(self) -> dict[str, Any]:
-        """The spec with all that the command line said: planned again it gives the same.
+        """Return the spec with the command line's changes, which gives the same plan again.
 
-        Secret values are left out; planned again they come from the launcher's environment.
+        Secret values are left out; the launcher's environment gives them again.
         """
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
         if self.args:
             job = kept["job"]
-            for step in (job, *(job["per_task"][key] for key in _taking_args(self.spec.job))):
+            for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
                 step["args"] = [*(step.get("args") or ()), *self.args]
         interpreter = self.plan.nodes[0].interpreter
         if self.python is not None and interpreter is not None:
@@ -71,28 +71,33 @@ class Planned:
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
                 host.pop("python", None)
-        return secrets.covered(kept, shown=self.spec.job.not_secret)
+        return secrets.redact_spec(kept, shown=self.spec.job.not_secret)
 
     def obstacles(self) -> tuple[SurroundingsError, ...]:
-        """What would make this plan fail on this machine; a plan can be shown in spite of it."""
+        """Return what would make this plan fail on this machine; `plan` still shows the plan."""
         return tuple(checks.find(self.spec, self.plan, self.context))
 
-    def apart(self, names: Sequence[str]) -> Planned:
-        """The same without the tasks `names`, which the user starts by hand; raises UsageError."""
-        tasks = [placement.named((task.id for task in self.plan.tasks), name) for name in names]
-        return replace(self, plan=placement.apart(self.plan, tasks)) if tasks else self
+    def without_tasks(self, names: Sequence[str]) -> Planned:
+        """Return the plan without the tasks `names`, which the user starts by hand.
+
+        Raises UsageError for an unknown name.
+        """
+        tasks = [placement.find_task((task.id for task in self.plan.tasks), name) for name in names]
+        return replace(self, plan=placement.exclude_tasks(self.plan, tasks)) if tasks else self
 
     def require(self) -> Plan:
-        """The plan, if nothing stands in its way; raises the first obstacle (exit 3)."""
+        """Return the plan; raise the first obstacle (exit 3) if there is one."""
         checks.require(self.spec, self.plan, self.context)
         return self.plan
 
 
-def _taking_args(job: Job) -> list[str]:
-    """Entries of ``job.per_task`` that have arguments of their own for the job's program: those
-    of the command line come behind them."""
-    programs = {key for key, own in job.per_task.items() if own.has_program}
-    with_args = (key for key, own in job.per_task.items() if own.args is not None)
+def _keys_with_args(job: Job) -> list[str]:
+    """Return the keys of ``job.per_task`` with their own arguments for the job's program.
+
+    The command line's arguments are appended to those.
+    """
+    programs = {key for key, entry in job.per_task.items() if entry.has_program}
+    with_args = (key for key, entry in job.per_task.items() if entry.args is not None)
     return [key for key in with_args if not programs & {key, key.partition(":")[0]}]
 
 
@@ -104,10 +109,10 @@ def plan_file(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = empty_context,
+    meanwhile: Callable[[], None] = do_nothing,
 ) -> Planned:
-    """Load a spec as the command line names it, and plan it; SpecError (exit 2) for a bad one."""
-    from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
+    """Load the spec `source` and plan it; raises SpecError (exit 2) and what `plan_spec` does."""
+    from tfcluster.spec.load import load_file  # imports pydantic
 
     loaded = load_file(source, sets=sets, options=options, hosts=hosts)
     return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
@@ -121,9 +126,9 @@ def plan_again(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = empty_context,
+    meanwhile: Callable[[], None] = do_nothing,
 ) -> Planned:
-    """Plan what an earlier run was, as it was started; see `plan_file`."""
+    """Plan an earlier run again, as it was started; see `plan_file`."""
     from tfcluster.spec.load import load_file
 
     loaded = load_file(run.spec, sets=sets, options=options, hosts=hosts)
@@ -140,18 +145,18 @@ def plan_spec(
     python: str | None = None,
     args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
-    here: Collection[str] = (),
-    meanwhile: Callable[[], None] = empty_context,
+    local_names: Collection[str] = (),
+    meanwhile: Callable[[], None] = do_nothing,
 ) -> Planned:
-    """Plan a spec for this machine, which is also called what `here` holds.
+    """Plan a loaded spec for this machine.
 
-    `meanwhile` is called while the tasks' Python is asked what it is: with what takes time here.
+    `local_names`: more names of this machine; `meanwhile`: other slow work, called while the
+    tasks' Python runs to report its version.
 
-    Raises SpecError (exit 2) for what the spec names and is not there, UsageError (exit 2) and
+    Raises SpecError (exit 2) for paths of the spec that do not exist, UsageError (exit 2) and
     InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
-
-    require(loaded, environ=environ, here=here, python=python)
+    require_paths(loaded, environ=environ, local_names=local_names, python=python)
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     context = gather(
         loaded.spec,
@@ -159,7 +164,7 @@ def plan_spec(
         bundle=str(folder),
         python=python,
         environ=environ,
-        here=here,
+        local_names=local_names,
         meanwhile=meanwhile,
     )
     plan = make_plan(
@@ -172,8 +177,9 @@ def plan_spec(
     return Planned(loaded.spec, plan, context, tuple(args), python)
 
 
-_BACKEND: Mapping[str, tuple[str, Any]] = {"join": ("runtime.backend", "auto")}
-"""Whatever reaches the other machines for `up`: here each starts its own."""
+_AUTO_BACKEND: Mapping[str, tuple[str, Any]] = {"join": ("runtime.backend", "auto")}
+"""Override of the spec's backend, which only `up` needs: with `join` each machine starts its own
+tasks."""
 
 
 def plan_join(
@@ -185,21 +191,21 @@ def plan_join(
     python: str | None = None,
     args: Sequence[str] = (),
 ) -> Planned:
-    """The plan of this machine's tasks, or of those called `names` (``worker:1``).
+    """Plan this machine's tasks of a cluster, or the tasks `names` (``worker:1``).
 
     Raises UsageError (exit 2) for an unknown task and a port that is not fixed, SpecError,
-    SurroundingsError (exit 3) where no task is this machine's.
+    SurroundingsError (exit 3) if no task belongs to this machine.
     """
-    loaded, tasks = _load(source, names, sets, {**_BACKEND, **(options or {})})
+    loaded, tasks = _load(source, names, sets, {**_AUTO_BACKEND, **(options or {})})
     planned = _plan(loaded, tasks, python, args)
-    return replace(planned, plan=placement.part(planned.plan, tasks))
+    return replace(planned, plan=placement.keep_tasks(planned.plan, tasks))
 
 
-def plan_by_hand(
+def plan_manual_start(
     source: str, name: str, *, sets: Sequence[str] = (), python: str | None = None
 ) -> tuple[Planned, TaskId]:
-    """The plan of the whole cluster as the machine sees it that starts the task `name` itself."""
-    loaded, tasks = _load(source, [name], sets, _BACKEND)
+    """Plan the whole cluster on the machine where the user starts the task `name` by hand."""
+    loaded, tasks = _load(source, [name], sets, _AUTO_BACKEND)
     return _plan(loaded, tasks, python, ()), tasks[0]
 
 
@@ -209,24 +215,24 @@ def _load(
     sets: Sequence[str],
     options: Mapping[str, tuple[str, Any]],
 ) -> tuple[LoadedSpec, tuple[TaskId, ...]]:
-    from tfcluster.spec.load import load_file  # pydantic: only where a spec is read
+    from tfcluster.spec.load import load_file  # imports pydantic
 
     loaded = load_file(source, sets=sets, options=options)
     own = own_addresses()
-    listed = seats(loaded.spec, own)
-    ids = [seat.id for seat in listed]
-    tasks = tuple(dict.fromkeys(placement.named(ids, name) for name in names))
-    return loaded, tasks or placement.mine(listed, own | _own_names(hosts_of(listed), own))
+    placed = place_tasks(loaded.spec, own)
+    ids = [task.id for task in placed]
+    tasks = tuple(dict.fromkeys(placement.find_task(ids, name) for name in names))
+    return loaded, tasks or placement.local_tasks(placed, own | _local_names(hosts_of(placed), own))
 
 
-def _own_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
-    """Those of `hosts` that a look-up leads from to one of the `own` addresses."""
-    with ThreadPoolExecutor(min(32, len(hosts) or 1)) as looks:
-        found = looks.map(_addresses, hosts)
+def _local_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
+    """Return the `hosts` whose name resolves to one of the `own` addresses."""
+    with ThreadPoolExecutor(min(32, len(hosts) or 1)) as lookups:
+        found = lookups.map(_addresses, hosts)
         return frozenset(
             host
-            for host, there in zip(hosts, found, strict=True)
-            if any(is_here(address, own) for address in there)
+            for host, addresses in zip(hosts, found, strict=True)
+            if any(is_local(address, own) for address in addresses)
         )
 
 
@@ -240,29 +246,30 @@ def _addresses(host: str) -> list[str]:
 def _plan(
     loaded: LoadedSpec, tasks: Sequence[TaskId], python: str | None, args: Sequence[str]
 ) -> Planned:
-    """With the hosts of `tasks` taken for names of this machine."""
-    listed = seats(loaded.spec, ())
+    """Plan with the hosts of `tasks` as names of this machine."""
     return plan_spec(
         loaded,
         python=python,
         args=args,
-        here=frozenset(seat.host.strip("[]") for seat in listed if seat.id in tasks),
+        local_names=frozenset(
+            task.host.strip("[]") for task in place_tasks(loaded.spec, ()) if task.id in tasks
+        ),
     )
 
 
-def require(
+def require_paths(
     loaded: LoadedSpec,
     *,
     environ: Mapping[str, str] = os.environ,
-    here: Collection[str] = (),
+    local_names: Collection[str] = (),
     python: str | None = None,
 ) -> None:
-    """Raise SpecError (exit 2) for what is not there, each thing with the place that names it.
+    """Raise SpecError (exit 2) for all paths of the spec that do not exist on this machine.
 
-    `here`: more names of this machine; `python`: the value of ``--python``, which replaces the
-    spec's. What only another machine can have is not checked.
+    Each problem has its place in the spec. `local_names`: more names of this machine; `python`:
+    the value of ``--python``, which replaces the spec's. Paths of other machines are not checked.
     """
-    own = addresses_to_compare(loaded.spec).union(here)
+    own = addresses_to_compare(loaded.spec).union(local_names)
     found = _missing(loaded.spec, str(loaded.folder.absolute()), environ, own, python)
     if problems := [loaded.problem(finding) for finding in found]:
         raise SpecError(problems)
@@ -275,52 +282,56 @@ def _missing(
     own: Collection[str],
     python: str | None,
 ) -> Iterator[Mistake]:
-    listed = seats(spec, own)
-    workdir = command.absolute(spec.job.workdir, folder, environ)
-    if fault := _fault(workdir, "folder"):
-        yield Mistake(("job", "workdir"), fault, f"it is relative to the spec's folder, {folder}")
+    tasks = place_tasks(spec, own)
+    workdir = command.resolve_path(spec.job.workdir, folder, environ)
+    if problem := _path_problem(workdir, "folder"):
+        yield Mistake(("job", "workdir"), problem, f"it is relative to the spec's folder, {folder}")
     else:
-        yield from _below(spec, workdir, has_copies=any(seat.node != LOCAL for seat in listed))
+        is_copied = any(task.node != LOCAL for task in tasks)
+        yield from _missing_below(spec, workdir, is_copied=is_copied)
     if spec.job.env_file is not None:
-        path = command.absolute(spec.job.env_file, folder, environ)
-        if fault := _fault(path, "file"):
+        path = command.resolve_path(spec.job.env_file, folder, environ)
+        if problem := _path_problem(path, "file"):
             fix = f"it is relative to the spec's folder, {folder}"
-            yield Mistake(("job", "env_file"), fault, fix)
+            yield Mistake(("job", "env_file"), problem, fix)
     if python is None:
-        yield from _python(spec, folder, environ, listed)
+        yield from _missing_python(spec, folder, environ, tasks)
 
 
-def _below(spec: ClusterSpec, workdir: str, *, has_copies: bool) -> Iterator[Mistake]:
-    """What the workdir must hold; `has_copies`: other machines get a copy of it."""
+def _missing_below(spec: ClusterSpec, workdir: str, *, is_copied: bool) -> Iterator[Mistake]:
+    """Yield what is missing in the workdir; `is_copied`: other machines get a copy of it."""
     scripts: list[tuple[tuple[str, ...], str | None]] = [(("job", "script"), spec.job.script)]
     if spec.job.prepare is not None:
         scripts.append((("job", "prepare", "script"), spec.job.prepare.script))
-    for key, own in spec.job.per_task.items():
-        scripts.append((("job", "per_task", key, "script"), own.script))
+    for key, entry in spec.job.per_task.items():
+        scripts.append((("job", "per_task", key, "script"), entry.script))
     for field, script in scripts:
         if script is not None:
             path = posixpath.normpath(posixpath.join(workdir, script))
-            if fault := _fault(path, "script"):
-                yield Mistake(field, fault, f"it is relative to the workdir, {workdir}")
-    for index, pattern in enumerate(spec.job.include if has_copies else ()):
-        from tfcluster.nodes.code_sync import include_fault  # and asyncio with it
+            if problem := _path_problem(path, "script"):
+                yield Mistake(field, problem, f"it is relative to the workdir, {workdir}")
+    for index, pattern in enumerate(spec.job.include if is_copied else ()):
+        from tfcluster.nodes.code_sync import include_problem  # imports asyncio
 
-        if (wrong := include_fault(Path(workdir), pattern)) is not None:
-            yield Mistake(("job", "include", index), *wrong)
+        if (found := include_problem(Path(workdir), pattern)) is not None:
+            yield Mistake(("job", "include", index), *found)
 
 
-def _python(
-    spec: ClusterSpec, folder: str, environ: Mapping[str, str], listed: Collection[PlacedTask]
+def _missing_python(
+    spec: ClusterSpec, folder: str, environ: Mapping[str, str], tasks: Collection[PlacedTask]
 ) -> Iterator[Mistake]:
-    mine = by_node(listed).get(LOCAL)
-    wish = python_wish(spec, mine[0].host) if mine else None
-    if wish is not None and interpreters.find(wish[0], Path(folder), environ) is None:
-        message = interpreters.not_there(wish[0], Path(folder))
-        yield Mistake(wish[1], message, interpreters.NAME_ONE)
+    local_tasks = by_node(tasks).get(LOCAL)
+    requested = requested_python(spec, local_tasks[0].host) if local_tasks else None
+    if requested is None:
+        return
+    path, field = requested
+    if interpreters.find(path, Path(folder), environ) is None:
+        message = interpreters.missing_message(path, Path(folder))
+        yield Mistake(field, message, interpreters.NAME_ONE)
 
 
-def _fault(path: str, what: str) -> str:
-    """What is wrong with a local path; empty where it can be used."""
+def _path_problem(path: str, what: str) -> str:
+    """Return what is wrong with a local path; empty if it can be used."""
     try:
         mode = os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):

@@ -1,1 +1,1 @@
-"""The coordinator's side of the agents: one hub, its orders, their reports and files."""
+"""The coordinator's side of the agents: the hub, orders, reports, remote folders and code sync."""

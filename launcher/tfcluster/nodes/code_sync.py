@@ -1,7 +1,7 @@
 """Code sync: the snapshot of the workdir that other machines get, and shared workdirs.
 
 `snapshot` selects the files to send: those that git tracks or does not ignore.
-`find` finds the nodes that see the workdir itself, over a shared file system.
+`find_shared_workdirs` finds the nodes that see the workdir itself, over a shared file system.
 """
 
 from __future__ import annotations
@@ -26,68 +26,68 @@ from tfcluster.plan import remote_paths
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.wire.file_transfer import RemoteFiles, Sent
 
-MOST_BYTES = 200 * 1000 * 1000
-MOST_FILES = 50_000
-"""What a host lists and makes within seconds; more is data."""
+MAX_BYTES = 200 * 1000 * 1000
+MAX_FILES = 50_000
+"""The number of files that a host lists and writes within seconds; more is data, not code."""
 MARK = ".tfcluster-mark-"
-"""Begins the names of files that only tell whether a host sees this folder itself."""
-_NEVER = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache"})
-"""Folders that are no code, where there is no git to say so."""
+"""Prefix of the files that show whether a host sees this folder itself."""
+_NO_CODE = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache"})
+"""Folders that are skipped without git."""
 _GIT = frozenset({".git"})
-_MOST_NAMED = 5
-_IN_ONE = 0.9
-"""A folder is named by the one below it that holds so much of it."""
+_MAX_NAMED = 5
+_NARROWING_SHARE = 0.9
+"""A subfolder with at least this share of a folder's weight is named in its place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The files to send, and the paths that stay here without having been ignored."""
+    """The files to send, and paths that are not sent although git does not ignore them."""
 
     files: tuple[Sent, ...]
     credentials: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
 
     def warnings(self) -> Iterator[str]:
-        """Sentences about what stays here."""
+        """Yield sentences about what is not sent."""
         if self.credentials:
-            named = _first_of(self.credentials)
+            named = _join_first(self.credentials)
             yield (
-                f"not sent to other machines because they look like credentials: {named}; a job"
-                " that needs one there names it in job.include"
+                f"not sent to other machines because they look like credentials: {named}; if the"
+                " job needs one, name it in job.include"
             )
         if self.unreadable:
-            named = _first_of(self.unreadable)
+            named = _join_first(self.unreadable)
             yield (
                 f"not sent to other machines because they cannot be read here: {named}; make them"
                 " readable, or have git ignore them"
             )
 
 
-def _first_of(paths: Sequence[str]) -> str:
-    more = len(paths) - _MOST_NAMED
-    return ", ".join(paths[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _join_first(paths: Sequence[str]) -> str:
+    more = len(paths) - _MAX_NAMED
+    return ", ".join(paths[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def snapshot(
     workdir: Path, include: Sequence[str] = (), *, withheld: Sequence[str] = ()
 ) -> Snapshot:
-    """Return what of `workdir` to send.
+    """Return the files of `workdir` to send.
 
-    `include`: globs of what is sent even where git ignores it or it looks like a credential;
-    `withheld`: paths that are not sent unless `include` names them. What git tracks is sent
-    whatever its name: to commit it was the user's decision.
+    `include`: globs of files to send even if git ignores them or they look like credentials;
+    `withheld`: paths that are not sent unless `include` names them. Files that git tracks are sent
+    whatever their names: committing them was the user's decision.
 
-    Raises SurroundingsError above 200 MB or 50,000 files, for a glob that finds nothing, and
-    where git does not answer or `workdir` itself cannot be read.
+    Raises SurroundingsError above 200 MB or 50,000 files, for a glob that matches nothing, and if
+    git fails or `workdir` itself cannot be read.
     """
-    listed = git_files.names(workdir) or _all(workdir)
+    listed = git_files.list_files(workdir) or _list_without_git(workdir)
     secret = {Path(path).resolve() for path in withheld}
     credentials = {name for name in listed.untracked if _is_credential(workdir, name)}
     code = (listed.tracked | listed.untracked) - credentials
     found = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
     unreadable = set(listed.unreadable)
-    included = {name for glob in include for name in _matching(workdir, glob, unreadable)}
-    found = {one for name in found | included for one in _as_copied(workdir, name)}
+    included = {name for glob in include for name in _match(workdir, glob, unreadable)}
+    found = {path for name in found | included for path in _with_links(workdir, name)}
     files = list[Sent]()
     for name in sorted(found):
         try:
@@ -101,28 +101,30 @@ def snapshot(
 
 
 def _is_credential(workdir: Path, name: str) -> bool:
-    """By its own name, or by that of the file a link leads to."""
+    """Return whether the name, or the target of the link `name`, looks like a credential."""
     path = workdir / name
     return is_credential(name) or (
         os.path.islink(path) and is_credential(path.resolve().as_posix().lstrip("/"))
     )
 
 
-def _all(workdir: Path) -> git_files.Listed:
-    """Where there is no git to say what is code. Raises SurroundingsError."""
+def _list_without_git(workdir: Path) -> git_files.GitListing:
+    """Return all files outside of `_NO_CODE`; raises SurroundingsError."""
     unreadable = set[str]()
-    found = frozenset(_below(workdir, workdir, _NEVER, unreadable))
+    found = frozenset(_walk(workdir, workdir, _NO_CODE, unreadable))
     if "." in unreadable:
         raise SurroundingsError(
             f"the working directory {workdir} cannot be read",
             fix="make it readable, or set job.workdir to another folder",
         )
-    return git_files.Listed(frozenset(), found, frozenset(unreadable))
+    return git_files.GitListing(frozenset(), found, frozenset(unreadable))
 
 
-def _below(top: Path, workdir: Path, never: frozenset[str], unreadable: set[str]) -> Iterator[str]:
-    """Yield files and links below `top`, outside folders called one of `never`; the folders that
-    cannot be read go into `unreadable`."""
+def _walk(top: Path, workdir: Path, skipped: frozenset[str], unreadable: set[str]) -> Iterator[str]:
+    """Yield files and links below `top`, relative to `workdir`, without folders named in `skipped`.
+
+    Folders that cannot be read are added to `unreadable`.
+    """
 
     def note(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -130,58 +132,62 @@ def _below(top: Path, workdir: Path, never: frozenset[str], unreadable: set[str]
 
     for folder, folders, names in os.walk(top, onerror=note):
         links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = sorted(set(folders) - never)
+        folders[:] = sorted(set(folders) - skipped)
         for name in [*names, *links]:
             yield os.path.relpath(os.path.join(folder, name), workdir)
 
 
-def _matching(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str]:
-    """What a glob finds, of folders all that is in them. Raises SurroundingsError for nothing."""
-    if (fault := include_fault(workdir, pattern)) is not None:
-        raise SurroundingsError(f"job.include: {fault[0]}", fix=fault[1])
+def _match(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str]:
+    """Yield the files that a glob matches, including all files in matching folders.
+
+    Raises SurroundingsError if it matches nothing.
+    """
+    if (problem := include_problem(workdir, pattern)) is not None:
+        message, fix = problem
+        raise SurroundingsError(f"job.include: {message}", fix=fix)
     for path in workdir.glob(pattern):
         if os.path.isdir(path):
-            below = _below(path, workdir, _GIT, unreadable)
+            below = _walk(path, workdir, _GIT, unreadable)
         else:
             below = iter([str(path.relative_to(workdir))])
         yield from (name for name in below if ".git" not in name.split("/"))
 
 
-def include_fault(workdir: Path, pattern: str) -> tuple[str, str] | None:
-    """What is wrong with a glob of ``job.include`` and what to do; None where it finds a file."""
+def include_problem(workdir: Path, pattern: str) -> tuple[str, str] | None:
+    """Return the problem of a glob of ``job.include`` and its fix; None if it matches a file."""
     if pattern.startswith("/") or ".." in pattern.split("/"):
         return (
             f"{pattern} leads out of the workdir, {workdir}",
             "write it relative to job.workdir, or set job.workdir to a folder that holds both",
         )
     try:
-        with contextlib.suppress(OSError):  # a name that no file can have
+        with contextlib.suppress(OSError):  # such as a name that is too long
             if next(iter(workdir.glob(pattern)), None) is not None:
                 return None
     except ValueError as error:
         return f"{pattern} is not a glob: {error}", 'write for example "data/**/*.csv"'
     return (
         f"nothing in {workdir} matches {pattern}",
-        "correct it, or take it out of the spec; * does not cross folders, ** does",
+        "correct it, or remove it from the spec; * does not cross folders, ** does",
     )
 
 
-def _as_copied(workdir: Path, name: str) -> Iterator[str]:
-    """`name`, and where it lies behind a link that stays one: the link, and what it leads to."""
+def _with_links(workdir: Path, name: str) -> Iterator[str]:
+    """Yield `name`; for a path through a link that stays one, yield the link and the real path."""
     parts = name.split("/")
     for length in range(1, len(parts)):
         folder = workdir.joinpath(*parts[:length])
         if os.path.islink(folder) and (target := _link_inside(workdir, folder)) is not None:
             yield "/".join(parts[:length])
             above = "/".join(parts[: length - 1])
-            led = posixpath.normpath(posixpath.join(above, target, *parts[length:]))
-            yield from _as_copied(workdir, led)
+            real = posixpath.normpath(posixpath.join(above, target, *parts[length:]))
+            yield from _with_links(workdir, real)
             return
     yield name
 
 
 def _sent(workdir: Path, name: str) -> Sent | None:
-    """None for what is neither a file nor a link to one: a socket, a link to a folder elsewhere.
+    """Return how to send `name`; None for a socket, or a link to a folder outside the workdir.
 
     Raises PermissionError for a file that cannot be read.
     """
@@ -195,7 +201,7 @@ def _sent(workdir: Path, name: str) -> Sent | None:
     except PermissionError:
         raise
     except OSError:
-        return None  # deleted, but not yet for git
+        return None  # deleted, but still in git's index
     if not stat.S_ISREG(found.st_mode):
         return None
     if not os.access(path, os.R_OK):
@@ -204,25 +210,26 @@ def _sent(workdir: Path, name: str) -> Sent | None:
 
 
 def _link_inside(workdir: Path, path: Path) -> str | None:
-    """A link that leads to something in the copy stays one; of others the content is sent.
+    """Return the target of a link that stays a link in the copy; None if its content is sent.
 
-    One that goes up again after it went down may, over other links, lead anywhere.
+    A link stays if it leads to something in the copy. A target that goes up after it went down
+    may, over other links, lead anywhere.
     """
     target = os.readlink(path)
-    led = Path(os.path.normpath(path.parent / target))
-    stays = led.is_relative_to(workdir) and not goes_up_late(target)
+    real = Path(os.path.normpath(path.parent / target))
+    stays = real.is_relative_to(workdir) and not goes_up_after_down(target)
     return target if stays and not os.path.isabs(target) else None
 
 
-def goes_up_late(target: str) -> bool:
-    """Whether a ``..`` of a link's target follows a name."""
+def goes_up_after_down(target: str) -> bool:
+    """Return whether a ``..`` follows a name in a link's target."""
     parts = [part for part in target.split("/") if part not in ("", ".")]
     ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
     return ".." in parts[ups:]
 
 
 def _size(path: Path) -> int:
-    """In bytes. What was removed since it was listed weighs nothing: it is told when it is read."""
+    """Return the size in bytes; 0 for a file that was removed meanwhile, which reading reports."""
     try:
         return path.stat().st_size
     except OSError:
@@ -232,23 +239,23 @@ def _size(path: Path) -> int:
 def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
     sizes = {file.path: _size(file.source) for file in files if file.link is None}
     total = sum(sizes.values())
-    if total <= MOST_BYTES and len(sizes) <= MOST_FILES:
+    if total <= MAX_BYTES and len(sizes) <= MAX_FILES:
         return
-    if total > MOST_BYTES:
+    if total > MAX_BYTES:
         largest = [f"{name} ({size / 1e6:.0f} MB)" for name, size in _heaviest(sizes)]
-        much = f"{total / 1e6:.0f} MB to send to other hosts, more than {MOST_BYTES / 1e6:.0f}"
+        excess = f"{total / 1e6:.0f} MB to send to other hosts, more than {MAX_BYTES / 1e6:.0f}"
     else:
         largest = [f"{name} ({n} files)" for name, n in _heaviest(dict.fromkeys(sizes, 1))]
-        much = f"{len(sizes)} files to send to other hosts, more than {MOST_FILES}"
+        excess = f"{len(sizes)} files to send to other hosts, more than {MAX_FILES}"
     raise SurroundingsError(
-        f"{workdir} holds {much}: {', '.join(largest)}",
-        fix="have git ignore what is not code (.gitignore), or set job.workdir; data that each"
-        " host has goes into runtime.hosts.H.data_dir",
+        f"{workdir} holds {excess}: {', '.join(largest)}",
+        fix="have git ignore what is not code (.gitignore), or set job.workdir; for data that"
+        " each host has, set runtime.hosts.H.data_dir",
     )
 
 
 def _heaviest(sizes: dict[str, int]) -> list[tuple[str, int]]:
-    """The three folders (with a slash) and files of the workdir that weigh most, heaviest first."""
+    """Return the three heaviest folders (with a slash) and files of the workdir."""
     weights: Counter[str] = Counter()
     for path, size in sizes.items():
         parts = path.split("/")
@@ -257,63 +264,70 @@ def _heaviest(sizes: dict[str, int]) -> list[tuple[str, int]]:
         weights[path] += size
     top = [name for name in weights if "/" not in name.rstrip("/")]
     named = sorted(top, key=weights.__getitem__, reverse=True)[:3]
-    narrowed = [_narrowed(name, weights) for name in named]
+    narrowed = [_narrow(name, weights) for name in named]
     return [(name, weights[name]) for name in narrowed]
 
 
-def _narrowed(name: str, weights: Counter[str]) -> str:
-    """`name`, or the folder below it in which nearly all of it lies."""
+def _narrow(name: str, weights: Counter[str]) -> str:
+    """Return `name`, or the folder below it that holds nearly all of its weight."""
     while name.endswith("/"):
         depth = name.count("/")
         below = [n for n in weights if n.startswith(name) and n.rstrip("/").count("/") == depth]
-        heavy = [n for n in below if n.endswith("/") and weights[n] >= _IN_ONE * weights[name]]
+        heavy = [
+            n for n in below if n.endswith("/") and weights[n] >= _NARROWING_SHARE * weights[name]
+        ]
         if not heavy:
             break
         name = heavy[0]
     return name
 
 
-async def find(plan: Plan, hub: Hub, nodes: Iterable[NodePlan]) -> None:
-    """Have those of `nodes` that see the workdir work in it; maybe it is where the spec says."""
-    far = [node for node in nodes if hub.site(node.name).is_remote]
-    if not far:
+async def find_shared_workdirs(plan: Plan, hub: Hub, nodes: Iterable[NodePlan]) -> None:
+    """Find the remote `nodes` that see the workdir; their tasks will run in it, not in a copy.
+
+    The workdir may have the same path there, or the one of the spec's ``runtime.hosts.H.workdir``.
+    """
+    remote = [node for node in nodes if hub.site(node.name).is_remote]
+    if not remote:
         return
-    with marked(Path(plan.workdir)) as mark:
+    with placed_mark(Path(plan.workdir)) as mark:
         if mark is not None:
-            await asyncio.gather(*(_look(hub, node, mark) for node in far))
+            await asyncio.gather(*(_find_on_node(hub, node, mark) for node in remote))
 
 
-async def _look(hub: Hub, node: NodePlan, mark: Mark) -> None:
+async def _find_on_node(hub: Hub, node: NodePlan, mark: Mark) -> None:
     named = remote_paths.chosen_folder(node.workdir)
-    with contextlib.suppress(OSError):  # a lost node will be told of
-        found = await mark.seen_by(hub.files(node.name), [named] if named else [])
+    with contextlib.suppress(OSError):  # a lost node is reported by its link
+        found = await mark.find_on(hub.files(node.name), [named] if named else [])
         if found is not None:
             hub.share_code(node, found)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A file in a folder of this machine that nobody else could have made."""
+    """A file with a random content, which shows that another machine sees the same folder."""
 
     folder: str
     name: str
     text: str
     inode: int
 
-    async def seen_by(self, node: RemoteFiles, elsewhere: Sequence[str] = ()) -> str | None:
-        """Under which name the node sees the folder: its own, or one of `elsewhere`.
+    async def find_on(self, node: RemoteFiles, others: Sequence[str] = ()) -> str | None:
+        """Return the path by which the node sees the folder: the same one, or one of `others`.
 
-        None: it does not, or may not write there. Names and times can be equal on two machines
-        that were installed from one image; a text that was just thrown cannot. Raises
-        FarFilesError.
+        None if it does not see the folder, or may not write to it. Names and times can be equal on
+        two machines that were installed from one image; a random text cannot. Raises
+        RemoteFilesError.
         """
-        folders = [self.folder, *elsewhere]
-        return await node.look(folders, name=self.name, text=self.text, inode=self.inode)
+        folders = [self.folder, *others]
+        return await node.find_shared_folder(
+            folders, name=self.name, text=self.text, inode=self.inode
+        )
 
 
 @contextlib.contextmanager
-def marked(folder: Path) -> Iterator[Mark | None]:
-    """Put a mark into `folder` for as long as it is looked for; None where it takes none."""
+def placed_mark(folder: Path) -> Iterator[Mark | None]:
+    """Put a mark into `folder` while the block runs; None if the folder is not writable."""
     text = secrets.token_hex(16)
     path = folder / f"{MARK}{text[:12]}"
     try:

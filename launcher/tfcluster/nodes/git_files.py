@@ -17,20 +17,20 @@ from tfcluster.errors import SurroundingsError
 
 _LIST = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
 _UNTRACKED = b"?"
-"""How `git ls-files -t` marks what is not in the index."""
+"""The mark of `git ls-files -t` for files that are not in the index."""
 _UNREADABLE = b"unreadable"
-"""How we mark a folder that git could not open."""
+"""Our mark for a folder that git could not open."""
 _NOT_OPENED = re.compile(
     rb"^warning: could not open directory '(.*?)/': ", re.MULTILINE | re.DOTALL
 )
-_OF_A_HOOK = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
-"""What git sets for the commands that it starts itself: it would answer of another repository."""
-_PATIENCE_S = 60.0
+_HOOK_VARIABLES = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"})
+"""Variables that git sets for hooks: with them it would list another repository."""
+_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """Paths below a folder, with slashes."""
+class GitListing:
+    """Paths below a folder, separated by slashes."""
 
     tracked: frozenset[str]
     untracked: frozenset[str]
@@ -38,35 +38,35 @@ class Listed:
     """Folders that git could not open."""
 
 
-def names(workdir: Path) -> Listed | None:
+def list_files(workdir: Path) -> GitListing | None:
     """Return what git lists below `workdir`, submodules and nested repositories included.
 
-    None where git has no say: in no repository, and in a folder that its repository ignores.
-    Raises SurroundingsError where there is a repository, and git does not answer: all that is
-    there would be too much (what it ignores may be large, or secret).
+    None outside of a repository, and for a folder that its repository ignores. Raises
+    SurroundingsError for a repository in which git fails: sending all files would be wrong,
+    because ignored files may be large or secret.
     """
     if not _in_repository(workdir) or _is_ignored(workdir):
         return None
-    marks = dict(_marked(workdir))
+    marks = dict(_list_marked(workdir))
     unreadable = frozenset(name for name, mark in marks.items() if mark == _UNREADABLE)
     untracked = frozenset(name for name, mark in marks.items() if mark == _UNTRACKED)
-    return Listed(frozenset(marks) - unreadable - untracked, untracked, unreadable)
+    return GitListing(frozenset(marks) - unreadable - untracked, untracked, unreadable)
 
 
-def _marked(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Each path and git's mark for it."""
-    answer = _ask(folder, _LIST)
-    for entry in filter(None, answer.stdout.split(b"\0")):
+def _list_marked(folder: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield each path below `folder` with git's mark for it."""
+    listing = _run_git(folder, _LIST)
+    for entry in filter(None, listing.stdout.split(b"\0")):
         mark, _, encoded = entry.partition(b" ")
         name = os.fsdecode(encoded)
         path = folder / name
         if os.path.islink(path) or not os.path.isdir(path):
             yield name, mark
-        elif os.path.exists(path / ".git"):  # else: a submodule that was not checked out
-            yield from ((f"{name.rstrip('/')}/{one}", its) for one, its in _marked(path))
-    if not_opened := _NOT_OPENED.findall(answer.stderr):
-        prefix = _ask(folder, ("rev-parse", "--show-prefix")).stdout.removesuffix(b"\n")
-        for name in not_opened:  # named from the top of the repository
+        elif os.path.exists(path / ".git"):  # false for a submodule that is not checked out
+            yield from ((f"{name.rstrip('/')}/{n}", m) for n, m in _list_marked(path))
+    if not_opened := _NOT_OPENED.findall(listing.stderr):
+        prefix = _run_git(folder, ("rev-parse", "--show-prefix")).stdout.removesuffix(b"\n")
+        for name in not_opened:  # relative to the top of the repository
             yield os.fsdecode(name.removeprefix(prefix)), _UNREADABLE
 
 
@@ -76,46 +76,46 @@ def _in_repository(folder: Path) -> bool:
 
 
 def _is_ignored(folder: Path) -> bool:
-    """Asked from above: what a folder's own .gitignore says is about what is in it."""
+    """Return whether the repository ignores `folder`, leaving out the folder's own .gitignore."""
     real = folder.resolve()
     if (real / ".git").exists():
         return False
-    asked = _ask(real.parent, ("check-ignore", "-q", "--", real.name), may_deny=True)
-    return asked.returncode == 0
+    command = ("check-ignore", "-q", "--", real.name)
+    return _run_git(real.parent, command, accepted=(0, 1)).returncode == 0
 
 
-def _ask(
-    folder: Path, words: Sequence[str], *, may_deny: bool = False
+def _run_git(
+    folder: Path, args: Sequence[str], *, accepted: Sequence[int] = (0,)
 ) -> subprocess.CompletedProcess[bytes]:
-    """`may_deny`: 1 is an answer, too."""
-    surroundings = {name: v for name, v in os.environ.items() if name not in _OF_A_HOOK}
+    """Run git in `folder`; raises SurroundingsError unless it exits with an `accepted` code."""
+    environ = {name: v for name, v in os.environ.items() if name not in _HOOK_VARIABLES}
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(folder), *words],
+        done = subprocess.run(
+            ["git", "-C", str(folder), *args],
             capture_output=True,
-            timeout=_PATIENCE_S,
-            env={**surroundings, "LC_ALL": "C"},
+            timeout=_TIMEOUT_S,
+            env={**environ, "LC_ALL": "C"},
         )
     except FileNotFoundError:
-        raise _silent(folder, "git is not installed here") from None
+        raise _git_error(folder, "git is not installed") from None
     except (OSError, subprocess.SubprocessError) as error:
-        raise _silent(folder, describe_error(error)) from error
-    if answer.returncode not in ((0, 1) if may_deny else (0,)):
-        said = answer.stderr.decode(errors="replace").strip()
-        raise _silent(folder, said.partition("\n")[0] or f"exit code {answer.returncode}")
-    return answer
+        raise _git_error(folder, describe_error(error)) from error
+    if done.returncode not in accepted:
+        message = done.stderr.decode(errors="replace").strip().partition("\n")[0]
+        raise _git_error(folder, message or f"exit code {done.returncode}")
+    return done
 
 
-def _silent(folder: Path, why: str) -> SurroundingsError:
+def _git_error(folder: Path, why: str) -> SurroundingsError:
     return SurroundingsError(
-        f"{folder} lies in a git repository, and git does not tell what to send: {why}",
-        fix=f"`git -C {shlex.quote(str(folder))} status` must work;"
+        f"{folder} is in a git repository, and git cannot list its files: {why}",
+        fix=f"make `git -C {shlex.quote(str(folder))} status` work,"
         " or set job.workdir to a folder outside of the repository",
     )
 
 
 _FILES: Final = (
-    # environments and passwords of tools
+    # environment files and passwords of tools
     *(".env", ".env.*", ".envrc", ".netrc", "_netrc", ".git-credentials", ".pgpass", ".my.cnf"),
     *(".htpasswd", ".vault-token", "secrets.toml"),
     # tokens of package indexes and registries
@@ -130,12 +130,12 @@ _FILES: Final = (
 )
 _FOLDERS: Final = (".ssh", ".gnupg", ".aws", ".azure", ".kube", ".kaggle", ".password-store")
 _PATHS: Final = (".docker/config.json", ".config/gcloud/*", ".huggingface/token*")
-"""Of folders that hold other things, too."""
+"""Credentials in folders that also hold other files."""
 _HARMLESS: Final = ("*.pub", ".env.example", ".env.sample", ".env.template", ".env.dist")
 
 
 def is_credential(path: str) -> bool:
-    """Whether `path`, below the workdir and with slashes, is named like a credential."""
+    """Return whether `path`, below the workdir and with slashes, is named like a credential."""
     *folders, name = path.split("/")
     if not set(_FOLDERS).isdisjoint(folders):
         return True

@@ -20,90 +20,107 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
+from tfcluster.nodes.task_reports import last_text
 from tfcluster.plan import remote_paths
 from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.plan.preloading import Preload, preload_on
 from tfcluster.plan.resources import (
-    EVEN,
+    EVEN_SHARE,
     Cores,
     Share,
+    background_tasks,
     gpu_env,
     shares,
-    stand_aside,
     thread_env,
 )
-from tfcluster.plan.secrets import SHORTEST
-from tfcluster.rundir import chaos as chaos_settings
+from tfcluster.plan.secrets import MIN_LENGTH
+from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
+
+_EMPTY_COMMAND = Command((), (), "/")
+_NO_ENV: Mapping[str, str] = {}
+ANSWER_S: Final = 60.0
+"""Time after which an agent that has not answered an order counts as broken."""
+SHOWN_AFTER_S: Final = 3.0
+"""Time after which `status` shows that an answer is waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class AssignedResources:
-    """Laid under what the plan says of a task."""
+    """Cores and variables for one task; variables of the plan take precedence."""
 
     env: tuple[EnvVar, ...]
     cores: tuple[int, ...] | None
 
 
-def deal(plan: Plan, seen: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
-    """Cores, threads and GPUs of the tasks of the node that was `seen`, where it has several.
+def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
+    """Divide the cores, threads and GPUs of a probed node among its tasks.
 
-    A container is one task's already. What the node's own environment says stays.
+    Empty for a node with one task, and for a container, which runs only one. Variables that the
+    node's own environment sets are kept.
     """
-    tasks = {task.id: task for task in plan.tasks if task.node == seen.node}
-    if len(tasks) < 2 or plan.node(seen.node).container is not None or not seen.core_nodes:
+    tasks = {task.id: task for task in plan.tasks if task.node == answer.node}
+    if len(tasks) < 2 or plan.node(answer.node).container is not None or not answer.core_nodes:
         return {}
     first = next(iter(tasks.values()))
-    theirs = set(seen.named) - {var.name for var in first.command.env}
-    shows_some = seen.gpu_trouble or "CUDA_VISIBLE_DEVICES" in theirs
-    dealt = plan.resources.gpus is None and not shows_some
+    set_by_node = set(answer.named) - {var.name for var in first.command.env}
+    hides_gpus = answer.gpu_trouble or "CUDA_VISIBLE_DEVICES" in set_by_node
+    assigns_gpus = plan.resources.gpus is None and not hides_gpus
     found = shares(
         list(tasks),
         plan.resources,
-        cores=Cores(tuple(map(tuple, seen.core_nodes)), seen.core_limit),
-        gpus=range(len(seen.gpus)) if dealt else None,
-        own_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
-        aside=stand_aside(list(tasks), is_search=plan.kind == "tuner"),
+        cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),
+        gpus=range(len(answer.gpus)) if assigns_gpus else None,
+        task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
+        background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
-        task.id: AssignedResources(_env(task, found[task.id], theirs, peers), found[task.id].cores)
+        task.id: AssignedResources(
+            _resource_env(task, found[task.id], set_by_node, peers), found[task.id].cores
+        )
         for task in tasks.values()
     }
 
 
-def _env(task: TaskPlan, share: Share, theirs: Collection[str], peers: int) -> tuple[EnvVar, ...]:
-    """Only what neither the spec nor the node says."""
+def _resource_env(
+    task: TaskPlan, share: Share, set_by_node: Collection[str], peers: int
+) -> tuple[EnvVar, ...]:
+    """Return the variables of a task's share that neither the spec nor the node sets."""
     threads = share.threads or 1
     values = [
-        *((name, value, EVEN) for name, value in thread_env(threads, serving_peers=peers).items()),
+        *(
+            (name, value, EVEN_SHARE)
+            for name, value in thread_env(threads, serving_peers=peers).items()
+        ),
         *(
             (name, value, "resources.gpus")
             for name, value in gpu_env(share.gpus, shared=share.gpu_is_shared).items()
         ),
     ]
-    known = {*theirs, *(var.name for var in task.command.env)}
+    known = {*set_by_node, *(var.name for var in task.command.env)}
     return tuple(EnvVar(*value) for value in values if value[0] not in known)
 
 
-_BARE = Command((), (), "/")
-_NOTHING: Mapping[str, str] = {}
-_NOTHING_DEALT: Mapping[TaskId, AssignedResources] = {}
+_NONE_ASSIGNED: Mapping[TaskId, AssignedResources] = {}
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
-    """Have the node's agent hold the ports of its tasks for the whole run; 0 lets it choose. One
-    that is started by hand can bind its own, as ours do."""
-    wanted = [
+    """Have the node's agent hold the ports of its tasks for the whole run; 0 lets it choose.
+
+    Ports of tasks that are started by hand are held, too: their tasks can still bind them.
+    """
+    ports = [
         {"task": str(task.id), "host": task.host, "port": task.port}
         for task in (*plan.tasks, *plan.by_hand)
         if task.node == node
     ]
-    return {"type": "hold_ports", "ports": wanted}
+    return {"type": "hold_ports", "ports": ports}
 
 
 def port_error(reply: Mapping[str, Any]) -> PortInUseError:
+    """Return the error for a ``port_taken`` reply."""
     return PortInUseError(
         f"{reply['host']}:{reply['port']} ({reply['task']})",
         pid=reply.get("pid"),
@@ -115,7 +132,7 @@ def port_error(reply: Mapping[str, Any]) -> PortInUseError:
 def attempt_of(
     plan: Plan, number: int, members: Iterable[TaskId], held: Iterable[Mapping[str, Any]]
 ) -> Attempt:
-    """An attempt on the ports that the agents reported as held."""
+    """Return an attempt on the ports of the ``ports_held`` messages `held`."""
     ports = {TaskId.parse(task): port for reply in held for task, port in reply["ports"].items()}
     return Attempt(plan, number, tuple(members), ports)
 
@@ -127,20 +144,22 @@ def start(
     holds_ports: bool,
     only: Iterable[TaskId] | None = None,
     restored_step: int | None = None,
-    chaos: Sequence[Fault] = (),
-    guards: Mapping[str, str] = _NOTHING,
-    dealt: Mapping[TaskId, AssignedResources] = _NOTHING_DEALT,
+    faults: Sequence[Fault] = (),
+    proxy_env: Mapping[str, str] = _NO_ENV,
+    assigned: Mapping[TaskId, AssignedResources] = _NONE_ASSIGNED,
 ) -> dict[str, Any]:
-    """Start the attempt's tasks of one node, or `only` some; their logs lie at its site. `guards`:
-    variables that the node's own surroundings ask for; `dealt`: what the plan could not divide."""
+    """Start the attempt's tasks of one node, or `only` some of them.
+
+    `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
+    """
     plan, paths = attempt.plan, site.paths
-    ahead = preload_on(plan, site.node)
+    preloading = preload_on(plan, site.node)
     tasks = []
     for task_id in attempt.members if only is None else only:
         task = plan.task(task_id)
         if task.node != site.node:
             continue
-        ours = environment(
+        extra = environment(
             attempt,
             task_id,
             run_id=site.run_id,
@@ -150,57 +169,60 @@ def start(
             restored_step=restored_step,
             holds_ports=holds_ports,
         )
-        ours += tuple(EnvVar(name, value, "tfcluster") for name, value in guards.items())
-        ours += chaos_settings.environment(task.command, chaos, task_id, attempt.number)
-        share = dealt.get(task_id, AssignedResources((), task.cores))
-        log = paths.task_log(task_id, attempt.number)
-        order = _order(str(task_id), site.command(task.command), log, share.env + ours)
-        is_fork = ahead is not None and str(task_id) in ahead.tasks
+        extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
+        extra += chaos.environment(task.command, faults, task_id, attempt.number)
+        share = assigned.get(task_id, AssignedResources((), task.cores))
+        log, command = paths.task_log(task_id, attempt.number), site.command(task.command)
+        order = _task_order(str(task_id), command, log, share.env + extra)
+        is_fork = preloading is not None and str(task_id) in preloading.tasks
         tasks.append(order | {"cores": share.cores, "preload": is_fork})
     return {"type": "start", "attempt": attempt.number, "tasks": tasks}
 
 
-def preload(ahead: Preload, node: NodePlan, site: Site) -> dict[str, Any]:
+def preload(preloading: Preload, node: NodePlan, site: Site) -> dict[str, Any]:
     """Have the node's agent start the process that imports for its tasks."""
     key = node.warm.key if node.warm is not None else None
-    # Where it serves other runs, too, whoever cleans up after this one must not find it.
+    # A warm process also serves other runs: the clean-up after this run must not find it.
     mark = "TFCLUSTER_WARM" if key is not None else "TFCLUSTER_RUN_ID"
-    ours = (EnvVar(mark, key or site.run_id, "tfcluster"),)
-    return {"type": "preload", "key": key, **_process(site.command(ahead.command), ours)}
+    extra = (EnvVar(mark, key or site.run_id, "tfcluster"),)
+    return {"type": "preload", "key": key, **_process(site.command(preloading.command), extra)}
 
 
 def start_prepare(command: Command, site: Site) -> dict[str, Any]:
     """Run a node's prepare step, as attempt 0."""
-    ours = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
+    extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
     log = site.paths.prepare_log(site.node)
-    order = _order(PREPARE, site.command(command), log, ours)
+    order = _task_order(PREPARE, site.command(command), log, extra)
     return {"type": "start", "attempt": 0, "tasks": [order]}
 
 
 def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> dict[str, Any]:
-    """Look at a node with its tasks' Python and variables (`agent.node.probe`), as attempt 0."""
+    """Run `agent.node.probe` on a node, with its tasks' Python and variables, as attempt 0.
+
+    `digest`: that of the bundle, which holds the module on a remote node.
+    """
     task = next(task for task in plan.tasks if task.node == site.node)
     interpreter = plan.node(site.node).interpreter
-    return _start_look(PREFLIGHT, probe, interpreter, site, order, digest, task.command)
+    return _start_module(PREFLIGHT, probe, interpreter, site, order, digest, task.command)
 
 
 def start_dial(
     interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
 ) -> dict[str, Any]:
-    """Look at the lines from a node to the others (`agent.net.reachability`), as attempt 0."""
-    return _start_look(LINKS, reachability, interpreter, site, order, digest)
+    """Run `agent.net.reachability` on a node, as attempt 0: it dials the tasks of the others."""
+    return _start_module(LINKS, reachability, interpreter, site, order, digest)
 
 
-def _start_look(
+def _start_module(
     step: str,
     module: ModuleType,
     interpreter: Interpreter | None,
     site: Site,
     order: Mapping[str, Any],
     digest: str,
-    like: Command = _BARE,
+    like: Command = _EMPTY_COMMAND,
 ) -> dict[str, Any]:
-    """With the variables of `like`."""
+    """Run `module` of the agent with `order` as its argument and the variables of `like`."""
     python = interpreter.path if interpreter is not None else "python3"
     script = str(module.__file__)
     if site.is_remote:
@@ -208,75 +230,63 @@ def _start_look(
         script = f"{remote_paths.CACHE}/bundles/{digest}/agent/{file}"
     command = site.command(replace(like, argv=(python, script, json.dumps(order)), cwd="/"))
     log = site.paths.step_log(step, site.node)
-    return {"type": "start", "attempt": 0, "tasks": [_order(step, command, log, ())]}
+    return {"type": "start", "attempt": 0, "tasks": [_task_order(step, command, log, ())]}
 
 
 def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
-    """Raises PrepareError unless the prepare step ended with 0."""
+    """Raise PrepareError unless the prepare step ended with exit code 0."""
     if reply["type"] == "start_failed":
         raise PrepareError(
             f"prepare cannot start on {node}: {reply['error']}",
-            fix="correct job.prepare in the spec, or leave it out with --no-prepare",
+            fix="correct job.prepare in the spec, or skip it with --no-prepare",
         )
     if reply["exit_code"] != 0:
         signal = reply.get("signal")
         end = f"signal {signal}" if signal else f"exit code {reply['exit_code']}"
-        said = f"; its last line: {last}" if (last := _last_line(log)) else ""
+        lines = (line.strip() for line in reversed(last_text(log)[-4096:].split("\n")))
+        last_line = next(filter(None, lines), "")
+        output = f"; its last line: {last_line}" if last_line else ""
         raise PrepareError(
-            f"prepare failed on {node} with {end}; no task was started{said}",
+            f"prepare failed on {node} with {end}; no task was started{output}",
             fix=f"its output is in {log}",
         )
 
 
-def _last_line(log: Path) -> str:
-    try:
-        lines = log.read_text(errors="replace")[-4096:].split("\n")
-    except OSError:
-        return ""
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar]) -> dict[str, Any]:
+    secrets = [v.name for v in command.env if v.secret and len(v.value) >= MIN_LENGTH]
+    hidden = {"secrets": secrets} if secrets else {}
+    files = {"cwd": command.cwd, "log": str(log)}
+    return hidden | {"task": name, **_process(command, extra), **files}
 
 
-def _order(name: str, command: Command, log: Path, ours: Iterable[EnvVar]) -> dict[str, Any]:
-    secrets = [v.name for v in command.env if v.secret and len(v.value) >= SHORTEST]
-    veiled = {"secrets": secrets} if secrets else {}
-    where = {"cwd": command.cwd, "log": str(log)}
-    return veiled | {"task": name, **_process(command, ours), **where}
-
-
-def _process(command: Command, ours: Iterable[EnvVar]) -> dict[str, Any]:
-    env = {var.name: var.value for var in (*command.env, *ours)}
+def _process(command: Command, extra: Iterable[EnvVar]) -> dict[str, Any]:
+    env = {var.name: var.value for var in (*command.env, *extra)}
     return {"argv": list(command.argv), "env": env, "unset": list(command.unset)}
 
 
-ANSWER_S: Final = 60.0
-"""An agent that has not answered so long after an order does not work."""
-SHOWN_AFTER_S: Final = 3.0
-"""So long an answer may take before `status` says that it is waited for."""
-
-
 class Until(Protocol):
-    """Handles inputs until a condition holds; raises when the run is to end instead."""
+    """A function that handles inputs until a condition holds; raises when the run is to end."""
 
     def __call__(
         self, condition: Callable[[], bool], *, at: float | None = None
     ) -> Awaitable[None]:
-        """`at`: a moment at which the condition is to be looked at again."""
+        """Wait for `condition`; it is also checked at the moment `at`, on the loop's clock."""
         ...
 
 
 def never(node: str) -> bool:
-    """No node is lost that is not noticed otherwise."""
+    """Return False: the default for `is_lost`."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Of the agents that `hub` reaches."""
+    """A wait for answers of the agents that `hub` reaches."""
 
     hub: Hub
     until: Until
     wait_for: Callable[[str | None], None] = lambda what: None
-    """Told what is waited for, once that takes long; None: nothing any more."""
+    """Called with what a long wait is for, and with None when it is over."""
 
     async def require(
         self,
@@ -286,12 +296,12 @@ class Answers:
         work_s: float | None = 0.0,
         is_lost: Callable[[str], bool] = never,
     ) -> None:
-        """As `missing`; raises NodeLostError where a node has not answered in time."""
+        """Wait like `missing`; raise NodeLostError if a node has not answered in time."""
         silent = await self.missing(nodes, *kinds, what=what, work_s=work_s, is_lost=is_lost)
         if silent:
             raise NodeLostError(
-                f"{', '.join(silent)}: the agent was told {what}, and does not answer",
-                fix="is that machine overloaded, out of memory, or is a disk of it dead?",
+                f"{', '.join(silent)}: the agent was asked {what}, and does not answer",
+                fix="check that machine: is it overloaded, out of memory, or is a disk dead?",
             )
 
     async def missing(
@@ -302,10 +312,10 @@ class Answers:
         work_s: float | None = 0.0,
         is_lost: Callable[[str], bool] = never,
     ) -> list[str]:
-        """Wait for messages of one of `kinds` from all `nodes`; returns those that do not answer.
+        """Wait for a message of one of `kinds` from all `nodes`; return the nodes without one.
 
-        `what` they were told, ``to …``; `work_s`: how long that itself may take; None: as long as
-        it takes. A node that `is_lost` answers no more.
+        `what`: what they were asked to do, ``to …``; `work_s`: how many seconds that may take,
+        None for no limit. A node that `is_lost` is not waited for.
         """
 
         def silent() -> list[str]:

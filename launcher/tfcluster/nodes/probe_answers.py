@@ -1,4 +1,4 @@
-"""What a node is asked before the start, and what it answers (pure)."""
+"""The order for a node's probe before the start, and its answer (pure)."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from tfcluster.plan.plan import Command, Plan
 from tfcluster.supervision.connectivity import DialPlan
 
 PATIENCE_S = 8.0
-"""How long the nodes try to reach each other."""
+"""Time for the nodes to reach each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """A node's report; see `agent.node.machine.facts`."""
+    """The answer of a node's probe; see `agent.node.probe`."""
 
     node: str
     python: str = ""
     packages: Mapping[str, str] = field(default_factory=dict)
     gpus: Sequence[str] = ()
     clock_ahead_s: float = 0.0
-    """Against ours; the time its line took to come is in it."""
+    """Seconds that the node's clock is ahead of this machine's; includes the network delay."""
     free_bytes: int | None = None
     strange_names: Sequence[str] = ()
     not_listening: Sequence[tuple[int, str]] = ()
     unreachable: Sequence[tuple[str, str, str, int, str]] = ()
     """(node, task, host, port, why)."""
     gpu_trouble: str = ""
-    """Why its GPUs are not known; empty where they are."""
+    """The reason why the GPUs are not known; empty if they are."""
     executable: str = ""
     cores: int = 0
     core_nodes: Sequence[Sequence[int]] = ()
-    """Their numbers, by NUMA node; see `agent.node.limits`."""
+    """The numbers of the usable cores, by NUMA node; see `agent.node.limits`."""
     core_limit: float | None = None
     named: Sequence[str] = ()
-    """Those of `machine.SHARED_OUT` that are set there, or by the spec for its first task."""
+    """Variables of `machine.SHARED_OUT` set on the node, or by the spec for its first task."""
     shm_bytes: int | None = None
     port_range: Sequence[int] = ()
     proxies: Mapping[str, str] = field(default_factory=dict)
@@ -46,26 +46,26 @@ class ProbeAnswer:
     """(folder, why)."""
     script_sha256: str | None = None
     imported: Mapping[str, Any] | None = None
-    """What `import tensorflow` gave, where that was asked for."""
+    """The result of `import tensorflow`, if it was requested."""
     ports: Sequence[int] = ()
-    """Those of its tasks that were looked at."""
+    """The ports of the node's tasks that were checked."""
     peers: int = 0
-    """Tasks of other nodes that it dialled: in a large run not all (`run.calls`)."""
+    """Number of other nodes' tasks that it dialled: in a large run not all, see `DialPlan`."""
 
 
-def order_for(plan: Plan, site: Site, calls: DialPlan, *, deep: bool = False) -> dict[str, Any]:
-    """What the probe of a node is to do; see `agent.node.probe`."""
+def order_for(plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False) -> dict[str, Any]:
+    """Return the order for the probe of a node; see `agent.node.probe`."""
     tasks = [task for task in plan.tasks if task.node == site.node]
-    ports = calls.ports
+    ports = dials.ports
     return {
         "run": site.run_id,
         "node": site.node,
         "mine": [
-            {"host": t.host, "port": ports[t.id], "callers": calls.callers[t.id]}
+            {"host": t.host, "port": ports[t.id], "callers": dials.callers[t.id]}
             for t in tasks
             if t.id in ports
         ],
-        "others": calls.of(site.node),
+        "others": dials.of(site.node),
         "patience_s": PATIENCE_S,
         "folder": site.cache or str(site.paths.root),
         "folders": folders_of(plan, site.node),
@@ -75,7 +75,7 @@ def order_for(plan: Plan, site: Site, calls: DialPlan, *, deep: bool = False) ->
 
 
 def folders_of(plan: Plan, node: str) -> list[str]:
-    """Where the node's tasks will write besides the run's own folder."""
+    """Return the folders outside the run's own that the node's tasks will write to."""
     shared = plan.checkpoints.dir
     found = [shared] if shared and "://" not in shared else []
     data = [
@@ -89,10 +89,10 @@ def folders_of(plan: Plan, node: str) -> list[str]:
 
 
 def _script(plan: Plan, site: Site) -> str | None:
-    """The script of the plan's first task as the node has it, where one of its tasks runs it."""
-    wanted = _below_cwd(plan.tasks[0].command)
-    mine = (task.command for task in plan.tasks if task.node == site.node)
-    same = next((one for one in mine if _below_cwd(one) == wanted), None)
+    """Return the path on the node of the first task's script; None if no task there runs it."""
+    script = _below_cwd(plan.tasks[0].command)
+    commands = (task.command for task in plan.tasks if task.node == site.node)
+    same = next((command for command in commands if _below_cwd(command) == script), None)
     return script_of(site.command(same)) if same is not None else None
 
 
@@ -102,13 +102,16 @@ def _below_cwd(command: Command) -> str | None:
 
 
 def script_of(command: Command) -> str | None:
-    """A task's own script, below its working directory; None for a module or a command."""
+    """Return the script of a command, below its working directory; None for modules and others."""
     below = command.cwd.rstrip("/") + "/"
     return next((word for word in command.argv[1:4] if word.startswith(below)), None)
 
 
 def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) -> ProbeAnswer:
-    """Raises ValueError for what is no report: the node may be broken, or somebody else's."""
+    """Read a probe's answer from its output; `now`: the time at which the line arrived.
+
+    `ports` and `peers` are copied into the answer. Raises ValueError for anything else.
+    """
     try:
         data = foreign_json.parse_json_object(line)
         free, shm, sha256 = data["free_bytes"], data["shm_bytes"], data["script_sha256"]
@@ -116,7 +119,7 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
         return ProbeAnswer(
             node=str(data["node"]),
             python=str(data["python"]),
-            packages=_texts(data["packages"]),
+            packages=_strings(data["packages"]),
             gpus=tuple(map(str, data["gpus"])),
             clock_ahead_s=float(data["clock"]) - now,
             free_bytes=int(free),
@@ -134,7 +137,7 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
             named=tuple(map(str, data["named"])),
             shm_bytes=None if shm is None else int(shm),
             port_range=tuple(map(int, data["port_range"])),
-            proxies=_texts(data["proxies"]),
+            proxies=_strings(data["proxies"]),
             unwritable=tuple((str(folder), str(why)) for folder, why in data["unwritable"]),
             script_sha256=None if sha256 is None else str(sha256),
             imported=_imported(data["imported"]),
@@ -142,15 +145,15 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
             peers=peers,
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ValueError(f"not a probe's report: {error}") from error
+        raise ValueError(f"not a probe's answer: {error}") from error
 
 
-def _texts(found: Mapping[object, object]) -> dict[str, str]:
+def _strings(found: Mapping[object, object]) -> dict[str, str]:
     return {str(name): str(value) for name, value in found.items()}
 
 
 def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """As `machine.tensorflow_imported` gives it."""
+    """Check the value that `machine.tensorflow_imported` returned."""
     if found is None:
         return None
     if "error" in found:

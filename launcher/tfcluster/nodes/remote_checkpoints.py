@@ -1,6 +1,6 @@
 """Folders of tasks on other machines: reading them, filling them, keeping an evaluator in step.
 
-`RemoteSource` reads a remote folder for a gatherer's thread; `trees` prepares the files of
+`RemoteSource` reads a remote folder for a gatherer's thread; `files_to_send` prepares the files of
 a restore; `RemoteFollower` adds new checkpoints to a remote evaluator's folder.
 """
 
@@ -25,10 +25,10 @@ from tfcluster.checkpoints.copying import (
     SourceChangedError,
     Stopped,
     copy_verified,
-    go_on,
     never,
+    raise_if_cancelled,
 )
-from tfcluster.checkpoints.restore import AT_LEAST, name_checkpoints
+from tfcluster.checkpoints.restore import KEPT_FOR_READERS, name_checkpoints
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.wire.file_sending import Sent
@@ -37,77 +37,87 @@ from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 T = TypeVar("T")
 
 RATE = 50e6
-"""Bytes per second at which a checkpoint is brought home while its task trains on."""
-CURVES_RATE = 5e6
-"""The same for TensorBoard files."""
+"""Bytes per second at which a checkpoint is copied while its task trains."""
+TENSORBOARD_RATE = 5e6
+"""Bytes per second at which TensorBoard files are copied."""
 _SYNC_BYTES = 64 << 20
-_LOOK_S = 0.2
-"""Between two questions whether to go on."""
+_POLL_S = 0.2
+"""Interval at which a wait checks whether it was cancelled."""
+_FOLLOW_EVERY_S = 0.2
+_PATIENCE_S = 10.0
+"""Time that one call waits for another machine; after it gathering goes on, while a large file is
+still being sent or the link is cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """A folder of another machine; its methods block, and are for threads beside the loop."""
+    """A folder of another machine. Its methods block, and are for threads beside the loop."""
 
     folder: PurePosixPath
     files: Callable[[], RemoteFiles]
-    """Of the agent that is there now; raises OSError where there is none."""
+    """Returns the files of the current agent; raises OSError if there is none."""
     loop: asyncio.AbstractEventLoop
     rate: Callable[[], float | None]
-    """Bytes per second at most; None: as fast as it goes."""
-    most: int = budgets.LISTED_CHECKPOINTS
-    """Files and folders that are listed; with more, nothing is."""
+    """Returns the limit in bytes per second, None for none."""
+    max_entries: int = budgets.LISTED_CHECKPOINTS
+    """Limit of files and folders in a listing; a larger one is an error."""
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        found = self._wait(self.files().scan(str(self.folder), most=self.most), stopped)
-        return tuple(Entry(*one) for one in found if _stays_inside(one[0]))
+        """Return the entries of the folder; raises OSError and CancelledError."""
+        found = self._wait(self.files().scan(str(self.folder), most=self.max_entries), stopped)
+        return tuple(Entry(*fields) for fields in found if _stays_inside(fields[0]))
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        """Raises OSError, too, where what was written is not what the node has."""
+        """Copy a file and return its SHA-512.
+
+        Raises OSError, also if the written file differs from the node's; SourceChangedError;
+        CancelledError.
+        """
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return self._bring(entry, target, 0, stopped, grows=False)
+            return self._fetch(entry, target, 0, stopped, grows=False)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
 
     def follow(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> None:
-        """The same for a file that only grows: what `target` has of it already stays."""
+        """Copy the new part of a file that only grows; raises the same errors as `copy`."""
         target.parent.mkdir(parents=True, exist_ok=True)
-        here = target.stat() if target.exists() else None
-        if here and (here.st_size, here.st_mtime_ns) == (entry.size, entry.mtime_ns):
+        copied = target.stat() if target.exists() else None
+        if copied and (copied.st_size, copied.st_mtime_ns) == (entry.size, entry.mtime_ns):
             return
-        start = here.st_size if here and here.st_size <= entry.size else 0
+        start = copied.st_size if copied and copied.st_size <= entry.size else 0
         try:
-            self._bring(entry, target, start, stopped, grows=True)
+            self._fetch(entry, target, start, stopped, grows=True)
         except BaseException:
             os.truncate(target, start)
             raise
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
+        """Raise SourceChangedError unless the folder still has all `entries` unchanged."""
         now = set(self.scan(stopped=stopped))
         for entry in entries:
             if entry not in now:
                 raise SourceChangedError(f"{entry.path}: changed while its checkpoint was copied")
 
-    def _bring(
+    def _fetch(
         self, entry: Entry, target: Path, start: int, stopped: Stopped, *, grows: bool
     ) -> str:
         try:
-            digest = self._wait(self._fetch(entry, target, start, stopped, grows=grows), stopped)
+            digest = self._wait(self._receive(entry, target, start, stopped, grows=grows), stopped)
         except RemoteFileChangedError as error:
             raise SourceChangedError(f"{entry.path}: {error}") from error
         os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
         return digest
 
-    async def _fetch(
+    async def _receive(
         self, entry: Entry, target: Path, start: int, stopped: Stopped, *, grows: bool
     ) -> str:
-        async with _Landing(target, start) as landing:
+        async with _VerifyingWriter(target, start) as writer:
 
             async def take(data: bytes) -> None:
-                go_on(stopped)
-                await landing.add(data)
+                raise_if_cancelled(stopped)
+                await writer.add(data)
 
             announced = await self.files().read(
                 str(self.folder),
@@ -119,30 +129,32 @@ class RemoteSource:
                 start=start,
                 grows=grows,
             )
-            await landing.settle()
-            if landing.digest != announced:
-                raise OSError(f"{target}: what was read back is not what {entry.path} holds there")
+            await writer.settle()
+            if writer.digest != announced:
+                raise OSError(f"{target}: the written file differs from {entry.path} on the node")
             return announced
 
     def _wait(self, work: Coroutine[Any, Any, T], stopped: Stopped) -> T:
-        """Not longer than it is wanted: no answer comes over a line that is cut."""
-        under_way = asyncio.run_coroutine_threadsafe(work, self.loop)
-        while not wait([under_way], _LOOK_S).done:
+        """Wait for `work` until it is `stopped`: over a cut link no answer comes."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        while not wait([future], _POLL_S).done:
             if stopped():
-                under_way.cancel()
+                future.cancel()
                 raise CancelledError
-        return under_way.result()
+        return future.result()
 
 
 def _stays_inside(path: str) -> bool:
-    """Names come from another machine: none may lead out of the folder they are put into."""
+    """Return whether a path from another machine stays inside the folder it is put into."""
     parts = path.removesuffix("/").split("/")
     return "\0" not in path and not {"", ".", ".."} & set(parts)
 
 
-class _Landing:
-    """A file that is written slice by slice; hashed is what can be read back from it. The disk
-    writes while more comes, so that the end need not wait for it."""
+class _VerifyingWriter:
+    """A file that is written in slices, and hashed as it is read back.
+
+    Slices are synced to the disk while more arrive, so that the end has little to wait for.
+    """
 
     def __init__(self, target: Path, start: int) -> None:
         self._fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -156,8 +168,10 @@ class _Landing:
         return self
 
     async def __aexit__(self, error: type[BaseException] | None, *_: object) -> None:
-        """The number of a closed file may be another's at once: nobody may be using it. What had
-        come before an error is taken off again: who waited for it may have gone."""
+        """Close the file; after an error first remove what was written.
+
+        Waits for threads that use the descriptor: once closed, its number may be reused at once.
+        """
         if self._busy:
             await asyncio.wait(self._busy)
         try:
@@ -167,7 +181,7 @@ class _Landing:
             os.close(self._fd)
 
     async def add(self, data: bytes) -> None:
-        """Raises OSError."""
+        """Write `data`; raises OSError."""
         await asyncio.shield(self._start(self._write, data))
         is_idle = self._syncing is None or self._syncing.done()
         if is_idle and self._at >= self._synced + _SYNC_BYTES:
@@ -175,7 +189,7 @@ class _Landing:
             self._syncing = self._start(os.fdatasync, self._fd)
 
     async def settle(self) -> None:
-        """All of it is on the disk. Raises OSError."""
+        """Sync the whole file to the disk; raises OSError."""
         if self._syncing is not None:
             await asyncio.shield(self._syncing)
         await asyncio.shield(self._start(os.fsync, self._fd))
@@ -192,16 +206,19 @@ class _Landing:
 
     def _write(self, data: bytes) -> None:
         write_at(self._fd, data, self._at)
-        left = len(data)
-        while left and (read := os.pread(self._fd, left, self._at)):
+        remaining = len(data)
+        while remaining and (read := os.pread(self._fd, remaining, self._at)):
             self._hash.update(read)
             self._at += len(read)
-            left -= len(read)
+            remaining -= len(read)
 
 
-def trees(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
-    """What a task's directory shall hold to go on from `state`; `folder`, which is empty and on
-    the store's disk, keeps its files there while they are sent, and holds no copies."""
+def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
+    """Return the files that a task's directory needs to continue from `state`.
+
+    `folder`: an empty folder on the store's disk, where hard links keep the files while they are
+    sent.
+    """
     found: dict[str, Sent] = {}
     for gathered in state:
         digests = dict(zip(gathered.checkpoint.files, gathered.digests, strict=True))
@@ -223,18 +240,12 @@ def trees(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
 def _keep(file: Path, kept: Path, entry: Entry) -> None:
     try:
         os.link(file, kept)
-    except OSError:  # no links on that disk, or another disk
+    except OSError:  # another disk, or one without hard links
         copy_verified(file, kept, entry)
 
 
-_FOLLOW_EVERY_S = 0.2
-_PATIENCE_S = 10.0
-"""How long a look waits for another machine, which holds up those to come: gathering goes on
-while a large file is sent, or while a line is cut."""
-
-
 class RemoteFollower:
-    """What `checkpoints.following.Follower` is for a directory here; its methods block."""
+    """The directory of a remote evaluator, which gets new checkpoints. Its methods block."""
 
     def __init__(
         self,
@@ -244,25 +255,28 @@ class RemoteFollower:
         loop: asyncio.AbstractEventLoop,
         beside: Path,
     ) -> None:
-        """`files`: of the agent that is there now; raises OSError where there is none. `beside`:
-        a folder on the store's disk."""
+        """Prepare the follower.
+
+        `files` returns those of the current agent, or raises OSError; `beside`: a folder on the
+        store's disk.
+        """
         self.directory = directory
         self._files, self._loop, self._beside = files, loop, beside
         self._placed: list[Gathered] = []
         self._under_way: Future[None] | None = None
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
-        """Add what is new, each file whole at once, the ``checkpoint`` file last.
+        """Add the new checkpoints among `held`, the ``checkpoint`` file last.
 
-        What takes longer than some seconds goes on, and a later call hears of its end. Raises
-        SourceChangedError, CancelledError, OSError; the next call goes on.
+        Files appear whole. Sending that takes longer than 10 s continues, and a later call raises
+        its error. Raises SourceChangedError, CancelledError, OSError; the next call tries again.
         """
         if self._under_way is None:
             known = {placed.checkpoint for placed in self._placed}
             new = [g for g in held if g.kind is not Kind.BACKUP and g.checkpoint not in known]
             if not new:
                 return
-            work = self._bring(held, new)
+            work = self._fetch(held, new)
             self._under_way = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._wait(self._under_way, stopped)
         if stopped():
@@ -279,7 +293,7 @@ class RemoteFollower:
             if stopped():
                 return
 
-    async def _bring(self, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
+    async def _fetch(self, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
         with tempfile.TemporaryDirectory(
             prefix=".outgoing-", dir=self._beside, ignore_cleanup_errors=True
         ) as folder:
@@ -288,28 +302,28 @@ class RemoteFollower:
     async def _add(self, folder: Path, held: Sequence[Gathered], new: Sequence[Gathered]) -> None:
         files = self._files()
         # A restart may have replaced the whole directory meanwhile.
-        there = {path for path, _, _ in await files.scan(str(self.directory))}
+        present = {path for path, _, _ in await files.scan(str(self.directory))}
         placed = [
-            *(g for g in self._placed if {e.path for e in g.checkpoint.files} <= there),
+            *(g for g in self._placed if {e.path for e in g.checkpoint.files} <= present),
             *new,
         ]
-        wanted = {g.checkpoint for g in (*held, *placed[-AT_LEAST:])}
-        staying = [g for g in placed if g.checkpoint in wanted]
-        still = _paths(staying)
+        kept = {g.checkpoint for g in (*held, *placed[-KEPT_FOR_READERS:])}
+        staying = [g for g in placed if g.checkpoint in kept]
         try:
             sent = await asyncio.to_thread(_files_of, folder, new, staying)
-        except FileNotFoundError as error:  # the store keeps newer ones by now
+        except FileNotFoundError as error:  # the store has replaced them by newer ones
             raise SourceChangedError(str(error)) from error
-        gone = sorted(_paths([g for g in placed if g.checkpoint not in wanted]) - still)
-        await files.add_files(str(self.directory), sent, removed=gone)
+        dropped = _paths([g for g in placed if g.checkpoint not in kept])
+        removed = sorted(dropped - _paths(staying))
+        await files.add_files(str(self.directory), sent, removed=removed)
         self._placed = staying
 
 
 def _files_of(folder: Path, new: Sequence[Gathered], staying: Sequence[Gathered]) -> list[Sent]:
-    """Those of what is `new`, and last what names all that is `staying`."""
+    """Return the files of the `new` checkpoints, and last the one that names all `staying`."""
     files, names = folder / "files", folder / "names"
     files.mkdir()
-    found = [one for one in trees(files, new) if PurePosixPath(one.path).name != "checkpoint"]
+    found = [f for f in files_to_send(files, new) if PurePosixPath(f.path).name != "checkpoint"]
     for path in _paths(staying):
         (names / path).parent.mkdir(parents=True, exist_ok=True)
     name_checkpoints(names, staying)
@@ -318,4 +332,4 @@ def _files_of(folder: Path, new: Sequence[Gathered], staying: Sequence[Gathered]
 
 
 def _paths(gathered: Sequence[Gathered]) -> set[str]:
-    return {entry.path for one in gathered for entry in one.checkpoint.all_files}
+    return {entry.path for g in gathered for entry in g.checkpoint.all_files}

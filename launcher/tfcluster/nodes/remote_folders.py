@@ -1,4 +1,7 @@
-"""Where a run's files lie on each node: here in the run folder, elsewhere in the node's cache."""
+"""The folders of a run on each node, and the logs of remote nodes.
+
+On this machine a run's files are in the run folder, on a remote node in its cache.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,19 @@ from typing import IO, Any
 from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import Command, TaskId
-from tfcluster.plan.remote_paths import There, node_folder
+from tfcluster.plan.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One node's folders, as its own tasks see them."""
+    """The folders of one node, as its tasks see them."""
 
     node: str
     run_id: str
     paths: RunPaths
-    there: There | None = None
-    """Of a node that is another machine."""
+    there: NodePaths | None = None
+    """The folders of a remote node; None for this machine."""
 
     @property
     def is_remote(self) -> bool:
@@ -31,50 +34,50 @@ class Site:
 
     @property
     def cache(self) -> str | None:
-        """Where a remote node keeps what it is sent."""
+        """The folder where a remote node keeps what it is sent; None for this machine."""
         return self.there.cache if self.there is not None else None
 
     @property
-    def sees_our_code(self) -> bool:
-        """Whether its tasks run in the workdir itself, over a shared file system."""
+    def shares_code(self) -> bool:
+        """True if the node's tasks run in the workdir itself, maybe over a shared file system."""
         return self.there is None or self.there.shared is not None
 
     def sharing(self, workdir: str, folder: str) -> Site:
-        """The same node, with our own `folder` in the place of the plan's `workdir`."""
+        """Return this site with the shared `folder` in the place of the plan's `workdir`."""
         assert self.there is not None
         return replace(self, there=replace(self.there, shared=(workdir, folder)))
 
     def folder(self, path: str) -> str:
-        """`path` of the plan as it is there."""
+        """Return a path of the plan as it is on the node."""
         return path if self.there is None else self.there.folder(path)
 
     def command(self, command: Command) -> Command:
-        """`command` with the node's own folders in the place of the plan's names."""
+        """Return `command` with the node's folders in the place of the plan's names."""
         return command if self.there is None else self.there.command(command)
 
 
-def site_of(node: str, here: RunPaths, welcome: Mapping[str, Any]) -> Site:
-    """`welcome`: what the node's agent says of itself; one beside us names no cache."""
+def site_of(node: str, paths: RunPaths, welcome: Mapping[str, Any]) -> Site:
+    """Return the site of a node, from its agent's welcome; a local agent names no cache."""
     if (cache := welcome.get("cache")) is None:
-        return Site(node, here.run_id, here)
-    there = There(str(cache), here.run_id, welcome.get("executable"))
-    return Site(node, here.run_id, RunPaths(Path(there.folder(node_folder(node)))), there)
+        return Site(node, paths.run_id, paths)
+    there = NodePaths(str(cache), paths.run_id, welcome.get("executable"))
+    return Site(node, paths.run_id, RunPaths(Path(there.folder(node_folder(node)))), there)
 
 
 @dataclass(slots=True)
-class LogsOfOthers:
-    """Writes the log bytes that remote agents send into the run folder.
+class RemoteLogs:
+    """The log files in the run folder for tasks of remote nodes.
 
-    The file here may hold more than the one there, which a full disk can cut: bytes that are in
-    no file come marked, and are kept.
+    A file may hold more than the one on the node, which a full disk can cut: bytes that the node
+    could not write have the offset NOT_IN_FILE, and are kept.
     """
 
     paths: RunPaths
     _taken: dict[str, int] = field(default_factory=dict)
-    """Stream → offset, in the file there, up to which its bytes have been written here."""
+    """Stream → the offset in the node's file up to which its bytes are written here."""
 
     def take(self, node: str, message: Mapping[str, Any]) -> None:
-        """Append what is new; a disk that is full here loses it, the node still has it."""
+        """Append the new bytes of a log message; a full disk loses them here, not on the node."""
         name, offset, data = message["name"], message["offset"], message["data"]
         if offset != NOT_IN_FILE:
             before = self._taken.get(f"{node} {name}", 0)

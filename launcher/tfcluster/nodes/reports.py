@@ -1,4 +1,4 @@
-"""From an agent's messages to events: the one place that knows both vocabularies."""
+"""Translation of agents' messages into events: the one place that knows both vocabularies."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tfcluster.rundir.events import Event
 from tfcluster.supervision.failure import signal_name
 
 PREPARE = "prepare"
-"""Name under which an agent runs a node's prepare step."""
+"""The name of a node's prepare step, in the place of a task's."""
 PREFLIGHT = "preflight"
-"""That of the look at a node before anything else."""
+"""The name of the probe before the start."""
 LINKS = "links"
-"""That of the look at the lines between the nodes, after a failure."""
+"""The name of the check of the links between the nodes, after a failure."""
 STEPS = frozenset({PREPARE, PREFLIGHT, LINKS})
-"""What is no task of the cluster."""
+"""Names that are not tasks of the cluster."""
 
 
 def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
-    """The event a message of `node`'s agent stands for; None where it is not one."""
+    """Return the event for a message of `node`'s agent, or None."""
     kind = message["type"]
     if message.get("task") in (PREFLIGHT, LINKS):
         return None
@@ -36,14 +36,14 @@ def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
 
 
 def why_lost(message: Mapping[str, Any]) -> str | None:
-    """Why a node is lost whose agent says this; None where its agent goes on."""
+    """Return why this message means that the node is lost; None if it does not."""
     match message["type"]:
         case "guard_lost":
             return "the guard beside its agent was killed"
         case "agent_ending":
             return f"its agent was ended by {signal_name(message['signal'])}"
         case "refused":
-            return f"its agent could not obey ({message['reason']})"
+            return f"its agent could not carry out an order ({message['reason']})"
     return None
 
 
@@ -62,7 +62,7 @@ def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:
 
 
 def _task_event(message: Mapping[str, Any]) -> Event | None:
-    """A task's own report, which `report_checks` has let through."""
+    """Return the event for a task's own report, which `clean` has accepted."""
     report = message["event"]
     task, attempt = message["task"], message["attempt"]
     match report["type"]:
@@ -83,7 +83,7 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
         case "chaos":
             return ev.ChaosInjected(
                 fault=report["fault"],
-                # The chief says when its step is one at which something befalls another.
+                # The chief also reports the step at which a fault is injected into another task.
                 task=report.get("task") or task,
                 attempt=attempt,
                 step=report.get("step"),
@@ -96,16 +96,16 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
 
 
 class Saved(NamedTuple):
-    """What a task says of a checkpoint that is whole."""
+    """A task's report of a complete checkpoint."""
 
     path: str
     step: int | None
     at_ns: int | None
-    """When, by the clock of its machine."""
+    """The time of the save on the clock of the task's machine."""
 
 
 def saved(report: Mapping[str, Any]) -> Saved | None:
-    """What a task's ``saved`` report says; None for any other."""
+    """Return the content of a ``saved`` report; None for any other report."""
     if report["type"] != "saved":
         return None
     return Saved(report["path"], report.get("step"), report.get("at_ns"))
@@ -125,7 +125,7 @@ def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
 
 
 def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
-    """The tuner's own word about a trial is news only where it says why it failed."""
+    """Return a trial's event; the tuner's own ``trial_ended`` counts only with its message."""
     name, message = report["id"], report.get("message")
     if report["type"] == "trial_ended":
         return ev.Trial(task=task, attempt=attempt, id=name, message=message) if message else None
@@ -135,7 +135,7 @@ def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
         attempt=attempt,
         id=name,
         status=report["status"],
-        tuner=tuner and _task_of(tuner, told_by=task),
+        tuner=tuner and _task_of(tuner, reporter=task),
         score=report.get("score"),
         best_step=report.get("best_step"),
         objective=report.get("objective"),
@@ -145,12 +145,13 @@ def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
     )
 
 
-def _task_of(tuner: str, *, told_by: str) -> str:
-    """``worker-1`` is what we call a tuner; one that searches alone has a name of its own."""
+def _task_of(tuner: str, *, reporter: str) -> str:
+    """Return the task of a tuner such as ``worker-1``; a tuner that searches alone has no such
+    name, and is the reporter itself."""
     try:
         return str(TaskId.parse(tuner))
     except ValueError:
-        return told_by
+        return reporter
 
 
 def _connected(node: str, message: Mapping[str, Any]) -> Event:
@@ -164,7 +165,9 @@ def _ports_held(node: str, message: Mapping[str, Any]) -> Event:
 
 
 def _starts_cold(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.Warned(message=f"{node}: tasks import by themselves, {message['error']}")
+    return ev.Warned(
+        message=f"{node}: preloading failed, each task imports by itself: {message['error']}"
+    )
 
 
 def _started(node: str, message: Mapping[str, Any]) -> Event:
@@ -204,22 +207,22 @@ def _log_lost(node: str, message: Mapping[str, Any]) -> Event:
 
 
 def _dropped(node: str, message: Mapping[str, Any]) -> Event:
-    """Told with the first, and with the task's end."""
+    """Return the warning about dropped reports, for the first one and at the task's end."""
     task, count = message["task"], message["count"]
     per_s, size = budgets.REPORTS_PER_S, budgets.REPORT_BYTES_PER_S / 1000
-    most = f"{per_s:.0f} times or {size:.0f} kB a second"
+    limit = f"{per_s:.0f} times or {size:.0f} kB a second"
     if count == 1:
-        why = f"{task} reports more than {most}, or more than could be passed on"
-        return ev.Warned(message=f"{why}: what is above that is dropped")
+        why = f"{task} reports more than {limit}, or faster than reports can be passed on"
+        return ev.Warned(message=f"{why}: the excess is dropped")
     return ev.Warned(message=f"{count:,} reports of {task} were dropped")
 
 
 def _unkillable(node: str, message: Mapping[str, Any]) -> Event:
-    """Its end comes when the kernel lets go of it; nothing of ours can hasten that."""
-    whose = message["task"] or "something an earlier attempt left running"
+    """Return the warning about a killed process that ends only when the kernel releases it."""
+    what = message["task"] or "a process of an earlier attempt"
     pids = ", ".join(map(str, message["pids"]))
-    sleep = "in uninterruptible sleep: a dead file server, a device driver"
-    return ev.Warned(message=f"{whose} (pid {pids}) was killed and still lives, {sleep}")
+    sleep = "in uninterruptible sleep (a dead file server, a device driver)"
+    return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
 
 
 def _unreachable(node: str, message: Mapping[str, Any]) -> Event:

@@ -2,7 +2,7 @@
 
 Anything that runs in a task can write to its event socket. `clean` drops a report of an unknown
 kind or without a required field, leaves out any other invalid field, and cuts long strings; the
-rest of the launcher relies on that. `Intake` limits how many notes and trials a run keeps.
+rest of the launcher relies on that. `ReportFilter` limits how many notes and trials a run keeps.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 
 Read = Callable[[object], Any]
-"""Returns the value as the launcher has it; raises ValueError for what cannot be one."""
-_LARGEST = 1 << 63
+"""A function that converts a field's value; raises ValueError for an invalid one."""
+_INTEGER_LIMIT = 1 << 63
+_TAIL_BYTES = 64 * 1024
 
 
-def cleaned(report: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what counts of a task's report; None for one that does not count."""
+def clean(report: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the valid part of a task's report; None for an invalid report."""
     kind = report.get("type")
     shape = _SHAPES.get(kind) if isinstance(kind, str) else None
     if shape is None:
         return None
-    needed, more = shape
+    required, optional = shape
     try:
-        found = {name: read(report.get(name)) for name, read in needed.items()}
+        found = {name: read(report.get(name)) for name, read in required.items()}
     except ValueError:
         return None
-    for name, read in more.items():
+    for name, read in optional.items():
         if report.get(name) is not None:
             try:
                 found[name] = read(report[name])
@@ -48,9 +49,9 @@ def cleaned(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _integer(value: object) -> int:
-    """Also a float without a fraction: a step that went through NumPy."""
+    """Return an integer, also from a float without a fraction, such as a step from NumPy."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -_LARGEST < value < _LARGEST or value != int(value):  # type: ignore[operator, call-overload]
+    if not is_number or not -_INTEGER_LIMIT < value < _INTEGER_LIMIT or value != int(value):  # type: ignore[operator, call-overload]
         raise ValueError("not an integer")
     return int(value)  # type: ignore[call-overload, no-any-return]
 
@@ -90,7 +91,7 @@ def _false(value: object) -> bool:
 
 
 def _metrics(value: object) -> dict[str, float]:
-    """A loss may be NaN or infinite; see `run.spelling`."""
+    """Return the numbers among the metrics, which may be NaN or infinite."""
     if not isinstance(value, dict):
         raise ValueError("not an object")
     found = {}
@@ -108,7 +109,7 @@ def _as_float(number: float) -> float:
 
 
 def _values(value: object) -> dict[str, Any]:
-    """Hyperparameters: numbers, and whatever else as text."""
+    """Return hyperparameters by name: numbers, booleans, None, and anything else as a string."""
     if not isinstance(value, dict):
         raise ValueError("not an object")
     pairs = list(value.items())[: budgets.REPORT_NAMES]
@@ -164,11 +165,11 @@ _SHAPES: Mapping[str, tuple[Mapping[str, Read], Mapping[str, Read]]] = {
     ),
     "trial_ended": ({"id": _SHORT}, {"message": _LINE}),
 }
-"""Kind → fields that it needs, and fields that it may have; see `tfcluster_workers.reporting`."""
+"""Kind → required fields and optional fields; see `tfcluster_workers.reporting`."""
 
 
-class Intake:
-    """Of one run; `tell` gets a sentence for the user where something is left out."""
+class ReportFilter:
+    """The limits on one run's reports; `tell` is called with a sentence when some are left out."""
 
     def __init__(
         self, state: RunSnapshot, faults: Sequence[Fault], tell: Callable[[str], None]
@@ -176,34 +177,34 @@ class Intake:
         self._state, self._faults, self._tell = state, faults, tell
         self._notes: Counter[tuple[str, int]] = Counter()
         self._trials: set[str] = set()
-        self._is_told = False
+        self._has_warned = False
 
     def take(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return what counts of the report in a ``task_event``; None for one that does not."""
-        report = cleaned(message["event"])
+        """Return the valid part of the report in a ``task_event``; None if it is left out."""
+        report = clean(message["event"])
         if report is None:
             return None
         task, attempt = message["task"], message["attempt"]
         match report["type"]:
             case "chaos":
-                is_wanted = self._was_ordered(report["fault"], task, attempt)
+                is_kept = self._is_ordered(report["fault"], task, attempt)
             case "note":
-                is_wanted = self._has_room_for_note(task, attempt)
+                is_kept = self._has_room_for_note(task, attempt)
             case "trial" | "trial_ended":
-                is_wanted = self._has_room_for_trial(report["id"])
+                is_kept = self._has_room_for_trial(report["id"])
             case _:
-                is_wanted = True
-        return report if is_wanted else None
+                is_kept = True
+        return report if is_kept else None
 
-    def _was_ordered(self, text: str, task: str, attempt: int) -> bool:
-        """Whether the task was told to inject this fault, and has not done it yet."""
+    def _is_ordered(self, text: str, task: str, attempt: int) -> bool:
+        """Return whether the task was to inject this fault, and has not reported it yet."""
         fault = chaos.injected(self._faults, text, by=task, attempt=attempt)
-        return fault is not None and all(one["fault"] != text for one in self._state.chaos)
+        return fault is not None and all(entry["fault"] != text for entry in self._state.chaos)
 
     def _has_room_for_note(self, task: str, attempt: int) -> bool:
         self._notes[task, attempt] += 1
         if self._notes[task, attempt] == budgets.NOTES + 1:
-            self._tell(f"{task} has sent more than {budgets.NOTES} notes: the others are left out")
+            self._tell(f"{task} has sent more than {budgets.NOTES} notes: the rest is left out")
         return self._notes[task, attempt] <= budgets.NOTES
 
     def _has_room_for_trial(self, trial: str) -> bool:
@@ -212,35 +213,32 @@ class Intake:
         if len(self._trials) < budgets.TRIALS:
             self._trials.add(trial)
             return True
-        if not self._is_told:
-            self._is_told = True
-            most = f"{budgets.TRIALS:,}"
-            self._tell(f"the search has more than {most} trials: its own folder lists the others")
+        if not self._has_warned:
+            self._has_warned = True
+            limit = f"{budgets.TRIALS:,}"
+            self._tell(f"the search has more than {limit} trials: its own folder lists the rest")
         return False
 
 
-_BYTES = 64 * 1024
-
-
 def last_text(log: Path) -> str:
-    """The last 64 KiB of a log; empty when there is none."""
+    """Return the last 64 KiB of a log; empty if there is none."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _BYTES))
-            return file.read(_BYTES).decode(errors="replace")
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
 
 
 def last_line(paths: RunPaths, member: Member) -> str:
-    """The last line that holds anything; of a progress bar its latest state."""
+    """Return the last non-empty line of a member's log; of a progress bar its latest state."""
     text = last_text(paths.task_log(member.id, member.attempt))
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
     return next((line for line in reversed(lines) if line), "")
 
 
 def last_output(paths: RunPaths, gang: Gang, now: float) -> float:
-    """When any running task last wrote to its log, on the clock that shows `now`."""
+    """Return when a running task last wrote to its log, on the clock that shows `now`; or 0."""
     newest = 0.0
     for member in gang.running():
         try:

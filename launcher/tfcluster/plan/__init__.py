@@ -1,1 +1,1 @@
-"""From a spec to what will be started: pure functions of values, no disk, no clock, no network."""
+"""The plan of a run and its attempts, from a spec: pure functions, no disk, clock or network."""

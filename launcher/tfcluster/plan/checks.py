@@ -1,4 +1,4 @@
-"""What in the surroundings would make a plan fail, found before anything is started."""
+"""Checks for errors in the environment that would make a plan fail, made before the start."""
 
 from __future__ import annotations
 
@@ -12,51 +12,57 @@ from tfcluster.plan import attempt, command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
     TESTED,
-    as_inherited,
     has_hooks,
     has_keras_3,
     install_tf_keras,
-    legacy_keras,
     needs_patching,
+    uses_legacy_keras,
+    with_inherited_switch,
 )
-from tfcluster.plan.placement import by_machine, is_loopback, own_gpus, seats, shares_this_machine
+from tfcluster.plan.placement import (
+    by_machine,
+    find_task_gpus,
+    is_loopback,
+    place_tasks,
+    shares_this_machine,
+)
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.plan.resources import gpu_wishes, shared_gpus
+from tfcluster.plan.resources import requested_gpus, shared_gpus
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
-_SHOWN = 8
-_BY_HAND: Final = "an evaluator beside a chief that is started by hand"
-ESTIMATOR_CURE: Final = "name a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
+_MAX_LISTED = 8
+_BY_HAND: Final = "an evaluator whose chief is started by hand"
+ESTIMATOR_FIX: Final = "choose a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
 def require(spec: ClusterSpec, plan: Plan, context: PlanContext) -> None:
-    """Raise the first obstacle (exit 3); `up` calls this, `plan` only tells of them."""
+    """Raise the first obstacle (exit 3); `up` calls this, `plan` only reports obstacles."""
     for obstacle in find(spec, plan, context):
         raise obstacle
 
 
 def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SurroundingsError]:
-    """Every obstacle, the most basic first."""
+    """Yield every obstacle, the most basic first."""
     for node in plan.nodes:
-        yield from _without_tensorflow(spec, node, context)
-        yield from _too_old(spec, node)
-        yield from _without_estimator(spec, node, context)
-        yield from _without_keras_2(spec, node)
-        yield from _unknown_keras_3(as_inherited(spec, node.name, context), node, context)
-    yield from _lone_searches(spec, plan, context)
+        yield from _check_tensorflow(spec, node, context)
+        yield from _check_python_version(spec, node)
+        yield from _check_estimator(spec, node, context)
+        yield from _check_keras_2(spec, node)
+        yield from _check_keras_3(with_inherited_switch(spec, node.name, context), node, context)
+    yield from _check_searches(spec, plan, context)
     if context.gpus is not None:
-        yield from _absent_gpus(spec, context.gpus, context)
-        yield from _nccl(spec, plan)
-    yield from _shared_storage(plan)
-    yield from _private_network(plan)
-    yield from _mounts(plan)
+        yield from _check_gpus(spec, context.gpus, context)
+        yield from _check_nccl(spec, plan)
+    yield from _check_shared_storage(plan)
+    yield from _check_private_network(plan)
+    yield from _check_mounts(plan)
 
 
 def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
-    """Decided from evidence: a script that never imports TensorFlow is a valid job."""
+    """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
     programs = command.programs(spec.job)
     if not any(program.has_hooks for program in programs):
         return False
@@ -66,169 +72,186 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
 
 
 def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
-    """Whether it is certain that the job uses ``tf.estimator``."""
+    """Return whether the job uses ``tf.estimator`` for certain."""
     programs = command.programs(spec.job)
     if not any(program.has_hooks for program in programs):
         return False
-    if any(one.module == "tfcluster_workers.jobs.estimator_mnist" for one in programs):
+    if any(program.module == "tfcluster_workers.jobs.estimator_mnist" for program in programs):
         return True
-    own = context.code if context.imports is not None else None
-    return own is not None and bool(own.estimator.sure())
+    code = context.code if context.imports is not None else None
+    return code is not None and bool(code.estimator.sure())
 
 
 def _imported(context: PlanContext) -> set[str]:
     return {name.partition(".")[0] for name in context.imports or ()}
 
 
-def _without_tensorflow(
+def _check_tensorflow(
     spec: ClusterSpec, node: NodePlan, context: PlanContext
 ) -> Iterator[SurroundingsError]:
     python = node.interpreter
     if python is None or python.version is None or "tensorflow" in python.packages:
         return
     if needs_tensorflow(spec, context):
-        message = f"the job needs TensorFlow, and {python.path} ({python.why}) has none"
+        message = f"the job needs TensorFlow, but {python.path} ({python.why}) does not have it"
         fix = f"{python.path} -m pip install tensorflow, or choose another with --python PATH"
         yield InterpreterError(message, fix=fix)
 
 
-def _too_old(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
-    """What runs in the tasks is written for Python 3.9; a command brings its own."""
+def _check_python_version(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
+    """Check for Python 3.9, which `tfcluster_workers` needs; a command does not import it."""
     python = node.interpreter
     if python is None or python.version is None or not has_hooks(spec):
         return
     if tuple(map(int, re.findall(r"\d+", python.version)[:2])) < OLDEST_PYTHON:
         oldest = ".".join(map(str, OLDEST_PYTHON))
         yield InterpreterError(
-            f"Python {oldest} or newer is needed, and {python.path} ({python.why}) is"
+            f"Python {oldest} or newer is needed, but {python.path} ({python.why}) is"
             f" {python.version}",
-            fix="choose another with --python PATH, or do without the hooks: --set job.hooks=off",
+            fix="choose another with --python PATH, or switch the hooks off: --set job.hooks=off",
         )
 
 
-def _without_estimator(
+def _check_estimator(
     spec: ClusterSpec, node: NodePlan, context: PlanContext
 ) -> Iterator[SurroundingsError]:
-    """TensorFlow 2.15 was Estimator's last (release notes of 2.16, tensorflow#76349)."""
+    """Check for TensorFlow 2.15, the last with Estimator (2.16 release notes, tensorflow#76349)."""
     python = node.interpreter
     if python is None or not has_keras_3(python) or not needs_estimator(spec, context):
         return
     places = context.code.estimator.sure() if context.code is not None else ()
-    where = f" ({places[0]} uses it)" if places and context.imports is not None else ""
-    has = f"{python.path} ({python.why}) has {python.packages['tensorflow']}"
-    message = f"tf.estimator ended with TensorFlow 2.15{where}, and {has}"
-    yield InterpreterError(message, fix=ESTIMATOR_CURE)
+    use = f" ({places[0]} uses it)" if places and context.imports is not None else ""
+    version = f"{python.path} ({python.why}) has {python.packages['tensorflow']}"
+    message = f"TensorFlow 2.15 was the last with tf.estimator{use}, but {version}"
+    yield InterpreterError(message, fix=ESTIMATOR_FIX)
 
 
-def _without_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
+def _check_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
     python = node.interpreter
     if spec.keras.version != "2" or python is None or not has_keras_3(python):
         return
     if "tf-keras" not in python.packages:
-        message = f"keras.version is 2, and {python.path} has no tf-keras"
+        message = f"keras.version is 2, but {python.path} has no tf-keras"
         yield InterpreterError(message, fix=install_tf_keras(python))
 
 
-def _unknown_keras_3(
+def _check_keras_3(
     spec: ClusterSpec, node: NodePlan, context: PlanContext
 ) -> Iterator[SurroundingsError]:
-    """Its `fit` fails on several workers, this release cannot be patched, tf_keras cannot stand in.
+    """Refuse a Keras 3 whose `fit` fails on several workers, if it cannot be patched or replaced.
 
-    Decided from evidence: a job that only says `tf.keras` is refused by `fit` itself.
+    It needs certainty: for a job that only uses `tf.keras`, `fit` itself raises the error.
     """
     python = node.interpreter
     if python is None or not has_keras_3(python) or not needs_patching(spec, python):
         return
     imports_keras = "keras" in _imported(context)
-    if legacy_keras(spec, python) and not imports_keras:
+    if uses_legacy_keras(spec, python) and not imports_keras:
         return
-    ours = (spec.job.module or "").startswith("tfcluster_workers.jobs.")
-    if imports_keras or ours or "tensorflow.keras" in (context.imports or ()):
+    is_example = (spec.job.module or "").startswith("tfcluster_workers.jobs.")
+    if imports_keras or is_example or "tensorflow.keras" in (context.imports or ()):
         message = (
-            f"Keras {python.packages['keras']} of {python.path} is not among the releases whose"
-            f" `fit` can be patched for several workers ({TESTED[0]} to {TESTED[1]})"
+            f"the `fit` of Keras {python.packages['keras']} ({python.path}) cannot be patched for"
+            f" several workers: only {TESTED[0]} to {TESTED[1]} can"
         )
         other = "write `import tf_keras as keras`" if imports_keras else install_tf_keras(python)
         pin = f"{python.path} -m pip install 'keras=={TESTED[1]}'"
         yield InterpreterError(message, fix=f"{pin}, or {other}")
 
 
-def _lone_searches(
+def _check_searches(
     spec: ClusterSpec, plan: Plan, context: PlanContext
 ) -> Iterator[SurroundingsError]:
-    """KerasTuner's tasks know of each other by variables that only a job of kind tuner gets."""
+    """Refuse several tasks that would each run a whole KerasTuner search.
+
+    They share one search only through variables that a job of kind `tuner` gets.
+    """
     if "kind" in spec.job.model_fields_set or context.code is None or not context.code.searches:
         return
     trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.job in ("chief", "worker")]
-    named = {var.name for task in plan.tasks for var in task.command.env} | context.code.sets
-    if len(trains) < 2 or not named.isdisjoint(attempt.VARIABLES):
+    variables = {var.name for task in plan.tasks for var in task.command.env} | context.code.sets
+    if len(trains) < 2 or not variables.isdisjoint(attempt.VARIABLES):
         return
-    message = f"the job calls KerasTuner's search: {len(trains)} tasks would each run all of it"
+    message = (
+        f"the job calls KerasTuner's search: {len(trains)} tasks would each run the whole search"
+    )
     chief = "" if "chief" in spec.cluster else " --set cluster.chief=1"
     fix = (
-        f"--set job.kind=tuner{chief} makes it one search, with the workers as its tuners;"
-        " --set job.kind=training leaves it as it is"
+        f"run one search with the workers as tuners: --set job.kind=tuner{chief};"
+        " to run it as it is: --set job.kind=training"
     )
     yield SurroundingsError(f"{message}, in one folder", fix=fix)
 
 
-def _absent_gpus(
-    spec: ClusterSpec, there: Sequence[int], context: PlanContext
+def _check_gpus(
+    spec: ClusterSpec, present: Sequence[int], context: PlanContext
 ) -> Iterator[SurroundingsError]:
-    """TensorFlow itself would train on the CPU: an index that is not there hides all GPUs."""
-    for its_seats in by_machine(seats(spec, context.addresses)):
-        if not shares_this_machine(its_seats[0], context):
+    """Check that requested GPUs are present: TensorFlow would silently train on the CPU.
+
+    A missing index in CUDA_VISIBLE_DEVICES hides all GPUs.
+    """
+    for placed_tasks in by_machine(place_tasks(spec, context.addresses)):
+        if not shares_this_machine(placed_tasks[0], context):
             continue
-        own = own_gpus(its_seats, is_search=spec.job.kind == "tuner")
-        wishes = gpu_wishes([seat.id for seat in its_seats], spec.resources.gpus, own)
-        listed = {task: its for task, its in wishes.items() if isinstance(its, list | tuple)}
-        for field, indexes in {_gpu_field(task, own): its for task, its in listed.items()}.items():
-            if absent := [index for index in indexes if index not in there]:
-                yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, there, context)
-        left = [gpu for gpu in there if not any(gpu in its for its in listed.values())]
-        numbers = {task: its for task, its in wishes.items() if isinstance(its, int) and its}
-        if sum(numbers.values()) > len(left):
-            yield _gpus_missing(_asked_by_number(numbers, own), left, context)
+        task_gpus = find_task_gpus(placed_tasks, is_search=spec.job.kind == "tuner")
+        requests = requested_gpus(
+            [placed.id for placed in placed_tasks], spec.resources.gpus, task_gpus
+        )
+        lists = {task: gpus for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
+        for field, indexes in {
+            _gpu_field(task, task_gpus): gpus for task, gpus in lists.items()
+        }.items():
+            if absent := [index for index in indexes if index not in present]:
+                yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, present, context)
+        free = [gpu for gpu in present if not any(gpu in gpus for gpus in lists.values())]
+        numbers = {task: gpus for task, gpus in requests.items() if isinstance(gpus, int) and gpus}
+        if sum(numbers.values()) > len(free):
+            yield _gpus_missing(_describe_requests(numbers, task_gpus), free, context)
 
 
-def _gpu_field(task: TaskId, own: Collection[TaskId]) -> str:
-    return f"cluster.{task.job}.{task.index}.gpus" if task in own else "resources.gpus"
+def _gpu_field(task: TaskId, task_gpus: Collection[TaskId]) -> str:
+    return f"cluster.{task.job}.{task.index}.gpus" if task in task_gpus else "resources.gpus"
 
 
-def _asked_by_number(numbers: Mapping[TaskId, int], own: Collection[TaskId]) -> dict[str, str]:
-    """Field → ``1 GPU for each of worker:0, worker:1``."""
-    tasks: dict[str, list[TaskId]] = {}
+def _describe_requests(
+    numbers: Mapping[TaskId, int], task_gpus: Collection[TaskId]
+) -> dict[str, str]:
+    """Return field → ``1 GPU for each of worker:0, worker:1``."""
+    by_field: dict[str, list[TaskId]] = {}
     for task in numbers:
-        tasks.setdefault(_gpu_field(task, own), []).append(task)
-    asked = {}
-    for field, its in tasks.items():
-        number = numbers[its[0]]
-        shown = ", ".join(map(str, its[:_SHOWN])) + (", …" if len(its) > _SHOWN else "")
-        each = "each of " if len(its) > 1 else ""
-        asked[field] = f"{number} GPU{'s' * (number > 1)} for {each}{shown}"
-    return asked
+        by_field.setdefault(_gpu_field(task, task_gpus), []).append(task)
+    requests = {}
+    for field, tasks in by_field.items():
+        number = numbers[tasks[0]]
+        names = ", ".join(map(str, tasks[:_MAX_LISTED])) + ", …" * (len(tasks) > _MAX_LISTED)
+        each = "each of " if len(tasks) > 1 else ""
+        requests[field] = f"{number} GPU{'s' * (number > 1)} for {each}{names}"
+    return requests
 
 
 def _gpus_missing(
-    asked: Mapping[str, str], there: Sequence[int], context: PlanContext
+    requests: Mapping[str, str], free: Sequence[int], context: PlanContext
 ) -> SurroundingsError:
-    """`asked`: field → what it asks for; `there`: the GPUs that it may choose from."""
-    wanted = "; ".join(f"{field} asks for {what}" for field, what in asked.items())
-    left = " left" if len(there) < len(context.gpus or ()) else ""
-    has = f"{len(there)}{left} (GPU {_numbers(there)})" if there else f"no GPU{left}"
-    shown = context.environ.get("CUDA_VISIBLE_DEVICES")
-    by_shell = "" if shown is None else f"; CUDA_VISIBLE_DEVICES is {shown!r} in this shell"
-    on_cpu = " ".join(f"--set {field}=0" for field in asked)
-    fix = f"ask for fewer, or for none: {on_cpu}; `nvidia-smi` shows what the driver finds"
-    return SurroundingsError(f"{wanted}, and this machine has {has}{by_shell}", fix=fix)
+    """Return the error for `requests` (field → GPUs that it requests); `free`: the GPUs left."""
+    requested = "; ".join(f"{field} requests {gpus}" for field, gpus in requests.items())
+    left = " left" if len(free) < len(context.gpus or ()) else ""
+    has = f"{len(free)}{left} (GPU {_numbers(free)})" if free else f"no GPU{left}"
+    visible = context.environ.get("CUDA_VISIBLE_DEVICES")
+    in_shell = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r} in this shell"
+    on_cpu = " ".join(f"--set {field}=0" for field in requests)
+    fix = f"request fewer, or none: {on_cpu}; `nvidia-smi` lists the GPUs that the driver finds"
+    return SurroundingsError(f"{requested}, but this machine has {has}{in_shell}", fix=fix)
 
 
 def _numbers(indexes: Sequence[int]) -> str:
     return ", ".join(map(str, indexes))
 
 
-def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
-    """TensorFlow itself only warns and runs RING (collective_all_reduce_strategy.py)."""
+def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
+    """Check that NCCL has a GPU for each task.
+
+    TensorFlow itself only warns and runs RING (collective_all_reduce_strategy.py).
+    """
     if spec.strategy.communication != "NCCL":
         return
     fix = "--set strategy.communication=RING, or AUTO"
@@ -236,57 +259,61 @@ def _nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
     if without := [str(t.id) for t in trains if not t.gpus]:
         names = ", ".join(without)
         yield SurroundingsError(
-            f"strategy.communication is NCCL, and there is no GPU for {names}", fix=fix
+            f"strategy.communication is NCCL, but there is no GPU for {names}", fix=fix
         )
     elif shared := shared_gpus([t.gpus for t in trains]):
         names = ", ".join(map(str, sorted(shared)))
         yield SurroundingsError(f"NCCL cannot run two tasks on one GPU ({names})", fix=fix)
 
 
-def _shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
-    """Their state is spread over the tasks: no one task's folder holds all of it."""
-    what: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
+def _check_shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
+    """Require shared storage for jobs whose state is spread over the folders of several tasks."""
+    job: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
-        what = _lonely_evaluator(plan)
+        job = _evaluator_without_chief(plan)
     nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
-    is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or what == _BY_HAND
-    if what and is_spread and plan.checkpoints.dir is None:
+    is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or job == _BY_HAND
+    if job and is_spread and plan.checkpoints.dir is None:
         places = "containers" if any(node.container for node in plan.nodes) else "hosts"
-        where = "" if what == _BY_HAND else f" over several {places}"
-        message = f"{what}{where} needs storage that all of them share"
-        fix = "--set checkpoints.dir=/a/mount/of/all (or gs://…)"
+        spread = "" if job == _BY_HAND else f" on several {places}"
+        message = f"{job}{spread} needs storage that all its tasks share"
+        fix = "--set checkpoints.dir=/shared/folder (or gs://…)"
         yield SurroundingsError(message, fix=fix)
 
 
-def _lonely_evaluator(plan: Plan) -> str | None:
-    """One that joins where nobody brings it what the chief saves: it would wait for ever."""
-    evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
-    is_beside = any(task.id == plan.chief for task in plan.tasks)
-    if is_beside or not evaluators or not plan.elsewhere:
+def _evaluator_without_chief(plan: Plan) -> str | None:
+    """Return a description of an evaluator that cannot get the chief's checkpoints, or None.
+
+    Checkpoints are copied to it only in the run that starts the chief; it would wait for ever.
+    """
+    has_evaluator = any(task.id.job == "evaluator" for task in plan.tasks)
+    has_chief = any(task.id == plan.chief for task in plan.tasks)
+    if has_chief or not has_evaluator or not plan.elsewhere:
         return None
     return "an evaluator" if plan.joins else _BY_HAND
 
 
-def _private_network(plan: Plan) -> Iterator[SurroundingsError]:
-    """Inside it there is this machine's loopback and nothing else (user_namespaces(7))."""
+def _check_private_network(plan: Plan) -> Iterator[SurroundingsError]:
+    """Check that a private network has all it needs: it has loopback only (user_namespaces(7))."""
     private = {n.name for n in plan.nodes if n.network == "private" and n.container is None}
-    mine = [t for t in plan.tasks if t.node in private]
-    far = [t for t in mine if not is_loopback(t.host)] or (mine and [*plan.elsewhere])
-    if far:
-        message = f"in a private network {far[0].host} ({far[0].id}) cannot be reached"
+    inside = [t for t in plan.tasks if t.node in private]
+    outside = [t for t in inside if not is_loopback(t.host)] or (inside and [*plan.elsewhere])
+    if outside:
+        message = f"a private network cannot reach {outside[0].host} ({outside[0].id})"
         fix = "give numbers instead of addresses (--set cluster.worker=2), or localhost:0"
         yield SurroundingsError(message, fix=f"{fix}; or --set runtime.network=host")
     storage = plan.checkpoints.dir or ""
     if private and "://" in storage and not storage.startswith("file://"):
-        message = f"from a private network checkpoints.dir {storage} cannot be reached"
-        fix = "gather checkpoints here (leave checkpoints.dir out), or --set runtime.network=host"
+        message = f"a private network cannot reach checkpoints.dir {storage}"
+        fix = "gather checkpoints instead (leave checkpoints.dir out), or"
+        fix += " --set runtime.network=host"
         yield SurroundingsError(message, fix=fix)
 
 
-def _mounts(plan: Plan) -> Iterator[SurroundingsError]:
-    """In its place nothing of the container's own could be seen."""
-    found = [node.container for node in plan.nodes if node.container is not None]
-    folders = {path for one in found for path in (one.data_dir, one.shared_dir)}
+def _check_mounts(plan: Plan) -> Iterator[SurroundingsError]:
+    """Refuse mounts that would hide the container's own files."""
+    containers = [node.container for node in plan.nodes if node.container is not None]
+    folders = {path for made in containers for path in (made.data_dir, made.shared_dir)}
     for path in [name for name in ("/", "/tmp") if name in folders]:
-        fix = "name a folder below it in data_dir and checkpoints.dir"
+        fix = "use a folder below it in data_dir and checkpoints.dir"
         yield SurroundingsError(f"{path} cannot be mounted: a container needs its own", fix=fix)

@@ -1,8 +1,8 @@
-"""Where a job's files use `tf.estimator`, which ended with TensorFlow 2.15: surely, or perhaps.
+"""The analysis of `tf.estimator` in a job's files: uses that run for certain, and possible ones.
 
-A use is sure only where the start of the script leads to it in any case. Whatever depends on a
-condition, on an error or on an object (``if``, ``try``, loops, methods, functions that are handed
-on, names with two meanings) may belong to an older TensorFlow.
+TensorFlow 2.15 was the last with `tf.estimator`. A use is certain only if running the script always
+reaches it. Code that depends on a condition, an error or an object (``if``, ``try``, loops,
+methods, functions passed as arguments, names with two meanings) may be for an older TensorFlow.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 TOP: Final = ""
-"""The name of a file's own level."""
+"""The name of a file's top-level scope."""
 _LEAVES: Final = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 _EXITS: Final = frozenset({"exit", "_exit", "quit", "abort"})
 _DOUBTFUL: Final = (
@@ -22,28 +22,29 @@ _DOUBTFUL: Final = (
     *(ast.With, ast.AsyncWith, ast.IfExp, ast.BoolOp, ast.Lambda, ast.AnnAssign),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 )
-"""What is in them may never run."""
+"""Nodes whose children may never run."""
 _IS_MAIN: Final = "__name__ == '__main__'"
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Target = tuple[str | None, str]
-"""A module (None: this file) and a function in it, or `TOP`."""
+"""A module (None: the same file) and a function in it, or `TOP`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A function, or a file's own level: what it does whenever it runs."""
+    """A function, or the top level of a file, and what it always does when it runs."""
 
     file: str
     name: str
     uses: tuple[str, ...]
-    """Places, ``train.py:12``."""
+    """The places of uses: ``train.py:12``."""
     runs: frozenset[Target]
-    """What it calls or imports."""
+    """The functions it calls and the modules it imports."""
     is_start: bool
-    """It is the script itself."""
+    """True if it is the top level of the script itself."""
 
-    def is_meant(self, module: str | None, caller: str) -> bool:
+    def is_in(self, module: str | None, caller: str) -> bool:
+        """Return whether the scope is in `module`, as named in the file `caller`."""
         if module is None:
             return self.file == caller
         path = self.file.removesuffix(".py").removesuffix("/__init__")
@@ -52,20 +53,20 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class EstimatorUse:
-    """What several files say together."""
+    """The uses of `tf.estimator` in one or several files."""
 
     scopes: tuple[Scope, ...] = ()
     places: tuple[str, ...] = ()
-    """All uses, sure or not."""
+    """The places of all uses, certain or not."""
 
     def __or__(self, other: EstimatorUse) -> EstimatorUse:
         return EstimatorUse(self.scopes + other.scopes, self.places + other.places)
 
     def sure(self) -> tuple[str, ...]:
-        """Places that the job reaches in any case."""
-        named: dict[str, list[Scope]] = {}
+        """Return the places of uses that the job reaches for certain."""
+        by_name: dict[str, list[Scope]] = {}
         for scope in self.scopes:
-            named.setdefault(scope.name, []).append(scope)
+            by_name.setdefault(scope.name, []).append(scope)
         found: list[str] = []
         waiting = [scope for scope in self.scopes if scope.is_start]
         reached = set(waiting)
@@ -73,35 +74,35 @@ class EstimatorUse:
             scope = waiting.pop()
             found += scope.uses
             for module, name in scope.runs:
-                meant = [s for s in named.get(name, ()) if s.is_meant(module, scope.file)]
-                if len(meant) == 1 and meant[0] not in reached:
-                    waiting += meant
-                    reached.update(meant)
+                called = [s for s in by_name.get(name, ()) if s.is_in(module, scope.file)]
+                if len(called) == 1 and called[0] not in reached:
+                    waiting += called
+                    reached.update(called)
         return tuple(found)
 
 
 def read(tree: ast.Module, *, file: str, is_start: bool) -> EstimatorUse:
-    """What one file says; `is_start`: it is the script itself, so that it is ``__main__``."""
+    """Return the uses in one file; `is_start`: it is the script itself, run as ``__main__``."""
     reader = _Reader(file, is_start, _Names.of(tree))
-    top = _Open(TOP)
+    top = _OpenScope(TOP)
     try:
         reader.block(tree.body, top, sure=True)
-    except RecursionError:  # a table of thousands of summands, …: nothing is claimed of it
+    except RecursionError:  # an expression with thousands of operands: no result
         return EstimatorUse()
     scopes = (
-        Scope(file, one.name, tuple(one.uses), frozenset(one.runs), is_start and one is top)
-        for one in (top, *reader.functions)
+        Scope(file, scope.name, tuple(scope.uses), frozenset(scope.runs), is_start and scope is top)
+        for scope in (top, *reader.functions)
     )
     return EstimatorUse(tuple(scopes), tuple(reader.places))
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the names of a file mean."""
+    """The meaning of the names in a file."""
 
     imported: dict[str, Target]
     bound: Counter[str]
-    """How often each is given a meaning, anywhere in the file."""
+    """Name → the number of its definitions and assignments, anywhere in the file."""
     exits: frozenset[str]
     """Functions that may end the process."""
 
@@ -114,33 +115,33 @@ class _Names:
         exits = {f.name for f in functions if any(_called(n) in _EXITS for n in ast.walk(f))}
         return cls(imported, bound, _EXITS | exits)
 
-    def is_of(self, node: ast.AST, *packages: str) -> bool:
-        """Whether it is something in one of `packages`: ``tf.compat.v1`` of tensorflow."""
+    def is_from(self, node: ast.AST, *packages: str) -> bool:
+        """Return whether a name is from one of `packages`: ``tf.compat.v1`` from tensorflow."""
         while isinstance(node, ast.Attribute):
             node = node.value
         module, _ = self.imported.get(getattr(node, "id", ""), (None, TOP))
         return (module or "").partition(".")[0] in packages
 
     def is_app(self, node: ast.expr) -> bool:
-        """Whether it is absl's ``app`` or TensorFlow's: their ``run()`` calls ``main``."""
+        """Return whether a name is ``app`` of absl or TensorFlow, whose ``run`` calls ``main``."""
         name = getattr(node, "attr", getattr(node, "id", ""))
-        return name == "app" and self.is_of(node, "tensorflow", "absl")
+        return name == "app" and self.is_from(node, "tensorflow", "absl")
 
     def may_leave(self, node: ast.stmt) -> bool:
-        """Whether what follows a statement may not be reached."""
+        """Return whether the code after a statement may not be reached."""
         return not isinstance(node, _DEFINITIONS) and any(
-            isinstance(one, _LEAVES) or _called(one) in self.exits for one in ast.walk(node)
+            isinstance(part, _LEAVES) or _called(part) in self.exits for part in ast.walk(node)
         )
 
     def runs(self, node: ast.AST) -> Iterator[Target]:
-        """What is run wherever `node` is."""
+        """Yield what runs whenever `node` runs."""
         match node:
             case ast.Import():
                 yield from ((alias.name, TOP) for alias in node.names)
             case ast.ImportFrom(module=str(module)):
                 yield module, TOP
             case ast.Call(func=ast.Attribute(attr="run", value=app)) if self.is_app(app):
-                first = [*node.args, *(one.value for one in node.keywords if one.arg == "main")]
+                first = [*node.args, *(k.value for k in node.keywords if k.arg == "main")]
                 yield from self.function(first[0] if first else ast.Name("main"))
             case ast.Call():
                 yield from self.function(node.func)
@@ -151,8 +152,8 @@ class _Names:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A scope that is being read."""
+class _OpenScope:
+    """A scope while it is being read."""
 
     name: str
     uses: list[str] = field(default_factory=list)
@@ -165,19 +166,19 @@ class _Reader:
     is_start: bool
     names: _Names
     places: list[str] = field(default_factory=list)
-    functions: list[_Open] = field(default_factory=list)
+    functions: list[_OpenScope] = field(default_factory=list)
 
-    def block(self, body: Sequence[ast.stmt], scope: _Open, *, sure: bool) -> None:
+    def block(self, body: Sequence[ast.stmt], scope: _OpenScope, *, sure: bool) -> None:
         for statement in body:
             self.statement(statement, scope, sure)
             sure = sure and not self.names.may_leave(statement)
 
-    def statement(self, node: ast.stmt, scope: _Open, sure: bool) -> None:
+    def statement(self, node: ast.stmt, scope: _OpenScope, sure: bool) -> None:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self.function(node, node.name, scope, sure)
             case ast.ClassDef():
-                self.of_class(node, scope, sure)
+                self.class_body(node, scope, sure)
             case ast.If() if self.is_start and ast.unparse(node.test) == _IS_MAIN:
                 self.block(node.body, scope, sure=sure)
                 self.block(node.orelse, scope, sure=False)
@@ -190,18 +191,18 @@ class _Reader:
             case _:
                 self.expression(node, scope, sure)
 
-    def function(self, node: Function, name: str, scope: _Open, sure: bool) -> None:
+    def function(self, node: Function, name: str, scope: _OpenScope, sure: bool) -> None:
         for decorator in node.decorator_list:
             self.expression(decorator, scope, sure)
         self.expression(node.args, scope, sure=False)
         is_plain = isinstance(node, ast.FunctionDef) and not node.decorator_list
-        yields = any(isinstance(one, ast.Yield | ast.YieldFrom) for one in ast.walk(node))
-        own = _Open(name)
-        self.functions.append(own)
-        self.block(node.body, own, sure=is_plain and not yields and self.names.bound[name] == 1)
+        yields = any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node))
+        inner = _OpenScope(name)
+        self.functions.append(inner)
+        self.block(node.body, inner, sure=is_plain and not yields and self.names.bound[name] == 1)
 
-    def of_class(self, node: ast.ClassDef, scope: _Open, sure: bool) -> None:
-        """Calling it runs ``__init__``; which other methods run, only an object could tell."""
+    def class_body(self, node: ast.ClassDef, scope: _OpenScope, sure: bool) -> None:
+        """Read a class: a call runs ``__init__``; whether other methods run is unknown."""
         for expression in (*node.decorator_list, *node.bases):
             self.expression(expression, scope, sure)
         for statement in node.body:
@@ -212,8 +213,8 @@ class _Reader:
             else:
                 self.expression(statement, scope, sure=False)
 
-    def expression(self, node: ast.AST, scope: _Open, sure: bool) -> None:
-        """Also of a statement whose parts may be left out, such as ``if``."""
+    def expression(self, node: ast.AST, scope: _OpenScope, sure: bool) -> None:
+        """Read an expression, or a statement whose parts may not run, such as ``if``."""
         if self.is_use(node):
             place = f"{self.file}:{getattr(node, 'lineno', 0)}"
             self.places.append(place)
@@ -228,7 +229,7 @@ class _Reader:
     def is_use(self, node: ast.AST) -> bool:
         match node:
             case ast.Attribute(attr="estimator"):
-                return self.names.is_of(node.value, "tensorflow")
+                return self.names.is_from(node.value, "tensorflow")
             case ast.Import():
                 return any(_is_estimator(alias.name) for alias in node.names)
             case ast.ImportFrom(level=0):
@@ -238,7 +239,7 @@ class _Reader:
 
 
 def _imported(node: ast.AST) -> Iterator[tuple[str, Target]]:
-    """Names that an import gives a meaning."""
+    """Yield the names that an import defines, with their targets."""
     match node:
         case ast.Import():
             for alias in node.names:
@@ -259,7 +260,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
 
 
 def _called(node: ast.AST) -> str:
-    """The last name of what is called; "" for what is no call."""
+    """Return the last part of a called name, or "" if the node is not a call."""
     match node:
         case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
             return name

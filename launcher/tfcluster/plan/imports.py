@@ -1,4 +1,7 @@
-"""What a script imports for certain: the evidence whether a job needs TensorFlow at all."""
+"""The analysis of a job's Python files: modules imported for certain, variables set, searches.
+
+It is the evidence of what a job needs: TensorFlow, Estimator, a KerasTuner search.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from tfcluster.plan import estimator_use
 from tfcluster.plan.estimator_use import EstimatorUse
 
 PARTS: Final = frozenset({"keras", "estimator"})
-"""Of TensorFlow, which loads them when they are asked for."""
+"""Parts of TensorFlow that it loads on first use."""
 UNKNOWN: Final = "?"
-"""Among `Code.sets`: a variable whose name is not written there."""
+"""The entry of `Code.sets` for a variable whose name is computed."""
 _TUNERS: Final = frozenset({"keras_tuner", "kerastuner"})
 _REGEX: Final = ("re", "regex")
 _COMPILERS: Final = frozenset(f"{module}.compile" for module in _REGEX)
@@ -29,46 +32,49 @@ _SEARCH_OPTIONS: Final = frozenset(
         "validation_split",
     ]
 )
-"""Of ``Model.fit``, which a tuner's ``search`` hands on."""
+"""Arguments of ``Model.fit``, which a tuner's ``search`` passes on."""
 _SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
 
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What the files of a job say, as far as reading them tells."""
+    """The facts that can be read from the files of a job."""
 
     imports: frozenset[str] = frozenset()
-    """Dotted names of modules that are imported for certain, at the top level or in functions: one
-    inside ``try`` or ``if`` may be optional. A relative import keeps its dots in front."""
+    """Dotted names of modules imported for certain, at the top level or in functions; an import in
+    ``try`` or ``if`` may be optional. A relative import keeps its leading dots."""
     parts: frozenset[str] = frozenset()
-    """Of `PARTS`, those that are named."""
+    """The `PARTS` that are used."""
     sets: frozenset[str] = frozenset()
-    """Variables of the environment that are given a value, anywhere."""
+    """Environment variables that are set or removed, anywhere."""
     has_tuner: bool = False
-    """KerasTuner is imported, anywhere."""
+    """True if KerasTuner is imported, anywhere."""
     calls_search: bool = False
-    """A method ``search`` is called as a tuner's is, and not of a regular expression."""
+    """True if a method ``search`` is called with a tuner's arguments, and not on a regex."""
     estimator: EstimatorUse = field(default_factory=EstimatorUse)
 
     @property
     def searches(self) -> bool:
-        """Whether the job is a KerasTuner search, and does not only import it."""
+        """True if the job runs a KerasTuner search, rather than only importing KerasTuner."""
         return self.has_tuner and self.calls_search
 
     @classmethod
     def read(cls, source: str, *, file: str = "", is_start: bool = True) -> Code:
-        """Of one file; nothing where the text is no Python. `is_start`: it is the script itself."""
+        """Analyse one file; a text that is not Python gives an empty result.
+
+        `is_start`: the file is the script itself.
+        """
         try:
             tree = ast.parse(source)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):  # too deep: ast.parse's docs
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # see ast.parse's docs
             return cls()
         nodes = list(ast.walk(tree))
         return cls(
-            frozenset(_names(tree.body)),
-            frozenset(_named(nodes)) & PARTS,
-            frozenset(name for node in nodes for name in _set_by(node)),
+            frozenset(_certain_imports(tree.body)),
+            frozenset(_attribute_names(nodes)) & PARTS,
+            frozenset(name for node in nodes for name in _variables_set(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
-            any(_searches(nodes)),
+            any(_is_tuner_search(nodes)),
             estimator_use.read(tree, file=file, is_start=is_start),
         )
 
@@ -86,11 +92,11 @@ class Code:
 _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
 
 
-def _names(body: list[ast.stmt]) -> Iterator[str]:
+def _certain_imports(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
         yield from _imported([node])
         if isinstance(node, _ALWAYS_RUN) or _is_main_guard(node):
-            yield from _names(node.body)  # type: ignore[attr-defined]
+            yield from _certain_imports(node.body)  # type: ignore[attr-defined]
 
 
 def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -101,37 +107,37 @@ def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield "." * node.level + (node.module or "")
 
 
-def _searches(nodes: Sequence[ast.AST]) -> Iterator[bool]:
-    """For each call of a method ``search``, whether it may be a tuner's by its arguments."""
-    patterns = frozenset(_patterns(nodes))
+def _is_tuner_search(nodes: Sequence[ast.AST]) -> Iterator[bool]:
+    """Yield for each call of a method ``search`` whether its arguments may be a tuner's."""
+    patterns = frozenset(_regex_names(nodes))
     for node in nodes:
         match node:
             case ast.Call(func=ast.Attribute(attr="search", value=receiver)):
-                is_pattern = _dotted(receiver) in patterns or _compiles(receiver)
-                given = (keyword.arg in _SEARCH_OPTIONS for keyword in node.keywords)
-                yield not is_pattern and (len(node.args) > 1 or any(given))
+                is_pattern = _dotted(receiver) in patterns or _is_compile_call(receiver)
+                options = (keyword.arg in _SEARCH_OPTIONS for keyword in node.keywords)
+                yield not is_pattern and (len(node.args) > 1 or any(options))
 
 
-def _patterns(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    """Names of regular expressions, and of the modules that make them."""
+def _regex_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names of regular expressions, and of the modules that make them."""
     yield from _REGEX
     for node in nodes:
         match node:
-            case ast.Assign(targets=targets, value=value) if _compiles(value):
+            case ast.Assign(targets=targets, value=value) if _is_compile_call(value):
                 yield from map(_dotted, targets)
             case (
                 ast.AnnAssign(target=target, value=value)
                 | ast.NamedExpr(target=target, value=value)
-            ) if _compiles(value):
+            ) if _is_compile_call(value):
                 yield _dotted(target)
 
 
-def _compiles(node: ast.expr | None) -> bool:
+def _is_compile_call(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Call) and _dotted(node.func) in _COMPILERS
 
 
 def _dotted(node: ast.expr) -> str:
-    """``self.pattern``; "" for anything that is no name."""
+    """Return a dotted name such as ``self.pattern``, or "" if the node is not a name."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
@@ -143,7 +149,7 @@ def _is_main_guard(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
 
 
-def _named(nodes: Iterable[ast.AST]) -> Iterator[str]:
+def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Attribute):
             yield node.attr
@@ -151,17 +157,19 @@ def _named(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from node.name.split(".")
 
 
-def _set_by(node: ast.AST) -> Iterator[str]:
-    """Names that a statement gives a value in ``os.environ``, or takes it from; `UNKNOWN` for one
-    that is not written there."""
+def _variables_set(node: ast.AST) -> Iterator[str]:
+    """Yield the variables that a statement sets or removes in ``os.environ``.
+
+    A computed name gives `UNKNOWN`.
+    """
     if isinstance(node, ast.Assign | ast.Delete):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):
-                yield from _texts([target.slice])
+                yield from _string_constants([target.slice])
     elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
-        yield from _texts([node.value])
+        yield from _string_constants([node.value])
     elif isinstance(node, ast.Call) and _sets_environ(node.func):
-        yield from _texts(node.args[:1])
+        yield from _string_constants(node.args[:1])
         yield from (keyword.arg or UNKNOWN for keyword in node.keywords)
 
 
@@ -175,12 +183,12 @@ def _is_environ(node: ast.expr) -> bool:
     return getattr(node, "attr", getattr(node, "id", "")) == "environ"
 
 
-def _texts(nodes: Iterable[ast.expr | None]) -> Iterator[str]:
+def _string_constants(nodes: Iterable[ast.expr | None]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
         elif isinstance(node, ast.Dict):
-            yield from _texts(node.keys)
+            yield from _string_constants(node.keys)
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
             yield from (keyword.arg or UNKNOWN for keyword in node.keywords)
         else:

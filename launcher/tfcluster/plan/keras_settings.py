@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 
 def strategy_name(spec: ClusterSpec) -> str:
-    """The spec's own choice, else what the cluster's jobs call for."""
-    return spec.strategy.name or _fitting(spec)
+    """Return the spec's strategy, or the default for the cluster's jobs."""
+    return spec.strategy.name or _default_strategy(spec)
 
 
-def _fitting(spec: ClusterSpec) -> str:
+def _default_strategy(spec: ClusterSpec) -> str:
     if spec.job.kind == "tuner":
         return "default"  # every tuner trains its trials alone
     return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
 
 
 def has_hooks(spec: ClusterSpec) -> bool:
-    """Whether tasks start through `tfcluster_workers.boot`, but for those with a command."""
-    return spec.job.hooks == "auto" and any(one.has_hooks for one in programs(spec.job))
+    """Return whether tasks start through `tfcluster_workers.boot`, except those with a command."""
+    return spec.job.hooks == "auto" and any(program.has_hooks for program in programs(spec.job))
 
 
-def tuned_settings(spec: ClusterSpec) -> dict[str, object]:
-    """Settings that differ from their default: each must be read by some task, or is reported."""
+def changed_settings(spec: ClusterSpec) -> dict[str, object]:
+    """Return the settings that differ from their default; one that no task reads is reported."""
     name = spec.strategy.name
     values: dict[str, Any] = {
-        # What a script makes anyway needs no reading; `default` with ps is for tfcluster to know.
-        "strategy": None if name == _fitting(spec) or "ps" in spec.cluster else name,
+        # A script creates the default strategy anyway; with ps the name is for tfcluster itself.
+        "strategy": None if name == _default_strategy(spec) or "ps" in spec.cluster else name,
         "communication": spec.strategy.communication,
         "bytes_per_pack": spec.strategy.bytes_per_pack,
         "collective_timeout_s": spec.strategy.collective_timeout_s,
@@ -51,21 +51,21 @@ def tuned_settings(spec: ClusterSpec) -> dict[str, object]:
 
 
 def settings_json(spec: ClusterSpec) -> str:
-    """The value of ``TFCLUSTER_SETTINGS``, private to `tfcluster_workers`."""
-    told: dict[str, object] = {"strategy": strategy_name(spec), **tuned_settings(spec)}
+    """Return the value of ``TFCLUSTER_SETTINGS``, private to `tfcluster_workers`."""
+    settings: dict[str, object] = {"strategy": strategy_name(spec), **changed_settings(spec)}
     if spec.keras.version != "auto":
-        told["keras_version"] = spec.keras.version
-    return json.dumps(told | {"hooks": has_hooks(spec)})
+        settings["keras_version"] = spec.keras.version
+    return json.dumps(settings | {"hooks": has_hooks(spec)})
 
 
 def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
-    """Whether the spec of a task with these variables has ``keras.version: 3``."""
-    told = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
-    return '"keras_version": "3"' in told
+    """Return whether the spec of a task with these variables has ``keras.version: 3``."""
+    settings = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
+    return '"keras_version": "3"' in settings
 
 
-def named_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
-    """Where data sets lie for tasks of `host`, and the field that says so; None: no field does."""
+def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
+    """Return the data folder for tasks of `host` and the field that sets it, or None."""
     for key in (host, "*"):
         settings = spec.runtime.hosts.get(key)
         if settings is not None and settings.data_dir:
@@ -74,64 +74,66 @@ def named_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
 
 
 TESTED: Final = ("3.3.0", "3.15.1")
-"""First and last release of Keras that can be patched: `keras3.TESTED` of the workers' half."""
+"""First and last release of Keras that can be patched, the same as `keras3.TESTED` of the workers.
+"""
 
 SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
-"""`off` in a task's environment: Keras 3 stays as it is (`keras3.SWITCH` of the workers' half)."""
+"""The variable that leaves Keras 3 unpatched if `off`, the same as `keras3.SWITCH` of the workers.
+"""
 
 
-def as_inherited(spec: ClusterSpec, node: str, context: PlanContext) -> ClusterSpec:
-    """`spec` whose `job.env` names the switch, where tasks of `node` have it of the launcher."""
-    own, inherited = spec.job.env, context.environ.get(SWITCH)
-    reaches = node == LOCAL or SWITCH in own  # null: the launcher's value, everywhere
-    if inherited is None or own.get(SWITCH) is not None or not reaches:
+def with_inherited_switch(spec: ClusterSpec, node: str, context: PlanContext) -> ClusterSpec:
+    """Return `spec` with `SWITCH` in `job.env`, if tasks of `node` inherit it."""
+    env, inherited = spec.job.env, context.environ.get(SWITCH)
+    is_inherited = node == LOCAL or SWITCH in env  # null: the launcher's value, on every node
+    if inherited is None or env.get(SWITCH) is not None or not is_inherited:
         return spec
-    job = spec.job.model_copy(update={"env": {**own, SWITCH: inherited}})
+    job = spec.job.model_copy(update={"env": {**env, SWITCH: inherited}})
     return spec.model_copy(update={"job": job})
 
 
 def has_keras_3(python: Interpreter | None) -> bool:
-    """Whether ``tf.keras`` of this Python is Keras 3: so since TensorFlow 2.16."""
+    """Return whether ``tf.keras`` of this Python is Keras 3, as since TensorFlow 2.16."""
     return python is not None and is_from_2_16(python.packages)
 
 
 def is_from_2_16(packages: Mapping[str, str]) -> bool:
-    """Whether a Python with these packages has TensorFlow 2.16 or a later one."""
+    """Return whether a Python with these packages has TensorFlow 2.16 or later."""
     return _numbers(packages.get("tensorflow", "")) >= (2, 16)
 
 
 def is_tested(version: str) -> bool:
-    """Whether this release of Keras lies in the range that is patched."""
+    """Return whether this release of Keras is in the range that can be patched."""
     first, last = map(_numbers, TESTED)
     return first <= _numbers(version) <= last
 
 
 def is_patched(spec: ClusterSpec, python: Interpreter) -> bool:
-    """Whether Keras 3 will work on several workers: through our hooks, in a release we know."""
+    """Return whether the hooks will patch this Keras 3 for several workers."""
     return may_patch(spec) and is_tested(python.packages.get("keras", ""))
 
 
 def may_patch(spec: ClusterSpec) -> bool:
-    """Whether our hooks are in the tasks and were not told to leave Keras alone."""
+    """Return whether the tasks have hooks and `SWITCH` is not off."""
     is_off = str(spec.job.env.get(SWITCH) or "").lower() in {"off", "0", "false", "no"}
     return has_hooks(spec) and not is_off
 
 
 def needs_patching(spec: ClusterSpec, python: Interpreter) -> bool:
-    """Whether `fit` would refuse this Keras 3: several workers, our hooks, a release unknown."""
+    """Return whether `fit` would raise an error: a Keras 3 that the hooks cannot patch."""
     if "keras" not in python.packages or spec.keras.version == "2" or spec.job.kind == "plain":
         return False
     return fails_with_keras_3(spec) and may_patch(spec) and not is_patched(spec, python)
 
 
 def fails_with_keras_3(spec: ClusterSpec) -> bool:
-    """`fit` on two or more workers' processes, keras#20585 (open in every release to 3.15)."""
+    """Return whether `fit` of Keras 3 fails: on two or more workers (keras#20585, open in 3.15)."""
     trains = sum(_count(spec.cluster.get(job, 0)) for job in ("chief", "worker"))
     return strategy_name(spec) == "multi_worker_mirrored" and trains >= 2
 
 
 def wants_keras_2(spec: ClusterSpec, python: Interpreter) -> bool:
-    """Whether the tasks should see Keras 2: by request, or because Keras 3 would not do."""
+    """Return whether the tasks should get Keras 2: on request, or because Keras 3 would fail."""
     if spec.job.kind == "plain" or spec.keras.version == "3":
         return False
     if spec.keras.version == "2" or strategy_name(spec) == "parameter_server":
@@ -139,15 +141,15 @@ def wants_keras_2(spec: ClusterSpec, python: Interpreter) -> bool:
     return fails_with_keras_3(spec) and not is_patched(spec, python)
 
 
-def legacy_keras(spec: ClusterSpec, python: Interpreter | None) -> bool:
-    """Whether TF_USE_LEGACY_KERAS is set: without tf-keras it would break ``tf.keras`` wholly."""
+def uses_legacy_keras(spec: ClusterSpec, python: Interpreter | None) -> bool:
+    """Return whether to set TF_USE_LEGACY_KERAS; without tf-keras it would break ``tf.keras``."""
     if python is None or not has_keras_3(python) or not wants_keras_2(spec, python):
         return False
     return "tf-keras" in python.packages
 
 
 def install_tf_keras(python: Interpreter) -> str:
-    """The command that gets the tf-keras of this Python's TensorFlow."""
+    """Return the command that installs the tf-keras for this Python's TensorFlow."""
     minor = ".".join(python.packages["tensorflow"].split(".")[:2])
     return f"{python.path} -m pip install 'tf-keras~={minor}.0'"
 
@@ -159,7 +161,7 @@ def _count(listed: object) -> int:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The first three numbers of a version; a release candidate counts as its release."""
+    """Return the first three numbers of a version; a release candidate counts as its release."""
     found: list[int] = []
     for part in version.split(".")[:3]:
         digits = part[: len(part) - len(part.lstrip("0123456789"))]

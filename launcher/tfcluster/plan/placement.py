@@ -1,6 +1,6 @@
 """The placement of tasks: node and backend of each, its container, and the tasks of this machine.
 
-`seats` reads the spec; `part` and `apart` reduce a plan to the tasks that
+`place_tasks` reads the spec; `keep_tasks` and `exclude_tasks` reduce a plan to the tasks that
 `tfcluster join` and `up --except` start.
 """
 
@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING
 from tfcluster.errors import SurroundingsError, UsageError
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
-from tfcluster.plan.keras_settings import named_data_dir
+from tfcluster.plan.keras_settings import find_data_dir
 from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
-    from tfcluster.spec.model import ClusterSpec, TaskEntry
+    from tfcluster.spec.cluster import TaskEntry
+    from tfcluster.spec.model import ClusterSpec
 
-    pass
+DOCKER = "docker"
+"""The backend that makes a node for each task, named after the task."""
+_MAX_LISTED = 8
+_FIXED_PORTS_FIX = 'write every address with its port, for example "10.0.0.1:2222"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +37,33 @@ class Place:
     backend: str
 
 
-DOCKER = "docker"
-"""The backend whose nodes are made for one task each, and named after it."""
+@dataclass(frozen=True, slots=True)
+class PlacedTask:
+    """One task of the spec, its address and its node; port 0 is chosen at the start."""
+
+    id: TaskId
+    host: str
+    port: int
+    node: str
+    backend: str
+    gpus: Gpus = None
+    env: Mapping[str, str | None] = field(default_factory=dict)
 
 
-def place(host: str, *, backend: str, own: Collection[str]) -> Place:
-    """`backend` as the spec says it (``auto`` …); `own`: this machine's addresses and names."""
-    if backend == "local" or (backend == "auto" and is_here(host, own)):
+def place(host: str, *, backend: str, local_addresses: Collection[str]) -> Place:
+    """Return the node of `host` for the spec's `backend` (``auto`` …).
+
+    `local_addresses` are the addresses and names of this machine, here and below.
+    """
+    if backend == "local" or (backend == "auto" and is_local(host, local_addresses)):
         return Place(LOCAL, "local")
     return Place(host, "ssh" if backend == "auto" else backend)
 
 
-def is_here(host: str, own: Collection[str]) -> bool:
-    """Loopback, or one of this machine's own interfaces."""
+def is_local(host: str, local_addresses: Collection[str]) -> bool:
+    """Return whether `host` is loopback or one of `local_addresses`."""
     bare = host.strip("[]")
-    return bare in own or is_loopback(bare)
+    return bare in local_addresses or is_loopback(bare)
 
 
 def is_loopback(host: str) -> bool:
@@ -59,164 +75,141 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedTask:
-    """One task of the spec and where it sits; port 0 is to be chosen."""
-
-    id: TaskId
-    host: str
-    port: int
-    node: str
-    backend: str
-    gpus: Gpus = None
-    env: Mapping[str, str | None] = field(default_factory=dict)
+def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
+    """Return every task of the spec with its node, in the order of `JOB_NAMES`."""
+    return tuple(_place_tasks(spec, local_addresses))
 
 
-def seats(spec: ClusterSpec, own: Collection[str]) -> tuple[PlacedTask, ...]:
-    """Every task in the order of tables; `own`: this machine's addresses and names."""
-    return tuple(_seats(spec, own))
+def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
+    """Return the host parts of the addresses, each once, in order."""
+    return tuple(dict.fromkeys(task.host for task in tasks))
 
 
-def hosts_of(all_seats: Collection[PlacedTask]) -> tuple[str, ...]:
-    """Host parts, each once, in order."""
-    return tuple(dict.fromkeys(seat.host for seat in all_seats))
+def by_node(tasks: Collection[PlacedTask]) -> dict[str, tuple[PlacedTask, ...]]:
+    """Return the tasks of each node, by its name, in order."""
+    names = dict.fromkeys(task.node for task in tasks)
+    return {name: tuple(task for task in tasks if task.node == name) for name in names}
 
 
-def by_node(all_seats: Collection[PlacedTask]) -> dict[str, tuple[PlacedTask, ...]]:
-    """Node name → its tasks, in order."""
-    names = dict.fromkeys(seat.node for seat in all_seats)
-    return {name: tuple(s for s in all_seats if s.node == name) for name in names}
+def by_machine(tasks: Collection[PlacedTask]) -> list[tuple[PlacedTask, ...]]:
+    """Return groups of tasks that share cores and GPUs: a node's, or a docker daemon's."""
+    nodes = by_node([task for task in tasks if task.backend != DOCKER])
+    in_containers = tuple(task for task in tasks if task.backend == DOCKER)
+    return [*nodes.values(), *filter(None, [in_containers])]
 
 
-def by_machine(all_seats: Collection[PlacedTask]) -> list[tuple[PlacedTask, ...]]:
-    """Tasks that share cores and GPUs: those of a node, and those in containers of one daemon."""
-    nodes = by_node([seat for seat in all_seats if seat.backend != DOCKER])
-    contained = tuple(seat for seat in all_seats if seat.backend == DOCKER)
-    return [*nodes.values(), *filter(None, [contained])]
+def shares_this_machine(task: PlacedTask, context: PlanContext) -> bool:
+    """Return whether the task uses the cores and GPUs of this machine."""
+    return task.node == LOCAL or (task.backend == DOCKER and context.docker_is_local)
 
 
-def shares_this_machine(seat: PlacedTask, context: PlanContext) -> bool:
-    """Whether the cores and GPUs of a task are this machine's."""
-    return seat.node == LOCAL or (seat.backend == DOCKER and context.docker_is_here)
-
-
-def own_gpus(its_seats: Collection[PlacedTask], *, is_search: bool) -> dict[TaskId, Gpus]:
-    """What single tasks want of a machine's GPUs, above what `resources.gpus` says for all."""
-    # A tuner's chief only keeps the books of the search.
-    books: dict[TaskId, Gpus] = {
-        seat.id: 0 for seat in its_seats if is_search and seat.id.job == "chief"
+def find_task_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[TaskId, Gpus]:
+    """Return the GPUs of tasks that override `resources.gpus`; the chief of a search needs none."""
+    chiefs: dict[TaskId, Gpus] = {
+        task.id: 0 for task in tasks if is_search and task.id.job == "chief"
     }
-    return books | {seat.id: seat.gpus for seat in its_seats if seat.gpus is not None}
+    return chiefs | {task.id: task.gpus for task in tasks if task.gpus is not None}
 
 
-def _seats(spec: ClusterSpec, own: Collection[str]) -> Iterator[PlacedTask]:
-    for job in JOB_NAMES:
-        listed = spec.cluster.get(job, 0)
-        if spec.runtime.backend == DOCKER:
-            yield from _contained(job, listed)
-            continue
-        if isinstance(listed, int):
-            here = place("127.0.0.1", backend=spec.runtime.backend, own=own)
-            for index in range(listed):
-                yield PlacedTask(TaskId(job, index), "127.0.0.1", 0, here.node, here.backend)
-            continue
-        for index, task in enumerate(listed):
-            at = place(task.host, backend=spec.runtime.backend, own=own)
-            seat = PlacedTask(TaskId(job, index), task.host, task.port, at.node, at.backend)
-            yield replace(seat, gpus=task.gpus, env=task.env)
-
-
-def _contained(job: str, listed: int | Sequence[TaskEntry]) -> Iterator[PlacedTask]:
-    """Each in a container with the task's own name as host name; of a written address the port
-    stays, which in there is nobody else's."""
-    entries = [None] * listed if isinstance(listed, int) else listed
-    for index, entry in enumerate(entries):
-        task = TaskId(job, index)
-        seat = PlacedTask(task, task.file_name, 0, task.file_name, DOCKER)
-        if entry is not None:
-            seat = replace(seat, port=entry.port, gpus=entry.gpus, env=entry.env)
-        yield seat
-
-
-def container(spec: ClusterSpec, context: PlanContext, seat: PlacedTask, share: Share) -> Container:
-    """The container of the task at `seat`, whose part of the machine is `share`."""
-    wishes, data = spec.resources, named_data_dir(spec, seat.host)
-    takes_all = share.gpus is None and "all" in (wishes.gpus, seat.gpus)
+def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: Share) -> Container:
+    """Return the container of `task`, which may use `share` of the machine."""
+    resources, data = spec.resources, find_data_dir(spec, task.host)
+    takes_all = share.gpus is None and "all" in (resources.gpus, task.gpus)
     return Container(
         image=spec.runtime.image or DEFAULT_IMAGE,
-        cpus=wishes.cpus,
+        cpus=resources.cpus,
         cores=share.cores,
-        memory=wishes.memory,
+        memory=resources.memory,
         gpus="all" if takes_all else share.gpus or None,
-        data_dir=_mounted(data and data[0], context),
-        shared_dir=_mounted(spec.checkpoints.dir, context),
+        data_dir=_mount(data and data[0], context),
+        shared_dir=_mount(spec.checkpoints.dir, context),
         user=spec.runtime.user,
     )
 
 
-def inside(share: Share) -> Share:
-    """As the task sees it: docker numbers the GPUs of a container from 0."""
+def renumber_gpus(share: Share) -> Share:
+    """Return `share` as the task sees it: docker numbers the GPUs of a container from 0."""
     return share if share.gpus is None else replace(share, gpus=tuple(range(len(share.gpus))))
 
 
-def of_daemons_machine(path: str, context: PlanContext) -> str:
-    """A folder as the spec names it; the daemon takes only absolute ones."""
-    return command.storage(path, context.spec_dir, context.environ)
+def resolve_mount(path: str, context: PlanContext) -> str:
+    """Return the absolute path of a folder of the spec; docker mounts absolute paths only."""
+    return command.resolve_storage(path, context.spec_dir, context.environ)
 
 
-def _mounted(path: str | None, context: PlanContext) -> str | None:
-    """What lies in a bucket is not."""
-    return None if path is None or "://" in path else of_daemons_machine(path, context)
-
-
-_SHOWN = 8
-
-
-def named(tasks: Iterable[TaskId], name: str) -> TaskId:
-    """The one of `tasks` called `name`; raises UsageError with the list of those there are."""
+def find_task(tasks: Iterable[TaskId], name: str) -> TaskId:
+    """Return the task called `name`; raises UsageError, with all names, for an unknown one."""
     names = [str(task) for task in tasks]
     try:
         task = TaskId.parse(name)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if str(task) not in names:
-        raise UsageError(f"the plan has no task {task}", fix=f"one of {_some(names)}")
+        raise UsageError(f"the plan has no task {task}", fix=f"use one of {_shorten(names)}")
     return task
 
 
-def mine(seats: Sequence[PlacedTask], own: Collection[str]) -> tuple[TaskId, ...]:
-    """The tasks that sit at one of the `own` addresses and names of this machine.
+def local_tasks(
+    tasks: Sequence[PlacedTask], local_addresses: Collection[str]
+) -> tuple[TaskId, ...]:
+    """Return the tasks at one of `local_addresses`, those on this machine.
 
-    Raises SurroundingsError where none does.
+    Raises SurroundingsError if there is none.
     """
-    found = tuple(seat.id for seat in seats if is_here(seat.host, own))
+    found = tuple(task.id for task in tasks if is_local(task.host, local_addresses))
     if not found:
-        here = _some(sorted(address for address in own if _is_told(address)))
-        there = _some(list(dict.fromkeys(seat.host for seat in seats)))
+        mine = _shorten(sorted(address for address in local_addresses if _is_reachable(address)))
+        listed = _shorten(list(dict.fromkeys(task.host for task in tasks)))
         raise SurroundingsError(
-            f"no task of the spec is this machine's: it is {here}, and the spec names {there}",
-            fix=f"say which to start here: --task {seats[-1].id}",
+            f"no task of the spec is on this machine: it is {mine}, and the spec lists {listed}",
+            fix=f"name the task to start here: --task {tasks[-1].id}",
         )
     return found
 
 
-def part(plan: Plan, tasks: Collection[TaskId]) -> Plan:
-    """`plan` with only `tasks` to start, which never starts anything again.
+def keep_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
+    """Return `plan` with only `tasks` to start and without restarts, for `tfcluster join`.
 
-    Raises UsageError where a port is still to be chosen: the others would never hear of it.
+    Raises UsageError if a port is chosen at the start: the other machines would not learn it.
     """
-    unknown = [str(task.id) for task in plan.listening if task.port == 0]
-    if unknown:
+    if unknown := _ports_to_choose(plan):
+        message = f"join needs fixed ports in the spec: none for {_shorten(unknown)}"
+        raise UsageError(message, fix=_FIXED_PORTS_FIX)
+    return replace(_split(plan, tasks), joins=True)
+
+
+def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
+    """Return `plan` without `tasks`, which the user starts by hand, and without restarts.
+
+    Raises UsageError if no task remains, or if tfcluster cannot choose the port of a task.
+    """
+    remaining = tuple(task.id for task in plan.tasks if task.id not in tasks)
+    excluded = tuple(task for task in plan.tasks if task.id in tasks)
+    if not remaining:
+        raise UsageError("--except leaves no task to start", fix="name fewer tasks")
+    if any(plan.node(task.node).container is not None for task in excluded):
+        fix = "run the tasks on this machine: --backend local"
+        raise UsageError("--except: a task in a container cannot be started by hand", fix=fix)
+    reduced = _split(plan, remaining)
+    nodes = {node.name for node in reduced.nodes}
+    # Our agent holds a port for a task of its own node; it can only do so on this machine.
+    without_agent = [t.id for t in excluded if t.node not in nodes or t.node != LOCAL]
+    if without_agent and (unknown := _ports_to_choose(plan)):
         raise UsageError(
-            f"join needs ports that are fixed in the spec: {_some(unknown)} without one",
-            fix='write every address with its port, for example "10.0.0.1:2222"',
+            f"--except {without_agent[0]} needs fixed ports in the spec: none for"
+            f" {_shorten(unknown)}",
+            fix=_FIXED_PORTS_FIX,
         )
-    ours = tuple(task for task in plan.tasks if task.id in tasks)
-    nodes = {task.node for task in ours}
+    return reduced
+
+
+def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
+    """Return `plan` with `tasks` to start and all others elsewhere."""
+    started = tuple(task for task in plan.tasks if task.id in tasks)
+    nodes = {task.node for task in started}
     return replace(
         plan,
-        joins=True,
-        tasks=ours,
+        tasks=started,
         elsewhere=tuple(task for task in plan.tasks if task.id not in tasks),
         nodes=tuple(node for node in plan.nodes if node.name in nodes),
         prepare={node: step for node, step in plan.prepare.items() if node in nodes},
@@ -224,41 +217,51 @@ def part(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     )
 
 
-def apart(plan: Plan, tasks: Collection[TaskId]) -> Plan:
-    """`plan` without `tasks`, which its user starts by hand; then nothing is started again.
+def _ports_to_choose(plan: Plan) -> list[str]:
+    return [str(task.id) for task in plan.listening if task.port == 0]
 
-    Raises UsageError where no task would be left, or where nobody could choose the port of one.
+
+def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
+    backend = spec.runtime.backend
+    for job in JOB_NAMES:
+        listed = spec.cluster.get(job, 0)
+        if backend == DOCKER:
+            yield from _place_in_containers(job, listed)
+        elif isinstance(listed, int):
+            at = place("127.0.0.1", backend=backend, local_addresses=local_addresses)
+            for index in range(listed):
+                yield PlacedTask(TaskId(job, index), "127.0.0.1", 0, at.node, at.backend)
+        else:
+            for index, entry in enumerate(listed):
+                at = place(entry.host, backend=backend, local_addresses=local_addresses)
+                task = TaskId(job, index)
+                placed = PlacedTask(task, entry.host, entry.port, at.node, at.backend)
+                yield replace(placed, gpus=entry.gpus, env=entry.env)
+
+
+def _place_in_containers(job: str, listed: int | Sequence[TaskEntry]) -> Iterator[PlacedTask]:
+    """Yield tasks whose container has the task's name as host name.
+
+    The port of a listed address is kept: a container has all ports to itself.
     """
-    left = tuple(task for task in plan.tasks if task.id not in tasks)
-    excepted = tuple(task for task in plan.tasks if task.id in tasks)
-    if not left:
-        raise UsageError("--except leaves no task to start", fix="leave one of them out")
-    nodes = {task.node for task in left}
-    if any(plan.node(task.node).container is not None for task in excepted):
-        fix = "run them on this machine: --backend local"
-        raise UsageError("--except: a task in a container cannot be started by hand", fix=fix)
-    others = [str(task.id) for task in excepted if task.node not in nodes or task.node != LOCAL]
-    unknown = [str(task.id) for task in plan.listening if task.port == 0]
-    if others and unknown:
-        raise UsageError(
-            f"--except {others[0]} needs ports that are fixed in the spec: {_some(unknown)} without"
-            " one",
-            fix='write every address with its port, for example "10.0.0.1:2222"',
-        )
-    return replace(
-        plan,
-        tasks=left,
-        elsewhere=excepted,
-        nodes=tuple(node for node in plan.nodes if node.name in nodes),
-        prepare={node: step for node, step in plan.prepare.items() if node in nodes},
-        supervision=replace(plan.supervision, min_workers=None),
-    )
+    entries = [None] * listed if isinstance(listed, int) else listed
+    for index, entry in enumerate(entries):
+        task = TaskId(job, index)
+        placed = PlacedTask(task, task.file_name, 0, task.file_name, DOCKER)
+        if entry is not None:
+            placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
+        yield placed
 
 
-def _is_told(address: str) -> bool:
-    """Whether a spec could name it: others do not reach loopback, or a link's own addresses."""
+def _mount(path: str | None, context: PlanContext) -> str | None:
+    """Return the folder to mount, or None; a URL such as a bucket's is not mounted."""
+    return None if path is None or "://" in path else resolve_mount(path, context)
+
+
+def _is_reachable(address: str) -> bool:
+    """Return whether other machines reach an address: neither loopback nor link-local."""
     return not (is_loopback(address) or address.startswith(("fe80:", "169.254.")))
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
+def _shorten(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "")

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOB_NAMES: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
-"""In the order in which tables and logs show them."""
+"""The job names, in the order of tables and logs."""
 
 Kind = Literal["training", "tuner", "plain"]
 Network = Literal["host", "private"]
@@ -30,12 +30,12 @@ class TaskId:
 
     @property
     def file_name(self) -> str:
-        """``worker-1``: the task's name where a colon would be a nuisance."""
+        """The task's name without a colon, for file names: ``worker-1``."""
         return f"{self.job}-{self.index}"
 
     @classmethod
     def parse(cls, text: str) -> TaskId:
-        """Read ``worker:1`` (or ``worker-1``); raises ValueError for anything else."""
+        """Parse ``worker:1`` (or ``worker-1``); raises ValueError for anything else."""
         match = _TASK.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} is not a task; write JOB:INDEX, for example worker:1")
@@ -44,12 +44,12 @@ class TaskId:
 
 @dataclass(frozen=True, slots=True)
 class EnvVar:
-    """One environment variable of a task, and where its value comes from."""
+    """One environment variable of a task, and the source of its value."""
 
     name: str
     value: str
     source: str
-    """For people: ``job.env``, ``runtime.hosts.*.env``, ``--set``, ``tfcluster`` …"""
+    """The source for the user: ``job.env``, ``runtime.hosts.*.env``, ``--set``, ``tfcluster`` …"""
     secret: bool = False
 
     @property
@@ -63,53 +63,53 @@ class Interpreter:
 
     path: str
     why: str
-    """Why this one: ``$VIRTUAL_ENV``, ``.venv above the workdir``, ``--python`` …"""
+    """The reason for the choice: ``$VIRTUAL_ENV``, ``.venv above the workdir``, ``--python`` …"""
     version: str | None = None
     packages: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Only what matters: tensorflow, keras, tf-keras, tensorflow-estimator, numpy, protobuf."""
+    """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy and protobuf."""
 
 
 Gpus = int | list[int] | tuple[int, ...] | Literal["all"] | None
-"""As the spec says it: a number per task, indexes, all of them, or nothing (divide evenly)."""
+"""The spec's `gpus`: a number per task, indexes, "all", or None (an even share)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What the spec wants each task to have of its node; None: an even share."""
+    """The resources that the spec requests for each task; None: an even share."""
 
     gpus: Gpus = None
     cpus: int | None = None
     threads: int | None = None
     pin: bool | None = None
-    """To its own cores; None: to those of its NUMA node."""
+    """True if each task is pinned to its own cores; None: to its NUMA node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What docker is to start for a task. Paths are of the machine on which its daemon runs."""
+    """The docker container of a task. Paths are those of the daemon's machine."""
 
     image: str
     cpus: int | None = None
     cores: tuple[int, ...] | None = None
-    """Those it is held to; None: any."""
+    """The cores that it may use; None: all."""
     memory: str | None = None
-    """At most, as docker writes it: ``8g``."""
+    """The memory limit in docker's form: ``8g``."""
     gpus: tuple[int, ...] | Literal["all"] | None = None
-    """Indexes of the machine's GPUs; inside they count from 0."""
+    """Indexes of the machine's GPUs; inside the container they count from 0."""
     data_dir: str | None = None
-    """Mounted read-only, under the same path."""
+    """A folder mounted read-only, at the same path."""
     shared_dir: str | None = None
-    """Storage of all tasks, mounted under the same path."""
+    """Storage that all tasks share, mounted at the same path."""
     user: str | None = None
-    """Who the task is, as docker's ``--user`` has it; None: whom the image names, else nobody."""
+    """The value of docker's ``--user``; None: the image's user, else nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """What a node's agent keeps for the next run (`up --warm`)."""
+    """The preloaded process that a node's agent keeps for the next run (`up --warm`)."""
 
     key: str
-    """Of all that decides whether what one run imported will do for another."""
+    """A digest of all that the imported modules depend on; a run with an equal one can use them."""
     seconds: float
 
 
@@ -118,51 +118,51 @@ class NodePlan:
     """A place where tasks run: this machine, an SSH host, or a container."""
 
     name: str
-    """``local``, the host part of the addresses of its tasks, or a container's host name."""
+    """``local``, the host part of its tasks' addresses, or a container's host name."""
     backend: str
     interpreter: Interpreter | None
-    """None for a `command` job, and where only the node itself can tell."""
+    """The Python of its tasks; None for a `command` job, and if only the node knows it."""
     workdir: str
     network: Network = "host"
-    """``private``: its tasks have a network of their own, with nothing in it but loopback."""
+    """``private``: its tasks have their own network, with loopback only."""
     destination: str | None = None
-    """What ssh is given to reach it, where that is not its name."""
+    """The destination for ssh, if it is not the node's name."""
     container: Container | None = None
-    """Of a node that is one."""
+    """The container of a docker node."""
     warm: Warm | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What one process runs: argv, its environment besides the inherited one, its directory."""
+    """The command of one process: argv, variables added to the inherited ones, and directory."""
 
     argv: tuple[str, ...]
     env: tuple[EnvVar, ...]
     cwd: str
     unset: tuple[str, ...] = ()
-    """Names that the process must not inherit: a TF_CONFIG of somebody else, …"""
+    """Names that the process must not inherit: another cluster's TF_CONFIG, …"""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlan:
-    """One task before its start; `port` 0 is still to be chosen by its node's agent."""
+    """One task before its start; `port` 0 is chosen by its node's agent."""
 
     id: TaskId
     node: str
     host: str
     port: int
     command: Command
-    """Without what only an attempt knows: TF_CONFIG, run id, directories of the run."""
+    """The command, without an attempt's variables: TF_CONFIG, run id, folders of the run."""
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
-    """Indexes of the node's GPUs this task sees; None: all are left visible."""
+    """Indexes of the node's GPUs that this task sees; None: all."""
     has_own_command: bool = False
-    """Whether it is started without boot although the job has hooks: a command of its own."""
+    """True if it starts without boot although the job has hooks, because it has its own command."""
     in_cluster: bool = True
-    """Whether other tasks' TF_CONFIG name it: false for an evaluator."""
+    """True if other tasks' TF_CONFIG list it: false for an evaluator."""
     serves: bool = False
-    """A ps, or a worker of a parameter-server job. Whether such a worker really serves, or trains
-    by itself, is known only once it reports it."""
+    """True if it is a ps or a worker of a parameter-server job. Such a worker may still train by
+    itself, which is known once it reports it."""
 
     @property
     def address(self) -> str:
@@ -171,7 +171,7 @@ class TaskPlan:
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """The spec's `supervision`, every duration in seconds; None: no such limit."""
+    """The spec's `supervision`, with durations in seconds; None: no limit."""
 
     max_restarts: int = 3
     restart_on_error: bool = False
@@ -187,7 +187,7 @@ class Supervision:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The spec's `checkpoints`: what is gathered from the chief, and where it goes."""
+    """The spec's `checkpoints`: the chief's files that are gathered, and their destination."""
 
     gather: bool = True
     keep: int = 3
@@ -196,9 +196,9 @@ class CheckpointPlan:
     to: str | None = None
 
 
-@dataclass(frozen=True)  # without slots: what it is asked for a thousand times is kept
+@dataclass(frozen=True)  # no slots: `cached_property` needs a dict
 class Plan:
-    """A spec resolved as far as values allow; constant for a run, printable, JSON-able."""
+    """A spec resolved as far as values allow: constant for a run, and convertible to JSON."""
 
     name: str
     spec_path: str | None
@@ -207,61 +207,62 @@ class Plan:
     nodes: tuple[NodePlan, ...]
     tasks: tuple[TaskPlan, ...]
     prepare: Mapping[str, Command]
-    """Node name → the command run there once before the gang; empty without `prepare`."""
+    """Node name → the command run on it once before the gang; empty without `prepare`."""
     supervision: Supervision
     checkpoints: CheckpointPlan
     hooks: bool
-    """Whether tasks are started through `tfcluster_workers.boot` with reporting attached."""
+    """True if tasks start through `tfcluster_workers.boot`, which reports to tfcluster."""
     workdir: str = ""
-    """The job's folder on this machine: what tasks here run in, and what others get a copy of."""
+    """The job's folder on this machine; remote nodes get a copy of it."""
     needs_tensorflow: bool = False
-    """Whether it is certain that the job imports TensorFlow."""
+    """True if the job imports TensorFlow for certain."""
     needs_estimator: bool = False
-    """Whether it is certain that the job uses ``tf.estimator``, which ended with 2.15."""
+    """True if the job uses ``tf.estimator`` for certain; TensorFlow 2.15 was the last with it."""
     include: tuple[str, ...] = ()
-    """Globs of what such a copy holds although git ignores it."""
+    """Globs of files that are copied although git ignores them."""
     withheld: tuple[str, ...] = ()
-    """Files with secrets, which it does not hold: their values reach the tasks another way."""
+    """Files with secrets, which are not copied; tasks get the values as variables."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """strategy and keras settings that some task must read: ``{"communication": "RING", …}``."""
+    """The strategy and keras settings that some task must read: ``{"communication": "RING", …}``.
+    """
     notes: tuple[str, ...] = ()
-    """Said once in the start panel: open ports, tf_keras instead of Keras 3, …"""
+    """Notes shown once at the start: tf_keras instead of Keras 3, tasks that start cold, …"""
     preload: tuple[str, ...] = ()
-    """What one process of each node imports for all its tasks (`plan.preloading`)."""
+    """The modules that one process per node imports for all its tasks (`plan.preloading`)."""
     resources: Resources = field(default_factory=Resources)
-    """What a node that only its agent knows is divided by, see `tfcluster.nodes.orders`."""
+    """The resources by which `tfcluster.nodes.orders` divides a node that only its agent knows."""
     joins: bool = False
-    """Started by `tfcluster join`: a part of a cluster, never started again from here."""
+    """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = ()
-    """The cluster's other tasks, which somebody else starts: `tasks` only have to find them."""
+    """The cluster's other tasks, which are started by hand or on another machine."""
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:
-        """Tasks of this run that its user starts (`up --except`)."""
+        """The tasks of this run that the user starts (`up --except`)."""
         return () if self.joins else self.elsewhere
 
     @property
     def chief(self) -> TaskId:
-        """The task whose checkpoints count: ``chief:0``, else ``worker:0``; maybe elsewhere."""
+        """The task whose checkpoints count: ``chief:0``, else ``worker:0``; it may be elsewhere."""
         chief = TaskId("chief", 0)
         return chief if chief in self._by_id else TaskId("worker", 0)
 
     @property
     def images(self) -> tuple[str, ...]:
-        """Of the containers, each once; empty for a run without."""
+        """The images of the containers, each once; empty without containers."""
         found = (node.container.image for node in self.nodes if node.container is not None)
         return tuple(dict.fromkeys(found))
 
     @property
     def listening(self) -> tuple[TaskPlan, ...]:
-        """Those that others of the run connect to, so their ports must be known to all."""
+        """The tasks that other tasks connect to, so that all must know their ports."""
         if self.kind == "training":
             return self.tasks
-        # Tuners only ask their chief, the oracle.
+        # Tuners connect to their chief only, the oracle.
         return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
 
     def task(self, task_id: TaskId) -> TaskPlan:
-        """Also one elsewhere; raises KeyError for a task the plan does not have."""
+        """Return a task, started here or elsewhere; raises KeyError for an unknown one."""
         return self._by_id[task_id]
 
     @cached_property
@@ -269,7 +270,7 @@ class Plan:
         return {task.id: task for task in (*self.elsewhere, *self.tasks)}
 
     def node(self, name: str) -> NodePlan:
-        """Raises KeyError for a node the plan does not have."""
+        """Return a node by its name; raises KeyError for an unknown one."""
         for node in self.nodes:
             if node.name == name:
                 return node
@@ -277,7 +278,7 @@ class Plan:
 
 
 def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Plain JSON values; what is secret is left out, so the file may be shown to anybody."""
+    """Return the plan as JSON values, without secrets."""
     data = asdict(plan)
     data["tasks"] = [_task_to_json(task) for task in plan.tasks]
     data["prepare"] = {node: command_to_json(c) for node, c in plan.prepare.items()}
@@ -301,7 +302,7 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
 
 
 def plan_from_json(data: Mapping[str, Any]) -> Plan:
-    """Read what `plan_to_json` wrote (secrets come back empty); unknown keys are ignored."""
+    """Return the plan from `plan_to_json`; secrets are empty, and unknown keys are ignored."""
     values = _known(Plan, data)
     values["nodes"] = tuple(_node_from_json(node) for node in data["nodes"])
     values["tasks"] = tuple(_task_from_json(task) for task in data["tasks"])

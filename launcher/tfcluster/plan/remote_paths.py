@@ -1,14 +1,13 @@
-"""Where a remote node keeps what it is sent: names in the plan, folders once it was reached.
+"""The folders of a remote node: their names in a plan, and their paths on the node.
 
-A plan is made before any node is: in it these folders stand as they usually are, so that
-`tfcluster plan` shows something a person can go to; the node itself says where its cache lies.
+A plan is made before any node is reached. It names these folders by their usual paths, which
+`tfcluster plan` shows; the node reports its real cache folder when it connects.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -19,71 +18,76 @@ RUN: Final = "$TFCLUSTER_RUN_ID"
 
 
 def node_folder(node: str) -> str:
-    """One per run and node, since several hosts may have one home: code, logs, checkpoints."""
+    """Return the folder of a run on a node (code, logs, checkpoints); hosts may share a home."""
     return f"{CACHE}/nodes/{RUN}/{file_name(node)}"
 
 
 def workdir(node: str, chosen: str | None) -> str:
-    """`chosen`: the spec's ``runtime.hosts.H.workdir``, in which the copy gets a folder of its own:
-    what the user has there stays."""
+    """Return the folder of the code's copy on `node`.
+
+    `chosen` is the spec's ``runtime.hosts.H.workdir``; the copy gets its own folder in it, so that
+    the user's files there are kept.
+    """
     if chosen is None:
         return posixpath.join(node_folder(node), "work")
     return posixpath.join(_rooted(chosen), "tfcluster", RUN, file_name(node), "work")
 
 
-def for_any(workdir: str, node: str, name: str) -> str:
-    """The node's `workdir` with `name` in the place of the node's own."""
+def rename_node(workdir: str, node: str, name: str) -> str:
+    """Return the node's `workdir` with `name` instead of the node's name."""
     above, between, below = workdir.rpartition(f"/{file_name(node)}/")
     return f"{above}/{name}/{below}" if between else workdir
 
 
 def chosen_folder(workdir: str) -> str | None:
-    """What `workdir` was made from, where the spec named a folder."""
+    """Return the spec's folder from which `workdir` was made, or None."""
     chosen, between, _ = workdir.partition(f"/tfcluster/{RUN}/")
     return chosen if between else None
 
 
-def _rooted(folder: str) -> str:
-    return folder if folder.startswith(("/", "~")) else f"~/{folder}"
-
-
 def file_name(node: str) -> str:
-    """`node` as one plain component of a path."""
+    """Return `node` as one component of a path."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", node) or "_"
 
 
+def is_tfcluster_path(word: str, command: Command) -> bool:
+    """Return whether a word of `command` is a path that tfcluster made: in workdir or bundle."""
+    return _is_in(word, f"{CACHE}/bundles") or _is_in(word, command.cwd)
+
+
 @dataclass(frozen=True, slots=True)
-class There:
-    """What a node has in the place of the plan's names."""
+class NodePaths:
+    """The real paths of a node for the names in a plan."""
 
     cache: str
     run_id: str
     python: str | None = None
-    """The Python that its agent runs with."""
+    """The Python that runs the agent."""
     shared: tuple[str, str] | None = None
-    """The plan's workdir of the node, and the folder that is shared with us in its place."""
+    """The plan's workdir of the node, and the folder shared with this machine that replaces it."""
 
     def folder(self, path: str) -> str:
-        """`path` of the plan, as it is there; a ``~`` in front is the node's own home."""
+        """Return the plan's `path` as it is on the node; ``~`` is the node's home."""
         if self.shared is not None and _is_in(path, self.shared[0]):
             path = self.shared[1] + path.removeprefix(self.shared[0])
-        return self._at_home(path.replace(CACHE, self.cache).replace(RUN, self.run_id))
+        return self._expand_home(path.replace(CACHE, self.cache).replace(RUN, self.run_id))
 
     def command(self, command: Command) -> Command:
-        """`command` as the node runs it; a user's own words and values stay as they are."""
+        """Return `command` as the node runs it; the user's arguments and values are unchanged."""
         program, *words = command.argv
+        words = [self.folder(w) if is_tfcluster_path(w, command) else w for w in words]
         return replace(
             command,
-            argv=(self._program(program), *map(self._own(command), words)),
+            argv=(self._program(program), *words),
             env=tuple(map(self._variable, command.env)),
             cwd=self.folder(command.cwd),
         )
 
-    def _own(self, command: Command) -> Callable[[str], str]:
-        return lambda word: self.folder(word) if is_ours(word, command) else word
-
     def _program(self, path: str) -> str:
-        """A folder that holds ``bin/python`` may stand for it, and a path relative to the home."""
+        """Return the path of the program on the node.
+
+        A Python may be given as its environment's folder, or relative to the home.
+        """
         found = self.folder(path)
         if self.python is None or "/" not in found:
             return found
@@ -96,17 +100,16 @@ class There:
             value = var.value.replace(CACHE, self.cache).replace(RUN, self.run_id)
             return replace(var, value=value)
         if var.source.endswith(".data_dir"):
-            return replace(var, value=self._at_home(var.value))
+            return replace(var, value=self._expand_home(var.value))
         return var
 
-    def _at_home(self, path: str) -> str:
+    def _expand_home(self, path: str) -> str:
         home = self.cache.removesuffix(CACHE[1:])
         return home + path[1:] if path == "~" or path.startswith("~/") else path
 
 
-def is_ours(word: str, command: Command) -> bool:
-    """Whether a word of the command is a path that we made: the script, or one in the bundle."""
-    return _is_in(word, f"{CACHE}/bundles") or _is_in(word, command.cwd)
+def _rooted(folder: str) -> str:
+    return folder if folder.startswith(("/", "~")) else f"~/{folder}"
 
 
 def _is_in(path: str, folder: str) -> bool:

@@ -1,4 +1,4 @@
-"""Who gets which cores, threads and GPUs of a node, so that tasks do not trample each other."""
+"""The division of a node's cores, threads and GPUs between its tasks."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Final
 
 from tfcluster.plan.plan import Gpus, Resources, TaskId
 
-EVEN: Final = "resources: an even share of the cores"
-"""Who has set a variable, for people."""
-_NOBODY: Final[Mapping[TaskId, Gpus]] = {}
+EVEN_SHARE: Final = "resources: an even share of the cores"
+"""The source of thread variables, for the user."""
+_NO_TASKS: Final[Mapping[TaskId, Gpus]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,57 +18,57 @@ class Cores:
     """The cores of a machine that tasks may use."""
 
     nodes: tuple[tuple[int, ...], ...] = ((0,),)
-    """Numbers by NUMA node; those that share one physical core (SMT) are neighbours."""
+    """Core numbers by NUMA node; threads of one physical core (SMT) are neighbours."""
     limit: float | None = None
-    """How many cores' time a control group allows; None: all."""
+    """The CPU limit of the control group, in cores; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one task may use of its node."""
+    """The part of a node that one task may use."""
 
     cores: tuple[int, ...] | None = None
-    """Cores the task is pinned to; None: the system decides."""
+    """The cores to which the task is pinned; None: not pinned."""
     threads: int | None = None
-    """Threads for each of TensorFlow's and NumPy's pools; None: their own default."""
+    """Threads for each TensorFlow and NumPy pool; None: the library's default."""
     gpus: tuple[int, ...] | None = None
-    """Indexes of the GPUs it sees; () none at all, None: what the node shows."""
+    """Indexes of the GPUs that it sees; (): none, None: all that are visible on the node."""
     gpu_is_shared: bool = False
 
 
 def shares(
     tasks: Sequence[TaskId],
-    wishes: Resources,
+    requested: Resources,
     *,
     cores: Cores | None,
     gpus: Sequence[int] | None,
-    own_gpus: Mapping[TaskId, Gpus] = _NOBODY,
-    aside: Collection[TaskId] = (),
+    task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
+    background: Collection[TaskId] = (),
 ) -> dict[TaskId, Share]:
-    """What each of `tasks`, which have one machine to themselves, gets of it.
+    """Return the share of each of `tasks`, which are all tasks of one machine.
 
-    `cores` and `gpus` are None where they are not known; `own_gpus` are wishes of single tasks,
-    above that for all. `aside`: tasks that take no cores from those that set the pace. A task
-    alone has the machine, and what TensorFlow makes of it.
+    `cores` and `gpus` are None if they are unknown. `task_gpus` are requests of single tasks, which
+    override `requested.gpus`. `background` tasks take no cores from the others. A single task is
+    neither pinned nor limited in threads unless `requested` says so.
     """
-    devices = divide_gpus(tasks, gpus, wishes.gpus, own_gpus)
+    devices = divide_gpus(tasks, gpus, requested.gpus, task_gpus)
     shared = shared_gpus(devices.values())
-    dealt = _dealt(tasks, wishes, cores, aside) if cores is not None else {}
+    dealt = _deal_cores(tasks, requested, cores, background) if cores is not None else {}
     size = min(map(len, dealt.values()), default=1)
     found = {}
     for task in tasks:
         pinned = threads = None
         if cores is not None and len(tasks) > 1:
-            pinned = _pinned(dealt[task], wishes.pin, cores) if task in dealt else None
+            pinned = _pin(dealt[task], requested.pin, cores) if task in dealt else None
             threads = size if cores.limit is None else min(size, int(cores.limit / len(tasks)))
             threads = max(1, threads)
-        threads = wishes.threads or wishes.cpus or threads
+        threads = requested.threads or requested.cpus or threads
         found[task] = Share(pinned, threads, devices[task], bool(shared & set(devices[task] or ())))
     return found
 
 
-def stand_aside(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[TaskId]:
-    """Tasks whose work nobody waits for at each step: an evaluator, the chief of a search."""
+def background_tasks(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[TaskId]:
+    """Return the tasks that no step waits for: an evaluator, the chief of a search."""
     jobs = {"evaluator", "chief"} if is_search else {"evaluator"}
     return frozenset(task for task in tasks if task.job in jobs)
 
@@ -76,10 +76,11 @@ def stand_aside(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[TaskId
 def deal(
     nodes: Sequence[Sequence[int]], parts: int, *, each: int | None = None
 ) -> list[tuple[int, ...]]:
-    """Cores of `parts` tasks: `each` so many, else equal shares, as the slowest sets the pace.
+    """Return the cores of `parts` tasks: `each` cores, or equal shares.
 
-    As long as there are enough, shares are disjoint, lie in one NUMA node where that costs a
-    task at most a third of its cores, and are spread evenly over the machine.
+    Shares are equal because the slowest task sets the pace.
+    If there are enough cores, shares are disjoint, spread evenly over the machine, and within one
+    NUMA node if that costs a task at most a third of its cores.
     """
     cores = [core for node in nodes for core in node]
     size = each or max(1, len(cores) // parts)
@@ -96,9 +97,9 @@ def deal(
 
 
 def divide(things: Sequence[int], parts: int, *, each: int | None = None) -> list[tuple[int, ...]]:
-    """`each` cores or GPUs for every part, else an even share; where they run out, from the start.
+    """Return `each` cores or GPUs for every part, or an even share; reuse them if they run out.
 
-    Shares are disjoint as long as there are enough of them.
+    Shares are disjoint if there are enough cores or GPUs.
     """
     size = min(each or max(1, len(things) // parts), len(things))
     return [
@@ -107,17 +108,17 @@ def divide(things: Sequence[int], parts: int, *, each: int | None = None) -> lis
 
 
 def thread_env(threads: int, *, serving_peers: int = 0) -> dict[str, str]:
-    """The variables that hold TensorFlow, oneDNN, OpenBLAS and MKL to `threads`.
+    """Return the variables that limit TensorFlow, oneDNN, OpenBLAS and MKL to `threads`.
 
     TensorFlow's inter-op pool keeps at least 2 threads, and one more than the workers of a
-    parameter-server job: with fewer the coordinator can block itself (tf.distribute docs,
+    parameter-server job: with fewer the coordinator can deadlock (tf.distribute docs,
     "Parameter server training", cluster setup).
     """
-    between = max(threads, 2, serving_peers + 1)
+    inter_op = max(threads, 2, serving_peers + 1)
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {
         "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": str(between),
+        "TF_NUM_INTEROP_THREADS": str(inter_op),
         **{name: str(threads) for name in names},
     }
 
@@ -125,40 +126,43 @@ def thread_env(threads: int, *, serving_peers: int = 0) -> dict[str, str]:
 def divide_gpus(
     tasks: Sequence[TaskId],
     available: Sequence[int] | None,
-    wish: Gpus,
-    own: Mapping[TaskId, Gpus] = _NOBODY,
+    requested: Gpus,
+    task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
 ) -> dict[TaskId, tuple[int, ...] | None]:
-    """The GPUs of each task of one node; `available` None where only the node itself knows.
+    """Return the GPUs of each task of one node; `available` is None if only the node knows.
 
-    `own` are wishes of single tasks; the others get of what these leave. Divided evenly over
-    those that train: replicas with unequal GPU counts cannot form a collective
-    (tensorflow#47203). Parameter servers get none, an evaluator what is left over.
+    `task_gpus` are requests of single tasks; the others divide the rest. GPUs are divided evenly
+    over the tasks that train: replicas with unequal GPU counts cannot form a collective
+    (tensorflow#47203). Parameter servers get none, an evaluator the remaining ones.
     """
-    everything = None if available is None else tuple(available)
-    wishes = gpu_wishes(tasks, wish, own)
-    listed = {task: tuple(its) for task, its in wishes.items() if isinstance(its, list | tuple)}
-    numbers = {task: its for task, its in wishes.items() if isinstance(its, int)}
-    own_ones = listed | _number_each(numbers, everything, _flat(listed.values()))
+    all_gpus = None if available is None else tuple(available)
+    requests = requested_gpus(tasks, requested, task_gpus)
+    lists = {task: tuple(gpus) for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
+    numbers = {task: number for task, number in requests.items() if isinstance(number, int)}
+    taken = lists | _take_numbers(numbers, all_gpus, _flatten(lists.values()))
     given: dict[TaskId, tuple[int, ...] | None] = dict.fromkeys(tasks)
-    given |= own_ones
-    given |= {task: everything for task, its in wishes.items() if its == "all"}
-    if everything:
-        left = tuple(gpu for gpu in everything if gpu not in _flat(own_ones.values()))
-        given |= _evenly([task for task in tasks if wishes[task] is None], left, everything)
+    given |= taken
+    given |= {task: all_gpus for task, gpus in requests.items() if gpus == "all"}
+    if all_gpus:
+        free = tuple(gpu for gpu in all_gpus if gpu not in _flatten(taken.values()))
+        given |= _divide_evenly([task for task in tasks if requests[task] is None], free, all_gpus)
     return given
 
 
-def gpu_wishes(
-    tasks: Sequence[TaskId], wish: Gpus, own: Mapping[TaskId, Gpus] = _NOBODY
+def requested_gpus(
+    tasks: Sequence[TaskId], requested: Gpus, task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS
 ) -> dict[TaskId, Gpus]:
-    """What each task asks for: its `own` wish, else that for all; of a number ps get none."""
-    of_ps = 0 if isinstance(wish, int) else wish
-    wishes: dict[TaskId, Gpus] = {task: of_ps if task.job == "ps" else wish for task in tasks}
-    return wishes | dict(own)
+    """Return each task's request: `task_gpus`, else `requested`; ps tasks ignore a number."""
+    for_ps = 0 if isinstance(requested, int) else requested
+    found: dict[TaskId, Gpus] = {t: for_ps if t.job == "ps" else requested for t in tasks}
+    return found | dict(task_gpus)
 
 
 def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:
-    """No GPU is ``-1``: CUDA reads an empty variable as set, some libraries as unset."""
+    """Return the GPU variables of a task.
+
+    No GPU is ``-1``: CUDA reads an empty variable as set, some libraries as unset.
+    """
     if gpus is None:
         return {}
     env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)) or "-1"}
@@ -166,53 +170,56 @@ def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:
 
 
 def shared_gpus(given: Iterable[tuple[int, ...] | None]) -> frozenset[int]:
-    """GPUs that more than one task of the node sees."""
-    flat = _flat(given)
-    return frozenset(gpu for gpu in flat if flat.count(gpu) > 1)
+    """Return the GPUs that more than one task of the node sees."""
+    gpus = _flatten(given)
+    return frozenset(gpu for gpu in gpus if gpus.count(gpu) > 1)
 
 
-def _flat(given: Iterable[tuple[int, ...] | None]) -> list[int]:
+def _flatten(given: Iterable[tuple[int, ...] | None]) -> list[int]:
     return [gpu for gpus in given for gpu in gpus or ()]
 
 
-def _evenly(
-    tasks: Sequence[TaskId], left: Sequence[int], everything: Sequence[int]
+def _divide_evenly(
+    tasks: Sequence[TaskId], free: Sequence[int], all_gpus: Sequence[int]
 ) -> dict[TaskId, tuple[int, ...]]:
     trains = [task for task in tasks if task.job in ("chief", "worker")]
     given: dict[TaskId, tuple[int, ...]] = dict.fromkeys(tasks, ())
     if trains:
-        given.update(zip(trains, divide(left or everything, len(trains)), strict=True))
-    used = _flat(given.values())
+        given.update(zip(trains, divide(free or all_gpus, len(trains)), strict=True))
+    used = _flatten(given.values())
     for task in tasks:
         if task.job == "evaluator":
-            given[task] = tuple(gpu for gpu in left if gpu not in used)
+            given[task] = tuple(gpu for gpu in free if gpu not in used)
     return given
 
 
-def _number_each(
-    numbers: Mapping[TaskId, int], available: Sequence[int] | None, named: Collection[int]
+def _take_numbers(
+    numbers: Mapping[TaskId, int], available: Sequence[int] | None, listed: Collection[int]
 ) -> dict[TaskId, tuple[int, ...]]:
-    """So many for each, one set after the other and none of those `named`, beginning again where
-    they run out."""
-    pool = available or range(sum(numbers.values()) + len(named))
-    left = [gpu for gpu in pool if gpu not in named] or list(pool)
+    """Return the GPUs of tasks that request a number of them.
+
+    Listed GPUs are not used; the others are reused if there are too few.
+    """
+    pool = available or range(sum(numbers.values()) + len(listed))
+    free = [gpu for gpu in pool if gpu not in listed] or list(pool)
     given, start = {}, 0
     for task, number in numbers.items():
-        size = min(number, len(left))
-        given[task] = tuple(left[(start + k) % len(left)] for k in range(size))
+        size = min(number, len(free))
+        given[task] = tuple(free[(start + k) % len(free)] for k in range(size))
         start += size
     return given
 
 
-def _dealt(
-    tasks: Sequence[TaskId], wishes: Resources, cores: Cores, aside: Collection[TaskId]
+def _deal_cores(
+    tasks: Sequence[TaskId], requested: Resources, cores: Cores, background: Collection[TaskId]
 ) -> dict[TaskId, tuple[int, ...]]:
-    """Those `aside` run beside the others, on any core, unless the spec counts for each."""
-    leading = [task for task in tasks if wishes.cpus is not None or task not in aside] or tasks
-    return dict(zip(leading, deal(cores.nodes, len(leading), each=wishes.cpus), strict=True))
+    """Return the cores of tasks; `background` ones get none, unless the spec requests cores."""
+    each = requested.cpus
+    leading = [task for task in tasks if each is not None or task not in background] or tasks
+    return dict(zip(leading, deal(cores.nodes, len(leading), each=each), strict=True))
 
 
-def _pinned(share: tuple[int, ...], pin: bool | None, cores: Cores) -> tuple[int, ...] | None:
+def _pin(share: tuple[int, ...], pin: bool | None, cores: Cores) -> tuple[int, ...] | None:
     if pin is not None:
         return share if pin else None
     near = [node for node in cores.nodes if set(node) & set(share)]

@@ -1,1 +1,1 @@
-"""What would stop a start: probes, rules for their answers, and the doctor."""
+"""Checks before a start: node probes, the rules that judge their answers, and `doctor`."""

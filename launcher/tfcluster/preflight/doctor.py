@@ -1,4 +1,4 @@
-"""The look of `tfcluster doctor`: at every node of a spec, or at this machine, starting nothing."""
+"""The checks of `tfcluster doctor`: every node of a spec, or this machine, without a start."""
 
 from __future__ import annotations
 
@@ -29,42 +29,47 @@ from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id
 
 _LEASE_S = 10.0
-_HELD = ("ports_held", "port_taken")
+_PORT_REPLIES = ("ports_held", "port_taken")
 _TURN_S = 0.5
-_CURE = "log in there: is its disk full, or its memory? Then try again"
+_FIX = "log in there, check that its disk and memory are not full, and try again"
 
 
 def examine(planned: Planned, *, deep: bool = False) -> PreflightReport:
-    """What `up` would find before the start. Nodes that cannot be reached are findings."""
+    """Return what `up` would find before the start; an unreachable node is a finding.
+
+    `deep`: import TensorFlow on each node, which takes seconds.
+    """
     plan = planned.plan
     if any(node.backend != "local" for node in plan.nodes):
         journal.make_runtime_dir()
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
-            look = asyncio.run(_examine(plan, Path(scratch), deep=deep))
+            report = asyncio.run(_examine(plan, Path(scratch), deep=deep))
     else:
-        look = probes.probe_this_node_longer(
+        report = probes.probe_this_node_in_detail(
             plan, folder=home(), locks=runtime_dir() / "ports", deep=deep
         )
-    return look.with_more(map(_obstacle, planned.obstacles()))
+    return report.with_more(map(_obstacle_finding, planned.obstacles()))
 
 
-def examine_here(python: str | None = None, *, deep: bool = False) -> PreflightReport:
-    """This machine alone, as a job in the current folder would find it; raises UsageError for a
-    `python` that is not there."""
+def examine_this_machine(python: str | None = None, *, deep: bool = False) -> PreflightReport:
+    """Return what a job in the current folder would find on this machine.
+
+    Raises UsageError for a `python` that does not exist.
+    """
     workdir = Path.cwd()
     found = interpreters.choose(python, "--python", base=workdir, workdir=workdir).result()
-    seen = replace(
-        probes.facts(LOCAL, home()),
+    answer = replace(
+        probes.machine_facts(LOCAL, home()),
         python=found.version or "",
         packages=dict(found.packages),
         executable=found.path,
         imported=machine.tensorflow_imported(found.path) if deep else None,
     )
-    return PreflightReport((LOCAL,), (seen,), rules.judge([seen], Needs()))
+    return PreflightReport((LOCAL,), (answer,), rules.judge([answer], Needs()))
 
 
-def _obstacle(error: SurroundingsError) -> Finding:
-    """What the plan itself stumbles over, on the machine that plans."""
+def _obstacle_finding(error: SurroundingsError) -> Finding:
+    """Return the finding for an obstacle of the plan, on the machine that plans."""
     check = "TensorFlow" if isinstance(error, InterpreterError) else "spec"
     return Finding(LOCAL, check, error.message, error.fix)
 
@@ -76,16 +81,18 @@ async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
     visit = _Visit(plan, paths, hub)
     async with asyncio.TaskGroup() as background:
         try:
-            unreachable = await visit.reach_all(background)
-            await code_sync.find(plan, hub, [plan.node(name) for name in visit.there])
-            taken = await visit.hold_ports()
-            task = NodeProbes(plan, paths, hub, visit.until)
-            here = [name for name in visit.there if name not in visit.gone]
-            look = await task.look(here, visit.ports(), deep=deep)
+            unreachable = await visit.connect_all(background)
+            await code_sync.find_shared_workdirs(
+                plan, hub, [plan.node(name) for name in visit.reached]
+            )
+            port_findings = await visit.hold_ports()
+            node_probes = NodeProbes(plan, paths, hub, visit.until)
+            report = await node_probes.run(visit.connected, visit.held_ports(), deep=deep)
         finally:
             await hub.close()
     names = tuple(node.name for node in plan.nodes)
-    return PreflightReport(names, look.seen, look.findings).with_more([*unreachable, *taken])
+    findings = [*unreachable, *port_findings]
+    return PreflightReport(names, report.answers, report.findings).with_more(findings)
 
 
 def _backend_of(node: NodePlan) -> backends.base.Backend:
@@ -93,44 +100,49 @@ def _backend_of(node: NodePlan) -> backends.base.Backend:
 
 
 class _Visit:
-    """The nodes' agents while they are looked at."""
+    """The connections to the nodes' agents during an examination."""
 
     def __init__(self, plan: Plan, paths: RunPaths, hub: Hub) -> None:
         self._plan, self._paths, self._hub = plan, paths, hub
-        self.there: list[str] = []
-        """Nodes that could be reached."""
-        self.gone: dict[str, str] = {}
-        """Of these, those that will answer no more → why."""
+        self.reached: list[str] = []
+        """Nodes whose agents were reached."""
+        self._lost: dict[str, str] = {}
+        """Reached nodes that were lost since → why."""
+
+    @property
+    def connected(self) -> list[str]:
+        """Nodes that were reached and not lost since."""
+        return [name for name in self.reached if name not in self._lost]
 
     async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
-        """Handle what comes in until `condition` holds, which is looked at every half second."""
+        """Handle inputs until `condition` holds; it is checked every half second."""
         while not condition():
             await self._hub.flush()
             await self._hub.turn(_TURN_S)
 
-    async def reach_all(self, background: asyncio.TaskGroup) -> list[Finding]:
-        """All at once; those that could not be reached."""
+    async def connect_all(self, background: asyncio.TaskGroup) -> list[Finding]:
+        """Connect to all nodes at once; return a finding for each that could not be reached."""
         nodes = self._plan.nodes
-        found = await asyncio.gather(
-            *(self._reach(node, background) for node in nodes), return_exceptions=True
+        errors = await asyncio.gather(
+            *(self._connect(node, background) for node in nodes), return_exceptions=True
         )
         findings = []
-        for node, error in zip(nodes, found, strict=True):
+        for node, error in zip(nodes, errors, strict=True):
             if isinstance(error, SurroundingsError):
                 what = error.message.removeprefix(f"{node.name} ")
                 findings.append(Finding(node.name, "reach", what, error.fix))
             elif error is not None:
                 raise error
             else:
-                self.there.append(node.name)
+                self.reached.append(node.name)
         return findings
 
-    async def _reach(self, node: NodePlan, background: asyncio.TaskGroup) -> None:
+    async def _connect(self, node: NodePlan, background: asyncio.TaskGroup) -> None:
         await self._hub.connect(
             node,
             self._paths.run_id,
             on_message=self._on_message,
-            on_closed=self._on_closed,
+            on_closed=self._lose,
             background=background,
             tasks=[str(task.id) for task in self._plan.tasks if task.node == node.name],
         )
@@ -140,38 +152,36 @@ class _Visit:
         if (why := why_lost(message)) is not None:
             self._lose(node, why)
 
-    def _on_closed(self, node: str, why: str) -> None:
-        self._lose(node, why)
-
-    def _lose(self, node: str, error: str) -> None:
-        """Whatever it was asked it will not answer."""
-        if node not in self.gone:
-            self.gone[node] = error
-            self._hub.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": error})
+    def _lose(self, node: str, why: str) -> None:
+        """Note that the node will not answer its probe."""
+        if node not in self._lost:
+            self._lost[node] = why
+            self._hub.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": why})
 
     async def hold_ports(self) -> list[Finding]:
-        """Those that somebody else has, and nodes that cannot hold theirs."""
+        """Have the agents hold their ports; return findings for taken ports and lost nodes."""
         if self._plan.kind == "plain":
             return []
-        for name in self.there:
+        for name in self.reached:
             self._hub.send(name, orders.hold_ports(self._plan, name))
-        answers, is_gone = Answers(self._hub, self.until), self.gone.__contains__
+        answers, is_lost = Answers(self._hub, self.until), self._lost.__contains__
         what = "to hold its ports"
-        for name in await answers.missing(self.there, *_HELD, what=what, is_lost=is_gone):
+        for name in await answers.missing(self.reached, *_PORT_REPLIES, what=what, is_lost=is_lost):
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
-        lost = [Finding(name, "reach", why, _CURE) for name, why in self.gone.items()]
-        replies = ((name, self._held(name)) for name in self.there if name not in self.gone)
-        return lost + [_taken(n, r) for n, r in replies if r and r["type"] == "port_taken"]
+        lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
+        replies = ((name, self._port_reply(name)) for name in self.connected)
+        return lost + [_taken_port(n, r) for n, r in replies if r and r["type"] == "port_taken"]
 
-    def _held(self, node: str) -> Mapping[str, Any] | None:
-        return self._hub.answer(node, _HELD)
+    def _port_reply(self, node: str) -> Mapping[str, Any] | None:
+        return self._hub.answer(node, _PORT_REPLIES)
 
-    def ports(self) -> Mapping[TaskId, int]:
-        replies = [self._held(name) or {} for name in self.there if name not in self.gone]
+    def held_ports(self) -> Mapping[TaskId, int]:
+        """Return the ports that the agents hold."""
+        replies = [self._port_reply(name) or {} for name in self.connected]
         held = (reply for reply in replies if reply.get("type") == "ports_held")
         return orders.attempt_of(self._plan, 1, (), held).ports
 
 
-def _taken(node: str, reply: Mapping[str, Any]) -> Finding:
+def _taken_port(node: str, reply: Mapping[str, Any]) -> Finding:
     error = orders.port_error(reply)
     return Finding(node, "ports", error.message, error.fix)

@@ -20,9 +20,9 @@ from tfcluster.plan.keras_settings import is_from_2_16
 from tfcluster.plan.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 
-_LEAST_BYTES = 1_000_000_000
-_LEAST_SHM_BYTES = 64_000_000
-_MOST_SKEW_S = 5.0
+_MIN_FREE_BYTES = 1_000_000_000
+_MIN_SHM_BYTES = 64_000_000
+_MAX_SKEW_S = 5.0
 
 VERSIONS = {
     "TensorFlow": "tensorflow",
@@ -31,17 +31,18 @@ VERSIONS = {
     "NumPy": "numpy",
     "protobuf": "protobuf",
 }
-"""Row of the table → package. Those of the first three must be equal."""
+"""Row of the table → package."""
 _MAY_DIFFER = ("NumPy", "protobuf")
+"""Rows whose versions may differ between nodes: a difference is a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing about one node; what `is_fatal` ends the run before it begins."""
+    """One problem of one node; a fatal one stops the run before it starts."""
 
     node: str
     check: str
-    """Row of the table: ``TensorFlow``, ``port``, ``clock`` …"""
+    """Row of the table: ``TensorFlow``, ``ports``, ``clock`` …"""
     what: str
     fix: str
     is_fatal: bool = True
@@ -49,26 +50,26 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a job asks of the nodes it runs on."""
+    """The requirements of a job on the nodes it runs on."""
 
     tensorflow: bool = True
     estimator: bool = False
     """The job uses ``tf.estimator``."""
     gang: bool = True
-    """The nodes train as one, so that they must be alike; not so parameter servers, tuners, and
-    commands whose Python nobody knows."""
+    """The nodes train as one gang, so they must be alike. False for parameter servers, tuners and
+    commands whose Python is not known."""
     nccl: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Node → its tasks that reduce with NCCL."""
+    """Node → its tasks that use NCCL."""
     gpu_indexes: Mapping[str, int] = field(default_factory=dict)
-    """Node → the highest index of a GPU that its tasks are given by the spec."""
+    """Node → the highest GPU index that the spec assigns to its tasks."""
     script_sha256: str | None = None
-    """Of the job's script here."""
+    """SHA-256 of the job's script on this machine."""
     writes: str | None = None
-    """The folder in which every node must be able to write."""
+    """The folder that every node must be able to write to."""
 
 
 def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
-    """What `plan` asks for."""
+    """Return what the job of `plan` requires; `script_sha256` is that of the local script."""
     known = all(node.interpreter is not None for node in plan.nodes)
     nccl: dict[str, list[str]] = {}
     highest: dict[str, int] = {}
@@ -89,126 +90,133 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
 
 
 def judge(
-    seen: Sequence[ProbeAnswer], needs: Needs, *, silent: Collection[str] = ()
+    answers: Sequence[ProbeAnswer], needs: Needs, *, silent: Collection[str] = ()
 ) -> tuple[Finding, ...]:
-    """All findings, the fatal ones first. `silent`: nodes that gave no report, so that others
-    could not reach them either."""
-    found: list[Finding] = []
-    for one in seen:
-        found += [
-            *_python(one, needs),
-            *_network(one, silent),
-            *_storage(one, needs),
-            *_gpus(one, needs),
+    """Return all findings, the fatal ones first.
+
+    `silent`: nodes that did not answer; that others cannot reach them is not reported again.
+    """
+    findings: list[Finding] = []
+    for answer in answers:
+        findings += [
+            *_check_python(answer, needs),
+            *_check_network(answer, silent),
+            *_check_storage(answer, needs),
+            *_check_gpus(answer, needs),
+            *_check_clock(answer),
         ]
-        found += _clock(one)
-    found += _together(seen, needs) if needs.gang else ()
-    return tuple(sorted(found, key=lambda finding: not finding.is_fatal))
+    findings += _compare_nodes(answers, needs) if needs.gang else ()
+    return tuple(sorted(findings, key=lambda finding: not finding.is_fatal))
 
 
-def _python(one: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
-    if needs.tensorflow and "tensorflow" not in one.packages:
-        fix = f"name a Python that has it: {_field_of_python(one.node)}"
-        yield Finding(one.node, "TensorFlow", "its Python has no TensorFlow", fix)
-    if needs.estimator and is_from_2_16(one.packages):
-        what = f"tf.estimator ended with TensorFlow 2.15, and it has {one.packages['tensorflow']}"
-        fix = f"name a Python with TensorFlow 2.15: {_field_of_python(one.node)}"
-        yield Finding(one.node, "TensorFlow", what, fix)
-    if one.imported is not None and "error" in one.imported and "tensorflow" in one.packages:
-        what = f"import tensorflow fails: {one.imported['error']}"
-        fix = f"try it there: {one.executable} -c 'import tensorflow'"
-        yield Finding(one.node, "import", what, fix)
+def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
+    if needs.tensorflow and "tensorflow" not in answer.packages:
+        fix = f"name a Python that has it: {_python_field(answer.node)}"
+        yield Finding(answer.node, "TensorFlow", "its Python has no TensorFlow", fix)
+    if needs.estimator and is_from_2_16(answer.packages):
+        version = answer.packages["tensorflow"]
+        what = f"TensorFlow {version} has no tf.estimator (2.15 was the last release with it)"
+        fix = f"name a Python with TensorFlow 2.15: {_python_field(answer.node)}"
+        yield Finding(answer.node, "TensorFlow", what, fix)
+    imported = answer.imported or {}
+    if "error" in imported and "tensorflow" in answer.packages:
+        what = f"import tensorflow fails: {imported['error']}"
+        fix = f"run on that node: {answer.executable} -c 'import tensorflow'"
+        yield Finding(answer.node, "import", what, fix)
 
 
-def _field_of_python(node: str) -> str:
+def _python_field(node: str) -> str:
     return "--python PATH" if node == "local" else f"runtime.hosts.{node}.python"
 
 
-def _network(one: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:
-    for host in one.strange_names:
-        fix = "correct the name (DNS, /etc/hosts) there, or write the address"
-        yield Finding(one.node, "names", f"{host} is not one of its own addresses", fix)
-    for port, why in one.not_listening:
-        what = f"nothing can listen on port {port}: {why}"
-        yield Finding(one.node, "ports", what, "write another port in the spec (0 = choose one)")
-    for node, task, host, port, why in one.unreachable:
+def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:
+    for host in answer.strange_names:
+        fix = "correct the name there (DNS, /etc/hosts), or write the IP address in the spec"
+        yield Finding(answer.node, "names", f"{host} is not an address of this node", fix)
+    for port, why in answer.not_listening:
+        what = f"cannot listen on port {port}: {why}"
+        yield Finding(answer.node, "ports", what, "write another port in the spec (0 = choose one)")
+    for node, task, host, port, why in answer.unreachable:
         if node in silent:
             continue
-        what = f"{task} ({host}:{port}) cannot be reached from there: {why}"
-        fix = "open that port between the two (firewall, security group), or write another"
-        yield Finding(one.node, "peers", what, fix)
+        what = f"cannot connect to {task} ({host}:{port}): {why}"
+        fix = "open that port between the two (firewall, security group), or write another port"
+        yield Finding(answer.node, "peers", what, fix)
 
 
-def _storage(one: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
-    if one.free_bytes is not None and one.free_bytes < _LEAST_BYTES:
-        left = f"{one.free_bytes / 1e6:.0f} MB"
-        yield Finding(one.node, "disk", f"only {left} of disk are free", "make room", False)
-    if one.shm_bytes is not None and one.shm_bytes < _LEAST_SHM_BYTES and one.gpus:
-        what = f"only {one.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
-        fix = "NCCL shares memory there: mount a larger one (docker: --shm-size=1g)"
-        yield Finding(one.node, "/dev/shm", what, fix, False)
-    for folder, why in one.unwritable:
-        is_fatal = folder == needs.writes  # a data set may be there already, read-only
-        fix = "make it writable for the user of the tasks, or name another"
-        yield Finding(one.node, "folders", f"{folder} cannot be written: {why}", fix, is_fatal)
-    ours, theirs = needs.script_sha256, one.script_sha256
-    if ours is not None and theirs is not None and ours != theirs:
-        fix = "its working directory must hold the code that is here: is the mount the same?"
-        yield Finding(one.node, "script", "the script there is not the one here", fix)
+def _check_storage(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
+    if answer.free_bytes is not None and answer.free_bytes < _MIN_FREE_BYTES:
+        what = f"only {answer.free_bytes / 1e6:.0f} MB of disk are free"
+        yield Finding(answer.node, "disk", what, "free some disk space", False)
+    if answer.shm_bytes is not None and answer.shm_bytes < _MIN_SHM_BYTES and answer.gpus:
+        what = f"only {answer.shm_bytes / 1e6:.0f} MB of /dev/shm are free"
+        fix = "NCCL needs shared memory: mount a larger /dev/shm (docker: --shm-size=1g)"
+        yield Finding(answer.node, "/dev/shm", what, fix, False)
+    for folder, why in answer.unwritable:
+        is_fatal = folder == needs.writes  # a data set may be on a read-only mount
+        fix = "make it writable for the user who runs the tasks, or name another folder"
+        yield Finding(answer.node, "folders", f"{folder} cannot be written: {why}", fix, is_fatal)
+    local, remote = needs.script_sha256, answer.script_sha256
+    if local is not None and remote is not None and local != remote:
+        fix = "check that both machines mount the same working directory"
+        yield Finding(answer.node, "script", "its script differs from the one on this machine", fix)
 
 
-def _gpus(one: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
-    if one.gpu_trouble:
-        fix = "look at the driver: nvidia-smi, dmesg | grep -i nvrm"
-        yield Finding(one.node, "GPUs", one.gpu_trouble, fix, False)
+def _check_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
+    if answer.gpu_trouble:
+        fix = "check the driver: nvidia-smi, dmesg | grep -i nvrm"
+        yield Finding(answer.node, "GPUs", answer.gpu_trouble, fix, False)
         return
-    if (tasks := needs.nccl.get(one.node)) and not one.gpus:
+    if (tasks := needs.nccl.get(answer.node)) and not answer.gpus:
         what = f"strategy.communication is NCCL, and there is no GPU for {', '.join(tasks)}"
-        yield Finding(one.node, "GPUs", what, "--set strategy.communication=RING, or AUTO")
-    elif (highest := needs.gpu_indexes.get(one.node, -1)) >= len(one.gpus):
-        what = f"GPU {highest} is asked for, and it has {len(one.gpus) or 'none'}"
-        yield Finding(one.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
+        yield Finding(answer.node, "GPUs", what, "--set strategy.communication=RING, or AUTO")
+    elif (highest := needs.gpu_indexes.get(answer.node, -1)) >= len(answer.gpus):
+        what = f"GPU index {highest} is requested, but the node's GPU count is {len(answer.gpus)}"
+        yield Finding(answer.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
 
 
-def _clock(one: ProbeAnswer) -> Iterator[Finding]:
-    if abs(one.clock_ahead_s) > _MOST_SKEW_S:
-        what = f"its clock differs from ours by {one.clock_ahead_s:+.0f} s"
-        yield Finding(one.node, "clock", what, "set it by NTP: times in logs mislead", False)
+def _check_clock(answer: ProbeAnswer) -> Iterator[Finding]:
+    if abs(answer.clock_ahead_s) > _MAX_SKEW_S:
+        what = f"its clock differs from this machine's by {answer.clock_ahead_s:+.0f} s"
+        fix = "synchronize it by NTP: the times in logs are misleading"
+        yield Finding(answer.node, "clock", what, fix, False)
 
 
-def _together(seen: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Finding]:
-    """Versions and GPUs, against what most nodes have."""
-    equipped = [one for one in seen if "tensorflow" in one.packages or not needs.tensorflow]
+def _compare_nodes(answers: Sequence[ProbeAnswer], needs: Needs) -> Iterator[Finding]:
+    """Yield a finding for each node whose versions or GPUs differ from those of most nodes."""
+    equipped = [a for a in answers if "tensorflow" in a.packages or not needs.tensorflow]
     for row, package in VERSIONS.items():
-        having = {one.node: one.packages.get(package, "none") for one in equipped}
-        yield from _odd(row, having, is_fatal=row not in _MAY_DIFFER)
-    yield from _odd("Python", {one.node: one.python.rpartition(".")[0] for one in seen})
-    known = [one for one in seen if not one.gpu_trouble]
-    yield from _odd("GPUs", {one.node: shown_gpus(one.gpus) for one in known})
+        versions = {a.node: a.packages.get(package, "none") for a in equipped}
+        yield from _find_outliers(row, versions, is_fatal=row not in _MAY_DIFFER)
+    yield from _find_outliers("Python", {a.node: a.python.rpartition(".")[0] for a in answers})
+    gpus = {a.node: format_gpus(a.gpus) for a in answers if not a.gpu_trouble}
+    yield from _find_outliers("GPUs", gpus)
 
 
-def _odd(what: str, having: Mapping[str, str], *, is_fatal: bool = True) -> Iterator[Finding]:
-    counted = Counter(having.values()).most_common()
+def _find_outliers(
+    check: str, values: Mapping[str, str], *, is_fatal: bool = True
+) -> Iterator[Finding]:
+    counted = Counter(values.values()).most_common()
     if len(counted) < 2:
         return
-    usual = counted[0][0]
-    for node, value in having.items():
-        if value != usual:
-            text = f"{what} is {value} there, {usual} on the others"
-            yield Finding(node, what, text, "all nodes must have the same", is_fatal)
+    majority = counted[0][0]
+    for node, value in values.items():
+        if value != majority:
+            what = f"{check}: {value} on this node, {majority} on the others"
+            yield Finding(node, check, what, "all nodes must have the same", is_fatal)
 
 
-def shown_gpus(gpus: Sequence[str]) -> str:
-    """``2 × NVIDIA H200``."""
+def format_gpus(gpus: Sequence[str]) -> str:
+    """Return the GPUs by model, such as ``2 × NVIDIA H200``."""
     return ", ".join(f"{count} × {name}" for name, count in Counter(gpus).items()) or "none"
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightReport:
-    """Of each node what was seen, where it could be looked at, and what is wrong with it."""
+    """The result of a preflight: all nodes, the answers of those that gave one, and findings."""
 
     nodes: tuple[str, ...]
-    seen: tuple[ProbeAnswer, ...]
+    answers: tuple[ProbeAnswer, ...]
     findings: tuple[Finding, ...]
     """The fatal ones first."""
 
@@ -217,49 +225,49 @@ class PreflightReport:
         return tuple(finding for finding in self.findings if finding.is_fatal)
 
     @property
-    def told(self) -> tuple[Finding, ...]:
-        """What stops nothing."""
+    def warnings(self) -> tuple[Finding, ...]:
+        """The findings that do not stop a start."""
         return tuple(finding for finding in self.findings if not finding.is_fatal)
 
     def with_more(self, findings: Iterable[Finding]) -> PreflightReport:
-        """`findings`, too; of one thing about one node the first is enough."""
+        """Return this report with `findings` added, without duplicates."""
         merged: dict[tuple[str, str, str], Finding] = {}
         for finding in (*findings, *self.findings):
             merged.setdefault((finding.node, finding.check, finding.what), finding)
         ordered = sorted(merged.values(), key=lambda finding: not finding.is_fatal)
-        return PreflightReport(self.nodes, self.seen, tuple(ordered))
+        return PreflightReport(self.nodes, self.answers, tuple(ordered))
 
     def require(self) -> None:
-        """Raises PreflightError for all that is fatal."""
+        """Raise PreflightError if there are fatal findings; it lists them all."""
         if self.fatal:
             raise PreflightError([(f.node, f.what, f.fix) for f in self.fatal])
 
     def to_json(self) -> dict[str, Any]:
-        """As ``doctor --json`` prints it; read back by `from_json`."""
+        """Return the report as ``doctor --json`` prints it; `from_json` reads it back."""
         return {
             "ok": not self.fatal,
             "nodes": list(self.nodes),
-            "seen": [asdict(one) for one in self.seen],
+            "seen": [asdict(answer) for answer in self.answers],
             "findings": [asdict(finding) for finding in self.findings],
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PreflightReport:
-        """Raises KeyError or TypeError for anything else."""
+        """Read back what `to_json` returned; raises KeyError or TypeError for anything else."""
         return cls(
             tuple(data["nodes"]),
-            tuple(ProbeAnswer(**one) for one in data["seen"]),
-            tuple(Finding(**one) for one in data["findings"]),
+            tuple(ProbeAnswer(**answer) for answer in data["seen"]),
+            tuple(Finding(**answer) for answer in data["findings"]),
         )
 
 
-def first_seen(seen: Sequence[ProbeAnswer], node: str) -> ProbeAnswer | None:
-    """The report of `node`, if it gave one."""
-    return next((one for one in seen if one.node == node), None)
+def answer_of(answers: Sequence[ProbeAnswer], node: str) -> ProbeAnswer | None:
+    """Return the answer of `node`, or None."""
+    return next((answer for answer in answers if answer.node == node), None)
 
 
 def read_report(paths: RunPaths) -> PreflightReport | None:
-    """What a run saw before its start; None where it did not look."""
+    """Return the preflight report in a run's folder, or None."""
     try:
         return PreflightReport.from_json(foreign_json.read_json_object(paths.preflight))
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,1 +1,1 @@
-"""The run folder: its paths, its events, the state they fold into, and the registry of all runs."""
+"""The run folder: its paths and events, the state they fold into, and the registry of all runs."""

@@ -29,42 +29,42 @@ KILL_AGENT: Final = "kill-agent"
 VERBS: Final = ("kill", "stop", "term", "hang", "raise", "exit", KILL_AGENT)
 PLACES: Final = ("step", "start", "join", "save")
 GRAMMAR: Final = (
-    "write WHAT TASK WHERE [in attempt N], several with ; between them. WHAT: kill, stop, term, "
-    "hang, raise, exit CODE, or kill-agent (of a task or a node). WHERE: at step N, at start, "
+    "write WHAT TASK WHERE [in attempt N], several separated by ;. WHAT: kill, stop, term, "
+    "hang, raise, exit CODE, or kill-agent (with a task or a node). WHERE: at step N, at start, "
     "at join, at save [N]. For example: kill worker:1 at step 50"
 )
 
 _SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
-_SETTINGS: Final = "TFCLUSTER_SETTINGS"
+_SETTINGS_VARIABLE: Final = "TFCLUSTER_SETTINGS"
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault, injected once."""
+    """One fault, which is injected once."""
 
     text: str
-    """As the user wrote it; what events and the summary call it."""
+    """The fault as the user wrote it, which events and the summary show."""
     verb: str
     task: TaskId
-    """Whom it befalls; for ``kill-agent NODE`` a task of that node."""
+    """The task it hits; for ``kill-agent NODE`` a task of that node."""
     witness: TaskId
-    """The task that is told of it and says when its place is reached: mostly `task` itself."""
+    """The task that reports when the place is reached: mostly `task` itself."""
     node: str
     place: str
     number: int | None = None
-    """The step, or which save."""
+    """The number of the step or of the save."""
     attempt: int = 1
     exit_code: int | None = None
 
     @property
     def is_ordered(self) -> bool:
-        """Whether the coordinator carries it out, on the witness's report."""
+        """True if the coordinator injects it once the witness has reported the place."""
         return self.verb == KILL_AGENT or self.witness != self.task
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What `witness` is told."""
-        told = {
+        """The entry for `witness` in ``TFCLUSTER_SETTINGS``."""
+        entry = {
             "fault": self.text,
             "do": "report" if self.is_ordered else self.verb,
             "place": self.place,
@@ -72,43 +72,47 @@ class Fault:
             "exit_code": self.exit_code,
             "task": str(self.task) if self.witness != self.task else None,
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in entry.items() if value is not None}
 
 
 def parse(texts: Iterable[str], plan: Plan) -> tuple[Fault, ...]:
-    """The faults of all ``--chaos`` options.
+    """Parse the faults of all ``--chaos`` options.
 
-    Raises UsageError for what is no fault, for a task or node that `plan` does not have, and for
+    Raises UsageError for a malformed fault, for a task or node that `plan` does not have, and for
     a place that its job never reports.
     """
     faults: list[Fault] = []
     for text in texts:
         for part in text.strip().removesuffix(";").split(";"):
-            fault = _Reader(part, plan).read()
+            fault = _FaultParser(part, plan).read()
             if any(fault.text == other.text for other in faults):
-                raise UsageError(f"--chaos: '{fault.text}' stands there twice", fix=GRAMMAR)
+                raise UsageError(f"--chaos: '{fault.text}' is given twice", fix=GRAMMAR)
             faults.append(fault)
     return tuple(faults)
 
 
 def settings_for(faults: Iterable[Fault], task: TaskId, attempt: int) -> list[dict[str, Any]]:
-    """What `task` is told in its attempt `attempt`; [] for most."""
+    """Return the faults that `task` must inject or report in its attempt `attempt`."""
     return [f.setting for f in faults if f.witness == task and f.attempt == attempt]
 
 
 def environment(
     command: Command, faults: Iterable[Fault], task: TaskId, attempt: int
 ) -> tuple[EnvVar, ...]:
-    """TFCLUSTER_SETTINGS of `command` with this attempt's faults in it; () without any."""
-    told = settings_for(faults, task, attempt)
-    if not told:
+    """Return TFCLUSTER_SETTINGS of `command` with this attempt's faults added; () without any."""
+    entries = settings_for(faults, task, attempt)
+    if not entries:
         return ()
-    settings = next((var.value for var in command.env if var.name == _SETTINGS), "{}")
-    return (EnvVar(_SETTINGS, json.dumps(json.loads(settings) | {"chaos": told}), "--chaos"),)
+    settings = next((var.value for var in command.env if var.name == _SETTINGS_VARIABLE), "{}")
+    return (
+        EnvVar(
+            _SETTINGS_VARIABLE, json.dumps(json.loads(settings) | {"chaos": entries}), "--chaos"
+        ),
+    )
 
 
 def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fault | None:
-    """The fault that task `by` reports as injected; None where it was never told to."""
+    """Return the fault that task `by` reports as injected; None if it was not meant for it."""
     for fault in faults:
         if (fault.text, str(fault.witness), fault.attempt) == (text, by, attempt):
             return fault
@@ -116,22 +120,22 @@ def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fa
 
 
 def order(faults: Iterable[Fault], text: str) -> tuple[str, dict[str, Any]] | None:
-    """The node and the order to send it when a task has reported the fault `text`.
+    """Return the node and the order to send it once a task has reported the fault `text`.
 
-    None for a fault that the task injects into itself.
+    Returns None for a fault that the task injects into itself.
     """
     fault = next((f for f in faults if f.text == text and f.is_ordered), None)
     if fault is None:
         return None
     if fault.verb == KILL_AGENT:
         return fault.node, {"type": "die"}
-    # Unlike `stop`, `signal` leaves the end the task's own: a failure that is to be diagnosed.
+    # Unlike after `stop`, the end counts as the task's own failure, which is to be diagnosed.
     number = int(_SIGNALS[fault.verb])
     return fault.node, {"type": "signal", "tasks": [str(fault.task)], "signal": number}
 
 
-class _Reader:
-    """Reads one fault word by word; every complaint shows where in it something is wrong."""
+class _FaultParser:
+    """A parser of one fault, word by word; every error points at the wrong word."""
 
     def __init__(self, text: str, plan: Plan) -> None:
         self.words: Sequence[str] = text.split()
@@ -152,9 +156,9 @@ class _Reader:
             self._expect("attempt")
             attempt = self._number("an attempt")
         if self.at < len(self.words):
-            self._complain("nothing may follow here")
+            self._fail("unexpected text at the end")
         witness = self._witness(verb, task, place)
-        self._refuse(place, witness)
+        self._check_reportable(place, witness)
         return Fault(self.text, verb, task, witness, node, place, number, attempt, code)
 
     def _place_number(self, place: str) -> int | None:
@@ -162,7 +166,7 @@ class _Reader:
             return self._number("a step")
         if place == "save":
             follows = self.at < len(self.words) and self.words[self.at] != "in"
-            return self._number("which save") if follows else 1
+            return self._number("a save") if follows else 1
         return None
 
     def _task(self) -> tuple[TaskId, str]:
@@ -170,84 +174,83 @@ class _Reader:
         try:
             task = TaskId.parse(word)
             if any(other.id == task for other in self.plan.elsewhere):
-                self._complain(f"{task} is not started from here", last=True, fix=self._tasks())
+                self._fail(f"{task} is not started from here", last=True, fix=self._tasks())
             return task, self.plan.task(task).node
         except ValueError:
-            self._complain(f"'{word}' is no task", last=True, fix=self._tasks())
+            self._fail(f"'{word}' is not a task", last=True, fix=self._tasks())
         except KeyError:
-            self._complain(f"there is no {word} in the cluster", last=True, fix=self._tasks())
+            self._fail(f"the cluster has no {word}", last=True, fix=self._tasks())
 
     def _node_or_task(self) -> tuple[TaskId, str]:
         word = self._word("a task or a node")
         names = [node.name for node in self.plan.nodes]
         if word in names:
-            here = [task for task in self.plan.tasks if task.node == word]
-            # Of the tasks there, one whose steps count, and best of all the chief's.
-            here.sort(key=lambda task: (task.serves, task.id != self.plan.chief))
-            return here[0].id, word
+            on_node = [task for task in self.plan.tasks if task.node == word]
+            # Prefer the chief, then a task that takes steps: it reports when they are reached.
+            on_node.sort(key=lambda task: (task.serves, task.id != self.plan.chief))
+            return on_node[0].id, word
         if any(str(task.id) == word for task in self.plan.tasks):
             self.at -= 1
             return self._task()
         known = f"{self._tasks()}; the nodes are {', '.join(names)}"
-        self._complain(f"there is no task and no node '{word}'", last=True, fix=known)
+        self._fail(f"'{word}' is neither a task nor a node", last=True, fix=known)
 
     def _tasks(self) -> str:
         return f"the tasks are {', '.join(str(task.id) for task in self.plan.tasks)}"
 
     def _witness(self, verb: str, task: TaskId, place: str) -> TaskId:
-        """Steps of a task that serves are those of the chief, who alone counts them."""
+        """Return the task that reports `place`: the chief for the steps of a task that serves."""
         if place not in {"step", "save"} or not self.plan.task(task).serves:
             return task
         if verb not in {*_SIGNALS, KILL_AGENT}:
             raise UsageError(
-                f"--chaos '{self.text}' cannot be done: {task} only serves, so the {place} would "
-                f"be one of {self.plan.chief}",
-                fix=f"kill, stop, term and kill-agent can befall {task} from there",
+                f"--chaos '{self.text}' is not possible: {task} only serves, so its {place}s are "
+                f"those of {self.plan.chief}",
+                fix=f"only kill, stop, term and kill-agent work for {task} at a {place}",
             )
         return self.plan.chief
 
-    def _refuse(self, place: str, witness: TaskId) -> None:
-        """What the job never reports would never be injected: better said before the start."""
-        fix = ""
+    def _check_reportable(self, place: str, witness: TaskId) -> None:
+        """Raise UsageError if the job never reports `place`, so that the fault would not happen."""
         if not self.plan.hooks or self.plan.task(witness).has_own_command:
-            what = "reports no steps" if place == "step" else "cannot be told of faults"
+            what = "reports no steps" if place == "step" else "cannot inject faults"
             reason = f"the job {what}: it is a command, or its hooks are off"
-            fix = "a job.script or job.module with hooks: auto takes part in --chaos"
+            fix = "use a job.script or job.module with hooks: auto"
         elif self.plan.kind != "plain" or place not in {"step", "join"}:
             return
         else:
             reports = "reports no steps" if place == "step" else "never waits for its peers"
             reason = f"a plain job {reports}: its tasks form no cluster"
-            fix = "at start can be written, or at save for what saves TensorFlow checkpoints"
-        raise UsageError(f"--chaos '{self.text}' cannot be done: {reason}", fix=fix)
+            fix = "use `at start`, or `at save` if the job saves TensorFlow checkpoints"
+        raise UsageError(f"--chaos '{self.text}' is not possible: {reason}", fix=fix)
 
     def _word(self, expected: str) -> str:
         if self.at >= len(self.words):
-            self._complain(f"here it ends, and {expected} is missing")
+            self._fail(f"{expected} is missing")
         self.at += 1
         return self.words[self.at - 1]
 
     def _expect(self, word: str) -> None:
         found = self._word(f"'{word}'")
         if found != word:
-            self._complain(f"'{word}' belongs here, not '{found}'", last=True)
+            self._fail(f"expected '{word}', not '{found}'", last=True)
 
     def _one_of(self, words: Sequence[str], what: str) -> str:
         found = self._word(what)
         if found not in words:
-            self._complain(f"'{found}' is not {what}: {', '.join(words)}", last=True)
+            self._fail(f"'{found}' is not {what}; use one of {', '.join(words)}", last=True)
         return found
 
     def _number(self, what: str, *, least: int = 1, most: int | None = None) -> int:
         found = self._word(what)
         is_number = found.isascii() and found.isdigit()
         if not is_number or int(found) < least or (most is not None and int(found) > most):
-            upto = f" to {most}" if most is not None else " or more"
-            self._complain(f"{what} is a number, {least}{upto}, not '{found}'", last=True)
+            allowed = f"from {least} to {most}" if most is not None else f"of at least {least}"
+            self._fail(f"{what} must be an integer {allowed}, not '{found}'", last=True)
         return int(found)
 
-    def _complain(self, message: str, *, last: bool = False, fix: str = "") -> NoReturn:
-        """Point at the next word, or at the `last` one read."""
+    def _fail(self, message: str, *, last: bool = False, fix: str = "") -> NoReturn:
+        """Raise UsageError that points at the next word, or at the `last` one read."""
         position = self.at - 1 if last else self.at
         before = " ".join(self.words[:position])
         width = len(self.words[position]) if position < len(self.words) else 1
@@ -258,9 +261,9 @@ class _Reader:
 def apply(records: list[dict[str, Any]], event: Event, now: float) -> None:
     """Fold `event` into the records of injected faults (`RunSnapshot.chaos`), oldest first.
 
-    `detected_after_s`: until its task's end, freezing or exception, its node's loss, or a
-    diagnosis or stall that followed. `resumed_after_s`: until a task of a later attempt has
-    joined, then made exact by the first step it reports (`resumed_step`).
+    `detected_after_s` is the time until its task ended, was stopped or raised, its node was lost,
+    or a diagnosis or stall followed. `resumed_after_s` is the time until a task of a later attempt
+    has joined; the first step it reports makes it exact (`resumed_step`).
     """
     if isinstance(event, ev.ChaosInjected):
         facts = event.to_json()
@@ -269,16 +272,16 @@ def apply(records: list[dict[str, Any]], event: Event, now: float) -> None:
         return
     for record in records:
         if "detected_after_s" not in record:
-            if _shows(event, record):
+            if _shows_effect(event, record):
                 record["detected_after_s"] = round(now - record["injected_at"], 3)
-        elif _resumes(event, record):
+        elif _shows_resumption(event, record):
             record["resumed_after_s"] = round(now - record["injected_at"], 3)
             if isinstance(event, ev.Progress):
                 record["resumed_step"] = event.step
 
 
-def _shows(event: Event, record: dict[str, Any]) -> bool:
-    """Whether `event` is the first sign of the fault; what other tasks do is none."""
+def _shows_effect(event: Event, record: dict[str, Any]) -> bool:
+    """Return whether `event` shows the effect of the fault; events of other tasks do not."""
     verb, task = record["fault"].partition(" ")[0], str(record["task"])
     match event:
         case ev.TaskExited():
@@ -295,7 +298,7 @@ def _shows(event: Event, record: dict[str, Any]) -> bool:
     return False
 
 
-def _resumes(event: Event, record: dict[str, Any]) -> bool:
+def _shows_resumption(event: Event, record: dict[str, Any]) -> bool:
     if not isinstance(event, ev.Progress | ev.TaskReady) or "resumed_step" in record:
         return False
     if event.attempt <= record.get("attempt", 1):
@@ -306,16 +309,16 @@ def _resumes(event: Event, record: dict[str, Any]) -> bool:
 
 
 def not_injected(faults: Iterable[Fault], state: RunSnapshot) -> tuple[str, ...]:
-    """One closing warning for each fault whose place was never reached."""
+    """Return a closing warning for each fault whose place was never reached."""
     injected = {record["fault"] for record in state.chaos}
     return tuple(
-        f"'{fault.text}' was never injected: {_why(fault, state)}"
+        f"'{fault.text}' was never injected: {_why_not_injected(fault, state)}"
         for fault in faults
         if fault.text not in injected
     )
 
 
-def _why(fault: Fault, state: RunSnapshot) -> str:
+def _why_not_injected(fault: Fault, state: RunSnapshot) -> str:
     if state.attempt < fault.attempt:
         return f"there was no attempt {fault.attempt}"
     task = next(task for task in state.tasks if task.task == str(fault.witness))
@@ -324,9 +327,9 @@ def _why(fault: Fault, state: RunSnapshot) -> str:
             return "the job reports no steps"
         if task.step is None:
             return f"{task.task} reported no steps"
-        return f"{task.task} got to step {task.step}"
+        return f"{task.task} reached step {task.step}"
     if fault.place == "save":
         return f"{task.task} did not save that often"
     if fault.place == "join":
         return f"{task.task} never waited for its peers"
-    return f"{task.task} did not get to its code"
+    return f"{task.task} never reached its code"

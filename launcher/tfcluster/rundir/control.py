@@ -1,7 +1,8 @@
-"""The coordinator's Unix socket: how `down`, `wait` and `status` reach a live run.
+"""The coordinator's control socket, by which `down`, `wait` and `status` reach a live run.
 
-One JSON object a line each way: ``{"op": "stop", "why": "down", "now": false}`` is answered by
-``{"ok": true}``; ``{"op": "status"}`` by the state; anything else by ``{"ok": false, "error": …}``.
+Requests and replies are JSON objects, one a line: ``{"op": "stop", "why": "down", "now": false}``
+is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, and anything else by
+``{"ok": false, "error": …}``.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from tfcluster.errors import SurroundingsError
 if TYPE_CHECKING:
     import asyncio
 
-_LISTEN_AGAIN_S = 1.0
-"""`down` asks for longer than that."""
+_CHECK_INTERVAL_S = 1.0
+"""The interval of checks of the socket; `down` keeps asking for longer than that."""
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @contextlib.asynccontextmanager
 async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
-    """Answer this user's requests on `path`, in a folder of theirs alone, until the block ends.
+    """Answer this user's requests on `path`, in a private folder, until the block ends.
 
-    Raises SurroundingsError.
+    Raises SurroundingsError if it cannot listen there.
     """
-    import asyncio  # a client needs none
+    import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
 
     async def listen() -> asyncio.Server:
         _clear(path)
-        return await asyncio.start_unix_server(partial(_converse, answer), path)
+        return await asyncio.start_unix_server(partial(_serve_client, answer), path)
 
-    async def listen_again() -> None:
-        """A runtime folder goes with its user's last session, and any other one may be cleared."""
+    async def keep_listening() -> None:
+        """Listen again when the socket is removed, for example with the user's last session."""
         nonlocal server
         while True:
-            await asyncio.sleep(_LISTEN_AGAIN_S)
-            if not _is_there(path):
+            await asyncio.sleep(_CHECK_INTERVAL_S)
+            if not _exists(path):
                 with contextlib.suppress(OSError):
                     before, server = server, await listen()
                     before.close()
@@ -58,9 +59,9 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
     except OSError as error:
         raise SurroundingsError(
             f"cannot listen on {path}: {describe_error(error)}",
-            fix="set XDG_RUNTIME_DIR to a folder of your own with a shorter path",
+            fix="set XDG_RUNTIME_DIR to a private folder with a shorter path",
         ) from error
-    listening = asyncio.create_task(listen_again())
+    listening = asyncio.create_task(keep_listening())
     try:
         yield
     finally:
@@ -70,7 +71,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
             _clear(path)
 
 
-async def _converse(
+async def _serve_client(
     answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     from asyncio import CancelledError
@@ -78,9 +79,9 @@ async def _converse(
     from tfcluster.agent.net.listener import is_own_user
 
     if not is_own_user(writer.get_extra_info("socket")):
-        writer.close()  # the folder keeps others out; this holds where its mode was changed
+        writer.close()  # a second defence, in case the mode of the private folder was changed
         return
-    # Cancelled: the run is over, and a client that stays is hung up on.
+    # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
             writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
@@ -88,7 +89,7 @@ async def _converse(
     writer.close()
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     return os.path.lexists(path)
 
 
@@ -105,7 +106,10 @@ def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
 
 
 def ask(path: Path, request: dict[str, Any], *, timeout: float = 10.0) -> dict[str, Any]:
-    """Ask a live coordinator; raises OSError where none listens, ValueError for a torn reply."""
+    """Send `request` to a live coordinator and return its reply.
+
+    Raises OSError if none listens, ValueError for an incomplete reply.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout)
         connection.connect(str(path))

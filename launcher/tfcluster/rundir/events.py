@@ -1,4 +1,4 @@
-"""Everything that happens in a run, one frozen dataclass a kind, one line of ``events.jsonl`` each.
+"""The events of a run: one frozen dataclass per type, one line of ``events.jsonl`` per event.
 
 The JSON form is ``{"seq": 1, "time": 1700000000.0, "type": "task_started", …}``: `seq` counts
 from 1 without gaps, `time` is seconds since 1970, and a field that is None is left out. Only
@@ -13,18 +13,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from tfcluster.rundir.json_numbers import spell
+from tfcluster.rundir.json_numbers import to_json_numbers
 from tfcluster.rundir.states import Status as Status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base: `type` is the class name in snake case."""
+    """The base of all events; `type` is the class name in snake case."""
 
     type: ClassVar[str] = "event"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # dataclass(slots=True) makes the class twice; both pass here with the same name.
+        # dataclass(slots=True) creates the class twice, with the same name.
         cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def to_json(self) -> dict[str, Any]:
@@ -40,14 +40,14 @@ class RunStarted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Event):
-    """The run begins with what an earlier one had gathered (``up --resume``)."""
+    """The run starts from a checkpoint of an earlier one (``up --resume``)."""
 
     run: str
-    """The earlier one."""
+    """The earlier run."""
     step: int | None
-    """None where it is not known."""
+    """The checkpoint's step; None where it is not known."""
     checkpoint: str | None = None
-    """Then the name of the checkpoint: ``ckpt-12``."""
+    """The checkpoint's name (``ckpt-12``) where its step is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class NodeConnected(Event):
     """Process id of the node's agent."""
     guard_pid: int
     identity: Mapping[str, Any] | None = None
-    """Who agent and guard are, for whoever must prove their end (`agent.fencing`)."""
+    """The identity of agent and guard, by which `agent.fencing` proves that they have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,24 +68,26 @@ class NodeLost(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnreachable(Event):
-    """The connection to a node broke; its tasks go on, for as long as its lease."""
+    """The connection to a node broke; its tasks run on until its lease ends."""
 
     node: str
     lease_s: float
     why: str | None = None
-    """Where that is known: a container that is paused, …"""
+    """The reason where it is known, for example a paused container."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReconnected(Event):
-    """An unreachable node is back, with the same agent and tasks; or a lost one, with a new agent
-    and no task of before."""
+    """A node is back: an unreachable one with its agent and tasks, or a lost one with a new agent.
+
+    A node that was lost comes back without its earlier tasks.
+    """
 
     node: str
     pid: int
     guard_pid: int
     identity: Mapping[str, Any] | None = None
-    """Of a new agent, as in `NodeConnected`."""
+    """The identity of a new agent, as in `NodeConnected`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,26 +135,26 @@ class Progress(Event):
     epoch: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
-    """Since the progress before."""
+    """The speed since the previous progress event."""
     mean_steps_per_second: float | None = None
-    """Since the attempt's first step, with all evaluations, saves and pauses between."""
+    """The speed since the attempt's first step, including evaluations, saves and pauses."""
     examples_per_second: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return Event.to_json(self) | {"metrics": spell(self.metrics)}
+        return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Event):
-    """A trial of a search, as the oracle in `task` or the tuner that ran it tells of it."""
+    """A trial of a search, reported by `task`: the chief's oracle or the tuner that ran it."""
 
     task: str
     attempt: int
     id: str
     status: str | None = None
-    """KerasTuner's: RUNNING, COMPLETED, INVALID (to be tried again), FAILED."""
+    """KerasTuner's status: RUNNING, COMPLETED, INVALID (to be tried again) or FAILED."""
     tuner: str | None = None
-    """The task that runs it."""
+    """The task that runs the trial."""
     score: float | None = None
     best_step: int | None = None
     """The epoch of the score, from 0."""
@@ -160,14 +162,14 @@ class Trial(Event):
     direction: str | None = None
     """`min` or `max`."""
     values: Mapping[str, Any] | None = None
-    """Its hyperparameters."""
+    """The hyperparameters."""
     message: str | None = None
-    """Why it failed: the end of a traceback."""
+    """The end of the traceback of a failed trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskError(Event):
-    """An uncaught Python exception, as the task itself reported it."""
+    """An uncaught Python exception, reported by the task itself."""
 
     task: str
     attempt: int
@@ -182,31 +184,31 @@ class TaskError(Event):
 class CheckpointGathered(Event):
     path: str
     step: int | None
-    """None where it is not known: the number in a name counts saves or epochs, as a rule."""
+    """The step, if it is known: a number in a name usually counts saves or epochs."""
     save: int | None = None
-    """Then which save of a `tf.train.Checkpoint` it is."""
+    """The number of the save of a `tf.train.Checkpoint` where the step is not known."""
     kind: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering(Event):
-    """The run waits for files to be copied; said from time to time."""
+    """The run waits for files to be copied; repeated from time to time."""
 
     what: str
     """``checkpoints``, ``outputs``, ``TensorBoard files``, ``results``."""
     node: str | None = None
-    """Another machine that they come from."""
+    """The other machine that the files come from."""
     bytes: int | None = None
     of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finishing(Event):
-    """The chief has succeeded and others still run; said some seconds after the chief's end."""
+    """The chief has succeeded and other tasks still run; sent some seconds after its end."""
 
     tasks: list[str]
     left_s: float
-    """Then they are ended."""
+    """The time they may still run before they are stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,14 +231,14 @@ class TaskExited(Event):
     task: str
     attempt: int
     exit_code: int | None
-    """None where a signal ended it."""
+    """The exit code; None where a signal ended the task."""
     signal: int | None = None
     ended_by: str = "itself"
     """``itself`` or ``tfcluster``."""
     duration_s: float = 0.0
     peak_rss_bytes: int | None = None
     out_of_memory: str | None = None
-    """How it is known that the kernel killed it for memory; None where it did not."""
+    """The evidence that the kernel killed it for lack of memory; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,7 +252,7 @@ class TaskFrozen(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskThawed(Event):
-    """A stopped process goes on (SIGCONT)."""
+    """A stopped process runs again (SIGCONT)."""
 
     task: str
     attempt: int
@@ -258,11 +260,11 @@ class TaskThawed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(Event):
-    """Nothing has been heard of any task for so long; their stacks are in the logs."""
+    """No task has reported anything for `silent_s`; the stacks are in the logs."""
 
     silent_s: float
     deadline_s: float | None = None
-    """The spec's ``stall_deadline_s``, which leads to a restart; None: training goes on."""
+    """The spec's ``stall_deadline_s``, which leads to a restart; if None, training goes on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,23 +275,23 @@ class Restarting(Event):
     attempt: int
     """The number of the attempt that is about to start."""
     of: int
-    """How many attempts there can be as things stand."""
+    """The number of attempts there can be as things stand."""
     from_step: int | None = None
-    """None: from the beginning, or from a checkpoint whose step is not known."""
+    """The checkpoint's step; None at the beginning, or where it is not known."""
     from_checkpoint: str | None = None
-    """Then its name: ``ckpt-12``."""
+    """The checkpoint's name (``ckpt-12``) where its step is not known."""
     delay_s: float = 0.0
     task: str | None = None
     members: tuple[str, ...] | None = None
-    """The smaller gang, where some of the tasks are left out from now on."""
+    """The smaller gang, where some tasks are left out from now on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosInjected(Event):
-    """A rehearsed fault was injected (``up --chaos``)."""
+    """A fault was injected (``up --chaos``)."""
 
     fault: str
-    """As the user wrote it: ``kill worker:1 at step 50``."""
+    """The fault as the user wrote it: ``kill worker:1 at step 50``."""
     task: str | None = None
     attempt: int | None = None
     step: int | None = None
@@ -298,28 +300,28 @@ class ChaosInjected(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Event):
     root_cause: Mapping[str, Any]
-    """task, node, attempt, kind, reason; where known exit_code or signal, exception, file, line,
-    hint, docs."""
+    """The fields task, node, attempt, kind, reason, and where they are known exit_code or signal,
+    exception, file, line, hint, docs."""
     collateral: tuple[str, ...] = ()
     attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Event):
-    """Something the user should know that ends nothing."""
+    """A warning to the user; the run goes on."""
 
     message: str
     closing: bool | None = None
-    """It came with the end of the run: the summary says it, a live view need not."""
+    """True for a warning at the end of the run: the summary shows it, a live view need not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStopping(Event):
-    """The run is being ended before its time; `why` is for people."""
+    """The run is being stopped early; `why` is shown to the user."""
 
     why: str
     grace_s: float = 0.0
-    """How long the tasks may take to save and leave, before they are killed."""
+    """The time the tasks get to save and exit before they are killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,13 +329,12 @@ class RunFinished(Event):
     status: str
     exit_code: int
     reason: str | None = None
-    """Why it ended so, where that is not, or not only, a task's own failure (`Diagnosis`): what the
-    command says last."""
+    """The reason where a task's own failure (`Diagnosis`) does not explain it, or not alone."""
     hint: str | None = None
-    """What to do about it."""
+    """The user's next step after `reason`."""
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:
-    """One line of ``events.jsonl``, newline included."""
+    """Return one line of ``events.jsonl``, newline included."""
     record = {"seq": seq, "time": round(time, 6)} | event.to_json()
     return json.dumps(record, separators=(",", ":"), default=dict).encode() + b"\n"

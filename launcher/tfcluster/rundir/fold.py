@@ -1,4 +1,4 @@
-"""What is, folded from what happened: every change of a run's state is an event applied here."""
+"""Folds events into the state of a run: every change of the state is an event applied here."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.plan.plan import Plan, TaskId
-from tfcluster.rundir import chaos, trials
+from tfcluster.rundir import chaos, states, trials
 from tfcluster.rundir import events as ev
-from tfcluster.rundir import states as table
 from tfcluster.rundir.events import Event, Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
@@ -17,7 +16,7 @@ from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 
 
 def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: float) -> RunSnapshot:
-    """A run before anything has happened."""
+    """Return the state of a run before its first event."""
     return RunSnapshot(
         run=paths.run_id,
         name=plan.name,
@@ -38,27 +37,30 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
 
 
 def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None:
-    """Fold one event into `state`; events without an effect on it pass unseen, and so does late
-    news of an attempt that another one of the same task has followed."""
+    """Fold one event into `state`.
+
+    Ignored are events without an effect on it, and late events of an attempt that the same task
+    has already left for a newer one.
+    """
     change = _CHANGES.get(type(event))
-    if change is not None and not _is_of_past(state, event):
+    if change is not None and not _is_outdated(state, event):
         change(state, event, now, paths)
     chaos.apply(state.chaos, event, now)
 
 
-def _is_of_past(state: RunSnapshot, event: Event) -> bool:
-    if isinstance(event, ev.Trial):  # a search keeps what any attempt has tried
+def _is_outdated(state: RunSnapshot, event: Event) -> bool:
+    if isinstance(event, ev.Trial):  # a search keeps the trials of all attempts
         return False
     task, attempt = getattr(event, "task", None), getattr(event, "attempt", None)
     return task is not None and attempt is not None and attempt < state.task(task).attempt
 
 
 def _move_task(task: TaskSnapshot, trigger: str) -> None:
-    task.state = table.after(table.TASK, task.state, trigger)
+    task.state = states.after(states.TASK, task.state, trigger)
 
 
 def _move_node(state: RunSnapshot, node: str, trigger: str) -> None:
-    state.nodes[node] = table.after(table.NODE, state.nodes.get(node, "connecting"), trigger)
+    state.nodes[node] = states.after(states.NODE, state.nodes.get(node, "connecting"), trigger)
 
 
 def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths) -> None:
@@ -117,17 +119,17 @@ def _task_started(state: RunSnapshot, event: ev.TaskStarted, now: float, paths: 
     task = state.task(event.task)
     log = paths.task_log(TaskId.parse(event.task), event.attempt)
     if task.attempt:
-        _forget_the_last_attempt(task)
+        _reset_task(task)
     _move_task(task, event.type)
     task.attempt, task.pid = event.attempt, event.pid
     task.started_at, task.log = now, str(log.relative_to(paths.root))
     state.attempt = max(state.attempt, event.attempt)
     if not any(task.state in ("waiting", "restarting") for task in state.tasks):
-        state.status = table.after(table.RUN, state.status, "all_started")
+        state.status = states.after(states.RUN, state.status, "all_started")
         state.waits_for = None
 
 
-def _forget_the_last_attempt(task: TaskSnapshot) -> None:
+def _reset_task(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
     task.frozen_by = task.steps_per_second = task.examples_per_second = None
     task.mean_steps_per_second = None
@@ -146,7 +148,7 @@ def _restarting(state: RunSnapshot, event: ev.Restarting, now: float, paths: Run
         stays = task.task.startswith("evaluator") and task.state != "lost"
         if not stays and (event.members is None or task.task in event.members):
             _move_task(task, event.type)
-    state.status = table.after(table.RUN, state.status, event.type)
+    state.status = states.after(states.RUN, state.status, event.type)
 
 
 def _task_frozen(state: RunSnapshot, event: ev.TaskFrozen, now: float, paths: RunPaths) -> None:
@@ -194,16 +196,15 @@ def _task_exited(state: RunSnapshot, event: ev.TaskExited, now: float, paths: Ru
     task = state.task(event.task)
     task.exit_code, task.signal, task.ended_by = event.exit_code, event.signal, event.ended_by
     task.peak_rss_bytes, task.ended_at, task.frozen_by = event.peak_rss_bytes, now, None
-    by_us = event.ended_by == "tfcluster"
-    badly = "ended_by_us" if by_us else "exited_badly"
-    _move_task(task, "exited_well" if event.exit_code == 0 else badly)
+    failed = "ended_by_us" if event.ended_by == "tfcluster" else "exited_badly"
+    _move_task(task, "exited_well" if event.exit_code == 0 else failed)
 
 
 def _warned(state: RunSnapshot, event: ev.Warned, now: float, paths: RunPaths) -> None:
     if event.message in state.warnings or len(state.warnings) > budgets.WARNINGS:
         return
     is_full = len(state.warnings) == budgets.WARNINGS
-    more = f"there are more warnings than these: {paths.events} has all of them"
+    more = f"further warnings are only in {paths.events}"
     state.warnings.append(more if is_full else event.message)
 
 
@@ -216,7 +217,7 @@ def _diagnosis(state: RunSnapshot, event: ev.Diagnosis, now: float, paths: RunPa
 
 
 def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: RunPaths) -> None:
-    state.status = table.after(table.RUN, state.status, event.type)
+    state.status = states.after(states.RUN, state.status, event.type)
     state.waits_for = None
     state.stop_by = now + event.grace_s
 

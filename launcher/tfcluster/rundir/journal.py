@@ -14,7 +14,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SurroundingsError
-from tfcluster.plan.secrets import veiled
+from tfcluster.plan.secrets import redact
 from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, to_line
 from tfcluster.rundir.paths import RunPaths, runtime_dir
@@ -24,7 +24,7 @@ _RESERVE_BYTES = 128 * 1024
 
 
 def make_new(new_id: Callable[[], str], home_dir: Path) -> RunPaths:
-    """`make` with the first of `new_id` that no other run has."""
+    """Make a run folder with the first id of `new_id` that no other run has; see `make`."""
     while True:
         try:
             return make(new_id(), home_dir)
@@ -33,9 +33,9 @@ def make_new(new_id: Callable[[], str], home_dir: Path) -> RunPaths:
 
 
 def make(run_id: str, home_dir: Path) -> RunPaths:
-    """Make the folder (0700) and point ``latest`` at it.
+    """Make the folder of a run (mode 0700) and point the link ``latest`` at it.
 
-    Raises FileExistsError where another run has this id, RunFolderError.
+    Raises FileExistsError if another run has this id, RunFolderError if it cannot be made.
     """
     paths = RunPaths.of(run_id, home_dir)
     try:
@@ -56,21 +56,24 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
 
 
 def release_reserve(paths: RunPaths) -> None:
-    """Give back the space that `make` kept, for the last state and the last events."""
+    """Free the disk space that `make` reserved, for the last state and the last events."""
     with contextlib.suppress(OSError):
         paths.reserve.unlink(missing_ok=True)
 
 
 def make_runtime_dir() -> None:
-    """The folder of sockets and locks; raises SurroundingsError where others could meddle."""
+    """Make the folder of sockets and locks.
+
+    Raises SurroundingsError if it cannot be made, or if other users could write into it.
+    """
     folder = runtime_dir()
     try:
         make_private(str(folder))
     except OSError as error:
         raise SurroundingsError(
-            f"no sockets are put into {folder}: {reason_of(error)}",
-            fix="make ~/.cache/tfcluster writable, where the name of another folder is kept, or"
-            " set XDG_RUNTIME_DIR to a folder of your own (short: at most 36 characters)",
+            f"cannot use {folder} for sockets: {reason_of(error)}",
+            fix="make ~/.cache/tfcluster writable, where the name of another folder is stored, or"
+            " set XDG_RUNTIME_DIR to a private folder (at most 36 characters)",
         ) from error
 
 
@@ -86,10 +89,10 @@ def write_json(
     indent: int | None = 1,
     refused: Callable[[OSError], None] = lambda error: None,
 ) -> bool:
-    """Replace a JSON file whole; False (and the old one kept) where the disk refuses it, which
-    `refused` is called with.
+    """Replace a JSON file atomically; return whether it was written.
 
-    Without `indent` it is one line, made in a tenth of the time.
+    If the disk refuses it the old file stays, and `refused` is called with the error. If `indent`
+    is None the file is one line, which takes a tenth of the time.
     """
     fresh = path.with_name(f".{path.name}.new")
     try:
@@ -104,19 +107,19 @@ def write_json(
 
 
 def require_json(path: Path, data: Mapping[str, Any]) -> None:
-    """The same; raises RunFolderError with the reason."""
+    """Replace a JSON file as `write_json` does; raise RunFolderError if the disk refuses it."""
 
     def refused(error: OSError) -> None:
         raise RunFolderError(
             f"cannot write {path}: {why_refused(error)}",
-            fix="make room, or set TFCLUSTER_HOME to a folder on another disk",
+            fix="free some space, or set TFCLUSTER_HOME to a folder on another disk",
         ) from error
 
     write_json(path, data, refused=refused)
 
 
 def why_refused(error: OSError) -> str:
-    """Why something could not be written into a run's folder."""
+    """Return why a file could not be written into a run's folder, in words."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "the disk is full"
     if error.errno == errno.ENOENT:
@@ -125,7 +128,7 @@ def why_refused(error: OSError) -> str:
 
 
 class EventLog:
-    """Appends to ``events.jsonl`` with `seq` from 1; a full disk delays lines, never loses them."""
+    """The file ``events.jsonl``, with `seq` from 1; a full disk delays lines, never loses them."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._file = path.open("ab", buffering=0)
@@ -133,11 +136,11 @@ class EventLog:
         self._seq = 0
         self._waiting = b""
         self.refusal: OSError | None = None
-        """Why lines wait."""
+        """The error for which lines wait."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Of lines that the disk has not taken yet."""
+        """The size of the lines that are not yet on disk."""
         return len(self._waiting)
 
     def append(self, event: Event) -> None:
@@ -146,7 +149,7 @@ class EventLog:
         self.flush()
 
     def flush(self) -> bool:
-        """Whether everything is on disk."""
+        """Write the waiting lines; return whether everything is on disk."""
         while self._waiting:
             try:
                 written = self._file.write(self._waiting)
@@ -162,14 +165,16 @@ class EventLog:
 
 
 _PROGRESS_INTERVAL_S = 0.25
-"""How often progress alone rewrites ``state.json``; anything else does so at once."""
-_PAUSE = 9
-"""Times as long as a save took, `keep_up` waits for the next: that of a thousand tasks takes
-milliseconds, and must not take all the time while they start one after the other."""
+"""The least time between two saves of ``state.json`` for progress events; others save at once."""
+_PAUSE_FACTOR = 9
+"""The pause of `keep_up` after a save, as a multiple of the time the save took.
+
+Saving a thousand tasks takes milliseconds, and must not use all the time while they start one
+after the other."""
 
 
 class Journal:
-    """Owns a run's state and its two files. `record` never fails, also on a full disk."""
+    """A run's state and its two files; `record` never fails, not even on a full disk."""
 
     def __init__(
         self,
@@ -180,76 +185,79 @@ class Journal:
         timer: Callable[[], float] = time.monotonic,
         secrets: Sequence[str] = (),
     ) -> None:
-        """`secrets`: values that are covered in all that is written. `timer`: of pauses, which a
-        clock that is set must not make longer."""
+        """Take `secrets`, values to be masked in all files, and two clocks.
+
+        `timer` measures the pauses between saves, which a change of the system clock must not
+        make longer.
+        """
         self._secrets = secrets
         self.state = state
         self.paths = paths
         self._clock, self._timer = clock, timer
         self._log = EventLog(paths.events, clock=clock)
-        self.heard: Callable[[Event], None] = lambda event: None
+        self.on_event: Callable[[Event], None] = lambda event: None
         """Called after each event; may call `save`."""
         self._is_dirty, self._is_urgent = True, True
         self._refusal: OSError | None = None
-        """Why the state was not saved last."""
+        """The error of the last save, if it failed."""
         self._saved_at = self._may_save_at = 0.0
         self.save()
 
     def record(self, event: Event) -> None:
-        event = veiled(event, self._secrets)
+        event = redact(event, self._secrets)
         has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
         if has_room or not isinstance(event, Progress):
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not isinstance(event, Progress))
-        self.heard(event)
+        self.on_event(event)
 
     def task(self, task: str) -> TaskSnapshot:
         return self.state.task(task)
 
     def wait_for(self, what: str | None) -> None:
-        """Have `status` say what the next start waits for; None: nothing any more."""
+        """Set what the next start waits for, which `status` shows; None clears it."""
         self.state.waits_for = what
         self.touch()
 
     def note_gathering(self, facts: Mapping[str, Any] | None) -> None:
-        """Have `status` say what is being copied; None: nothing any more."""
+        """Set which files are being copied, which `status` shows; None clears it."""
         self.state.gathering = None if facts is None else dict(facts)
         self.touch(urgent=False)
 
     def touch(self, *, urgent: bool = True) -> None:
-        """Have the state saved with the next `save`."""
+        """Mark the state as changed, so that the next `save` writes it."""
         self._is_dirty = True
         self._is_urgent |= urgent
 
     def save(self) -> bool:
-        """Bring everything to disk that is due; whether nothing is left behind."""
+        """Write everything to disk that is due; return whether nothing still waits."""
         now = self._clock()
         if self._is_dirty and (self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S):
             began = self._timer()
             if write_json(self.paths.state, self.state.to_json(), None, self._note_refusal):
                 self._is_dirty, self._is_urgent, self._saved_at = False, False, now
                 self._refusal = None
-                self._may_save_at = self._timer() + _PAUSE * (self._timer() - began)
+                self._may_save_at = self._timer() + _PAUSE_FACTOR * (self._timer() - began)
             else:
                 self._may_save_at = began + _PROGRESS_INTERVAL_S
         return self._log.flush() and not self._is_urgent
 
     def keep_up(self) -> None:
-        """`save`, in a tenth of the time at most, however large the state is."""
+        """Call `save`, but use at most a tenth of the time for it, however large the state is."""
         if self._timer() >= self._may_save_at:
             self.save()
 
     @property
     def wake_s(self) -> float | None:
-        """How soon `save` should be called again, seconds; None when nothing waits for it."""
+        """The seconds after which `save` should be called again; None when nothing waits."""
         if not self._is_dirty:
             return None
         pause_s = self._may_save_at - self._timer()
         return max(0.0, pause_s) if self._is_urgent else _PROGRESS_INTERVAL_S
 
     def close(self) -> str:
-        """Save what is left, on a full disk too; why it was not taken, empty where all was."""
+        """Save the rest, using the reserve on a full disk; return why it failed, or ""."""
         self._is_urgent = self._is_dirty
         if not (saved := self.save()):
             release_reserve(self.paths)

@@ -1,4 +1,4 @@
-"""Numbers as JSON can hold them: it has none for a loss that has become no number."""
+"""Converts metrics for JSON, which has no NaN and no infinity."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from math import isfinite, isnan
 
 
-def spell(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    """`metrics` for JSON.
+def to_json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """Return `metrics` with NaN and infinities as the strings of protobuf's JSON.
 
-    A value that is no number is text as protobuf's JSON has it, ``"NaN"`` or ``"-Infinity"``:
-    Python's float() and JavaScript's Number() read it back.
+    Python's float() and JavaScript's Number() can read ``"NaN"`` and ``"-Infinity"`` back.
     """
-    return {name: value if isfinite(value) else _spelling(value) for name, value in metrics.items()}
+    return {name: value if isfinite(value) else _name_of(value) for name, value in metrics.items()}
 
 
-def _spelling(value: float) -> str:
+def _name_of(value: float) -> str:
     return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"

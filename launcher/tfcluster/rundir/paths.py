@@ -1,4 +1,7 @@
-"""Every path of a run is a property here, so that no other module spells one."""
+"""The paths of a run folder, of tfcluster's home and of its runtime folder (sockets and locks).
+
+Every path of a run is a property of `RunPaths`, so that no other module builds one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def home(environ: Mapping[str, str] = os.environ) -> Path:
-    """``$TFCLUSTER_HOME``, else ``${XDG_STATE_HOME:-~/.local/state}/tfcluster``."""
+    """Return ``$TFCLUSTER_HOME``, else ``${XDG_STATE_HOME:-~/.local/state}/tfcluster``."""
     if chosen := environ.get("TFCLUSTER_HOME"):
         return Path(chosen).expanduser().absolute()
     state = environ.get("XDG_STATE_HOME") or "~/.local/state"
@@ -23,39 +26,40 @@ def home(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 _LONGEST_RUNTIME_DIR = 46
-"""Bytes; with the longest socket name below it a path stays within macOS's 103."""
-
-
+"""The limit in bytes: a path with the longest socket name stays within macOS's 103 bytes."""
 _TEMP_VARIABLES = {"TMPDIR", "TEMP", "TMP"}
-"""Without them the temp folder is /tmp (docs.python.org, tempfile.gettempdir)."""
+"""Variables that name the temp folder; without them it is /tmp (see tempfile.gettempdir)."""
 
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Folder (0700) of this user's sockets and port locks; short, for the 108-byte limit."""
-    own = f"tfcluster-{os.getuid()}"
-    for found in _runtime_dirs(own, environ):
-        if _is_short(found) and _is_short(place := Path(place_of(str(found)))):
+    """Return the folder (0700) of this user's sockets and port locks.
+
+    It is short, because a socket's path has at most 108 bytes.
+    """
+    name = f"tfcluster-{os.getuid()}"
+    for folder in _runtime_dirs(name, environ):
+        if _is_short(folder) and _is_short(place := Path(place_of(str(folder)))):
             return place
-    return Path(place_of(f"/tmp/{own}"))
+    return Path(place_of(f"/tmp/{name}"))
 
 
 def _is_short(folder: Path) -> bool:
     return len(os.fsencode(folder)) <= _LONGEST_RUNTIME_DIR
 
 
-def _runtime_dirs(own: str, environ: Mapping[str, str]) -> Iterator[Path]:
+def _runtime_dirs(name: str, environ: Mapping[str, str]) -> Iterator[Path]:
     base = environ.get("XDG_RUNTIME_DIR")
     if base and os.path.isdir(base) and os.access(base, os.W_OK):
         yield Path(base) / "tfcluster"
     if _TEMP_VARIABLES & environ.keys() or not os.access("/tmp", os.W_OK):
-        import tempfile  # only here: it takes as long as all else that `ps` does
+        import tempfile  # slow: the import would double the time of `ps`
 
-        yield Path(tempfile.gettempdir()) / own
+        yield Path(tempfile.gettempdir()) / name
 
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """The folder of one run, ``<home>/runs/<id>``."""
+    """The paths of one run's folder, ``<home>/runs/<id>``."""
 
     root: Path
 
@@ -85,27 +89,27 @@ class RunPaths:
 
     @property
     def reserve(self) -> Path:
-        """Space kept for the last words of a run that fills its disk; gone when it is over."""
+        """A file that reserves space for the last events of a run that fills its disk."""
         return self.root / ".reserve"
 
     @property
     def preflight(self) -> Path:
-        """What was seen of the nodes before the start."""
+        """The results of the checks before the start."""
         return self.root / "preflight.json"
 
     @property
     def fault(self) -> Path:
-        """Traceback of a fault in tfcluster itself (exit 70)."""
+        """The traceback of an internal error (exit 70)."""
         return self.root / "fault.txt"
 
     @property
     def coordinator_log(self) -> Path:
-        """What a coordinator in the background had to say; there only if it had."""
+        """The output of a coordinator in the background; missing if it wrote nothing."""
         return self.root / "coordinator.log"
 
     @property
     def waited(self) -> Path:
-        """There once `tfcluster wait` has reported how the run ended."""
+        """A file that exists once `tfcluster wait` has reported how the run ended."""
         return self.root / ".waited"
 
     @property
@@ -122,16 +126,16 @@ class RunPaths:
         return self.step_log("prepare", node)
 
     def step_log(self, step: str, node: str) -> Path:
-        """`step`: what is done once on each node before the tasks are started."""
+        """Return the log of a step that runs once on each node before the tasks, like `prepare`."""
         return self.logs / step / f"{node}.log"
 
     @property
     def checkpoints(self) -> Path:
-        """What was gathered from the chief."""
+        """The checkpoints gathered from the chief."""
         return self.root / "checkpoints"
 
     def task_checkpoints(self, task: TaskId) -> Path:
-        """A local task's own ``TFCLUSTER_CHECKPOINT_DIR``."""
+        """Return the ``TFCLUSTER_CHECKPOINT_DIR`` of a local task."""
         return self.root / "tasks" / task.file_name / "checkpoints"
 
     @property
@@ -140,16 +144,16 @@ class RunPaths:
 
     @property
     def curves(self) -> Path:
-        """The folders for TensorBoard of all tasks."""
+        """The TensorBoard folders of all tasks."""
         return self.root / "tensorboard"
 
     def tensorboard(self, task: TaskId) -> Path:
-        """A local task's own ``TFCLUSTER_TENSORBOARD_DIR``."""
+        """Return the ``TFCLUSTER_TENSORBOARD_DIR`` of a local task."""
         return self.curves / task.file_name
 
     @property
     def tuner(self) -> Path:
-        """The search of a tuner job, which all its tasks share: ``TFCLUSTER_TUNER_DIR``."""
+        """The ``TFCLUSTER_TUNER_DIR`` of a tuner job, which all its tasks share."""
         return self.root / "tuner"
 
     @property

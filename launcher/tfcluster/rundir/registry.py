@@ -20,7 +20,7 @@ from tfcluster.rundir.states import Status
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process of one boot of a machine; `start` is in clock ticks since boot (proc(5), stat)."""
+    """The identity of a process; `start` is in clock ticks since boot (proc(5), stat)."""
 
     host: str
     boot_id: str
@@ -28,7 +28,7 @@ class ProcessIdentity:
     start: int
 
     def is_alive(self) -> bool | None:
-        """Whether it still runs; None where only another machine could tell."""
+        """Return whether it still runs; None if it belongs to another machine."""
         if self.host != socket.gethostname():
             return None
         return self.boot_id == boot_id() and start_of(self.pid) == self.start
@@ -44,7 +44,7 @@ def this_process() -> ProcessIdentity:
 
 
 def boot_id() -> str:
-    """A text that changes with every boot; empty where the system has none."""
+    """Return a string that changes with every boot; empty where the system has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -52,7 +52,7 @@ def boot_id() -> str:
 
 
 def start_of(pid: int) -> int | None:
-    """Start time of a live process, None when there is none; a zombie counts as gone."""
+    """Return the start time of a live process, or None; a zombie counts as gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -62,7 +62,7 @@ def start_of(pid: int) -> int | None:
 
 
 def _start_without_proc(pid: int) -> int | None:
-    import psutil  # macOS only: the import is not free
+    import psutil  # only needed on macOS, and slow to import
 
     try:
         return int(psutil.Process(pid).create_time() * 100)
@@ -71,29 +71,24 @@ def _start_without_proc(pid: int) -> int | None:
 
 
 _SUFFIX_ALPHABET = "23456789abcdefghijkmnpqrstuvwxyz"  # no 0/o, 1/l: it is typed by hand
-
-
-_NEW_S = 60.0
-"""A folder without a state may belong to a run that just begins; an older one is damaged."""
-
-
+_NEW_RUN_S = 60.0
+"""The age up to which a folder without a state may belong to a new run; then it is damaged."""
 _ANSWER_S = 2.0
 
 
 class DamagedRunError(RunFolderError):
-    """A run's ``state.json`` is missing or is no state of a run."""
+    """The error for a run whose ``state.json`` is missing or invalid."""
 
     def __init__(self, paths: RunPaths, why: str) -> None:
         super().__init__(
             f"the run {paths.run_id} is damaged: {paths.state} cannot be read: {why}",
-            fix=f"`tfcluster rm {paths.run_id}` removes its folder;"
-            " what it gathered and logged lies there until then",
+            fix=f"`tfcluster rm {paths.run_id}` removes its folder with its checkpoints and logs",
         )
         self.paths, self.why = paths, why
 
     @property
     def changed_at(self) -> float:
-        """When something in its folder last came or went, seconds since 1970; 0: it is gone."""
+        """The time of the last change in its folder, seconds since 1970; 0 if it is gone."""
         try:
             return self.paths.root.stat().st_mtime
         except OSError:
@@ -102,31 +97,34 @@ class DamagedRunError(RunFolderError):
 
 @dataclass(frozen=True, slots=True)
 class RunListing:
-    """All runs of a home."""
+    """All runs in tfcluster's home."""
 
     runs: list[tuple[RunPaths, RunSnapshot]] = field(default_factory=list)
-    """Oldest first."""
+    """The readable runs, oldest first."""
     damaged: list[DamagedRunError] = field(default_factory=list)
-    """Those of which nothing can be known; oldest first."""
+    """The damaged runs, oldest first."""
 
 
 def new_run_id(name: str, now: float) -> str:
-    """``localhost-2w-20260914-153012-k7f3``: name, local time, four random characters."""
-    import secrets  # not for `ps`
+    """Return an id like ``localhost-2w-20260914-153012-k7f3``.
+
+    It consists of the name, the local time and four random characters.
+    """
+    import secrets  # `ps` does not need it
 
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
     return f"{name}-{stamp}-" + "".join(secrets.choice(_SUFFIX_ALPHABET) for _ in range(4))
 
 
 def load(paths: RunPaths) -> RunSnapshot:
-    """Read a run's state; it is `lost` when it is not over and its coordinator is gone.
+    """Read a run's state; it is `lost` if the run is not over but its coordinator is gone.
 
-    Raises DamagedRunError where the folder holds no readable state.
+    Raises DamagedRunError if the folder has no readable state.
     """
     snapshot = _read(paths)
     if snapshot.status.is_final or coordinator_of(snapshot).is_alive() is not False:
         return snapshot
-    # It may have ended the run, and then itself, since we read.
+    # The coordinator may have ended the run, and then itself, since the state was read.
     snapshot = _read(paths)
     if not snapshot.status.is_final:
         snapshot.status = Status.LOST
@@ -137,8 +135,7 @@ def _read(paths: RunPaths) -> RunSnapshot:
     try:
         return RunSnapshot.from_json(foreign_json.read_json_object(paths.state))
     except (OSError, ValueError) as error:
-        why = reason_of(error)
-        raise DamagedRunError(paths, why) from error
+        raise DamagedRunError(paths, reason_of(error)) from error
 
 
 def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
@@ -148,26 +145,26 @@ def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
 
 
 def is_open(snapshot: RunSnapshot) -> bool:
-    """Whether there is something to end: the run lives, or nobody has cleaned up after its loss."""
+    """Return whether the run is live, or lost and not cleaned up yet."""
     if snapshot.status is Status.LOST:
         now = time.time()
         return snapshot.ended_at is None or any(at > now for at in snapshot.leases.values())
     return not snapshot.status.is_final
 
 
-def is_elsewhere(snapshot: RunSnapshot) -> bool:
-    """Whether it is coordinated on another host that shares this home."""
+def is_on_other_host(snapshot: RunSnapshot) -> bool:
+    """Return whether the run's coordinator is on another host that shares this home."""
     return snapshot.host != socket.gethostname()
 
 
 def control_socket(paths: RunPaths, snapshot: RunSnapshot) -> Path:
-    """Where its coordinator listens, also where this shell's runtime folder is another."""
+    """Return the socket of the run's coordinator, also if this shell has another runtime folder."""
     folder = snapshot.runtime_dir
     return Path(folder) / paths.control_socket.name if folder else paths.control_socket
 
 
 def is_answered(paths: RunPaths) -> bool:
-    """Whether a coordinator answers for the run: its state need not be readable."""
+    """Return whether a coordinator answers for the run, whose state need not be readable."""
     from tfcluster.rundir import control
 
     with contextlib.suppress(OSError, ValueError):
@@ -177,20 +174,20 @@ def is_answered(paths: RunPaths) -> bool:
 
 
 def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
-    """All readable runs, oldest first."""
+    """Return all readable runs, oldest first."""
     return list_runs(home_dir).runs
 
 
 def list_runs(home_dir: Path | None = None) -> RunListing:
-    """Read the states of all runs."""
+    """Read the states of all runs, the damaged ones apart."""
     found = RunListing()
     for folder in _folders((home_dir or home()) / "runs"):
         paths = RunPaths(folder)
         try:
             found.runs.append((paths, load(paths)))
         except DamagedRunError as error:
-            # Without a state it may have been removed just now, or have begun just now.
-            if paths.state.exists() or 0 < error.changed_at < time.time() - _NEW_S:
+            # A run without a state may just have been removed, or may just begin.
+            if paths.state.exists() or 0 < error.changed_at < time.time() - _NEW_RUN_S:
                 found.damaged.append(error)
     found.runs.sort(key=lambda run: run[1].started_at)
     found.damaged.sort(key=lambda error: error.changed_at)
@@ -206,7 +203,7 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def delete(paths: RunPaths) -> None:
-    """Remove what a run that is over has left: its folder, and a killed coordinator's socket."""
+    """Remove the folder of a run that is over, and the socket of a killed coordinator."""
     import shutil
 
     latest = paths.root.parent.parent / "latest"
@@ -217,17 +214,17 @@ def delete(paths: RunPaths) -> None:
 
 
 def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None = None) -> RunPaths:
-    """The run a user means by an id, its last four characters, a name, a spec file, or nothing.
+    """Return the run that a user means by an id, its last four characters, a name or a spec file.
 
-    Nothing means the latest run; with `live_only` the only live one, and of several runs of one
-    name the latest that lives is meant, if one does. Raises UnknownRunError
-    (exit 2) where that names no run, or more than one.
+    None means the latest run, or with `live_only` the only live one. Of several runs of one name
+    the latest is meant, with `live_only` the latest live one if there is one. Raises
+    UnknownRunError (exit 2) if that names no run, or more than one.
     """
     found = list_runs(home_dir)
     known = found.runs
     if run is None:
         return _only_live(known) if live_only else _latest(known)
-    for fits in _readings(run):
+    for fits in _matchers(run):
         if matches := [entry for entry in known if fits(entry[1])]:
             live = [entry for entry in matches if not entry[1].status.is_final]
             return (live if live and live_only else matches)[-1][0]
@@ -242,11 +239,11 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     raise UnknownRunError(f"no run is known as {run!r}", fix=fix)
 
 
-def to_wait_for(home_dir: Path | None = None) -> RunPaths:
-    """The run that `wait` means without a name.
+def resolve_for_wait(home_dir: Path | None = None) -> RunPaths:
+    """Return the run that `wait` means without a name.
 
-    The only live one; where none is live, the latest that was started in the background and has
-    not been waited for yet. Raises UnknownRunError (exit 2) where that names no run, or several.
+    This is the only live one; if none is live, the latest that was started in the background and
+    has not been waited for yet. Raises UnknownRunError (exit 2) if there is none, or several.
     """
     known = runs(home_dir)
     if all(snapshot.status.is_final for _, snapshot in known):
@@ -256,8 +253,8 @@ def to_wait_for(home_dir: Path | None = None) -> RunPaths:
     return _only_live(known)
 
 
-def bytes_of(home_dir: Path, *, within_s: float = 0.3) -> int:
-    """What all runs take on disk, bytes; of very many files only what can be counted in time."""
+def count_bytes(home_dir: Path, *, within_s: float = 0.3) -> int:
+    """Return the disk space of all runs, bytes; counting stops after `within_s` seconds."""
     until, total = time.monotonic() + within_s, 0
     for folder, _, names in os.walk(home_dir / "runs"):
         for name in names:
@@ -268,7 +265,7 @@ def bytes_of(home_dir: Path, *, within_s: float = 0.3) -> int:
     return total
 
 
-def _readings(run: str) -> list[Callable[[RunSnapshot], bool]]:
+def _matchers(run: str) -> list[Callable[[RunSnapshot], bool]]:
     spec = os.path.abspath(run)
     return [
         lambda snapshot: snapshot.run == run,
@@ -292,7 +289,7 @@ def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
         lost = [snapshot.run for _, snapshot in known if is_open(snapshot)]
         raise UnknownRunError(
             "no run is live",
-            fix=f"after a lost run cleans up: `tfcluster down {lost[-1]}`"
+            fix=f"to clean up after a lost run: `tfcluster down {lost[-1]}`"
             if lost
             else "`tfcluster ps -a` lists all runs",
         )

@@ -47,8 +47,10 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
     Status.INTERRUPTED: {},
     Status.LOST: {},
 }
-"""Besides: ``run_finished`` leads from any state that is not final to the one it names, and who
-finds the coordinator of such a run gone reads `lost`."""
+"""The states of a run: state → event → next state.
+
+In addition, ``run_finished`` leads from any state that is not final to the one it names, and a run
+whose coordinator is gone is read as `lost`."""
 
 NODE: Final[Mapping[str, Mapping[str, str]]] = {
     "connecting": {
@@ -65,6 +67,7 @@ NODE: Final[Mapping[str, Mapping[str, str]]] = {
     "lost": {"node_reconnected": "connected", "run_finished": "gone"},
     "gone": {},
 }
+"""The states of a node: state → event → next state."""
 
 _ENDS: Final = {
     "exited_well": "succeeded",
@@ -83,9 +86,11 @@ TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS},
     "restarting": {"task_started": "starting", "run_finished": "stopped"},
 }
-"""An exit may still be heard of a task that was given up for lost."""
+"""The states of a task: state → event → next state.
+
+An exit may still be reported by a task whose node was lost."""
 
 
 def after(table: Mapping[State, Mapping[str, State]], state: State, trigger: str) -> State:
-    """Where `trigger` leads from `state`; `state` itself where it leads nowhere."""
+    """Return the state that `trigger` leads to; `state` itself if it leads nowhere."""
     return table[state].get(trigger, state)

@@ -1,4 +1,4 @@
-"""What is known of a search: its trials, folded from what oracle and tuners tell of them (pure)."""
+"""Folds the reports about the trials of a search into records, and finds the best one (pure)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tfcluster.rundir.events import Trial
 
-_ONGOING = "RUNNING"
-_DONE = "COMPLETED"
+_RUNNING = "RUNNING"
+_COMPLETED = "COMPLETED"
 
 
 def apply(trials: list[dict[str, Any]], event: Trial, now: float) -> None:
-    """Enter one event. Nothing that is known of a trial is lost by an event without it.
+    """Fold `event` into `trials`; fields that it does not have keep their values.
 
-    A trial that is handed out again (its tuner was killed, or it failed and is tried again) is
-    the same trial, begun anew.
+    A trial that is handed out again, because its tuner was killed or because it failed and is
+    tried again, is the same trial: it begins again.
     """
     trial = next((known for known in trials if known["id"] == event.id), None)
     if trial is None:
@@ -24,7 +24,7 @@ def apply(trials: list[dict[str, Any]], event: Trial, now: float) -> None:
         trials.append(trial)
     facts = event.to_json()
     trial |= {name: facts[name] for name in facts.keys() - {"type", "task", "attempt"}}
-    if event.status == _ONGOING:
+    if event.status == _RUNNING:
         for name in ("score", "best_step", "message", "ended_at"):
             trial.pop(name, None)
         trial["started_at"] = now
@@ -33,8 +33,10 @@ def apply(trials: list[dict[str, Any]], event: Trial, now: float) -> None:
 
 
 def best(trials: Iterable[Mapping[str, Any]]) -> str | None:
-    """The id of the best one, by KerasTuner's own rule (Oracle.get_best_trials): of those that
-    were completed, and of equal ones the first."""
+    """Return the id of the best completed trial, or None; of equal ones the first.
+
+    The rule is KerasTuner's (Oracle.get_best_trials).
+    """
     done = [trial for trial in trials if is_done(trial)]
     if not done:
         return None
@@ -43,5 +45,5 @@ def best(trials: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def is_done(trial: Mapping[str, Any]) -> bool:
-    """Whether it was completed, and has a score."""
-    return trial.get("status") == _DONE and isinstance(trial.get("score"), int | float)
+    """Return whether `trial` was completed and has a score."""
+    return trial.get("status") == _COMPLETED and isinstance(trial.get("score"), int | float)

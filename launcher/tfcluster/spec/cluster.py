@@ -29,19 +29,19 @@ from tfcluster.spec.fields import (
     Section,
     documented,
     drop_x_keys,
+    field_error,
     required,
     shorten,
-    wrong,
 )
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)
 _PORT = re.compile(r"\d{1,5}", re.ASCII)
-_FORM = 'write "host:port", for example "10.0.0.1:2222" (port 0 = choose one)'
+_ADDRESS_FORM = 'write "host:port", for example "10.0.0.1:2222" (port 0 = choose one)'
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One task's place; `host` of an IPv6 address keeps its brackets, `port` 0 is to be chosen."""
+    """A task's address; an IPv6 `host` keeps its brackets, `port` 0 is chosen at the start."""
 
     host: str
     port: int
@@ -57,7 +57,7 @@ class Address:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Equal for two spellings of the same address (``[::1]`` and ``[0:0::1]``)."""
+        """A key that is equal for two spellings of one address (``[::1]`` and ``[0:0::1]``)."""
         try:
             return str(ipaddress.ip_address(self.host.strip("[]"))), self.port
         except ValueError:
@@ -68,21 +68,23 @@ class Address:
 
 
 def parse(text: str) -> Address:
-    """Raises an error with its cure for all that is not plain ``host:port``."""
+    """Parse ``host:port``; raises PydanticCustomError, with a fix, for anything else."""
     shown = shorten(text)
     if "://" in text:
-        raise wrong(f"{shown} has a scheme", f'leave "{text.partition("://")[0]}://" out; {_FORM}')
+        fix = f'leave "{text.partition("://")[0]}://" out; {_ADDRESS_FORM}'
+        raise field_error(f"{shown} has a scheme", fix)
     if "@" in text:
-        fix = 'write the address alone; the user goes to runtime.hosts: {"HOST": {"ssh": "U@H"}}'
-        raise wrong(f"{shown} has a user name", fix)
+        fix = 'write only the address; put the user in runtime.hosts: {"HOST": {"ssh": "U@H"}}'
+        raise field_error(f"{shown} has a user name", fix)
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
-        raise wrong(f"{shown} has no port", _FORM)
+        raise field_error(f"{shown} has no port", _ADDRESS_FORM)
     _check_host(host, shown)
     if not _PORT.fullmatch(port):
-        raise wrong(f"{shown}: {shorten(port)} is not a port", _FORM)
+        raise field_error(f"{shown}: {shorten(port)} is not a port", _ADDRESS_FORM)
     if int(port) > 65535:
-        raise wrong(f"{shown}: port {port} is above 65535", "write 1 to 65535, or 0 to choose one")
+        fix = "write 1 to 65535, or 0 to choose one"
+        raise field_error(f"{shown}: port {port} is above 65535", fix)
     return Address(host, int(port))
 
 
@@ -92,14 +94,14 @@ def _check_host(host: str, shown: str) -> None:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
             fix = 'write it as "[2001:db8::5]:2222"'
-            raise wrong(f"{shown}: {host} is not an IPv6 address", fix) from None
+            raise field_error(f"{shown}: {host} is not an IPv6 address", fix) from None
     elif ":" in host:
         fix = 'write IPv6 addresses in brackets: "[2001:db8::5]:2222"'
-        raise wrong(f"{shown} has more than one colon", fix)
+        raise field_error(f"{shown} has more than one colon", fix)
     elif not host:
-        raise wrong(f"{shown} has no host", _FORM)
+        raise field_error(f"{shown} has no host", _ADDRESS_FORM)
     elif not _HOST.fullmatch(host):
-        raise wrong(f"{shown}: {shorten(host)} is not a host name", _FORM)
+        raise field_error(f"{shown}: {shorten(host)} is not a host name", _ADDRESS_FORM)
     elif re.fullmatch(r"[\d.]+", host, re.ASCII):
         _check_ipv4(host, shown)
 
@@ -109,18 +111,18 @@ def _check_ipv4(host: str, shown: str) -> None:
         address = ipaddress.IPv4Address(host)
     except ValueError:
         fix = "write four numbers from 0 to 255"
-        raise wrong(f"{shown}: {host} is not an IPv4 address", fix) from None
+        raise field_error(f"{shown}: {host} is not an IPv4 address", fix) from None
     if address.is_unspecified:
         fix = "write the address by which the other tasks reach this one"
-        raise wrong(f"{shown}: 0.0.0.0 is no address that can be reached", fix)
+        raise field_error(f"{shown}: 0.0.0.0 cannot be reached", fix)
 
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
-MOST_TASKS = 10_000
+MAX_TASKS = 10_000
 
 TAGS = frozenset({"<number>", "<list>", "<all>"})
-"""What pydantic puts into the path of an error for the branch it took; no part of the spec."""
+"""Names of union branches that pydantic puts into the path of an error; not part of the spec."""
 
 
 def _branch(value: Any) -> str | None:
@@ -141,32 +143,32 @@ Gpus = Annotated[
     Discriminator(
         _branch,
         custom_error_type="gpus",
-        custom_error_message='a number, a list of indexes, or "all" is expected here',
+        custom_error_message='expected a number, a list of indexes, or "all"',
     ),
 ]
-"""GPUs for a task: a number, indexes, or ``"all"``; 0 = none."""
+"""The GPUs of a task: a number, indexes, or ``"all"``; 0 = none."""
 
 
 class TaskEntry(Section):
-    """One task that the spec places: ``"host:port"``, or an object with more to say."""
+    """One task with an address: `"host:port"`, or an object with more settings."""
 
     address: str = required("Required. `host:port`; port 0 = choose one.", "10.0.0.5:2222")
     gpus: Gpus | None = documented(
-        None, "GPUs this task sees, instead of its share by `resources.gpus`.", [0, 1]
+        None, "GPUs this task sees, instead of its share of `resources.gpus`.", [0, 1]
     )
-    env: Env = documented({}, "Environment variables of this task alone.", {"NCCL_DEBUG": "INFO"})
+    env: Env = documented({}, "Environment variables of this task only.", {"NCCL_DEBUG": "INFO"})
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
+    def _expand_string(cls, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | list):
-            message = '"host:port", or an object with an address, is expected here'
-            raise wrong(message, 'write for example "10.0.0.1:2222"')
+            message = 'expected "host:port", or an object with an address'
+            raise field_error(message, 'write for example "10.0.0.1:2222"')
         return {"address": value} if isinstance(value, str) else value
 
     @field_validator("address")
     @classmethod
-    def _is_host_and_port(cls, value: str) -> str:
+    def _check_address(cls, value: str) -> str:
         return str(parse(value))
 
     @property
@@ -175,7 +177,7 @@ class TaskEntry(Section):
 
     @property
     def port(self) -> int:
-        """0: the agent chooses one."""
+        """The port; 0: the agent chooses one."""
         return parse(self.address).port
 
     @classmethod
@@ -187,63 +189,64 @@ class TaskEntry(Section):
 
 
 Tasks = Annotated[
-    Annotated[int, Field(ge=1, le=MOST_TASKS), Tag("<number>")]
+    Annotated[int, Field(ge=1, le=MAX_TASKS), Tag("<number>")]
     | Annotated[
         Listed[TaskEntry],
-        Field(max_length=MOST_TASKS, json_schema_extra={"minItems": 1}),
+        Field(max_length=MAX_TASKS, json_schema_extra={"minItems": 1}),
         Tag("<list>"),
     ],
     Discriminator(
         lambda value: None if isinstance(value, str) else _branch(value),
         custom_error_type="tasks",
-        custom_error_message='a number, or a list of "host:port", is expected here',
+        custom_error_message='expected a number, or a list of "host:port"',
     ),
 ]
-"""The tasks of one job: how many, or where each is."""
+"""The tasks of one job: a number, or a list of addresses."""
 
 Jobs = Mapping[JobName, int | tuple[TaskEntry, ...]]
 
 
 def find_mistakes(cluster: Jobs) -> Iterator[Mistake]:
-    """All that is wrong between the tasks; each alone is right."""
-    yield from _about_jobs(cluster)
-    yield from _about_addresses(cluster)
+    """Yield the mistakes between tasks that are each valid alone."""
+    yield from _check_jobs(cluster)
+    yield from _check_addresses(cluster)
 
 
-def _about_jobs(cluster: Jobs) -> Iterator[Mistake]:
+def _check_jobs(cluster: Jobs) -> Iterator[Mistake]:
     for job in cluster:
         if count(cluster, job) == 0:
-            yield Mistake((job,), f"no {job} is listed", "list its addresses, or leave it out")
+            yield Mistake((job,), f"no {job} is listed", "list the addresses, or leave it out")
     for job in ("chief", "evaluator"):
         if count(cluster, job) > 1:
-            fix = "keep one; the others may be workers" if job == "chief" else "keep one"
+            fix = "keep one; make the others workers" if job == "chief" else "keep one"
             yield Mistake((job,), f"a cluster has at most one {job}", fix)
     if "ps" not in cluster and "worker" not in cluster and "chief" not in cluster:
         yield Mistake((), "the cluster has no task that trains", 'add workers: {"worker": 2}')
 
 
-def _about_addresses(cluster: Jobs) -> Iterator[Mistake]:
-    all_placed = list(placed(cluster))
+def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
+    all_placed = list(iter_addresses(cluster))
     seen: dict[tuple[str, int], str] = {}
     for path, at in all_placed:
         first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
         if at.port and first != f"{path[0]}:{path[1]}":
-            yield Mistake(path, f"{at} is already the address of {first}", "write another port")
+            yield Mistake(path, f"{at} is already the address of {first}", "use another port")
     remote = next((at for _, at in all_placed if not at.is_loopback), None)
     if remote is None:
         return
     for path, at in all_placed:
         if at.is_loopback:
             fix = "write the address by which the other hosts reach this machine"
-            yield Mistake(path, f"{at} is loopback, which {remote.host} cannot reach", fix)
+            yield Mistake(path, f"{at} is loopback: {remote.host} cannot reach it", fix)
     for job, tasks in cluster.items():
         if isinstance(tasks, int):
-            fix = f'list its addresses: "{job}": ["{remote.host}:0"]'
-            yield Mistake((job,), "a number beside written addresses says no place", fix)
+            fix = f'list the addresses: "{job}": ["{remote.host}:0"]'
+            message = "a number has no host, and other jobs list addresses"
+            yield Mistake((job,), message, fix)
 
 
-def placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:
-    """Every task with an address, and which."""
+def iter_addresses(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:
+    """Yield (job, index) and the address of every task that is listed with one."""
     for job in JOBS:
         tasks = cluster.get(job, ())
         if not isinstance(tasks, int):
@@ -252,34 +255,34 @@ def placed(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:
 
 
 def count(cluster: Jobs, job: JobName) -> int:
-    """Tasks of one job."""
+    """Return the number of tasks of one job."""
     tasks = cluster.get(job, 0)
     return tasks if isinstance(tasks, int) else len(tasks)
 
 
 def count_tasks(cluster: Jobs) -> int:
-    """All processes of the cluster, the evaluator included."""
+    """Return the number of tasks of the cluster, including the evaluator."""
     return sum(count(cluster, job) for job in JOBS)
 
 
 def count_trainers(cluster: Jobs) -> int:
-    """Chief and workers."""
+    """Return the number of chiefs and workers."""
     return count(cluster, "chief") + count(cluster, "worker")
 
 
-def _without_absent(cluster: Any) -> Any:
-    """null = no such tasks, as everywhere in the spec."""
+def _drop_null_jobs(cluster: Any) -> Any:
+    """Drop jobs that are null: null means "not given" everywhere in the spec."""
     kept = drop_x_keys(cluster)
     if not isinstance(kept, Mapping):
         return kept
     return {job: tasks for job, tasks in kept.items() if tasks is not None or job not in JOBS}
 
 
-def _checked(cluster: Any) -> Any:
+def _check_tasks(cluster: Any) -> Any:
     RulesBroken.check(find_mistakes(cluster))
     return cluster
 
 
 Cluster = Annotated[
-    dict[JobName, Tasks], BeforeValidator(_without_absent), AfterValidator(_checked)
+    dict[JobName, Tasks], BeforeValidator(_drop_null_jobs), AfterValidator(_check_tasks)
 ]

@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError
 
 Path = tuple[str | int, ...]
-"""Where in a spec something stands: ``("cluster", "worker", 0)``."""
+"""The path of a value in a spec: ``("cluster", "worker", 0)``."""
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -34,15 +34,15 @@ _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)\s?(ms|s|m|h|d)", re.ASCII)
 
 
 def drop_x_keys(value: Any) -> Any:
-    """An object without the keys that are the user's own; anything else as it is."""
+    """Return an object without the user's ``x-`` keys; return any other value unchanged."""
     if not isinstance(value, Mapping):
         return value
     return {key: kept for key, kept in value.items() if not str(key).startswith("x-")}
 
 
 @dataclass(frozen=True, slots=True)
-class _OwnKeysAllowed:
-    """The schema's word for `drop_x_keys`."""
+class _AllowsXKeys:
+    """The schema's form of `drop_x_keys`."""
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
@@ -50,12 +50,12 @@ class _OwnKeysAllowed:
         return {**handler(core), "patternProperties": {"^x-": {}}}
 
 
-Keyed = Annotated[dict[K, T], BeforeValidator(drop_x_keys), _OwnKeysAllowed()]
-"""An object whose keys the user chooses; those with ``x-`` are ignored here, too."""
+Keyed = Annotated[dict[K, T], BeforeValidator(drop_x_keys), _AllowsXKeys()]
+"""An object whose keys the user chooses; keys that begin with ``x-`` are ignored."""
 
 
 class Section(BaseModel):
-    """A JSON object of the spec: frozen, exact about types, deaf only to keys with ``x-``."""
+    """A JSON object of the spec: frozen and strict about types; it ignores ``x-`` keys only."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -73,40 +73,41 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One broken rule, at a path relative to where the rule was asked."""
+    """One broken rule, at a path relative to the value that was checked."""
 
     path: Path
     message: str
     fix: str = ""
     on_key: bool = False
-    """Whether the key is what is wrong, rather than the value behind it."""
+    """True if the key is wrong rather than its value."""
 
     def below(self, *start: str | int) -> Mistake:
+        """Return the mistake with its path moved below `start`."""
         return Mistake((*start, *self.path), self.message, self.fix, self.on_key)
 
 
 class RulesBroken(ValueError):
-    """All findings of one validator, which pydantic would otherwise cut down to one."""
+    """All mistakes that one validator found; pydantic itself would keep only the first."""
 
-    def __init__(self, findings: Iterable[Mistake]) -> None:
-        self.findings = tuple(findings)
-        super().__init__("; ".join(f"{found.message} ({found.fix})" for found in self.findings))
+    def __init__(self, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("; ".join(f"{found.message} ({found.fix})" for found in self.mistakes))
 
     @classmethod
-    def check(cls, findings: Iterable[Mistake]) -> None:
-        """Raise when there is any finding."""
-        if found := tuple(findings):
+    def check(cls, mistakes: Iterable[Mistake]) -> None:
+        """Raise RulesBroken if there is any mistake."""
+        if found := tuple(mistakes):
             raise cls(found)
 
 
-def wrong(message: str, fix: str = "") -> PydanticCustomError:
-    """An error of one value, with its cure, for `tfcluster.spec.problems`."""
-    # The texts travel as context: a brace in them must not be read as a placeholder.
-    return PydanticCustomError("tfcluster", "{message}", {"message": message, "cure": fix})
+def field_error(message: str, fix: str = "") -> PydanticCustomError:
+    """Return the error of one value, with its fix, for `tfcluster.spec.problems`."""
+    # Message and fix are passed as context: a brace in them must not be read as a placeholder.
+    return PydanticCustomError("tfcluster", "{message}", {"message": message, "fix": fix})
 
 
 def documented(default: Any, description: str, example: Any, **limits: Any) -> Any:
-    """A field with the three texts that the schema owes every property."""
+    """Return a field with the description, default and example that the schema must have."""
     shown = limits.pop("shown_default", default)
     extra = {"default": shown} if shown is not default else None
     return Field(
@@ -115,37 +116,42 @@ def documented(default: Any, description: str, example: Any, **limits: Any) -> A
 
 
 def required(description: str, example: Any) -> Any:
-    """A field that must be there; its example stands in for the default in the schema."""
+    """Return a field without a default; the schema shows its example as the default."""
     extra = {"default": example}
     return Field(description=description, examples=[example], json_schema_extra=extra)
 
 
 def parse_duration(value: Any) -> Any:
-    """Seconds from ``90``, ``"90s"``, ``"5m"``, ``"12h"``, ``"2d"`` or ``"500ms"``."""
-    fix = 'write seconds, or a text such as "90s", "5m", "12h"'
+    """Return the seconds in ``90``, ``"90s"``, ``"5m"``, ``"12h"``, ``"2d"`` or ``"500ms"``.
+
+    Raises PydanticCustomError for anything else, and outside 0 seconds to 10 years.
+    """
+    fix = 'write seconds, or a string such as "90s", "5m", "12h"'
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise wrong("a duration is expected here", fix)
+        raise field_error("expected a duration", fix)
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
         if match is None:
-            raise wrong(f"{shorten(value)} is not a duration", fix)
+            raise field_error(f"{shorten(value)} is not a duration", fix)
         seconds = float(match[1]) * _UNITS[match[2]]
     else:
         seconds = float(min(max(value, -1), TEN_YEARS_S + 1))
     if not 0 <= seconds <= TEN_YEARS_S:
-        raise wrong("a duration lies between 0 and 10 years", fix)
+        raise field_error("a duration must be between 0 and 10 years", fix)
     return seconds
 
 
 def shorten(value: object, most: int = 60) -> str:
-    """`value` as it would be quoted in a message, cut where it is long."""
+    """Return `repr(value)` for a message, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _not_zero(value: Any) -> Any:
+def _check_not_zero(value: Any) -> Any:
     if value == 0:
-        raise wrong("a deadline of 0 seconds would end every run", "leave it out for none")
+        raise field_error(
+            "a deadline of 0 seconds would end every run", "leave it out for no deadline"
+        )
     return value
 
 
@@ -160,36 +166,36 @@ _AS_JSON = WithJsonSchema(
 Seconds = Annotated[float, BeforeValidator(parse_duration), _AS_JSON]
 """A duration in seconds; the user may write a unit."""
 Deadline = Annotated[
-    float, BeforeValidator(lambda value: _not_zero(parse_duration(value))), _AS_JSON
+    float, BeforeValidator(lambda value: _check_not_zero(parse_duration(value))), _AS_JSON
 ]
-"""A duration that is more than nothing."""
+"""A duration greater than 0."""
 
 
-OURS = frozenset(
+RESERVED_VARIABLES = frozenset(
     {
         "TF_CONFIG", "TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT",
         "TFCLUSTER_CHECKPOINT_DIR", "TFCLUSTER_TENSORBOARD_DIR", "TFCLUSTER_RESTORED_STEP",
         "TFCLUSTER_EVENTS_FD", "TFCLUSTER_SETTINGS", "TFCLUSTER_TUNER_DIR",
     }
 )  # fmt: skip
-"""Set by tfcluster for each task, above all that a spec could say."""
+"""Variables that tfcluster sets for each task; a spec cannot set them."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*", re.ASCII)
 
 
-def _is_name(name: str) -> str:
+def _check_variable_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        fix = "write letters, digits and _ only, for example WANDB_API_KEY"
-        raise wrong(f"{shorten(name)} is not a variable's name", fix)
+        fix = "use letters, digits and _ only, for example WANDB_API_KEY"
+        raise field_error(f"{shorten(name)} is not a variable name", fix)
     return name
 
 
-def _is_free(name: str) -> str:
-    if name in OURS:
-        raise wrong(f"{name} is set by tfcluster for each task", "leave it out")
+def _check_not_reserved(name: str) -> str:
+    if name in RESERVED_VARIABLES:
+        raise field_error(f"{name} is set by tfcluster for each task", "leave it out")
     return name
 
 
-Name = Annotated[str, AfterValidator(_is_name), AfterValidator(_is_free)]
+Name = Annotated[str, AfterValidator(_check_variable_name), AfterValidator(_check_not_reserved)]
 Env = dict[Name, str | None]
-"""null = take the value of the launcher's own environment."""
+"""Environment variables; null takes the value from the launcher's environment."""

@@ -1,4 +1,4 @@
-"""What the command line says of hosts, as it was typed; read by `tfcluster.spec.load`."""
+"""The host options of the command line, unparsed; light enough for start-up, read by `load`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostChoice:
-    """Which hosts to take in the place of the spec's, and which of them to use or leave out."""
+    """Hosts that replace the spec's, and the hosts to include or exclude."""
 
     hosts: str | None = None
-    """``--hosts``: ``gpu1,anna@gpu2:2``, or the name of a file."""
+    """``--hosts``: ``gpu1,anna@gpu2:2``, or a file name."""
     hostfile: str | None = None
-    """``--hostfile``: the name of a file."""
+    """``--hostfile``: a file name."""
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     workers: int | None = None
-    """``run -n``: so many of the slots; None: all."""
+    """``run -n``: the number of slots to use; None: all."""
 
 
 NO_CHOICE = HostChoice()

@@ -1,4 +1,4 @@
-"""The spec's `job`: what every task runs, and in which surroundings."""
+"""The spec's `job`: the program of each task, its arguments and its environment."""
 
 from __future__ import annotations
 
@@ -18,93 +18,99 @@ from tfcluster.spec.fields import (
     RulesBroken,
     Section,
     documented,
+    field_error,
     shorten,
-    wrong,
 )
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
-def _is_module(value: str) -> str:
+def _check_module(value: str) -> str:
     if not _MODULE.fullmatch(value):
-        fix = "write it as for python -m: package.module, without .py"
-        raise wrong(f"{shorten(value)} is not the name of a module", fix)
+        fix = "write it as for `python -m`: package.module, without .py"
+        raise field_error(f"{shorten(value)} is not a module name", fix)
     return value
 
 
 Text = Annotated[str, Field(min_length=1)]
-Module = Annotated[str, AfterValidator(_is_module)]
+Module = Annotated[str, AfterValidator(_check_module)]
 
 
-def _starts_beside_the_first(given: Sequence[str]) -> Iterator[Mistake]:
+def _check_one_program(given: Sequence[str]) -> Iterator[Mistake]:
+    """Yield a mistake for each program after the first."""
     for name in given[1:]:
         message = f"both {given[0]} and {name} are given"
         yield Mistake((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
 
 
 class Step(Section):
-    """Something to run: exactly one of `script`, `module`, `command`."""
+    """A program to run: exactly one of `script`, `module`, `command`."""
 
     script: Text | None = documented(None, "Python script, relative to `job.workdir`.", "train.py")
     module: Module | None = documented(
         None, "Python module, run as `python -m` does.", "trainer.main"
     )
     command: Listed[Text] | None = documented(
-        None, "Any program, as a list: name and arguments.", ["bash", "train.sh"], min_length=1
+        None, "Any program, as a list: name, then arguments.", ["bash", "train.sh"], min_length=1
     )
     args: Listed[str] = documented(
         (), "Arguments after the script, module or command.", ["--epochs", "30"], shown_default=[]
     )
 
     @model_validator(mode="after")
-    def _has_one_start(self) -> Self:
-        RulesBroken.check(self._count_starts())
+    def _check_program(self) -> Self:
+        RulesBroken.check(self._find_mistakes())
         return self
 
-    def _count_starts(self) -> Iterator[Mistake]:
+    def _find_mistakes(self) -> Iterator[Mistake]:
         given = [name for name in ("script", "module", "command") if getattr(self, name)]
         if not given:
-            fix = 'add for example "script": "train.py"'
+            fix = 'add one, for example "script": "train.py"'
             yield Mistake((), "nothing to run: no script, module or command", fix)
-        yield from _starts_beside_the_first(given)
+        yield from _check_one_program(given)
 
 
 class Prepare(Step):
-    """Runs once per node before the gang, without TF_CONFIG; its failure ends the run."""
+    """A step run once per node before the gang, without TF_CONFIG; its failure ends the run."""
 
 
 _TASK_KEY = re.compile(r"(chief|worker|ps|evaluator)(:(0|[1-9]\d{0,4}))?", re.ASCII)
 _JOBS = ("chief", "worker", "ps", "evaluator")
 
 
-def _is_task_key(value: str) -> str:
+def _check_task_key(value: str) -> str:
     if not _TASK_KEY.fullmatch(value):
         job, colon, index = value.partition(":")
         near = difflib.get_close_matches(job.lower(), _JOBS, n=1)
         if near and (index.isdecimal() or not colon):
             fix = f'did you mean "{near[0]}{colon}{index}"?'
         else:
-            fix = f'write one of {", ".join(_JOBS)}, or one task of them: "worker:1"'
-        raise wrong(f"{shorten(value)} names no job and no task", fix)
+            fix = f'write one of {", ".join(_JOBS)}, or a task such as "worker:1"'
+        raise field_error(f"{shorten(value)} is neither a job nor a task", fix)
     return value
 
 
-TaskKey = Annotated[str, AfterValidator(_is_task_key)]
-"""All tasks of a job (``ps``), or one of them (``worker:1``)."""
+TaskKey = Annotated[str, AfterValidator(_check_task_key)]
+"""The key of all tasks of a job (``ps``), or of one task (``worker:1``)."""
 
 
-class OwnStep(Section):
-    """What some tasks run instead; their own program gets no `job.args` and no ARGS after `--`."""
+class TaskStep(Section):
+    """Another program or other arguments for some tasks.
 
-    script: Text | None = documented(None, "Their own script, relative to `job.workdir`.", "ps.py")
-    module: Module | None = documented(None, "Their own Python module.", "tfcluster_workers.server")
+    A program of this entry gets neither `job.args` nor the ARGS after `--`.
+    """
+
+    script: Text | None = documented(
+        None, "Another Python script, relative to `job.workdir`.", "ps.py"
+    )
+    module: Module | None = documented(None, "Another Python module.", "tfcluster_workers.server")
     command: Listed[Text] | None = documented(
-        None, "Their own program, as a list.", ["bash", "serve.sh"], min_length=1
+        None, "Another program, as a list.", ["bash", "serve.sh"], min_length=1
     )
     args: Listed[str] | None = documented(
         None,
-        "Arguments instead of `job.args`; null: those of the job. ARGS after `--` on the command "
-        "line follow them unless the entry has a program of its own.",
+        "Arguments that replace `job.args`; null: `job.args`. ARGS after `--` on the command line "
+        "are appended, unless the entry has its own program.",
         ["serve", "--port", "0"],
     )
 
@@ -113,25 +119,25 @@ class OwnStep(Section):
         return bool(self.script or self.module or self.command)
 
     @model_validator(mode="after")
-    def _has_at_most_one_start(self) -> Self:
+    def _check_program(self) -> Self:
         given = [name for name in ("script", "module", "command") if getattr(self, name)]
-        RulesBroken.check(_starts_beside_the_first(given))
+        RulesBroken.check(_check_one_program(given))
         return self
 
 
 class Job(Step):
-    """What every task runs."""
+    """The program that every task runs, its files and its environment."""
 
     workdir: Text = documented(
-        ".", "The code's folder, relative to the spec; every task starts there.", ".."
+        ".", "Folder of the code, relative to the spec; every task starts in it.", ".."
     )
     env: Env = documented(
         {},
-        "Environment variables of all tasks; null takes the launcher's value.",
+        "Environment variables of all tasks; null takes the value from the launcher's environment.",
         {"RUN_GROUP": None, "SEED": "7"},
     )
     env_file: Text | None = documented(
-        None, "File of NAME=VALUE lines, relative to the spec; `env` wins over it.", ".env"
+        None, "File of NAME=VALUE lines, relative to the spec; `env` overrides it.", ".env"
     )
     secrets: Listed[Name] = documented(
         (),
@@ -141,34 +147,34 @@ class Job(Step):
     )
     not_secret: Listed[Name] = documented(
         (),
-        "Variables that are shown although their names end in KEY, TOKEN, PASSWORD or the like.",
+        "Variables that are not secret although their names end in KEY, TOKEN, PASSWORD and so on.",
         ["PAD_TOKEN"],
         shown_default=[],
     )
     include: Listed[Text] = documented(
         (),
-        "Globs of files that a remote copy of the workdir needs although git ignores them or they"
-        " look like credentials.",
+        "Globs of files to copy to remote hosts although git ignores them or they look like"
+        " credentials.",
         ["data/*.csv"],
         shown_default=[],
     )
     kind: Literal["training", "tuner", "plain"] = documented(
         "training",
         "`training`: one gang. `tuner`: KerasTuner's chief and tuners. "
-        "`plain`: the tasks form no cluster.",
+        "`plain`: independent tasks without TF_CONFIG.",
         "plain",
     )
     hooks: Literal["auto", "off"] = documented(
-        "auto", "`off` starts plain `python script`, without progress and error reports.", "off"
+        "auto", "`off`: run plain `python script`, without progress and error reports.", "off"
     )
     prepare: Prepare | None = documented(
         None,
-        "Run once per node before the tasks, without TF_CONFIG, with its own log.",
+        "A program that runs once per node before the tasks, without TF_CONFIG, with its own log.",
         {"script": "prepare.py"},
     )
-    per_task: Keyed[TaskKey, OwnStep] = documented(
+    per_task: Keyed[TaskKey, TaskStep] = documented(
         {},
-        "What single jobs or tasks run instead: other arguments, or a program of their own. An "
-        "entry for `worker:1` wins over one for `worker`.",
+        "Other arguments or another program for single jobs or tasks. An entry for `worker:1` "
+        "overrides one for `worker`.",
         {"ps": {"args": ["serve"]}, "worker:1": {"args": ["train", "--verbose"]}},
     )

@@ -1,4 +1,4 @@
-"""JSON and JSONC with the place of every key and value, which `json` cannot tell."""
+"""A reader of JSON and JSONC that keeps the place of every key and value, which `json` does not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 from tfcluster.spec.fields import Path, shorten
 
-DEEPEST = 64
-LONGEST_NUMBER = 40
+MAX_DEPTH = 64
+MAX_NUMBER_LENGTH = 40
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -25,7 +25,7 @@ _ESCAPES = {
 
 
 class JsonError(ValueError):
-    """The text is no JSON; `offset` says where in it."""
+    """An error in the text at `offset`, with its fix."""
 
     def __init__(self, offset: int, message: str, fix: str) -> None:
         super().__init__(message)
@@ -42,11 +42,11 @@ class Document:
     keys: dict[Path, int]
     """Path → offset of the key, for members of objects."""
     repeated: tuple[Path, ...]
-    """Keys written twice, as paths; `keys` and `values` hold the second."""
+    """Paths of keys written twice; `keys` and `values` hold the second."""
 
 
 class Lines:
-    """Line and column, both from 1, of an offset in a text."""
+    """A map from an offset in a text to its line and column, both counted from 1."""
 
     def __init__(self, text: str) -> None:
         self._starts = [0, *(match.end() for match in re.finditer(r"\n", text))]
@@ -57,16 +57,16 @@ class Lines:
 
 
 def read(text: str, *, comments: bool = False) -> Document:
-    """`comments`: JSONC, with ``//``, ``/* */`` and commas after the last item.
+    """Read JSON; with `comments` JSONC: ``//``, ``/* */`` and commas after the last item.
 
-    Raises JsonError at the first thing that is not JSON.
+    Raises JsonError at the first error.
     """
     reader = _Reader(text, comments)
     reader.skip_space()
     value = reader.value((), 0)
     reader.skip_space()
     if reader.at < len(text):
-        reader.fail("text after the end of the value", "remove it")
+        reader.fail("unexpected text after the end of the value", "remove it")
     return Document(value, reader.values, reader.keys, tuple(reader.repeated))
 
 
@@ -96,13 +96,13 @@ class _Reader:
             if comment is None:
                 self.fail("a comment that does not end, or a stray '/'", "end it with */")
             if not self.comments:
-                fix = "remove it, or name the file .jsonc"
-                self.fail("comments are read in .jsonc files only", fix)
+                fix = "remove it, or rename the file to .jsonc"
+                self.fail("comments are allowed in .jsonc files only", fix)
             self.at = comment.end()
 
     def value(self, path: Path, depth: int) -> Any:
-        if depth > DEEPEST:
-            self.fail(f"nested more than {DEEPEST} deep", "no spec needs that")
+        if depth > MAX_DEPTH:
+            self.fail(f"nested more than {MAX_DEPTH} levels deep", "use fewer levels")
         self.values[path] = self.at
         match self.next:
             case "{":
@@ -112,40 +112,40 @@ class _Reader:
             case '"':
                 return self.string()
             case "":
-                self.fail("the file ends too early", "is a bracket or a value missing?")
+                self.fail("unexpected end of the file", "add the missing bracket or value")
         return self.scalar()
 
     def object(self, path: Path, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         opened = self.at
         self.at += 1
-        while self.another("}", opened, first=not found):
+        while self.next_item("}", opened, first=not found):
             if self.next != '"':
-                self.fail('a key in "double quotes" is expected here', self.quoting_cure())
+                self.fail('expected a key in "double quotes"', self.quoting_fix())
             start = self.at
             key = self.string()
-            here = (*path, key)
+            member = (*path, key)
             if key in found:
-                self.repeated.append(here)
-            self.keys[here] = start
+                self.repeated.append(member)
+            self.keys[member] = start
             self.skip_space()
             if self.next != ":":
-                self.fail(f"a ':' is expected after the key {shorten(key)}", "write it")
+                self.fail(f"expected ':' after the key {shorten(key)}", "add ':'")
             self.at += 1
             self.skip_space()
-            found[key] = self.value(here, depth + 1)
+            found[key] = self.value(member, depth + 1)
         return found
 
     def array(self, path: Path, depth: int) -> list[Any]:
         found: list[Any] = []
         opened = self.at
         self.at += 1
-        while self.another("]", opened, first=not found):
+        while self.next_item("]", opened, first=not found):
             found.append(self.value((*path, len(found)), depth + 1))
         return found
 
-    def another(self, closing: str, opened: int, *, first: bool) -> bool:
-        """Step to the next item; False, and past the bracket, when there is none."""
+    def next_item(self, closing: str, opened: int, *, first: bool) -> bool:
+        """Step to the next item and return True; after the last, step past the bracket."""
         self.skip_space()
         comma = None
         if not first and self.next == ",":
@@ -154,13 +154,13 @@ class _Reader:
             self.skip_space()
         if self.next == closing:
             if comma is not None and not self.comments:
-                self.fail(f"a comma before '{closing}'", "remove the comma", comma)
+                self.fail(f"unexpected comma before '{closing}'", "remove the comma", comma)
             self.at += 1
             return False
         if not self.next:
             self.fail(f"this '{self.text[opened]}' is never closed", f"add '{closing}'", opened)
         if not first and comma is None:
-            self.fail(f"a ',' or '{closing}' is expected here", "is a comma missing before this?")
+            self.fail(f"expected ',' or '{closing}'", "add the missing comma before this")
         return True
 
     def string(self) -> str:
@@ -179,16 +179,16 @@ class _Reader:
                 case "\\":
                     parts.append(self.escape())
                 case "" | "\n" | "\r":
-                    self.fail("this text is never closed", "add the closing '\"'", start)
+                    self.fail("this string is never closed", "add the closing '\"'", start)
                 case other:
-                    self.fail(f"the character {other!r} cannot stand in a text", "remove it")
+                    self.fail(f"the character {other!r} is not allowed in a string", "remove it")
 
     def escape(self) -> str:
         start = self.at
         letter = self.text[self.at + 1 : self.at + 2]
         if letter != "u":
             if letter not in _ESCAPES:
-                self.fail(f"\\{letter} is no escape of JSON", "write \\\\ for a backslash")
+                self.fail(f"\\{letter} is not a JSON escape", "write \\\\ for a backslash")
             self.at += 2
             return _ESCAPES[letter]
         units = [self.unit()]
@@ -198,7 +198,7 @@ class _Reader:
         try:
             character = text.decode("utf-16-be")
         except UnicodeDecodeError:
-            self.fail("half of a character (a lone surrogate)", "write the character", start)
+            self.fail("half of a character (an unpaired surrogate)", "write the character", start)
         if character == "\0":
             self.fail("the character \\u0000 cannot be passed to a program", "remove it", start)
         return character
@@ -213,16 +213,17 @@ class _Reader:
     def scalar(self) -> Any:
         word = _WORD.match(self.text, self.at)
         if word is None:
-            self.fail(f"{self.next!r} begins no value of JSON", self.quoting_cure())
+            self.fail(f"{self.next!r} is not valid JSON", self.quoting_fix())
         start, token = self.at, word[0]
         if token in _WORDS:
             self.at = word.end()
             return _WORDS[token]
         number = _NUMBER.fullmatch(token)
         if number is None:
-            self.fail(f"{shorten(token)} is no value of JSON", _cure_of_word(token))
-        if len(token) > LONGEST_NUMBER:
-            self.fail("a number with too many digits", f"at most {LONGEST_NUMBER} characters")
+            self.fail(f"{shorten(token)} is not valid JSON", _word_fix(token))
+        if len(token) > MAX_NUMBER_LENGTH:
+            fix = f"write at most {MAX_NUMBER_LENGTH} characters"
+            self.fail("a number with too many digits", fix)
         self.at = word.end()
         is_whole = number[1] is None and number[2] is None
         value = int(token) if is_whole else float(token)
@@ -230,18 +231,20 @@ class _Reader:
             self.fail(f"{shorten(token)} is too large", "write a smaller number", start)
         return value
 
-    def quoting_cure(self) -> str:
-        return 'JSON takes "double quotes" only' if self.next == "'" else 'write texts in "quotes"'
+    def quoting_fix(self) -> str:
+        if self.next == "'":
+            return 'use "double quotes"'
+        return 'put strings in "double quotes"'
 
 
-def _cure_of_word(token: str) -> str:
+def _word_fix(token: str) -> str:
     lower = token.lower().lstrip("+-")
     if lower in ("nan", "inf", "infinity"):
-        return "JSON has no such number"
+        return "write a finite number: JSON has no such value"
     if lower in ("true", "false"):
         return f"write {lower}"
     if lower in ("none", "nil", "undefined"):
         return "write null"
     if token[0] in "+-.0123456789":
-        return 'write numbers as 12 or 0.5, and texts in "quotes"'
-    return 'write texts in "quotes"'
+        return 'write numbers as 12 or 0.5, and put strings in "double quotes"'
+    return 'put strings in "double quotes"'

@@ -1,4 +1,4 @@
-"""From a file to a spec: all that is wrong with the file at once, each thing with its place."""
+"""The loader of specs: file, options and hosts in, `LoadedSpec` out, or all problems at once."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tfcluster.spec.fields import Mistake, Path, shorten
 from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
-from tfcluster.spec.problems import dotted, findings, shown
+from tfcluster.spec.problems import explain_errors, join_path, show_path
 from tfcluster.spec.selection import select
 from tfcluster.spec.source import Source, read_source
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpec:
-    """A spec, where it came from, and which of its fields the command line set."""
+    """A spec, its source, and the fields that the command line set."""
 
     spec: ClusterSpec
     path: FilePath | None
-    """The file, absolute; None: standard input."""
+    """The absolute path of the file; None: standard input."""
     folder: FilePath
-    """What the spec's relative paths are relative to; of standard input: the working directory."""
+    """The folder to which the spec's paths are relative; the working directory for stdin."""
     set_paths: frozenset[str]
     """Dotted paths given with ``--set``."""
     problem: Callable[[Mistake], Problem]
-    """A finding about the spec, with its place: ``file:line:column``, or the option."""
+    """Turns a mistake into a problem with its place: ``file:line:column``, or the option."""
 
 
 def load(source: str | FilePath | None = None, *, sets: Sequence[str] = ()) -> ClusterSpec:
-    """The spec in `source`; see `load_file`."""
+    """Return the spec in `source`; see `load_file`."""
     return load_file(source, sets=sets).spec
 
 
@@ -50,10 +50,9 @@ def load_file(
 ) -> LoadedSpec:
     """Read a spec file, ``-`` for standard input, None for ``./tfcluster.json`` or ``.jsonc``.
 
-    `sets` are the ``a.b=c`` of ``--set``; `options` maps another option of the command line to
-    the dotted field it sets and the value: ``{"--name": ("name", "exp7")}``; `hosts` take the
-    place of the spec's, or leave out some. Raises SpecError with every problem, for whatever the
-    file holds.
+    `sets` are the ``a.b=c`` of ``--set``. `options` maps another command-line option to the dotted
+    field it sets and the value: ``{"--name": ("name", "exp7")}``. `hosts` replace the spec's hosts
+    or select some of them. Raises SpecError with every problem, whatever the file contains.
     """
     return _load(read_source(source), _overrides(sets, options or {}), hosts)
 
@@ -65,7 +64,7 @@ def from_value(
     sets: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
 ) -> LoadedSpec:
-    """A spec made from options (`tfcluster run`); `where` stands before each of its problems."""
+    """Return a spec made from options (`tfcluster run`); its problems begin with `where`."""
     source = Source(json.dumps(value), where, None, FilePath.cwd(), has_places=False)
     return _load(source, _overrides(sets, {}), hosts)
 
@@ -80,17 +79,17 @@ def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostCho
     check = _Check(value, document, source, chosen)
     spec = check.spec()
     if hosts.include or hosts.exclude:
-        left = select(value, spec, hosts)
-        check = _Check(left.value, document, source, (*chosen, left.override))
+        selection = select(value, spec, hosts)
+        check = _Check(selection.value, document, source, (*chosen, selection.override))
         spec = check.spec()
-        set_paths = [left.path_now(path) for path in set_paths if path is not None]
-    dotted_paths = frozenset(dotted(path) for path in set_paths if path is not None)
+        set_paths = [selection.new_path(path) for path in set_paths if path is not None]
+    dotted_paths = frozenset(join_path(path) for path in set_paths if path is not None)
     return LoadedSpec(spec, source.path, source.folder, dotted_paths, check.problem)
 
 
 def _parse(source: Source) -> jsonc.Document:
     if not source.text.strip():
-        fix = "`tfcluster init` writes a first spec"
+        fix = "write a first spec with `tfcluster init`"
         raise SpecError([Problem(source.name, "the file is empty", fix)])
     try:
         return jsonc.read(source.text, comments=source.has_comments)
@@ -106,8 +105,8 @@ def _overrides(
     for text in sets:
         try:
             chosen.append(overrides.parse(text))
-        except overrides.Refused as refused:
-            problems.append(refused.problem)
+        except overrides.OverrideError as error:
+            problems.append(error.problem)
     if problems:
         raise SpecError(problems)
     named = (
@@ -120,13 +119,13 @@ def _overrides(
 def _apply(value: Any, chosen: Sequence[overrides.Override]) -> Any:
     try:
         return overrides.apply(value, chosen)
-    except overrides.Refused as refused:
-        raise SpecError([refused.problem]) from None
+    except overrides.OverrideError as error:
+        raise SpecError([error.problem]) from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """One value held against the model, with the places of its parts."""
+    """The validation of one value, with the places of its parts."""
 
     value: Any
     document: jsonc.Document
@@ -134,21 +133,29 @@ class _Check:
     chosen: Sequence[overrides.Override]
 
     def spec(self) -> ClusterSpec:
-        """Raises SpecError with all problems, in the order of the file."""
+        """Return the spec; raises SpecError with all problems, in the order of the file."""
         if newer := self._newer_version():
             raise SpecError([newer])
         repeated = [
             Mistake(path, f"the key {shorten(path[-1])} is written twice", "keep one", on_key=True)
             for path in self.document.repeated
         ]
-        spec, found = _validate(self._named())
+        spec, mistakes = _validate(self._with_name())
         if spec is None or repeated:
-            ordered = sorted([*repeated, *found], key=self._offset)
-            raise SpecError([self.problem(finding) for finding in dict.fromkeys(ordered)])
+            ordered = sorted([*repeated, *mistakes], key=self._offset)
+            raise SpecError([self.problem(mistake) for mistake in dict.fromkeys(ordered)])
         return spec
 
-    def _named(self) -> Any:
-        """The value with the file's name for a name, where it has none of its own."""
+    def problem(self, mistake: Mistake) -> Problem:
+        """Return `mistake` with its place and the name of its field."""
+        place = self._place(mistake.path, on_key=mistake.on_key)
+        message = mistake.message
+        if mistake.path and not mistake.on_key:  # a message about a key quotes it itself
+            message = f"{show_path(mistake.path)}: {message}"
+        return Problem(place, message, mistake.fix)
+
+    def _with_name(self) -> Any:
+        """Return the value, named after the file if it has no name."""
         if not isinstance(self.value, dict) or self.value.get("name") is not None:
             return self.value
         return {**self.value, "name": self.source.spec_name}
@@ -158,20 +165,10 @@ class _Check:
         if isinstance(version, bool) or not isinstance(version, int) or version <= VERSION:
             return None
         message = (
-            f"the spec has version {version}, this tfcluster reads {VERSION}: "
+            f"the spec has version {version}, but this tfcluster reads version {VERSION}: "
             "upgrade it with `pip install --upgrade tfcluster`"
         )
         return Problem(self._place(("version",), on_key=False), message)
-
-    def problem(self, finding: Mistake) -> Problem:
-        place = self._place(finding.path, on_key=finding.on_key)
-        return Problem(place, self._named_in_full(finding), finding.fix)
-
-    def _named_in_full(self, finding: Mistake) -> str:
-        """The message, headed by the field it is about unless it quotes a key itself."""
-        if finding.on_key or not finding.path:
-            return finding.message
-        return f"{shown(finding.path)}: {finding.message}"
 
     def _place(self, path: Path, *, on_key: bool) -> str:
         if option := self._option(path):
@@ -181,15 +178,15 @@ class _Check:
         )
 
     def _option(self, path: Path) -> str | None:
-        """The option that set the value at `path`, or made the object it stands in."""
+        """Return the option that set the value at `path`, or created the object around it."""
         for override in reversed(self.chosen):
-            above = override.path[: len(path)] == path and path not in self.document.values
-            if path[: len(override.path)] == override.path or (path and above):
+            is_above = override.path[: len(path)] == path and path not in self.document.values
+            if path[: len(override.path)] == override.path or (path and is_above):
                 return override.option
         return None
 
-    def _offset(self, finding: Mistake) -> int:
-        return self._file_offset(finding.path, on_key=finding.on_key)
+    def _offset(self, mistake: Mistake) -> int:
+        return self._file_offset(mistake.path, on_key=mistake.on_key)
 
     def _file_offset(self, path: Path, *, on_key: bool) -> int:
         places = self.document.keys if on_key else self.document.values
@@ -201,28 +198,28 @@ class _Check:
 
 
 def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
-    """The spec, or what is wrong; rules between sections are asked even where a field is wrong."""
+    """Return the spec, or its mistakes, including broken rules between the valid sections."""
     if not isinstance(value, dict):
-        message, fix = "a spec is a JSON object", 'write {"cluster": …, "job": …}'
+        message, fix = "a spec must be a JSON object", 'write {"cluster": …, "job": …}'
         return None, [Mistake((), message, fix)]
     try:
         return ClusterSpec.model_validate(value), []
     except ValidationError as error:
-        found = findings(error, value)
-    return None, [*found, *_rules_on_the_rest(value, found)]
+        mistakes = explain_errors(error, value)
+    return None, [*mistakes, *_check_valid_sections(value, mistakes)]
 
 
-def _rules_on_the_rest(value: dict[str, Any], found: Sequence[Mistake]) -> Iterator[Mistake]:
-    """What the rules between sections say of the sections that are right in themselves."""
-    bad = {finding.path[0] for finding in found if finding.path}
+def _check_valid_sections(value: dict[str, Any], found: Sequence[Mistake]) -> Iterator[Mistake]:
+    """Yield broken rules between the sections in which no mistake was `found`."""
+    bad = {mistake.path[0] for mistake in found if mistake.path}
     if not bad or "cluster" in bad:
         return
-    rest = {key: kept for key, kept in value.items() if key not in bad}
+    valid = {key: section for key, section in value.items() if key not in bad}
     if "job" in bad:
-        rest["job"] = {"command": ["true"]}
+        valid["job"] = {"command": ["true"]}
     try:
-        ClusterSpec.model_validate(rest)
+        ClusterSpec.model_validate(valid)
     except ValidationError as error:
-        for finding in findings(error, rest):
-            if finding.path and finding.path[0] not in bad:
-                yield finding
+        for mistake in explain_errors(error, valid):
+            if mistake.path and mistake.path[0] not in bad:
+                yield mistake

@@ -1,4 +1,4 @@
-"""``--set a.b=c``: what the command line says instead of the file, in the file's own terms."""
+"""The option ``--set a.b=c``: fields of the spec that the command line overrides."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from tfcluster.errors import Problem
 from tfcluster.spec import jsonc, published_schema
-from tfcluster.spec.fields import Path, shorten
-from tfcluster.spec.problems import shown, unknown_key
+from tfcluster.spec.fields import Mistake, Path, shorten
+from tfcluster.spec.problems import show_path, unknown_key
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One field that an option sets; `option` names that option in messages."""
+    """One field that an option sets; messages quote `option`."""
 
     path: Path
     value: Any
     option: str
 
 
-class Refused(ValueError):
-    """An option that cannot be carried out."""
+class OverrideError(ValueError):
+    """An override that cannot be applied."""
 
     def __init__(self, option: str, message: str, fix: str = "") -> None:
         super().__init__(message)
@@ -33,24 +33,26 @@ class Refused(ValueError):
 
 
 def parse(text: str) -> Override:
-    """Read ``a.b=c``: VALUE is JSON unless the field is text; list items go by number.
+    """Parse ``a.b=c``; the value is JSON, or a string if the field takes strings only.
 
-    Where a field takes text or something else (``gpus``, durations), what is no JSON is text.
-    A text field that may be null takes ``null`` as that. Raises Refused.
+    A list item is named by its index. For a field that takes a string or something else
+    (``gpus``, durations), a value that is not JSON is a string. ``null`` is null for a string
+    field that may be null. Raises OverrideError.
     """
     name, equals, value = text.partition("=")
     option = f"--set {shorten(text)[1:-1]}" if len(text) > 60 else f"--set {text}"
     if not equals or not name:
-        raise Refused(option, "no FIELD=VALUE", "write for example --set supervision.grace_s=60")
+        fix = "write for example --set supervision.grace_s=60"
+        raise OverrideError(option, "not FIELD=VALUE", fix)
     path = _resolve(tuple(name.split(".")), ())
     if path is None:
-        found = _first_unknown(tuple(name.split(".")))
-        raise Refused(option, found.message, found.fix)
+        unknown = _first_unknown(tuple(name.split(".")))
+        raise OverrideError(option, unknown.message, unknown.fix)
     return Override(path, _read_value(value, path, option), option)
 
 
 def apply(value: Any, overrides: Iterable[Override]) -> Any:
-    """A copy of the spec's `value` with the overrides in it. Raises Refused."""
+    """Return a copy of the spec's `value` with the overrides applied; raises OverrideError."""
     changed = copy.deepcopy(value)
     for override in overrides:
         changed = _put(changed, override.path, override)
@@ -61,7 +63,6 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
     if not rest:
         return override.value
     key = rest[0]
-    here = (*done, key)
     if isinstance(key, int):
         return _put_item(current, key, rest, override, done)
     if isinstance(current, str) and "address" in published_schema.keys_at(done):
@@ -69,19 +70,19 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
     if current is None:
         current = {}
     if not isinstance(current, dict):
-        where = f"{shown(done)} is" if done else "the spec is"
-        raise Refused(override.option, f"{where} no object in the file", "correct it there")
-    return {**current, key: _put(current.get(key), rest[1:], override, here)}
+        name = show_path(done) if done else "the spec"
+        raise OverrideError(override.option, f"{name} is not an object in the file", "fix the file")
+    return {**current, key: _put(current.get(key), rest[1:], override, (*done, key))}
 
 
 def _put_item(current: Any, index: int, rest: Path, override: Override, done: Path) -> Any:
     items = [] if current is None else current
     if not isinstance(items, list):
-        fix = f"set the whole: --set {shown(done)}='[…]'"
-        raise Refused(override.option, f"{shown(done)} is no list in the file", fix)
+        fix = f"set the whole list: --set {show_path(done)}='[…]'"
+        raise OverrideError(override.option, f"{show_path(done)} is not a list in the file", fix)
     if index > len(items):
-        message = f"{shown(done)} has {len(items)} items, and none with the number {index}"
-        raise Refused(override.option, message, "items count from 0")
+        message = f"{show_path(done)} has {len(items)} items: there is no item {index}"
+        raise OverrideError(override.option, message, f"use 0 to {len(items)}")
     old = items[index] if index < len(items) else None
     return [
         *items[:index],
@@ -91,7 +92,7 @@ def _put_item(current: Any, index: int, rest: Path, override: Override, done: Pa
 
 
 def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
-    """The path that dotted `parts` mean; keys of maps (hosts, variables) may hold dots."""
+    """Return the path of dotted `parts`, or None; keys of hosts and variables may contain dots."""
     if not parts:
         return done
     for step, used in _steps(parts, done):
@@ -101,6 +102,7 @@ def _resolve(parts: tuple[str, ...], done: Path) -> Path | None:
 
 
 def _steps(parts: tuple[str, ...], done: Path) -> Iterator[tuple[str | int, int]]:
+    """Yield each possible next step below `done` and the number of `parts` that it uses."""
     types = published_schema.types_at(done)
     if parts[0] in published_schema.keys_at(done):
         yield parts[0], 1
@@ -110,7 +112,7 @@ def _steps(parts: tuple[str, ...], done: Path) -> Iterator[tuple[str | int, int]
         yield from ((".".join(parts[:used]), used) for used in range(1, len(parts) + 1))
 
 
-def _first_unknown(parts: tuple[str, ...]) -> Any:
+def _first_unknown(parts: tuple[str, ...]) -> Mistake:
     done: Path = ()
     for part in parts:
         step = next((step for step, _ in _steps((part,), done)), None)
@@ -123,25 +125,25 @@ def _first_unknown(parts: tuple[str, ...]) -> Any:
 def _read_value(text: str, path: Path, option: str) -> Any:
     types = published_schema.types_at(path)
     if types <= {"string", "null"}:
-        return None if text == "null" and "null" in types else _checked_text(text, option)
+        return None if text == "null" and "null" in types else _check_utf8(text, option)
     try:
         return jsonc.read(text).value
     except jsonc.JsonError as error:
         if "string" in types:
-            return _checked_text(text, option)
-        fix = _json_cure(path)
-        raise Refused(option, f"{shown(path)}: {error.message}", fix) from None
+            return _check_utf8(text, option)
+        fix = _json_fix(path)
+        raise OverrideError(option, f"{show_path(path)}: {error.message}", fix) from None
 
 
-def _json_cure(path: Path) -> str:
+def _json_fix(path: Path) -> str:
     if known := sorted(published_schema.keys_at(path)):
         return f"write a JSON object, or set one of its fields: {', '.join(known)}"
     example = next(iter(published_schema.node_at(path).get("examples", ())), None)
-    return f"write JSON, for example --set {shown(path)}={shlex.quote(json.dumps(example))}"
+    return f"write JSON, for example --set {show_path(path)}={shlex.quote(json.dumps(example))}"
 
 
-def _checked_text(text: str, option: str) -> str:
-    # Bytes of the command line that are no UTF-8 arrive as lone surrogates.
+def _check_utf8(text: str, option: str) -> str:
+    # Bytes of the command line that are not UTF-8 arrive as unpaired surrogates.
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise Refused(option, "the value is not UTF-8", "write it in UTF-8")
+        raise OverrideError(option, "the value is not UTF-8", "write it in UTF-8")
     return text

@@ -16,7 +16,23 @@ from tfcluster.spec import published_schema
 from tfcluster.spec.cluster import TAGS
 from tfcluster.spec.fields import Mistake, Path, RulesBroken, shorten
 
-_OTHER_WORDS = {
+_KEY = "[key]"
+"""The last part of an error's path where pydantic refuses the key itself."""
+_EXPECTED = {
+    "string_type": "a string",
+    "int_type": "an integer",
+    "bool_type": "true or false",
+    "float_type": "a number",
+    "tuple_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+_LIMITS = {
+    "less_than_equal": ("large", "at most", "le"),
+    "greater_than_equal": ("small", "at least", "ge"),
+}
+_SYNONYMS = {
     "coordinator": "chief",
     "cmd": "command",
     "cwd": "workdir",
@@ -32,58 +48,43 @@ _OTHER_WORDS = {
 
 
 def unknown_key(path: Path) -> Mistake:
-    """The finding for the key at the end of `path`: a near name, its right place, or the list."""
+    """Return the mistake for the unknown key at the end of `path`.
+
+    Its fix is a similar name, the right section, or the list of known keys.
+    """
     key, parent = str(path[-1]), path[:-1]
     known = sorted(published_schema.keys_at(parent))
-    message = f"unknown key {shorten(key)}" + (f" in {shown(parent)}" if parent else "")
-    word = _OTHER_WORDS.get(key.lower(), key)
+    message = f"unknown key {shorten(key)}" + (f" in {show_path(parent)}" if parent else "")
+    word = _SYNONYMS.get(key.lower(), key)
     near = [word] if word in known else difflib.get_close_matches(key.lower(), known, n=1)
     if near:
         fix = f'did you mean "{near[0]}"?'
-    elif elsewhere := published_schema.homes_of(word):
-        fix = f"it belongs to {' or '.join(elsewhere)}"
+    elif places := published_schema.find_key(word):
+        fix = f"it belongs to {' or '.join(places)}"
     elif known:
-        fix = f"known here: {', '.join(known)}; keys that begin with x- are ignored"
+        fix = f"known keys: {', '.join(known)}; keys that begin with x- are ignored"
     else:
         fix = "remove it"
     return Mistake(path, message, fix, on_key=True)
 
 
-def dotted(path: Iterable[str | int]) -> str:
-    """``supervision.grace_s``, as ``--set`` takes it."""
+def join_path(path: Iterable[str | int]) -> str:
+    """Return a path as ``--set`` takes it: ``supervision.grace_s``."""
     return ".".join(str(part) for part in path)
 
 
-def shown(path: Iterable[str | int]) -> str:
-    """The same for messages: a part that would tear the line is quoted and cut."""
+def show_path(path: Iterable[str | int]) -> str:
+    """Return a path for messages: dotted, with long and unprintable parts quoted and cut."""
     parts = (str(part) for part in path)
     return ".".join(
         part if part.isprintable() and len(part) < 60 else shorten(part) for part in parts
     )
 
 
-_KEY = "[key]"
-_EXPECTED = {
-    "string_type": "a text",
-    "int_type": "a whole number",
-    "bool_type": "true or false",
-    "float_type": "a number",
-    "tuple_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "model_attributes_type": "an object",
-}
-
-_LIMITS = {
-    "less_than_equal": ("large", "at most", "le"),
-    "greater_than_equal": ("small", "at least", "ge"),
-}
-
-
-def findings(error: ValidationError, value: Any) -> list[Mistake]:
-    """All that is wrong with `value`, which the model refused with `error`."""
+def explain_errors(error: ValidationError, value: Any) -> list[Mistake]:
+    """Return all mistakes in `value`, for which the model raised `error`."""
     details = error.errors(include_url=False, include_input=False)
-    return [found for one in details for found in _explain(one, value)]
+    return [mistake for detail in details for mistake in _explain(detail, value)]
 
 
 def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
@@ -93,8 +94,8 @@ def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
     context = detail.get("ctx", {})
     broken = context.get("error")
     if isinstance(broken, RulesBroken):
-        for found in broken.findings:
-            yield found.below(*path)
+        for mistake in broken.mistakes:
+            yield mistake.below(*path)
         return
     kind = detail["type"]
     if kind == "extra_forbidden" or (on_key and kind == "literal_error"):
@@ -102,14 +103,14 @@ def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
     elif kind == "missing":
         yield _missing_key(path)
     elif kind == "tfcluster":
-        yield Mistake(path, context["message"], context["cure"], on_key)
+        yield Mistake(path, context["message"], context["fix"], on_key)
     else:
         yield Mistake(path, _message(detail, path, value), _fix(kind, path, value, context), on_key)
 
 
 def _missing_key(path: Path) -> Mistake:
     example = json.dumps(_example(path))
-    where = f" in {shown(path[:-1])}" if path[:-1] else ""
+    where = f" in {show_path(path[:-1])}" if path[:-1] else ""
     fix = f'add "{path[-1]}": {example}'
     return Mistake(path, f'"{path[-1]}" is missing{where}', fix, on_key=True)
 
@@ -118,14 +119,14 @@ def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
     given = _quoted(_value_at(value, path))
     kind = detail["type"]
     if expected := _EXPECTED.get(kind):
-        return f"{expected} is expected here, not {given}"
+        return f"expected {expected}, not {given}"
     text = detail["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
     if kind in ("gpus", "tasks"):
         return f"{text}, not {given}"
     if kind == "string_too_short":
-        return "an empty text says nothing here"
+        return "must not be an empty string"
     if kind.endswith("too_short"):
-        return "an empty list says nothing here"
+        return "must not be an empty list"
     if kind in _LIMITS:
         return f"{given} is too {_LIMITS[kind][0]}"
     if kind.endswith("too_long"):
@@ -155,7 +156,7 @@ def _fix(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
 
 
 def _as_list(text: str, path: Path) -> list[str]:
-    """A command line as its words; any other text is one item."""
+    """Return a command line as its words, and any other string as one item."""
     if path[-1] in ("args", "command"):
         with contextlib.suppress(ValueError):  # a quote that is not closed
             return shlex.split(text)

@@ -1,4 +1,7 @@
-"""The schema as it is shipped, and what can be looked up in it without building it anew."""
+"""The JSON schema as shipped, and look-ups in it: keys, types, choices and examples by path.
+
+Reading the file is much faster than building the schema from the model.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +17,21 @@ Path = tuple[str | int, ...]
 
 
 def text() -> str:
-    """The published schema, exactly as it lies in the package."""
-    from importlib import resources  # for `init`, `schema` and what explains a mistake
+    """Return the text of the published schema file."""
+    from importlib import resources  # slow; used by `init`, `schema` and explained mistakes only
 
     return resources.files(__package__).joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
 
 
 @functools.cache
 def schema() -> Node:
-    """The published schema as a value; not to be changed."""
+    """Return the published schema as a value; do not change it."""
     parsed: Node = json.loads(text())
     return parsed
 
 
 def branches(node: Node) -> list[Node]:
-    """The forms that `node` allows, with references followed."""
+    """Return the forms that `node` allows, with references followed."""
     if "$ref" in node:
         definition = schema()["$defs"][node["$ref"].rpartition("/")[2]]
         return branches(definition)
@@ -38,7 +41,7 @@ def branches(node: Node) -> list[Node]:
 
 
 def nodes_at(path: Path) -> list[Node]:
-    """All nodes of the schema that a value at `path` may follow; empty for an unknown path."""
+    """Return all schema nodes that apply to a value at `path`; empty for an unknown path."""
     found: list[Node] = [schema()]
     for part in path:
         found = [child for node in found for child in _children(node, part)]
@@ -46,47 +49,48 @@ def nodes_at(path: Path) -> list[Node]:
 
 
 def node_at(path: Path) -> Node:
-    """The first of them, with its description, default and examples; {} for an unknown path."""
+    """Return the first of `nodes_at(path)`, with its description, default and examples, or {}."""
     return next(iter(nodes_at(path)), {})
 
 
 def keys_at(path: Path) -> set[str]:
-    """The keys an object at `path` may have."""
-    forms = [form for node in nodes_at(path) for form in branches(node)]
-    return {key for form in forms for key in form.get("properties", ())}
+    """Return the keys that an object at `path` may have."""
+    return {key for form in _forms_at(path) for key in form.get("properties", ())}
 
 
 def is_map(path: Path) -> bool:
-    """Whether an object at `path` takes keys of the user's own: hosts, variables."""
-    forms = [form for node in nodes_at(path) for form in branches(node)]
-    return any(isinstance(form.get("additionalProperties"), dict) for form in forms)
+    """Return whether the user chooses the keys of an object at `path`: hosts, variables."""
+    return any(isinstance(form.get("additionalProperties"), dict) for form in _forms_at(path))
 
 
 def choices_at(path: Path) -> list[Any]:
-    """The values that a field with fixed choices takes."""
-    forms = [form for node in nodes_at(path) for form in branches(node)]
+    """Return the values of a field with fixed choices."""
+    forms = _forms_at(path)
     constants = [form["const"] for form in forms if "const" in form]
     return [choice for form in forms for choice in form.get("enum", ())] + constants
 
 
 def types_at(path: Path) -> set[str]:
-    """JSON types that a value at `path` may have; empty for an unknown path."""
-    forms = [form for node in nodes_at(path) for form in branches(node)]
-    return {_type(form) for form in forms}
+    """Return the JSON types that a value at `path` may have; empty for an unknown path."""
+    return {_type(form) for form in _forms_at(path)}
 
 
 @functools.cache
-def homes_of(key: str) -> tuple[str, ...]:
-    """Dotted paths of the sections in which `key` is known, the nearest two."""
+def find_key(key: str) -> tuple[str, ...]:
+    """Return the dotted paths at which `key` is known: at most two, the shortest first."""
     found = [path for path in dict.fromkeys(_walk(schema(), ())) if path.endswith(f".{key}")]
     return tuple(sorted(found, key=lambda path: path.count("."))[:2])
+
+
+def _forms_at(path: Path) -> list[Node]:
+    return [form for node in nodes_at(path) for form in branches(node)]
 
 
 def _walk(node: Node, path: tuple[str, ...]) -> Iterator[str]:
     for form in branches(node):
         for key, child in form.get("properties", {}).items():
             yield ".".join((*path, key))
-            if key not in ("chief", "ps", "evaluator"):  # as `worker`
+            if key not in ("chief", "ps", "evaluator"):  # they have the keys of `worker`
                 yield from _walk(child, (*path, key))
         if isinstance(items := form.get("additionalProperties"), dict):
             yield from _walk(items, (*path, "TASK" if path[-1:] == ("per_task",) else "HOST"))

@@ -1,4 +1,4 @@
-"""Makes the JSON schema from the model; run as a module it writes the published file."""
+"""The generator of the JSON schema from the model; run as a module, it writes the shipped file."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.spec import published_schema
-from tfcluster.spec.model import JOBS, ClusterSpec
+from tfcluster.spec.cluster import JOBS
+from tfcluster.spec.model import ClusterSpec
 
-_TASKS_TEXTS = {
-    "chief": ("The task that leads, saves and evaluates; at most one.", 1),
+_JOB_TEXTS = {
+    "chief": ("The task that coordinates, saves and evaluates; at most one.", 1),
     "worker": ("The tasks that train.", ["10.0.0.1:2222", "10.0.0.2:2222"]),
     "ps": (
-        "Parameter servers, beside workers and a chief; without one by `strategy.name: default`.",
+        "Parameter servers; they need workers and, unless `strategy.name` is `default`, a chief.",
         1,
     ),
-    "evaluator": ("Evaluates checkpoints beside the training; at most one.", 1),
+    "evaluator": ("The task that evaluates checkpoints during training; at most one.", 1),
 }
 
 
 def build() -> dict[str, Any]:
-    """The schema of version 1 (JSON Schema 2020-12), for editors and for `tfcluster schema`."""
+    """Return the schema of version 1 (JSON Schema 2020-12) for editors and `tfcluster schema`."""
     made = ClusterSpec.model_json_schema(by_alias=True, mode="validation")
     made["properties"]["cluster"] = _cluster(made["properties"]["cluster"])
     for section in ("Job", "Prepare"):
@@ -29,7 +30,7 @@ def build() -> dict[str, Any]:
             {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
             for name in ("script", "module", "command")
         ]
-    _tidy(made)
+    _simplify(made)
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "tfcluster spec, version 1",
@@ -38,20 +39,20 @@ def build() -> dict[str, Any]:
 
 
 def render() -> str:
-    """The text of the published file."""
+    """Return the text of the published file."""
     return json.dumps(build(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _cluster(node: dict[str, Any]) -> dict[str, Any]:
-    """The four jobs spelled out: pydantic would say only what form any key has."""
+    """Spell out the four jobs: pydantic would describe only the form of any key."""
     tasks = node.pop("additionalProperties")
     node.pop("propertyNames", None)
     properties = {
         job: {
             "anyOf": [*(tasks.get("anyOf") or tasks["oneOf"]), {"type": "null"}],
             "default": None,
-            "description": _TASKS_TEXTS[job][0],
-            "examples": [_TASKS_TEXTS[job][1]],
+            "description": _JOB_TEXTS[job][0],
+            "examples": [_JOB_TEXTS[job][1]],
         }
         for job in JOBS
     }
@@ -59,11 +60,11 @@ def _cluster(node: dict[str, Any]) -> dict[str, Any]:
     return node | {"properties": properties} | closed
 
 
-def _tidy(node: Any) -> None:
-    """Drop pydantic's titles and turn its `oneOf` of types into `anyOf`, all the way down."""
+def _simplify(node: Any) -> None:
+    """Drop pydantic's titles and turn its `oneOf` of types into `anyOf`, recursively."""
     if isinstance(node, list):
         for item in node:
-            _tidy(item)
+            _simplify(item)
     if not isinstance(node, dict):
         return
     if isinstance(node.get("title"), str):
@@ -71,7 +72,7 @@ def _tidy(node: Any) -> None:
     if "type" in node or "$ref" in node or "anyOf" in node or "oneOf" in node or "$defs" in node:
         node.pop("discriminator", None)
     for child in node.values():
-        _tidy(child)
+        _simplify(child)
     options = node.get("oneOf")
     if isinstance(options, list) and not any("required" in option for option in options):
         node["anyOf"] = node.pop("oneOf")

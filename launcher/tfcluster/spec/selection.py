@@ -1,4 +1,4 @@
-"""``--include`` and ``--exclude``: a part of the spec's cluster, with its tasks counted anew."""
+"""The options ``--include`` and ``--exclude``: some of a cluster's tasks, renumbered from 0."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tfcluster.errors import Problem, SpecError
 from tfcluster.spec.cluster import JOBS, Address
 from tfcluster.spec.fields import Path, drop_x_keys, shorten
 from tfcluster.spec.host_choice import HostChoice
-from tfcluster.spec.hosts import without_settings_of
+from tfcluster.spec.hosts import drop_host_settings
 from tfcluster.spec.overrides import Override
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _TASK = re.compile(r"(chief|worker|ps|evaluator)(?:[:-](\d{1,5}))?")
-_MUST_STAY = ("chief", "worker", "ps")
+_REQUIRED_JOBS = ("chief", "worker", "ps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class _Task:
 
     @property
     def key(self) -> str:
-        return _key(self.host)
+        return _host_key(self.host)
 
     def __str__(self) -> str:
         return f"{self.job}:{self.index}"
@@ -38,17 +38,17 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is left of a cluster."""
+    """The selected tasks of a cluster."""
 
     value: Any
-    """The spec, with the tasks that stay."""
+    """The spec with the selected tasks."""
     override: Override
-    """Where the new cluster comes from."""
+    """The new cluster and the options that chose it."""
     moved: Mapping[tuple[str, int], int]
-    """(job, index) in the spec → its index now."""
+    """(job, old index) → new index."""
 
-    def path_now(self, path: Path) -> Path | None:
-        """Where `path` of the spec is now; None where its task has gone."""
+    def new_path(self, path: Path) -> Path | None:
+        """Return the new path of the spec's `path`, or None if its task was left out."""
         match path:
             case ("cluster", str(job), int(index), *rest):
                 new = self.moved.get((job, index))
@@ -57,17 +57,19 @@ class Selection:
 
 
 def select(value: Mapping[str, Any], spec: ClusterSpec, choice: HostChoice) -> Selection:
-    """Keep the tasks that `choice` includes, less those that it excludes.
+    """Return the selection of the tasks that `choice` includes and does not exclude.
 
-    `value` is what `spec` was made from. An item is a host, or a host and one of its tasks:
-    ``gpu1``, ``gpu1:worker:1``, ``gpu1:0`` (its first, as DeepSpeed counts them; or a port).
-    Raises SpecError for one that names nothing, and where no chief, worker or ps would be left
-    of those that the spec has.
+    `value` is the JSON of `spec`. An item of `choice` is a host, or a host and one of its tasks:
+    ``gpu1``, ``gpu1:worker:1``, ``gpu1:0`` (the host's first task, as DeepSpeed counts; or a
+    port). Raises SpecError for an item that matches no task, and if the spec has chief, worker or
+    ps tasks and none of that job would remain.
     """
-    tasks = tuple(_tasks(spec))
+    tasks = tuple(_list_tasks(spec))
     problems: list[Problem] = []
-    included = _named("--include", choice.include, tasks, problems) if choice.include else {*tasks}
-    excluded = _named("--exclude", choice.exclude, tasks, problems)
+    included = {*tasks}
+    if choice.include:
+        included = _find_tasks("--include", choice.include, tasks, problems)
+    excluded = _find_tasks("--exclude", choice.exclude, tasks, problems)
     kept = [task for task in tasks if task in included - excluded]
     place = " ".join(
         f"{option} {','.join(items)}"
@@ -75,36 +77,36 @@ def select(value: Mapping[str, Any], spec: ClusterSpec, choice: HostChoice) -> S
         if items
     )
     if not problems:
-        problems += _lost(tasks, kept, place)
+        problems += _check_required_jobs(tasks, kept, place)
     if problems:
         raise SpecError(problems)
-    return _selection(value, tasks, kept, place)
+    return _make_selection(value, tasks, kept, place)
 
 
-def _selection(
+def _make_selection(
     value: Mapping[str, Any], tasks: Sequence[_Task], kept: Sequence[_Task], place: str
 ) -> Selection:
     cluster = dict(value["cluster"])
     moved: dict[tuple[str, int], int] = {}
     for job in {task.job for task in tasks}:
-        stay = [task.index for task in kept if task.job == job]
-        moved |= {(job, old): new for new, old in enumerate(stay)}
-        cluster[job] = [cluster[job][old] for old in stay] or None
-    gone = {task.host for task in tasks} - {task.host for task in kept}
-    changed = {**_with_own_steps(without_settings_of(value, gone), moved), "cluster": cluster}
+        indexes = [task.index for task in kept if task.job == job]
+        moved |= {(job, old): new for new, old in enumerate(indexes)}
+        cluster[job] = [cluster[job][old] for old in indexes] or None
+    unused = {task.host for task in tasks} - {task.host for task in kept}
+    changed = {**_renumber_steps(drop_host_settings(value, unused), moved), "cluster": cluster}
     return Selection(changed, Override(("cluster",), cluster, place), moved)
 
 
-def _with_own_steps(
+def _renumber_steps(
     value: Mapping[str, Any], moved: Mapping[tuple[str, int], int]
 ) -> Mapping[str, Any]:
-    """``job.per_task`` by the new numbers, without what is left out."""
+    """Return the spec with ``job.per_task`` renumbered, and without tasks that are left out."""
     job = value.get("job")
-    own = job.get("per_task") if isinstance(job, Mapping) else None
-    if not isinstance(job, Mapping) or not isinstance(own, Mapping):
+    per_task = job.get("per_task") if isinstance(job, Mapping) else None
+    if not isinstance(job, Mapping) or not isinstance(per_task, Mapping):
         return value
     steps = {}
-    for key, step in drop_x_keys(own).items():
+    for key, step in drop_x_keys(per_task).items():
         name, colon, index = key.partition(":")
         if not colon and any(job_name == name for job_name, _ in moved):
             steps[key] = step
@@ -113,27 +115,27 @@ def _with_own_steps(
     return {**value, "job": {**job, "per_task": steps}}
 
 
-def _tasks(spec: ClusterSpec) -> Iterator[_Task]:
+def _list_tasks(spec: ClusterSpec) -> Iterator[_Task]:
     for job in JOBS:
         tasks = spec.cluster.get(job, ())
         for index, task in enumerate(() if isinstance(tasks, int) else tasks):
             yield _Task(job, index, task.host, task.port)
 
 
-def _named(
+def _find_tasks(
     option: str, texts: Sequence[str], tasks: Sequence[_Task], problems: list[Problem]
 ) -> set[_Task]:
     found: set[_Task] = set()
-    for item in _items(texts):
+    for item in _split_items(texts):
         try:
-            found |= _matching(item, tasks)
+            found |= _match_item(item, tasks)
         except LookupError as error:
             problems.append(Problem(f"{option} {item}", *error.args))
     return found
 
 
-def _items(texts: Sequence[str]) -> Iterator[str]:
-    """Commas between items, or DeepSpeed's ``@`` with commas between a host's tasks."""
+def _split_items(texts: Sequence[str]) -> Iterator[str]:
+    """Split at commas, or at DeepSpeed's ``@`` with commas between the tasks of a host."""
     for text in texts:
         host = ""
         for item in filter(None, (part.strip() for part in re.split("[,@]", text))):
@@ -144,52 +146,54 @@ def _items(texts: Sequence[str]) -> Iterator[str]:
                 yield item
 
 
-def _matching(item: str, tasks: Sequence[_Task]) -> set[_Task]:
-    """Raises LookupError with a message and its cure."""
-    if whole := {task for task in tasks if task.key == _key(item)}:
-        return whole
+def _match_item(item: str, tasks: Sequence[_Task]) -> set[_Task]:
+    """Return the tasks that `item` names; raises LookupError with a message and its fix."""
+    if all_of_host := {task for task in tasks if task.key == _host_key(item)}:
+        return all_of_host
     match = re.fullmatch(r"(\[[^\]]*\]|[^:]*):(.*)", item)
-    host, rest = (match[1], match[2]) if match else (item, "")
-    own = [task for task in tasks if task.key == _key(host)]
-    if not own:
-        raise LookupError(f"no task is on the host {shorten(host)}", _hosts(tasks))
-    wanted = {*_of_host(rest, own)}
-    if not wanted:
-        its = ", ".join(map(str, own[:8])) + (", …" if len(own) > 8 else "")
-        raise LookupError(f"{host} has no task {shorten(rest)}", f"its tasks are {its}")
-    return wanted
+    host, name = (match[1], match[2]) if match else (item, "")
+    on_host = [task for task in tasks if task.key == _host_key(host)]
+    if not on_host:
+        raise LookupError(f"no task is on the host {shorten(host)}", _suggest_hosts(tasks))
+    found = {*_match_on_host(name, on_host)}
+    if not found:
+        listed = ", ".join(map(str, on_host[:8])) + (", …" if len(on_host) > 8 else "")
+        raise LookupError(f"{host} has no task {shorten(name)}", f"its tasks are {listed}")
+    return found
 
 
-def _of_host(rest: str, own: Sequence[_Task]) -> Iterator[_Task]:
-    if match := _TASK.fullmatch(rest):
+def _match_on_host(name: str, on_host: Sequence[_Task]) -> Iterator[_Task]:
+    if match := _TASK.fullmatch(name):
         number = None if match[2] is None else int(match[2])
-        yield from (t for t in own if t.job == match[1] and number in (None, t.index))
-    elif re.fullmatch(r"[0-9]{1,5}", rest):
-        number = int(rest)
-        yield from own[number : number + 1] or (t for t in own if t.port == number > 0)
+        yield from (t for t in on_host if t.job == match[1] and number in (None, t.index))
+    elif re.fullmatch(r"[0-9]{1,5}", name):
+        number = int(name)
+        yield from on_host[number : number + 1] or (t for t in on_host if t.port == number > 0)
 
 
-def _hosts(tasks: Sequence[_Task]) -> str:
+def _suggest_hosts(tasks: Sequence[_Task]) -> str:
     if not tasks:
-        return "the cluster gives numbers: list addresses, or name hosts with --hosts"
+        return "the cluster lists no addresses: add them, or name hosts with --hosts"
     names = list(dict.fromkeys(task.host for task in tasks))
-    return f"write one of {', '.join(names[:8])}" + (", …" if len(names) > 8 else "")
+    return f"use one of {', '.join(names[:8])}" + (", …" if len(names) > 8 else "")
 
 
-def _lost(tasks: Sequence[_Task], kept: Sequence[_Task], place: str) -> Iterator[Problem]:
-    for job in _MUST_STAY:
+def _check_required_jobs(
+    tasks: Sequence[_Task], kept: Sequence[_Task], place: str
+) -> Iterator[Problem]:
+    for job in _REQUIRED_JOBS:
         of_job = [task for task in tasks if task.job == job]
         if not of_job or any(task.job == job for task in kept):
             continue
-        where = ", ".join(dict.fromkeys(task.host for task in of_job[:8]))
-        message = f"no {job} would be left; the spec has {len(of_job)}, on {where}"
-        fix = f'keep one of them, or write a spec without "{job}"'
+        hosts = ", ".join(dict.fromkeys(task.host for task in of_job[:8]))
+        message = f"no {job} would remain; the spec has {len(of_job)}, on {hosts}"
+        fix = f'keep one of them, or use a spec without "{job}"'
         if job == "worker":
             fix = "keep one of them"
         yield Problem(place, message, fix)
 
 
-def _key(host: str) -> str:
-    """Equal for two spellings of one host."""
+def _host_key(host: str) -> str:
+    """Return a key that is equal for two spellings of one host."""
     bare = host.strip("[]")
     return Address(f"[{bare}]" if ":" in bare else bare, 0).key[0]

@@ -1,4 +1,4 @@
-"""Where a spec is read from: a file, standard input, or the folder's own tfcluster.json."""
+"""The source of a spec: a file, standard input, or tfcluster.json in the working directory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfcluster.errors import Problem, SpecError
 from tfcluster.spec.jsonc import Lines
 
 DEFAULTS = ("tfcluster.json", "tfcluster.jsonc")
-MOST_BYTES = 4 * 1024 * 1024
+MAX_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +23,13 @@ class Source:
 
     text: str
     name: str
-    """As the user wrote it; stands before line and column."""
+    """The name as the user wrote it, for ``name:line:column``."""
     path: Path | None
-    """Absolute; None where there is no file."""
+    """The absolute path; None if there is no file."""
     folder: Path
+    """The folder to which the spec's paths are relative."""
     has_places: bool = True
-    """Whether line and column mean anything to the user."""
+    """True if line and column mean anything to the user."""
 
     @property
     def has_comments(self) -> bool:
@@ -36,75 +37,76 @@ class Source:
 
     @property
     def spec_name(self) -> str:
-        """The run's name where the spec gives none: the file's, fit for a folder."""
+        """The run's name if the spec has none: the file's name, made fit for a folder name."""
         stem = self.path.stem if self.path else ("stdin" if self.has_places else self.name)
         return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63] or "tfcluster"
 
     def place(self, line_and_column: tuple[int, int]) -> str:
-        """``file:line:column``."""
+        """Return ``file:line:column``, or the name alone if lines mean nothing to the user."""
         if not self.has_places:
             return self.name
         return f"{self.name}:{line_and_column[0]}:{line_and_column[1]}"
 
 
 def read_source(source: str | Path | None) -> Source:
-    """Read a file, ``-`` for standard input, None for the working directory's own spec.
+    """Read a spec file, ``-`` for standard input, None for `find_default`.
 
-    Raises SpecError for a file that is missing, no file, unreadable, too large or not UTF-8.
+    Raises SpecError for a file that is missing, a folder, unreadable, too large or not UTF-8.
     """
     if source is None:
         source = find_default(Path.cwd())
     if str(source) == "-":
-        return Source(_decode(_from_stdin(), "<stdin>"), "<stdin>", None, Path.cwd())
+        return Source(_decode(_read_stdin(), "<stdin>"), "<stdin>", None, Path.cwd())
     name = _printable(str(source))
     path = Path(os.path.expanduser(source))
-    text = _decode(_from_file(path, name), name)
+    text = _decode(_read_file(path, name), name)
     return Source(text, name, path.absolute(), path.absolute().parent)
 
 
 def find_default(folder: Path) -> Path:
-    """``tfcluster.json`` or ``tfcluster.jsonc`` of `folder`; raises SpecError for none or both."""
+    """Return ``tfcluster.json`` or ``tfcluster.jsonc`` of `folder`.
+
+    Raises SpecError if there is none, or both.
+    """
     found = [Path(name) for name in DEFAULTS if (folder / name).exists()]
     if len(found) == 1:
         return found[0]
-    here = _printable(str(folder))
+    place = _printable(str(folder))
     if found:
-        message = f"both {' and '.join(DEFAULTS)} are here"
-        raise SpecError([Problem(here, message, "name the one that is meant")])
+        message = f"this folder has both {' and '.join(DEFAULTS)}"
+        raise SpecError([Problem(place, message, "name the file to use")])
     fix = "name a spec file, or write a first one with `tfcluster init`"
-    raise SpecError([Problem(here, f"no {' or '.join(DEFAULTS)} here", fix)])
+    raise SpecError([Problem(place, f"no {' or '.join(DEFAULTS)} in this folder", fix)])
 
 
-def _from_stdin() -> bytes:
+def _read_stdin() -> bytes:
     if sys.stdin is None:
         raise SpecError([Problem("<stdin>", "standard input is closed", "name a spec file")])
-    data: bytes = sys.stdin.buffer.read(MOST_BYTES + 1)
-    return _not_too_large(data, "<stdin>")
+    data: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
+    return _check_size(data, "<stdin>")
 
 
-def _from_file(path: Path, name: str) -> bytes:
+def _read_file(path: Path, name: str) -> bytes:
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
-            fix = "name the file in it"
+            fix = "name the spec file in it"
             raise SpecError([Problem(name, "this is a folder, not a spec file", fix)])
         with path.open("rb") as file:
-            return _not_too_large(file.read(MOST_BYTES + 1), name)
+            return _check_size(file.read(MAX_BYTES + 1), name)
     except FileNotFoundError:
         fix = "check the path; `tfcluster init` writes a first spec"
-        raise SpecError([Problem(name, "there is no such file", fix)]) from None
+        raise SpecError([Problem(name, "no such file", fix)]) from None
     except OSError as error:
-        reason = reason_of(error)
         fix = "check the path and its permissions"
-        raise SpecError([Problem(name, f"cannot be read: {reason}", fix)]) from None
+        raise SpecError([Problem(name, f"cannot be read: {reason_of(error)}", fix)]) from None
     except ValueError:
-        fix = "check the path"
-        raise SpecError([Problem(name, "a path cannot hold this", fix)]) from None
+        raise SpecError([Problem(name, "not a valid path", "check the path")]) from None
 
 
-def _not_too_large(data: bytes, name: str) -> bytes:
-    if len(data) > MOST_BYTES:
-        message = f"larger than {MOST_BYTES // 1024**2} MiB"
-        raise SpecError([Problem(name, message, "is this a spec file?")])
+def _check_size(data: bytes, name: str) -> bytes:
+    if len(data) > MAX_BYTES:
+        message = f"larger than {MAX_BYTES // 1024**2} MiB"
+        raise SpecError([Problem(name, message, "check that this is a spec file")])
     return data
 
 

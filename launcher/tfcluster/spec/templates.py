@@ -1,4 +1,4 @@
-"""The ready specs that `tfcluster init` starts from: in the wheel, or beside the source tree."""
+"""The spec templates of `tfcluster init`, found in the wheel or in the source tree."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ class Template:
 
     @property
     def about(self) -> str:
-        """Its own one-line description, the key ``x-about``."""
+        """The template's one-line description, from its key ``x-about``."""
         value = json.loads(self.path.read_text(encoding="utf-8"))
         return str(value.get("x-about", ""))
 
 
 def folder() -> Path:
-    """Where the templates lie; raises UsageError for a broken installation."""
+    """Return the folder of the templates; raises UsageError for a broken installation."""
     package = Path(__file__).parents[1]
     for candidate in (package / "templates", package.parents[1] / "cluster_specs"):
         if candidate.is_dir():
             return candidate
-    fix = "install tfcluster again"
+    fix = "reinstall it: pip install --force-reinstall tfcluster"
     raise UsageError("the templates are missing from this installation", fix=fix)
 
 
 def templates() -> tuple[Template, ...]:
-    """All of them, by name."""
+    """Return all templates, sorted by name."""
     return tuple(Template(path) for path in sorted(folder().glob("*.json")))
 
 
 def find(name: str) -> Template:
-    """Raises UsageError with the list of names for one that there is not."""
+    """Return the template called `name`; raises UsageError, with all names, for an unknown one."""
     known = {template.name: template for template in templates()}
     if found := known.get(name.removesuffix(".json")):
         return found
-    raise UsageError(f"no template is named {name!r}", fix=f"one of {', '.join(known)}")
+    raise UsageError(f"there is no template {name!r}", fix=f"use one of {', '.join(known)}")

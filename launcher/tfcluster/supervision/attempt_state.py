@@ -16,10 +16,10 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
 from tfcluster.supervision.decisions import (
     Action,
-    Again,
     DumpStacks,
     GatherCheckpoints,
     Next,
+    NextAttempt,
     Outcome,
     Record,
     StopTasks,
@@ -31,21 +31,21 @@ from tfcluster.supervision.restart_policy import GiveUp
 
 
 class Timers:
-    """Each name stands for one moment at most; times are seconds of any one clock."""
+    """Named timers, at most one moment each; times are seconds of one clock."""
 
     def __init__(self) -> None:
         self._at: dict[str, float] = {}
 
     def set(self, name: str, at: float) -> None:
-        """Move `name` to `at`, wherever it was before."""
+        """Set `name` to `at`, replacing an earlier moment."""
         self._at[name] = at
 
     def set_once(self, name: str, at: float) -> None:
-        """Leave `name` where it is if it is already set."""
+        """Set `name` to `at` unless it is already set."""
         self._at.setdefault(name, at)
 
     def put(self, name: str, at: float | None) -> None:
-        """Move `name` to `at`, or clear it."""
+        """Set `name` to `at`, or clear it if `at` is None."""
         if at is None:
             self.clear(name)
         else:
@@ -63,11 +63,11 @@ class Timers:
 
     @property
     def next(self) -> float | None:
-        """The earliest moment; None when nothing is set."""
+        """The earliest moment, or None when no timer is set."""
         return min(self._at.values(), default=None)
 
     def take_due(self, now: float) -> list[str]:
-        """The names whose moment has come, earliest first; they are no longer set."""
+        """Clear and return the timers that are due, earliest first."""
         due = sorted((at, name) for name, at in self._at.items() if at <= now)
         for _, name in due:
             del self._at[name]
@@ -75,18 +75,21 @@ class Timers:
 
 
 AGENT_SLACK_S: Final = 15.0
-"""An agent that has not reported the end of its tasks so long after the grace is itself lost."""
+"""The time after the grace in which an agent must report the end of its tasks; then it is lost."""
 
 
 class Orders:
-    """`most_s`: the spec's ``grace_s``, the longest any task gets between SIGTERM and SIGKILL."""
+    """The orders for the coordinator, collected until it takes them.
+
+    `most_s`: the spec's ``grace_s``, the longest any task gets between SIGTERM and SIGKILL.
+    """
 
     def __init__(self, most_s: float) -> None:
         self._most_s = most_s
         self._actions: list[Action] = []
 
     def take(self) -> list[Action]:
-        """What has come together; it is gone here then."""
+        """Remove and return the orders collected so far."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -97,7 +100,7 @@ class Orders:
         self.add(Record(event))
 
     def stop(self, members: Sequence[Member], why: str, now: float, grace_s: float | None) -> None:
-        """End `members`; without `grace_s` each gets as long as it can use."""
+        """Order `members` to stop; without `grace_s` each gets as long as it can use."""
         for order in stops(members, grace_s, most_s=self._most_s):
             self.add(StopTasks(order.node, tuple(order.tasks), order.grace_s, why))
         for member in members:
@@ -109,31 +112,31 @@ class Orders:
             self.record(ev.TaskStopping(task=str(member.id), attempt=member.attempt, why=why))
 
     def longest_grace_s(self, members: Sequence[Member], grace_s: float | None) -> float:
-        """How long `stop` would give one of `members` at most, seconds."""
+        """Return the longest time, in seconds, that `stop` would give any of `members`."""
         return longest_grace_s(stops(members, grace_s, most_s=self._most_s))
 
     def dump_stacks(self, members: Sequence[Member]) -> None:
-        """Of those that have our boot: to others SIGUSR1 would be death."""
+        """Order the stacks of the hooked `members`: SIGUSR1 would kill the others."""
         for node, tasks in by_node(members, lambda member: member.is_hooked).items():
             self.add(DumpStacks(node, tuple(tasks)))
 
 
 FAILURE_GRACE_S: Final = 1.0
-"""Survivors of a failure cannot save; they get this long after SIGTERM."""
+"""The time that survivors of a failure, which cannot save, get after SIGTERM."""
 
 
 class Stage(Enum):
-    """How far the present attempt is."""
+    """The stages of an attempt."""
 
-    STARTING = "its tasks are not told to start yet"
+    STARTING = "its tasks are not ordered to start yet"
     TRAINING = "its tasks run"
-    ENDING_GANG = "a task failed, the others are being ended"
-    HOMING = "all have ended, what the chief saved last is brought home"
-    ENDING_RUN = "everything is being ended, how is settled"
+    ENDING_GANG = "a task failed, the others are being stopped"
+    GATHERING = "all have ended, the chief's last checkpoints are being gathered"
+    ENDING_RUN = "everything is being stopped, the outcome is known"
 
 
 class AttemptState:
-    """The gang and the stage of its attempt; `outcome` is set when the run is over."""
+    """The state of one attempt after another; `outcome` is set when the run is over."""
 
     def __init__(self, plan: Plan) -> None:
         self.gang, self._elsewhere = Gang(plan), plan.elsewhere
@@ -142,11 +145,11 @@ class AttemptState:
         self.orders = Orders(plan.supervision.grace_s)
         self.timers = Timers()
         self.stage = Stage.STARTING
-        self.again: Again | None = None
-        """Set when the gang is to be started again."""
+        self.next_attempt: NextAttempt | None = None
+        """The next attempt, once the gang is to be restarted."""
         self.outcome: Outcome | None = None
         self.ending: Outcome | None = None
-        """How the run will have ended, where that is settled before its tasks have."""
+        """The outcome of the run, where it is known before its tasks have ended."""
 
     @property
     def is_training(self) -> bool:
@@ -154,31 +157,30 @@ class AttemptState:
 
     @property
     def is_ending(self) -> bool:
-        """Whether tasks are being ended."""
-        return self.stage in (Stage.ENDING_GANG, Stage.HOMING, Stage.ENDING_RUN)
+        """True while the tasks of the gang are being stopped, or have been."""
+        return self.stage in (Stage.ENDING_GANG, Stage.GATHERING, Stage.ENDING_RUN)
 
-    def is_ending_it(self, member: Member) -> bool:
-        """Whether `member`, if it starts now, is to be ended too; an evaluator follows on."""
+    def must_stop(self, member: Member) -> bool:
+        """Return whether `member` must be stopped if it starts now; an evaluator goes on."""
         is_core = member.id.job != "evaluator"
         return self.stage is Stage.ENDING_RUN or (self.is_ending and is_core)
 
     def begin(self) -> None:
-        """An attempt's tasks are told to start."""
-        self.stage, self.again, self.ending = Stage.TRAINING, None, None
+        """Enter the training stage: the attempt's tasks are ordered to start."""
+        self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
         self.timers.clear_all(but=("run", *self._evaluators_timers()))
 
-    def go_on(self, verdict: Next) -> None:
-        """Enter the next stage where all that the present one waits for has ended."""
-        ending_gang, ending_run = Stage.ENDING_GANG, Stage.ENDING_RUN
-        now = self.gang.member_counts.standings()
-        if self.stage is ending_gang and not any(one.is_core and one.lives for one in now):
-            self.stage = Stage.HOMING
+    def enter_next_stage(self, verdict: Next) -> None:
+        """Enter the next stage if all tasks that the present one waits for have ended."""
+        standings = self.gang.member_counts.standings()
+        if self.stage is Stage.ENDING_GANG and not any(s.is_core and s.may_run for s in standings):
+            self.stage = Stage.GATHERING
             self.orders.add(GatherCheckpoints())
-        if self.stage is ending_run and not any(one.is_running for one in now):
+        if self.stage is Stage.ENDING_RUN and not any(s.is_running for s in standings):
             self.conclude(verdict)
 
     def end_gang(self, why: str, now: float) -> None:
-        """End all but the evaluators, which follow the checkpoints whoever makes them."""
+        """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints."""
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
             self.timers.clear_all(but=("run", "stacks", *self._evaluators_timers()))
@@ -186,46 +188,49 @@ class AttemptState:
             self.stop(running, why, now)
 
     def _evaluators_timers(self) -> tuple[str, ...]:
-        """Of those that go on whatever becomes of the gang; who is due again starts with it."""
+        """Return the timers of evaluators, which go on when the gang is stopped.
+
+        Restart timers are not among them: a task that waits for its restart starts with the gang.
+        """
         return tuple(f"frozen {m.id}" for m in self.gang if m.id.job == "evaluator")
 
-    def call_off_restarts(self) -> None:
-        """The work is done: who was about to start again is not needed, and no failure."""
+    def cancel_restarts(self) -> None:
+        """Cancel pending starts and restarts after the chief's success; they are no failures."""
         for member in self.gang.member_counts.members(
-            lambda one: one.is_core and (one.is_due_again or one.is_to_start)
+            lambda standing: standing.is_core and (standing.is_restart_due or standing.is_to_start)
         ):
-            member.is_due_again, member.is_called_off = False, True
-            self.timers.clear(f"again {member.id}")
+            member.is_restart_due, member.is_cancelled = False, True
+            self.timers.clear(f"restart {member.id}")
 
     def watch_agents(self) -> None:
-        """Have every start and end that was ordered told of in time."""
-        told = (standing.answer_by for standing in self.gang.member_counts.standings())
-        due = [moment for moment in told if moment is not None]
+        """Set the timer by which agents must have reported the ordered starts and stops."""
+        standings = self.gang.member_counts.standings()
+        due = (standing.answer_by for standing in standings if standing.answer_by is not None)
         self.timers.put("agents", min(due, default=None))
 
     def fail(self, cause: Failure, why: GiveUp, now: float) -> None:
-        """The run has failed for good, because of `cause`."""
+        """End the run as failed for good because of `cause`."""
         self.diagnose(why=why.why)
         self.ending = verdicts.outcome_of(cause, why, self._joined)
         self.stage = Stage.ENDING_RUN
-        self.again = None
+        self.next_attempt = None
         self.timers.clear_all()
         self.stop(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, cause: Failure) -> None:
-        """As `fail`, but no task has run that could be diagnosed or stopped."""
+        """End the run as failed before any task has run that could be diagnosed or stopped."""
         self.ending = verdicts.outcome_of(cause, GiveUp("the run had not begun"))
         self.stage = Stage.ENDING_RUN
 
     def end_run(
         self, why: str, outcome: Outcome, now: float, *, grace_s: float | None = FAILURE_GRACE_S
     ) -> None:
-        """End everything before its time; `outcome` is how the run will have ended."""
+        """Stop all tasks early and end the run with `outcome`."""
         if self.outcome is not None:
             return
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
-        self.ending, self.stage, self.again = outcome, Stage.ENDING_RUN, None
+        self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear_all()
         running = self.gang.running()
         longest = self.orders.longest_grace_s(running, grace_s)
@@ -233,7 +238,7 @@ class AttemptState:
         self.stop(running, why, now, grace_s=grace_s)
 
     def end_rest(self, why: str, now: float) -> None:
-        """The chief has succeeded: end what still runs; the exits decide how the run ends."""
+        """Stop all running tasks after the chief's success; their exits decide the outcome."""
         self.stage = Stage.ENDING_RUN
         self.stop(self.gang.running(), why, now)
 
@@ -245,7 +250,7 @@ class AttemptState:
         *,
         grace_s: float | None = FAILURE_GRACE_S,
     ) -> None:
-        """Without `grace_s` each gets as long as it can use."""
+        """Stop `members`; if `grace_s` is None each gets as long as it can use."""
         self.orders.stop(members, why, now, grace_s)
 
     def conclude(self, verdict: Next) -> None:
@@ -255,11 +260,11 @@ class AttemptState:
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
-            why = GiveUp("it is not started again")
+            why = GiveUp("it is not restarted")
             self.outcome = verdicts.outcome_of(self.cause(), why, self._joined)
 
     def _failures(self) -> list[Failure]:
-        return self.gang.failures or self.gang.lone_failures
+        return self.gang.failures or self.gang.task_failures
 
     def cause(self) -> Failure:
         cause = verdicts.root_cause(self._failures())

@@ -20,21 +20,21 @@ from tfcluster.plan.plan import Plan, TaskId, TaskPlan
 from tfcluster.supervision.failure import Failure
 
 _ALL_OF = 64
-"""Of so many tasks each is dialled by every other node: a firewall may let one pass and not all."""
+"""Up to this many tasks, every node dials every task: a firewall may block only some ports."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialPlan:
-    """Who dials whom, and where."""
+    """The plan of which node dials which task, at which port."""
 
     dialled: Mapping[str, Sequence[TaskPlan]]
-    """Node → tasks of other nodes."""
+    """Node → the tasks of other nodes that it dials."""
     callers: Mapping[TaskId, Sequence[str]]
-    """The same, from the other end."""
+    """Task → the nodes that dial it."""
     ports: Mapping[TaskId, int]
 
     def of(self, node: str) -> list[dict[str, Any]]:
-        """What `agent.node.probe` and `agent.net.reachability` are told to dial there."""
+        """Return what `agent.node.probe` and `agent.net.reachability` are to dial on `node`."""
         return [
             {
                 "node": task.node,
@@ -47,37 +47,37 @@ class DialPlan:
 
 
 def between(plan: Plan, nodes: Sequence[str], ports: Mapping[TaskId, int]) -> DialPlan:
-    """`nodes` dial the tasks of which `ports` are known, each those of the others."""
+    """Plan that each of `nodes` dials the tasks of the others whose `ports` are known."""
     on: dict[str, list[TaskPlan]] = defaultdict(list)
     for task in plan.tasks:
         if task.id in ports:
             on[task.node].append(task)
     dialled: dict[str, list[TaskPlan]] = {name: [] for name in nodes}
     callers: dict[TaskId, list[str]] = {task: [] for task in ports}
-    for target, its in on.items():
+    for target, tasks in on.items():
         others = [name for name in nodes if name != target]
-        share = len(its) if len(ports) <= _ALL_OF else -(-len(its) // max(1, len(others)))
+        share = len(tasks) if len(ports) <= _ALL_OF else -(-len(tasks) // max(1, len(others)))
         for place, caller in enumerate(others):
             for number in range(place * share, (place + 1) * share):
-                task = its[number % len(its)]
+                task = tasks[number % len(tasks)]
                 dialled[caller].append(task)
                 callers[task.id].append(caller)
     return DialPlan(dialled, callers, ports)
 
 
 PATIENCE_S = 4.0
-"""How long the nodes dial: the third packet of a connection goes out after three seconds."""
+"""The time nodes keep dialling: the third packet of a connection goes out after three seconds."""
 ANSWER_S = 12.0
-"""How long their reports are waited for."""
+"""The time the coordinator waits for their reports."""
 _TASK = r"/job:(?P<job>\w+)/replica:\d+/task:(?P<index>\d+)"
-_SILENT = re.compile(
+_MISSED_HEARTBEAT = re.compile(
     rf"{_TASK} heartbeat timeout|stopped sending heartbeats\):\s*{_TASK.replace('?P<', '?P<b')}"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """From node `source` nothing answers at `task` of node `target`."""
+    """A failed connection: node `source` cannot reach `task` on node `target`."""
 
     source: str
     target: str
@@ -89,17 +89,17 @@ class Cut:
 
 
 def can_break(plan: Plan) -> bool:
-    """Whether tasks of the run reach each other over a network."""
+    """Return whether tasks of the run reach each other over a network."""
     return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
 
 
-def order_for(node: str, calls: DialPlan, attempt: int) -> dict[str, Any]:
-    """What `agent.net.reachability` is to do on `node`."""
-    return {"attempt": attempt, "others": calls.of(node), "patience_s": PATIENCE_S}
+def order_for(node: str, dial_plan: DialPlan, attempt: int) -> dict[str, Any]:
+    """Return the order for `agent.net.reachability` on `node`."""
+    return {"attempt": attempt, "others": dial_plan.of(node), "patience_s": PATIENCE_S}
 
 
-def read(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
-    """The report of `node`; none where it is of another attempt, or no report."""
+def parse_report(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
+    """Parse the report of `node`; empty where it belongs to another attempt or is malformed."""
     try:
         data = foreign_json.parse_json_object(line)
         if data["attempt"] != attempt:
@@ -110,46 +110,54 @@ def read(node: str, line: str, *, attempt: int) -> tuple[Cut, ...]:
         return ()
 
 
-def lost(cuts: Iterable[Cut], *, chief_node: str) -> dict[str, str]:
-    """Node → what is known of its lost link: the fewest nodes that explain all of `cuts`.
+def find_lost_links(cuts: Iterable[Cut], *, chief_node: str) -> dict[str, str]:
+    """Return the fewest nodes whose lost links explain all of `cuts`: node → description.
 
-    Of two that do not reach each other it is the one without the chief, whose process leads the
-    others (TensorFlow's coordination service).
+    Of two nodes that cannot reach each other it is the one without the chief, whose process leads
+    the others (TensorFlow's coordination service).
     """
-    left, found = list(cuts), dict[str, str]()
-    while left:
-        pairs = {(cut.source, cut.target) for cut in left}
+    remaining, found = list(cuts), dict[str, str]()
+    while remaining:
+        pairs = {(cut.source, cut.target) for cut in remaining}
         count = Counter(node for pair in pairs for node in pair)
         node = max(count, key=lambda name: (count[name], name != chief_node, name))
-        found[node] = _words(node, [cut for cut in left if node in (cut.source, cut.target)])
-        left = [cut for cut in left if node not in (cut.source, cut.target)]
+        found[node] = _describe_lost_link(
+            node, [cut for cut in remaining if node in (cut.source, cut.target)]
+        )
+        remaining = [cut for cut in remaining if node not in (cut.source, cut.target)]
     return found
 
 
-def _words(node: str, cuts: Sequence[Cut]) -> str:
-    """The first cut of each pair of nodes stands for its others."""
+def _describe_lost_link(node: str, cuts: Sequence[Cut]) -> str:
+    """Return the description of a lost link, with the first cut of up to three pairs of nodes."""
     pairs = {frozenset((cut.source, cut.target)): cut for cut in reversed(cuts)}
     shown = [str(cut) for cut in list(pairs.values())[::-1][:3]]
     more = f", and {len(pairs) - 3} other hosts" if len(pairs) > 3 else ""
     return f"link to host {node} lost: {'; '.join(shown)}{more}"
 
 
-def missed(failures: Iterable[Failure], nodes: Mapping[str, str]) -> dict[str, str]:
-    """As `lost`, from TensorFlow's words: tasks whose heartbeats another host did not get.
+def find_missed_heartbeats(failures: Iterable[Failure], nodes: Mapping[str, str]) -> dict[str, str]:
+    """Return the hosts whose tasks' heartbeats another host missed, as TensorFlow reports them.
 
-    `nodes`: task → its node.
+    The result is that of `find_lost_links`. `nodes`: task → its node.
     """
     found: dict[str, str] = {}
     for failure in failures:
-        for task in _silent(f"{failure.last_lines}\n{(failure.error or {}).get('message', '')}"):
+        for task in _find_silent_tasks(
+            f"{failure.last_lines}\n{(failure.error or {}).get('message', '')}"
+        ):
             node = nodes.get(task)
             if node is not None and node != nodes.get(failure.task):
-                words = f"{nodes[failure.task]} heard nothing of {task} for TensorFlow's 10 s"
-                found.setdefault(node, f"link to host {node} lost: {words}; by now it answers")
+                description = (
+                    f"{nodes[failure.task]} got no heartbeat of {task} for TensorFlow's 10 s"
+                )
+                found.setdefault(
+                    node, f"link to host {node} lost: {description}; now it answers again"
+                )
     return found
 
 
-def _silent(text: str) -> Iterator[str]:
-    for match in _SILENT.finditer(text):
+def _find_silent_tasks(text: str) -> Iterator[str]:
+    for match in _MISSED_HEARTBEAT.finditer(text):
         job, index = match["job"] or match["bjob"], match["index"] or match["bindex"]
         yield f"{job}:{index}"

@@ -22,7 +22,7 @@ from tfcluster.rundir.states import Status
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """How far one task is: `running` (or about to start again), or ended, `ok` or not."""
+    """The end of one task, `ok` or not; or it is `running`, which includes a pending restart."""
 
     id: TaskId
     running: bool
@@ -30,62 +30,65 @@ class TaskEnd:
     ended_by_us: bool = False
     serves: bool = False
     collateral: bool = False
-    """It failed, and its words say that it only follows another task's end."""
-    alone: bool = False
-    """It can be restarted while the others go on, so its failure is its own affair."""
+    """True if it failed, and its output says that another task's end caused this."""
+    restarts_alone: bool = False
+    """True if it can be restarted while the others go on: its failure does not stop them."""
     searches: bool = False
     works_on: bool = False
-    """As a chief it needs nobody else: its search is over, or it trains without its peers."""
+    """True for a chief that needs no other task: its search is over, or it trains without peers."""
 
 
 class Next(Enum):
-    """What the coordinator does now."""
+    """The next step of the run."""
 
     GO_ON = "go on"
-    FINISH = "the chief has succeeded: give the others finish_grace_s, then end those that serve"
-    DESERTED = "all that the chief works with have ended: give it finish_grace_s"
-    AWAIT_CAUSE = "the failures so far follow another that has not arrived yet"
-    FAIL = "a task failed by itself: end the others"
-    SUCCEED = "all is over, and well"
-    FAILED = "all is over, and something failed"
+    FINISH = "the chief has succeeded: give the others finish_grace_s, then stop those that serve"
+    DESERTED = "all tasks that the chief works with have ended: give it finish_grace_s"
+    AWAIT_CAUSE = "the failures so far are consequences of one that has not arrived yet"
+    FAIL = "a task failed by itself: stop the others"
+    SUCCEED = "all tasks have ended and none failed"
+    FAILED = "all tasks have ended and some failed"
 
 
 def judge(tasks: Sequence[TaskEnd], *, chief: TaskId, gang: bool) -> Next:
-    """What follows from the tasks' ends; `gang` is false where tasks form no cluster."""
+    """Return the next step, given the tasks' ends; `gang` is false where they form no cluster."""
     chief_done = any(task.id == chief and task.ok for task in tasks) and gang
     failures = [task for task in tasks if is_failure(task, chief_done=chief_done)]
     if not any(task.running for task in tasks):
         return Next.FAILED if failures else Next.SUCCEED
-    if gang and (together := [task for task in failures if not task.alone]):
-        # Who restarts alone brings nobody down, and may outlive all the others for ever.
-        may_come = any(task.running and not task.alone for task in tasks)
-        settled = any(not task.collateral for task in together) or not may_come
-        return Next.FAIL if settled else Next.AWAIT_CAUSE
+    if gang and (together := [task for task in failures if not task.restarts_alone]):
+        # A task that restarts alone stops no other, and may outlive all others for ever.
+        cause_may_come = any(task.running and not task.restarts_alone for task in tasks)
+        has_cause = any(not task.collateral for task in together)
+        return Next.FAIL if has_cause or not cause_may_come else Next.AWAIT_CAUSE
     if chief_done:
         return Next.FINISH
     return Next.DESERTED if gang and _is_deserted(tasks, chief) else Next.GO_ON
 
 
 def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
-    """Not one: a late collateral error after the chief's success, or a server nobody needs."""
+    """Return whether `task` failed.
+
+    After the chief's success neither a collateral error nor a failed server counts.
+    """
     if task.running or task.ok or task.ended_by_us:
         return False
     return not (chief_done and (task.collateral or task.serves))
 
 
 def _is_deserted(tasks: Sequence[TaskEnd], chief: TaskId) -> bool:
-    """Whether a chief that hands out work (tuner, parameter server) has nobody left to do it."""
+    """Return whether all workers of a chief that hands out work (tuner, ps job) have ended."""
     if any(task.id == chief and task.works_on for task in tasks):
         return False
-    hands = [task for task in tasks if task.alone and task.id.job == "worker"]
-    if any(task.ok and not task.searches for task in hands):
+    workers = [task for task in tasks if task.restarts_alone and task.id.job == "worker"]
+    if any(task.ok and not task.searches for task in workers):
         return False  # no server ends by itself: they trained, and so does the chief
-    return bool(hands) and not any(task.running for task in hands)
+    return bool(workers) and not any(task.running for task in workers)
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """A wish to end the run; `now` kills at once."""
+    """A request to end the run; `now` kills its tasks at once."""
 
     why: str
     exit_code: int
@@ -94,14 +97,14 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a run ended, and the error to print where it is not the tasks' own affair."""
+    """The outcome of a run, with the error to print where no task's own failure explains it."""
 
     status: Status
     exit_code: int
     error: TfclusterError | None = None
 
     def event(self) -> RunFinished:
-        """The last event of the run."""
+        """Return the last event of the run."""
         reason = self.error.message if self.error is not None else None
         hint = (self.error.fix or None) if self.error is not None else None
         return RunFinished(status=self.status, exit_code=self.exit_code, reason=reason, hint=hint)
@@ -109,14 +112,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Something that has happened, for the journal."""
+    """An event to be written to the journal."""
 
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class StopTasks:
-    """Have the agent of `node` climb the stop ladder with `tasks`."""
+    """An order to the agent of `node` to stop `tasks`: SIGTERM, `grace_s`, SIGKILL."""
 
     node: str
     tasks: tuple[str, ...]
@@ -126,7 +129,7 @@ class StopTasks:
 
 @dataclass(frozen=True, slots=True)
 class DumpStacks:
-    """Have every thread's stack of `tasks` written to their logs (SIGUSR1)."""
+    """An order to write the stacks of all threads of `tasks` to their logs (SIGUSR1)."""
 
     node: str
     tasks: tuple[str, ...]
@@ -134,7 +137,7 @@ class DumpStacks:
 
 @dataclass(frozen=True, slots=True)
 class StartAlone:
-    """Start one task again while the others go on."""
+    """An order to restart one task while the others go on."""
 
     task: TaskId
     attempt: int
@@ -142,32 +145,32 @@ class StartAlone:
 
 @dataclass(frozen=True, slots=True)
 class GatherCheckpoints:
-    """The gang has ended: gather what the chief saved last, then say so with `home`."""
+    """An order to gather the last checkpoints, then call `Supervisor.checkpoints_gathered`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DropNode:
-    """The node's agent does not answer: cut the connection, which ends a local one's tasks."""
+    """An order to disconnect a node whose agent does not answer; a local agent kills its tasks."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class AskLinks:
-    """Every task blames another: have the nodes dial each other, then tell with `linked`."""
+class ProbeLinks:
+    """An order to have the nodes dial each other, then call `Supervisor.links_probed`."""
 
     attempt: int
 
 
-Action = Record | StopTasks | DumpStacks | StartAlone | GatherCheckpoints | DropNode | AskLinks
+Action = Record | StopTasks | DumpStacks | StartAlone | GatherCheckpoints | DropNode | ProbeLinks
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """The gang has ended and is to be started again as attempt `number`."""
+class NextAttempt:
+    """The next attempt of the gang, once the present one has ended."""
 
     number: int
     members: tuple[TaskId, ...]
-    """Those to start: an evaluator that still runs is not among them."""
+    """The tasks of the attempt, with an evaluator that still runs."""
     delay_s: float
     fresh_ports: bool = False

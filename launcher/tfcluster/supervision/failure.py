@@ -13,131 +13,128 @@ from pathlib import PurePath
 from typing import Any
 
 from tfcluster.supervision import log_errors
-from tfcluster.supervision.known_errors import MESSAGES as MESSAGES
-from tfcluster.supervision.known_errors import PERMANENT as PERMANENT
-from tfcluster.supervision.known_errors import PORT_TAKEN as PORT_TAKEN
-from tfcluster.supervision.known_errors import Known as Known
+from tfcluster.supervision.known_errors import MESSAGES, PERMANENT, KnownError
 
 WITHOUT_KERAS_3 = (
-    "the spec asks for Keras 3, with which this does not work: --set keras.version=2 instead runs"
-    " it with tf_keras"
+    "the spec asks for Keras 3, which does not support this: --set keras.version=2 runs the script"
+    " with tf_keras"
 )
-CIRCUMSTANCES: Mapping[str, Known] = {
-    "SIGKILL": Known(
+CIRCUMSTANCES: Mapping[str, KnownError] = {
+    "SIGKILL": KnownError(
         "sigkill",
-        "usual suspects: the kernel short of memory (`dmesg`, or a container's limit), a batch"
-        " system's limit, a person",
+        "possible causes: the kernel ran out of memory (see `dmesg`, or the container's limit), a"
+        " batch system's limit, `kill -9`",
     ),
-    "SIGSEGV": Known(
+    "SIGSEGV": KnownError(
         "native-crash",
-        "a crash in native code: packages or drivers that do not fit TensorFlow, as a rule;"
+        "a crash in native code, usually packages or drivers that do not fit TensorFlow;"
         " PYTHONFAULTHANDLER=1 shows where",
     ),
-    "SIGABRT": Known(
+    "SIGABRT": KnownError(
         "native-crash",
-        "native code gave up; the last line that begins with F, or has CHECK failed, says why",
+        "native code aborted; the last log line that begins with F, or has CHECK failed, says why",
     ),
-    "SIGILL": Known(
+    "SIGILL": KnownError(
         "illegal-instruction", "TensorFlow was built for a newer processor: its wheels need AVX"
     ),
-    "SIGBUS": Known(
+    "SIGBUS": KnownError(
         "bus-error", "/dev/shm or a disk is full, or a file shrank while it was mapped into memory"
     ),
-    "SIGTERM": Known(
+    "SIGTERM": KnownError(
         "sigterm",
-        "something outside asked it to end: a batch system, a container engine, a person",
+        "something else stopped it: a batch system, a container engine or a user",
     ),
-    "out_of_memory": Known(
+    "out_of_memory": KnownError(
         "out-of-memory",
-        "fewer tasks on this machine, smaller batches or shuffle buffers, no cache() in memory",
+        "use fewer tasks on this machine, smaller batches or shuffle buffers, no cache() in memory",
     ),
-    "preempted": Known("preempted", "its machine is about to go; it has saved its state"),
-    "node_lost": Known(
-        "node-lost", "its host or its agent is gone: look whether the machine is up and has memory"
+    "preempted": KnownError(
+        "preempted", "its machine is being preempted; the task saved its state"
     ),
-    "link_lost": Known(
+    "node_lost": KnownError(
+        "node-lost",
+        "its host or its agent is gone: check that the machine is up and has free memory",
+    ),
+    "link_lost": KnownError(
         "link-lost",
-        "the host is up, but TensorFlow's connections to it broke: look at its network, at"
-        " firewalls and at idle time-outs between the hosts",
+        "the host is up, but TensorFlow's connections to it broke: check its network, the"
+        " firewalls and the idle time-outs between the hosts",
     ),
-    "frozen": Known("frozen", "something stopped the process: SIGSTOP, Ctrl-Z, a debugger"),
-    "late": Known("late", "the end of its log says what it did last, and where its threads stood"),
-    "unfinished": Known(
+    "frozen": KnownError("frozen", "something stopped the process: SIGSTOP, Ctrl-Z or a debugger"),
+    "late": KnownError("late", "the end of its log shows what it did last and its threads' stacks"),
+    "unfinished": KnownError(
         "unfinished",
-        "a longer time: --set supervision.finish_grace_s=SECONDS; a worker that only serves calls"
-        " tf.distribute.Server.join(), and is then ended after the chief",
+        "give it more time: --set supervision.finish_grace_s=SECONDS; a worker that only serves"
+        " should call tf.distribute.Server.join(), and is then stopped after the chief",
     ),
-    "stalled": Known(
+    "stalled": KnownError(
         "stalled",
-        "tasks may wait for each other: saving or evaluating on the chief alone, or uneven batches;"
-        " their stacks are in the logs",
+        "tasks may wait for each other (saving or evaluating on the chief alone, uneven batches):"
+        " see the stacks in the logs",
     ),
-    "start_failed": Known("start-failed", "`tfcluster plan --task` shows its command"),
-    "refused_arguments": Known(
+    "start_failed": KnownError("start-failed", "`tfcluster plan --task` shows its command"),
+    "refused_arguments": KnownError(
         "refused-arguments",
-        "the script refuses its arguments: `tfcluster plan --task` shows all of them, and which"
-        " of job.args and job.per_task they come from",
+        "the script rejects its arguments: `tfcluster plan --task` shows them, and whether they"
+        " come from job.args or job.per_task",
         kind=PERMANENT,
     ),
-    "collateral": Known(
+    "collateral": KnownError(
         "no-cause",
-        "every task blames another and none failed by itself: the network between them was cut",
+        "every task blames another and none failed by itself: check the network between them",
     ),
-    "exit code 126": Known("command-not-found", "the command is not executable"),
-    "exit code 127": Known("command-not-found", "the command is not on the task's PATH"),
+    "exit code 126": KnownError("command-not-found", "the command is not executable"),
+    "exit code 127": KnownError("command-not-found", "the command is not on the task's PATH"),
 }
-"""Kind of a failure, name of a signal or code → what is usually behind it."""
+"""Kind of a failure, signal name or exit code → its usual cause."""
 
 
-def find(said: str, *, log: str = "", traceback: str = "") -> Known | None:
-    """The first row that knows `said`, the words a task ended with.
+def find(message: str, *, log: str = "", traceback: str = "") -> KnownError | None:
+    """Return the first known error that matches `message`, the last output of a task, or None.
 
-    `log`, for a task that ended without words or still waits: lines of it may tell, too.
+    `log` is searched too for errors that a task writes while it still waits (`is_logged`);
+    `traceback` for those that only a traceback identifies (`is_traced`).
     """
     for known in MESSAGES:
-        places = [traceback] if known.is_traced else [said, log] if known.is_logged else [said]
-        if any(known.matches(place) for place in places):
+        texts = [message, log] if known.is_logged else [message]
+        if any(known.matches(text) for text in ([traceback] if known.is_traced else texts)):
             return known
     return None
 
 
-def of_circumstance(name: str) -> Known | None:
-    return CIRCUMSTANCES.get(name)
-
-
 class Kind(StrEnum):
-    """What ended a task; what is restarted depends on it."""
+    """The kinds of failure; the restart policy depends on them."""
 
     NODE_LOST = "node_lost"
-    """Its node's agent or guard is gone."""
+    """The agent or the guard of its node is gone."""
     SIGNAL = "signal"
     OUT_OF_MEMORY = "out_of_memory"
-    """The kernel killed it for memory, and there is evidence of it."""
+    """The kernel killed it for lack of memory, with evidence for that."""
     PREEMPTED = "preempted"
-    """It saved its state and left because its machine is about to go."""
+    """The task saved its state and left because its machine is being preempted."""
     PORT_TAKEN = "port_taken"
     PERMANENT = "permanent"
-    """It would fail again just so: the script, the packages or the hosts must change."""
+    """The task would fail the same way again: the script, the packages or the hosts must change."""
     EXCEPTION = "exception"
     EXIT_CODE = "exit_code"
     LINK_LOST = "link_lost"
-    """Other hosts could not reach its host, which goes on."""
+    """Other hosts could not reach its host, which is still up."""
     STALLED = "stalled"
-    """Nothing was heard of any task for longer than the spec allows."""
+    """No task reported anything for longer than the spec allows."""
     FROZEN = "frozen"
-    """A signal stopped its process, which neither ran nor ended."""
+    """A signal stopped its process, which neither runs nor ends."""
     LATE = "late"
-    """It did not come, or did not end, when the others did."""
+    """The task did not join, or did not end, when the others did."""
     UNFINISHED = "unfinished"
-    """It was ended although it still worked: its time after the chief's end was over."""
+    """The task still worked when its time after the chief's end was over, and was stopped."""
     START_FAILED = "start_failed"
-    """Its command could not be executed."""
+    """The command could not be executed."""
     COLLATERAL = "collateral"
-    """It follows another task's end."""
+    """The failure is the consequence of another task's end."""
 
 
 PREEMPTED = 42
-"""tensorflow/python/distribute/failure_handling: PreemptionCheckpointHandler's exit code."""
+"""The exit code of PreemptionCheckpointHandler (tensorflow/python/distribute/failure_handling)."""
 TERMINATED = 128 + signal.SIGTERM
 _SHELL_SIGNALS = frozenset(
     {
@@ -146,44 +143,45 @@ _SHELL_SIGNALS = frozenset(
         *(signal.SIGPIPE, signal.SIGALRM),
     }
 )
-"""A shell or a container engine says 128 + n for a child that signal n has killed. SIGTERM is not
-among them: 143 is also how a program leaves that was asked to and obeyed."""
-_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM})
-"""What a task said before such a signal is not what ended it."""
-_NAMED = 3
-"""Of the tasks that had ended, how many are listed."""
-_OBSERVED_WORDS = {
+"""Signals that a shell or a container engine reports as exit code 128 + n of its child.
+
+SIGTERM is not among them: a program that obeys it may exit with 143, too."""
+_EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
+"""Signals that come from another process: the task's last output is not their cause."""
+_MAX_NAMED = 3
+"""The number of ended tasks that a reason lists."""
+_OBSERVED_REASONS = {
     Kind.NODE_LOST: "its node is lost",
     Kind.LINK_LOST: "link to its host lost",
     Kind.FROZEN: "stopped by a signal",
     Kind.LATE: "it did not end while the others failed because of it",
-    Kind.STALLED: "nothing was heard of it",
+    Kind.STALLED: "it reported nothing",
     Kind.START_FAILED: "its command could not be started",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A task that ended badly by itself, or of which tfcluster saw that it will not go on."""
+    """The failure of a task that ended badly, or that tfcluster found unable to go on."""
 
     task: str
     exit_code: int | None
-    """None where a signal ended it, or where it has not ended."""
+    """The exit code; None where a signal ended the task, or where it has not ended."""
     signal: int | None
     node: str = ""
     attempt: int = 1
-    """The task's own."""
+    """The task's attempt, which may differ from the gang's."""
     error: Mapping[str, Any] | None = None
-    """The exception it reported: exception, message, file, line, traceback."""
+    """The exception the task reported: exception, message, file, line, traceback."""
     last_lines: str = ""
-    """The end of its log."""
+    """The end of the task's log."""
     out_of_memory: str | None = None
-    """How it is known that the kernel killed it for memory, in words."""
+    """The evidence that the kernel killed it for lack of memory, in words."""
     observed: Kind | None = None
-    """What tfcluster itself saw: NODE_LOST, LINK_LOST, FROZEN, LATE, STALLED, UNFINISHED or
-    START_FAILED."""
-    words: str = ""
-    """What was seen, in words, where `observed` is set."""
+    """The kind where tfcluster itself observed the failure: NODE_LOST, LINK_LOST, FROZEN, LATE,
+    STALLED, UNFINISHED, START_FAILED or PERMANENT."""
+    description: str = ""
+    """The observation in words, where `observed` is set."""
     saved: bool = False
     """The job has saved a checkpoint since the attempt began."""
     asks_for_keras_3: bool = False
@@ -199,8 +197,8 @@ class Failure:
             return Kind.PREEMPTED
         if self.is_collateral:
             return Kind.COLLATERAL
-        if self._known is not None and self._known.kind is not None:
-            return Kind(self._known.kind)
+        if self._known_error is not None and self._known_error.kind is not None:
+            return Kind(self._known_error.kind)
         return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
 
     def _kind_of_kill(self) -> Kind:
@@ -214,43 +212,43 @@ class Failure:
 
     @property
     def killed_by(self) -> int | None:
-        """The signal that ended it, also where a shell in between made an exit code of it."""
+        """The signal that ended the task, also where a shell turned it into an exit code."""
         if self.signal is not None or self.exit_code is None or self.error is not None:
             return self.signal
         return self.exit_code - 128 if self.exit_code - 128 in _SHELL_SIGNALS else None
 
     @property
     def is_collateral(self) -> bool:
-        """Whether its own words say that it only follows another task's end."""
+        """True if the task's own output says that it failed because of another task's end."""
         if self.observed is not None or self._left_after_saving:
             return False
         if self.killed_by not in (None, signal.SIGABRT):
             return False
-        if self._known is not None and self._known.is_own:
+        if self._known_error is not None and self._known_error.is_root_cause:
             return False
         if (raised := self.exception) is not None:
-            return log_errors.blames_a_peer(raised, self._traceback)
-        return log_errors.tells_of_a_lost_peer(self.last_lines)
+            return log_errors.is_lost_peer_error(raised, self._traceback)
+        return log_errors.has_lost_peer_message(self.last_lines)
 
     @property
-    def exception(self) -> log_errors.Raised | None:
-        """The exception that ended it: as it reported it, else as its log shows it."""
+    def exception(self) -> log_errors.RaisedError | None:
+        """The exception that ended the task: as reported, else as found in its log."""
         if self.error is not None:
-            return log_errors.reported(self.error)
-        return log_errors.read(self.last_lines) if self.exit_code == 1 else None
+            return log_errors.exception_from_report(self.error)
+        return log_errors.parse_exception(self.last_lines) if self.exit_code == 1 else None
 
     @property
     def signature(self) -> tuple[str, str | None, int | None] | None:
-        """Type, file and line of its exception: the same again means the same cause."""
+        """Type, file and line of the exception; equal signatures mean the same cause."""
         raised = self.exception
         return None if raised is None else (raised.exception, raised.file, raised.line)
 
     @property
     def reason(self) -> str:
-        """One line or few, for people."""
+        """The reason in one line or a few, for the user."""
         kind = self.kind
         if self.observed is not None:
-            return self.words or _OBSERVED_WORDS.get(self.observed, str(self.observed))
+            return self.description or _OBSERVED_REASONS.get(self.observed, str(self.observed))
         if kind is Kind.OUT_OF_MEMORY:
             return f"out of memory: {self.out_of_memory}"
         if kind is Kind.PREEMPTED:
@@ -260,21 +258,23 @@ class Failure:
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
             return f"killed by {signal_name(self.killed_by)}{code}"
-        said = self.refused_arguments
-        return f"exit code {self.exit_code}" + (f": {log_errors.brief(said)}" if said else "")
+        refusal = self.refused_arguments
+        return f"exit code {self.exit_code}" + (
+            f": {log_errors.shorten(refusal)}" if refusal else ""
+        )
 
     @property
     def hint(self) -> str | None:
-        """What helps, where that is known."""
-        known = self._known or self._usual
-        if known is not None and known.is_of_keras_3 and self.asks_for_keras_3:
+        """The hint for the user, or None."""
+        known = self._known_error or self._usual_cause
+        if known is not None and known.is_keras_3_only and self.asks_for_keras_3:
             return WITHOUT_KERAS_3
         return None if known is None else known.hint
 
     @property
     def docs(self) -> str | None:
-        """Where it is explained: ``docs/failures.md#anchor``."""
-        known = self._known or self._usual
+        """The page that explains the failure (``docs/failures.md#anchor``), or None."""
+        known = self._known_error or self._usual_cause
         return None if known is None else known.docs
 
     @property
@@ -285,51 +285,50 @@ class Failure:
 
     @property
     def refused_arguments(self) -> str | None:
-        """What the script said of its arguments where it ended because of them."""
+        """The script's message where it ended because it rejects its arguments, else None."""
         if self.exception is not None or self.killed_by is not None:
             return None
         return log_errors.refused_arguments(self.last_lines, self.exit_code)
 
     @property
-    def _known(self) -> Known | None:
-        """The known message it ended with."""
+    def _known_error(self) -> KnownError | None:
+        """The known error whose message the task ended with, or None."""
         if self.observed is not None:
-            return find(self.words, log=self.last_lines)
-        if self.killed_by in _FROM_OUTSIDE or self._left_after_saving:
+            return find(self.description, log=self.last_lines)
+        if self.killed_by in _EXTERNAL_SIGNALS or self._left_after_saving:
             return None
         if (raised := self.exception) is not None:
-            said = f"{raised.exception}: {raised.message}"
-            return find(said, traceback=self._traceback)
+            return find(f"{raised.exception}: {raised.message}", traceback=self._traceback)
         if self.refused_arguments is not None:
-            return of_circumstance("refused_arguments")
+            return CIRCUMSTANCES["refused_arguments"]
         return find(log_errors.tail(self.last_lines), log=self.last_lines)
 
     @property
-    def _usual(self) -> Known | None:
-        """What is usually behind such an end when no message tells."""
+    def _usual_cause(self) -> KnownError | None:
+        """The usual cause of such an end where no message identifies it, or None."""
         kind = self.kind
         if kind is Kind.SIGNAL and self.killed_by is not None:
-            return of_circumstance(signal_name(self.killed_by))
+            return CIRCUMSTANCES.get(signal_name(self.killed_by))
         if kind is Kind.EXIT_CODE:
-            return of_circumstance(f"exit code {self.exit_code}")
-        return of_circumstance(kind)
+            return CIRCUMSTANCES.get(f"exit code {self.exit_code}")
+        return CIRCUMSTANCES.get(kind)
 
 
-def _describe(raised: log_errors.Raised) -> str:
-    said = f"{raised.name}: {raised.message}" if raised.message else raised.name
-    place = _place(raised)
-    return log_errors.brief(said, place=f"({place})" if place and place not in said else "")
+def _describe(raised: log_errors.RaisedError) -> str:
+    text = f"{raised.name}: {raised.message}" if raised.message else raised.name
+    place = _location(raised)
+    return log_errors.shorten(text, place=f"({place})" if place and place not in text else "")
 
 
-def _place(raised: log_errors.Raised) -> str:
+def _location(raised: log_errors.RaisedError) -> str:
     return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
 
 
-def alone_with(peers: Sequence[str], failure: Failure) -> str:
-    """How a task failed that needed its peers, which had ended well before."""
-    more = f" and {len(peers) - _NAMED} more" if len(peers) > _NAMED else ""
-    names = ", ".join(peers[:_NAMED]) + more
-    place = _place(failure.exception) if failure.exception is not None else ""
+def explain_missing_peers(peers: Sequence[str], failure: Failure) -> str:
+    """Return the reason of a task that needed its peers after these had ended with 0."""
+    more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
+    names = ", ".join(peers[:_MAX_NAMED]) + more
+    place = _location(failure.exception) if failure.exception is not None else ""
     where = f" ({place})" if place else ""
     return f"{failure.task} did alone what all workers must do{where}: {names} had ended before"
 

@@ -1,4 +1,4 @@
-"""The tasks of a run as the supervisor sees them: who runs, who may save, who has failed."""
+"""Keeps the tasks of a run with their failures, and groups them for stopping (pure)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import TaskEnd
-from tfcluster.supervision.failure import Failure, Kind, alone_with
+from tfcluster.supervision.failure import Failure, Kind, explain_missing_peers
 from tfcluster.supervision.member import Member, SettingsRead, member_of
 from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import TRAINERS, chief_among
@@ -24,38 +24,38 @@ class Gang:
         self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
         self.member_counts = MemberCounts(self)
         self._settings = SettingsRead(plan.settings)
-        self._came_far = self._has_started = False
+        self._has_trained = self._has_started = False
         self.number = 0
-        """Of the attempt of those that stand and fall together."""
+        """The gang's present attempt; a task that restarts alone may be in a later one."""
         self.failures: list[Failure] = []
-        """Of this attempt of those that stand and fall together, in the order of arrival."""
-        self.lone_failures: list[Failure] = []
-        """Of those that restart alone and were not started again since."""
+        """Failures of this attempt, in order of arrival, without those in `task_failures`."""
+        self.task_failures: list[Failure] = []
+        """Failures of tasks that restart alone and have not been restarted since."""
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
     def get(self, task: str | None, attempt: int | None = None) -> Member | None:
-        """The member called `task`, unless the word is of an `attempt` that is past."""
+        """Return the member called `task`, or None if `attempt` is not its present one."""
         member = self._members.get(task) if task else None
-        stale = member is not None and attempt is not None and attempt != member.attempt
-        return None if stale else member
+        is_stale = member is not None and attempt is not None and attempt != member.attempt
+        return None if is_stale else member
 
     def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
-        """A new attempt of `members`; returns those to start.
+        """Begin attempt `number` of `members`; return the tasks to start.
 
-        An evaluator that runs, or has left, stays what it is.
+        An evaluator that runs, or has ended for good, stays in its attempt.
         """
         self.number, self._has_started = number, self.has_started
-        wanted = set(members)
+        requested = set(members)
         enlisted: dict[str, Member] = {}
         to_start = []
         for task in self._plan.tasks:
-            if task.id not in wanted:
+            if task.id not in requested:
                 continue
             member = self._members[str(task.id)]
-            if number == 1 or task.id.job != "evaluator" or _wants_a_start(member):
-                self._forget_failures(member)
+            if number == 1 or task.id.job != "evaluator" or _must_start(member):
+                self._drop_failures(member)
                 member = member_of(self._plan, task, number)
                 to_start.append(task.id)
             enlisted[str(task.id)] = member
@@ -65,49 +65,57 @@ class Gang:
         return to_start
 
     def renew(self, member: Member) -> Member:
-        """`member` in a further attempt of its own."""
-        self._forget_failures(member)
-        again = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
-        again.serves = member.serves
-        self._members[str(member.id)] = again
-        self.member_counts.count(again)
-        return again
+        """Replace `member` by its next attempt, and return that."""
+        self._drop_failures(member)
+        renewed = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
+        renewed.serves = member.serves
+        self._members[str(member.id)] = renewed
+        self.member_counts.count(renewed)
+        return renewed
 
     @property
     def has_started(self) -> bool:
-        """Whether any task has run, in this attempt or in an earlier one."""
+        """True once any task has run, in this attempt or in an earlier one."""
         return self._has_started or any(member.is_started for member in self)
 
     @property
     def attempt(self) -> int:
-        """The highest number of any member's attempt."""
+        """The highest attempt number of any member."""
         return max(member.attempt for member in self)
 
     def running(self) -> list[Member]:
         return self.member_counts.members(lambda standing: standing.is_running)
 
     def core(self) -> list[Member]:
-        """All that end when the gang does: an evaluator only follows the checkpoints."""
+        """Return all members except evaluators, which only follow the checkpoints."""
         return [member for member in self if member.id.job != "evaluator"]
 
     def idle(self) -> list[Member]:
-        """Those that do not end by themselves once the chief has, and have not been told to: a
-        tuner that waits for a chief, and all servers once no worker trains any more."""
-        running = [one for one in self.member_counts.standings() if one.is_running and one.is_core]
-        needs_servers = any(not (one.serves or one.waits_for_chief) for one in running)
+        """Return the running tasks that must be stopped once the chief has ended.
+
+        These are tuners that wait for the chief, and all servers once no worker trains any more.
+        """
+        running = [
+            standing
+            for standing in self.member_counts.standings()
+            if standing.is_running and standing.is_core
+        ]
+        needs_servers = any(
+            not (standing.serves or standing.waits_for_chief) for standing in running
+        )
         return self.member_counts.members(
-            lambda one: (
-                one.is_running
-                and not one.is_stopping
-                and (one.waits_for_chief or (one.serves and not needs_servers))
+            lambda standing: (
+                standing.is_running
+                and not standing.is_stopping
+                and (standing.waits_for_chief or (standing.serves and not needs_servers))
             )
         )
 
     def unfinished(self) -> list[Member]:
-        """Workers that are known to work by themselves and run still, after the chief.
+        """Return the workers that still run after the chief and are known to work independently.
 
-        Those that trained in step with it have lost nothing of the training; what a task without
-        hooks does is not known; a tuner's trials are in the books of its chief.
+        Workers that train in step with the chief lose nothing; what a task without hooks does is
+        not known; the chief has recorded a tuner's trials.
         """
         return [
             member
@@ -118,9 +126,14 @@ class Gang:
         ]
 
     def satisfied(self, last_step: int | None) -> list[Member]:
-        """Running evaluators that have evaluated the last checkpoint: some would wait for ever."""
+        """Return the running evaluators that have evaluated the last checkpoint.
+
+        Some of them would wait for a further one for ever.
+        """
         evaluators = self.member_counts.members(
-            lambda one: one.is_running and not one.is_core and not one.is_stopping
+            lambda standing: (
+                standing.is_running and not standing.is_core and not standing.is_stopping
+            )
         )
         return [
             member
@@ -131,27 +144,27 @@ class Gang:
         ]
 
     def ends(self, chief: TaskId) -> list[TaskEnd]:
-        """The chief's, and of all that stand alike one's: what they mean is the same."""
-        led = self._members.get(str(chief))
-        return [*([led.end()] if led is not None else ()), *self.member_counts.ends()]
+        """Return the end of the chief, and of one member of each standing: enough for `judge`."""
+        member = self._members.get(str(chief))
+        return [*([member.end()] if member is not None else ()), *self.member_counts.ends()]
 
     def lose_node(self, node: str, reason: str) -> None:
-        """No word of the tasks of `node` will come any more."""
+        """Mark all tasks of `node` as lost, with a failure each."""
         for member in self:
             if member.node == node and not member.is_over:
                 member.is_lost = True
-                self._note(member, member.fails(observed=Kind.NODE_LOST, words=reason))
+                self._note(member, member.fails(observed=Kind.NODE_LOST, description=reason))
 
     def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
-        """What a task says of itself."""
+        """Note a task's report about itself."""
         member.note_report(report, now)
-        self._came_far |= member.has_trained
+        self._has_trained |= member.has_trained
         self._settings.note(report)
 
     def unread_settings(self) -> str | None:
-        """A warning, where tasks came far enough to have read what the spec sets."""
-        came_far = self._came_far or any(member.end().ok for member in self)
-        return self._settings.warning() if came_far else None
+        """Return a warning about settings that no task has read although some trained, or None."""
+        has_trained = self._has_trained or any(member.end().ok for member in self)
+        return self._settings.warning() if has_trained else None
 
     def note_exit(
         self,
@@ -161,7 +174,7 @@ class Gang:
         error: Mapping[str, Any] | None,
         last_lines: str,
     ) -> None:
-        """A task has ended; `error` is the exception it reported, if it did."""
+        """Note the end of a task; `error` is the exception it reported, if any."""
         member.exit, member.frozen_by = event, None
         if member.failure is not None:
             return
@@ -174,16 +187,18 @@ class Gang:
             return
         if event.exit_code == 0:
             return
-        said = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
-        failure = member.fails(**said)
-        if failure.is_collateral and (peers := self._peers_that_left(member)):
-            words = alone_with(peers, failure)
-            failure = member.fails(**said, observed=Kind.PERMANENT, words=words)
+        facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
+        failure = member.fails(**facts)
+        if failure.is_collateral and (peers := self._finished_peers(member)):
+            description = explain_missing_peers(peers, failure)
+            failure = member.fails(**facts, observed=Kind.PERMANENT, description=description)
         self._note(member, failure)
 
-    def _peers_that_left(self, chief: Member) -> list[str]:
-        """All that train with `chief`, where it is the chief and they have ended well before it."""
-        trains = [member for member in self if member.id.job in TRAINERS and not member.alone]
+    def _finished_peers(self, chief: Member) -> list[str]:
+        """Return the peers of `chief` if it is the chief and all of them have ended with 0."""
+        trains = [
+            member for member in self if member.id.job in TRAINERS and not member.restarts_alone
+        ]
         if self._plan.kind != "training" or chief.id != chief_among(
             self._plan, (member.id for member in self)
         ):
@@ -192,8 +207,10 @@ class Gang:
         return [str(member.id) for member in peers] if all(m.end().ok for m in peers) else []
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
-        """`event`, or with `ended_by` itself: the exit of a task that was on its way out because of
-        an exception of its own when its agent was told to end it."""
+        """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
+
+        Such a task raised its own exception before its agent stopped it.
+        """
         member = self.get(event.task, event.attempt)
         if member is None or event.ended_by != "tfcluster" or not event.exit_code:
             return event
@@ -203,47 +220,47 @@ class Gang:
     def _fails_by_itself(
         self, member: Member, error: Mapping[str, Any] | None, exit_code: int | None = None
     ) -> bool:
-        """Whether the end of a task that was asked to end is no consequence of that.
+        """Return whether a task that was asked to stop would have failed anyway.
 
-        It is none where its `error` came before, where that is the root cause's own exception, and
-        where both refuse the arguments that they share.
+        This is so where it reported an exception before, where `error` is the root cause's own
+        exception, and where both reject the arguments that they share.
         """
         if member.raised is not None:
             return True
-        cause = root_cause(self.failures or self.lone_failures)
+        cause = root_cause(self.failures or self.task_failures)
         if cause is None or cause.is_collateral:
             return False
         if error is None:
             return cause.refused_arguments is not None and cause.exit_code == exit_code
         return Failure(str(member.id), None, None, error=error).signature == cause.signature
 
-    def blame(self, member: Member, kind: Kind, words: str) -> None:
-        """What tfcluster itself has seen makes a living task the cause; it is to be ended.
+    def blame(self, member: Member, kind: Kind, description: str) -> None:
+        """Note a failure that tfcluster itself observed; the task must be stopped.
 
-        One that is late because it has raised an exception is to blame for that.
+        A task that is late because it has raised an exception fails with that exception.
         """
         if kind is Kind.LATE and member.raised is not None:
             self._note(member, member.fails(error=member.raised))
         else:
-            self._note(member, member.fails(observed=kind, words=words))
+            self._note(member, member.fails(observed=kind, description=description))
 
-    def _forget_failures(self, member: Member) -> None:
-        """It is started anew: they say nothing of how the run ends."""
-        alone = self.lone_failures
-        self.lone_failures = [one for one in alone if one.task != str(member.id)]
+    def _drop_failures(self, member: Member) -> None:
+        """Drop the failures of a task that is restarted: they no longer decide the outcome."""
+        failures = self.task_failures
+        self.task_failures = [failure for failure in failures if failure.task != str(member.id)]
 
     def _note(self, member: Member, failure: Failure) -> None:
-        (self.lone_failures if member.alone else self.failures).append(failure)
+        (self.task_failures if member.restarts_alone else self.failures).append(failure)
 
 
-def _wants_a_start(evaluator: Member) -> bool:
-    """Whether nothing of it runs or will, although it has not left for good."""
-    return evaluator.is_lost or evaluator.is_due_again or evaluator.is_to_start
+def _must_start(evaluator: Member) -> bool:
+    """Return whether an evaluator must start with the gang: it does not run and is not done."""
+    return evaluator.is_lost or evaluator.is_restart_due or evaluator.is_to_start
 
 
 @dataclass(frozen=True, slots=True)
 class StopOrder:
-    """Tasks of one node that are stopped alike."""
+    """The tasks of one node that are stopped with the same grace."""
 
     node: str
     grace_s: float
@@ -251,7 +268,10 @@ class StopOrder:
 
 
 def stops(members: Iterable[Member], grace_s: float | None, *, most_s: float) -> list[StopOrder]:
-    """How to stop `members`: with `grace_s`, else each with as much of `most_s` as it can use."""
+    """Return the orders to stop `members`, by node and grace.
+
+    Without `grace_s` each member gets as much of `most_s` as it can use.
+    """
     groups: dict[tuple[str, float], list[str]] = {}
     for member in members:
         grace = member.stop_grace_s(most_s) if grace_s is None else grace_s
@@ -260,12 +280,12 @@ def stops(members: Iterable[Member], grace_s: float | None, *, most_s: float) ->
 
 
 def longest_grace_s(orders: Iterable[StopOrder]) -> float:
-    """Seconds after which none of the stopped tasks runs any more."""
+    """Return the longest grace of `orders`, seconds."""
     return max((order.grace_s for order in orders), default=0.0)
 
 
 def by_node(members: Iterable[Member], fits: Callable[[Member], bool]) -> dict[str, list[str]]:
-    """Node → names of its `members` for which `fits` holds."""
+    """Return node → names of those of `members` for which `fits` holds."""
     found: dict[str, list[str]] = {}
     for member in members:
         if fits(member):

@@ -1,6 +1,6 @@
-"""What Keras 3 says to scripts that were written for Keras 2, and both to older ones: patterns.
+"""Patterns of the errors that scripts for Keras 2, or for an older Keras, meet in newer releases.
 
-Each was collected from Keras 3.3 to 3.15 and tf_keras; a test runs the lines again.
+Each was collected from Keras 3.3 to 3.15 and tf_keras; a test runs the failing lines again.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 _MODULE = r"'(?![\w.]*mixed_precision)(?:\w+\.)*keras(?:\.\w+)*'"
-"""``tensorflow.keras.utils``, ``keras._tf_keras.keras``, ``keras.api.optimizers``."""
+"""Module names such as ``tensorflow.keras.utils``, ``keras._tf_keras.keras`` or
+``keras.api.optimizers``."""
 _NAMES = (
     r"(?:experimental|estimator|dtensor|legacy|DenseFeatures|LocallyConnected[12]D|AbstractRNNCell"
     r"|BaseLogger|MeanTensor|MeanRelativeError|RadialConstraint|SidecarEvaluator\w*|RegNet\w+"
@@ -16,7 +17,7 @@ _NAMES = (
     r"|in_(?:test|train)_phase|placeholder|print_tensor|function|random_binomial|reset_uids"
     r"|manual_variable_initialization|model_from_config|mean_\w+_error|kl_divergence|log_cosh)"
 )
-"""What the modules of Keras 2 have, and those of Keras 3 have not."""
+"""Names that the modules of Keras 2 have and those of Keras 3 lack."""
 _LAYER = (
     r"(?:Sequential|Functional|Model|Dense|Conv[123]D|LSTM|GRU|Embedding|Dropout|Flatten|Reshape"
     r"|Activation|BatchNormalization|InputLayer)"
@@ -59,7 +60,7 @@ KERAS_2_SCRIPT: Final = (
     r"|Could not interpret optimizer identifier: <tensorflow\.python\.training"
     r"|Received: reduction=auto"
 )
-"""Keras 2 takes it, Keras 3 does not."""
+"""Errors of Keras 3 for code that Keras 2 accepts."""
 
 _GONE = (
     r"(?:wrappers|scikit_learn|np_utils|vis_utils|generic_utils|losses_utils|multi_gpu_model|engine"
@@ -78,4 +79,4 @@ OLD_KERAS: Final = (
     r"|got an unexpected keyword argument '(?:nb_epoch|nb_val_samples|samples_per_epoch)'"
     r"|Method `model\.to_yaml\(\)` has been removed"
 )
-"""No Keras of TensorFlow 2.15 and newer takes it."""
+"""Errors for code that no Keras of TensorFlow 2.15 or newer accepts."""

@@ -14,49 +14,49 @@ from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.restart_policy import restarts_alone
 
 BOOT_GRACE_S = 2.0
-"""For tasks started through our boot that cannot save: MultiWorkerMirroredStrategy swallows SIGTERM
-(tensorflow/core preemption_notifier.cc), so waiting longer is in vain."""
+"""The grace of hooked tasks that cannot save: MultiWorkerMirroredStrategy swallows SIGTERM
+(tensorflow/core preemption_notifier.cc), so waiting longer would not help."""
 COMMAND_GRACE_S = 10.0
-"""For tasks of which nothing is known (docker stop's default)."""
+"""The grace of tasks without hooks (the default of `docker stop`)."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One task in one attempt of its own."""
+    """The state of one task in one attempt."""
 
     id: TaskId
     node: str
     serves: bool
-    """It never ends by itself: a ps, or a worker that is inside `Server.join`."""
+    """True if it never ends by itself: a ps, or a worker inside `Server.join`."""
     is_hooked: bool
-    """Started through `tfcluster_workers.boot`."""
-    alone: bool
-    """Whether it is restarted while the others go on."""
+    """True if it is started through `tfcluster_workers.boot`."""
+    restarts_alone: bool
+    """True if it can be restarted while the others go on."""
     searches: bool = False
-    """It is a task of a hyperparameter search."""
+    """True for a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
     attempt: int = 1
     is_ordered: bool = False
-    """Its agent was told to start it."""
+    """True once its agent was ordered to start it."""
     started_at: float | None = None
     is_lost: bool = False
-    is_due_again: bool = False
-    """It has ended, and will be started again by itself."""
-    is_called_off: bool = False
-    """It was due again, but is not needed any more."""
+    is_restart_due: bool = False
+    """True if it has ended and will be restarted alone."""
+    is_cancelled: bool = False
+    """True if its start or restart was cancelled because it is no longer needed."""
     is_stopping: bool = False
     answer_by: float | None = None
-    """When its agent must have told of the start or the end that was ordered."""
+    """The time by which its agent must report the ordered start or stop."""
     waits_since: float | None = None
-    """When it began to wait for its peers; None while it does not."""
+    """The time since which it waits for its peers; None while it does not."""
     has_waited: bool = False
-    """Its strategy is one that waits for all peers."""
+    """True if its strategy is one that waits for all peers."""
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
     heard_at: float | None = None
-    """Its last sign of progress."""
+    """The time of its last progress report."""
     saved: bool = False
     saved_step: int | None = None
     saves_on_sigterm: bool = False
@@ -64,24 +64,24 @@ class Member:
     """The signal that stopped its process."""
     has_evaluated: bool = False
     evaluated_step: int | None = None
-    """Of its last evaluation; None where the step of the checkpoint is not known."""
+    """The step of the last evaluated checkpoint; None where it is not known."""
     trials_ended: int = 0
-    """Of a search: by this tuner, or of those whose books it keeps."""
+    """The number of ended trials of a search: of this tuner, or for the chief, of all tuners."""
     has_searched: bool = False
-    """Its search is over; what it does now needs no tuner."""
+    """True once its search is over: its further work needs no tuner."""
     verdict: str | None = None
-    """What it says went wrong although it exits with 0: a search in which every trial failed."""
+    """The reason it reports for a failure despite exit code 0: every trial of its search failed."""
     raised: Mapping[str, Any] | None = None
-    """The uncaught exception that it reported before anybody asked it to end."""
+    """The uncaught exception that it reported before it was asked to stop."""
     exit: TaskExited | None = None
     failure: Failure | None = None
-    told: dict[str, Member] | None = field(default=None, repr=False, compare=False)
-    """Where it enters itself with every change, for `member_counts`."""
+    changed: dict[str, Member] | None = field(default=None, repr=False, compare=False)
+    """The changed members of `MemberCounts`, to which every change adds this one."""
 
     def __setattr__(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
-        if (told := getattr(self, "told", None)) is not None:
-            told[str(self.id)] = self
+        if (changed := getattr(self, "changed", None)) is not None:
+            changed[str(self.id)] = self
 
     @property
     def is_started(self) -> bool:
@@ -93,12 +93,12 @@ class Member:
 
     @property
     def trains_in_step(self) -> bool:
-        """Its strategy has joined its peers: since then every step was one of all together."""
+        """True once its strategy has joined its peers: all train every step together."""
         return self.has_waited and not self.waits_for_peers
 
     @property
     def is_over(self) -> bool:
-        """It has ended, or its node is lost."""
+        """True if it has ended, or its node is lost."""
         return self.exit is not None or self.is_lost
 
     @property
@@ -107,15 +107,15 @@ class Member:
 
     @property
     def is_to_start(self) -> bool:
-        return not (self.is_ordered or self.is_over or self.is_called_off)
+        return not (self.is_ordered or self.is_over or self.is_cancelled)
 
     @property
     def is_awaited(self) -> bool:
-        """Its process may live already: the order is out, the answer has not come."""
+        """True after the order to start and before the answer: its process may already run."""
         return self.is_ordered and not self.is_started and not self.is_over
 
     def is_overdue(self, now: float) -> bool:
-        """Whether its agent should have told of its start or its end by `now`."""
+        """Return whether its agent should have reported its start or its end by `now`."""
         waits = self.answer_by is not None and (self.is_running or self.is_awaited)
         return waits and self.answer_by is not None and self.answer_by <= now
 
@@ -124,7 +124,7 @@ class Member:
         self.answer_by = None
 
     def note_report(self, report: Mapping[str, Any], now: float) -> None:
-        """What the task says of itself, as `report_checks` has let it through."""
+        """Note a report of the task, which `report_checks` has validated."""
         match report:
             case {"type": "waiting_for_peers"}:
                 self.waits_since = now if self.waits_since is None else self.waits_since
@@ -139,15 +139,11 @@ class Member:
             case {"type": "saves_on_sigterm"}:
                 self.saves_on_sigterm = True
             case {"type": "saved"}:
-                self.saved = True
-                told = report.get("step")
-                self.saved_step = told if isinstance(told, int) else None
+                self.saved, self.saved_step = True, _step_of(report)
             case {"type": "saved_elsewhere"}:
-                told = report.get("step")
-                self.saved_step = told if isinstance(told, int) else None
+                self.saved_step = _step_of(report)
             case {"type": "evaluated"}:
-                self.has_evaluated, told = True, report.get("step")
-                self.evaluated_step = told if isinstance(told, int) else None
+                self.has_evaluated, self.evaluated_step = True, _step_of(report)
             case {"type": "trial_ended"}:
                 self.trials_ended += 1
             case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
@@ -160,7 +156,7 @@ class Member:
                 self.verdict = reason
 
     def stop_grace_s(self, most_s: float) -> float:
-        """How long an asked-for stop waits between SIGTERM and SIGKILL, seconds."""
+        """Return how many seconds a requested stop waits between SIGTERM and SIGKILL."""
         if self.waits_for_peers:
             return 0.0
         if self.saves_on_sigterm:
@@ -171,19 +167,19 @@ class Member:
         ended = self.exit
         return TaskEnd(
             id=self.id,
-            running=not (self.is_over or self.is_called_off) or self.is_due_again,
+            running=not (self.is_over or self.is_cancelled) or self.is_restart_due,
             ok=ended is not None and ended.exit_code == 0 and self.failure is None,
-            ended_by_us=self.is_called_off
+            ended_by_us=self.is_cancelled
             or (ended is not None and ended.ended_by == "tfcluster" and not self.failure),
             serves=self.serves,
             collateral=self.failure is not None and self.failure.is_collateral,
-            alone=self.alone,
+            restarts_alone=self.restarts_alone,
             searches=self.searches,
             works_on=self.has_searched or (self.has_trained and not self.has_waited),
         )
 
     def fails(self, **facts: Any) -> Failure:
-        """Note that it has failed; `facts` are further fields of the `Failure`."""
+        """Set and return its `Failure`; `facts` are further fields of that."""
         ended = self.exit
         end = {
             "exit_code": ended.exit_code if ended else None,
@@ -200,13 +196,18 @@ class Member:
         return self.failure
 
 
+def _step_of(report: Mapping[str, Any]) -> int | None:
+    step = report.get("step")
+    return step if isinstance(step, int) else None
+
+
 def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
     return Member(
         task.id,
         task.node,
         serves=task.id.job == "ps",
         is_hooked=plan.hooks and not task.has_own_command,
-        alone=restarts_alone(plan, task.id),
+        restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),
         attempt=attempt,
@@ -225,22 +226,22 @@ _FIELDS: Final = {
         "compile(steps_per_execution=tfcluster_workers.keras_choice.steps_per_execution())",
     ),
 }
-"""Setting → its field of the spec, and what a script calls to follow it."""
+"""Setting → its field of the spec, and the call by which a script applies it."""
 
 
 class SettingsRead:
-    """What the tasks said they have read of `settings`, the plan's."""
+    """The plan's `settings` that no task has read yet."""
 
     def __init__(self, settings: Mapping[str, object]) -> None:
         self._unread = dict(settings)
 
     def note(self, report: Mapping[str, Any]) -> None:
-        """A task's own report; only ``setting_read`` matters here."""
+        """Note a task's report; only ``setting_read`` matters here."""
         if report.get("type") == "setting_read":
             self._unread.pop(str(report.get("name")), None)
 
     def warning(self) -> str | None:
-        """One line about all that no task has read, and how a script reads it."""
+        """Return a warning about the settings that no task has read, with the fix, or None."""
         if not self._unread:
             return None
         known = {name: _FIELDS.get(name, (name, "")) for name in self._unread}

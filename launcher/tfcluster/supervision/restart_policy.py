@@ -20,95 +20,100 @@ from tfcluster.supervision.failure import Failure, Kind
 
 LONGEST_BACKOFF_S: Final = 60.0
 FREE_IN_A_ROW: Final = 3
-"""Restarts that do not count, in a row and without progress, before the run is given up."""
+"""The number of uncounted restarts allowed in a row without progress."""
 _JITTER: Final = 0.25
-"""A pause is up to so much longer: many runs that lost one machine do not come back at once."""
-_FREE: Final = {Kind.PREEMPTED: "preempted", Kind.PORT_TAKEN: "robbed of a port"}
-_OWN_FAULT: Final = frozenset({Kind.EXCEPTION, Kind.EXIT_CODE})
-_NEVER: Final = frozenset({Kind.PERMANENT, Kind.START_FAILED})
+"""The largest random addition, as a fraction of a delay: runs that lost the same machine should
+not all return at once."""
+_FREE: Final = {Kind.PREEMPTED: "preempted", Kind.PORT_TAKEN: "a port was taken"}
+_SCRIPT_ERRORS: Final = frozenset({Kind.EXCEPTION, Kind.EXIT_CODE})
+_NOT_RESTARTED: Final = frozenset({Kind.PERMANENT, Kind.START_FAILED})
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
-    """What a unit (the gang, or a task that restarts alone) has behind it."""
+class RestartHistory:
+    """The restarts so far of a unit: the gang, or a task that restarts alone."""
 
     spent: int = 0
     """Restarts that counted."""
     free: int = 0
     """Restarts that did not."""
-    in_vain: int = 0
-    """Restarts in a row since the last sign of progress: the pause doubles with each."""
-    free_in_vain: int = 0
+    without_progress: int = 0
+    """Restarts in a row since the last sign of progress: the delay doubles with each."""
+    free_without_progress: int = 0
     signature: tuple[str, str | None, int | None] | None = None
-    """The last failure's exception, file and line, if no newer checkpoint has come since."""
+    """The last failure's exception, file and line, if no newer checkpoint was saved since."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Start again `delay_s` seconds from now; `past` is what the unit has behind it then."""
+    """The decision to restart after `delay_s` seconds; `history` includes this restart."""
 
     delay_s: float
-    past: Past
+    history: RestartHistory
     fresh_ports: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Do not start again; `why` is for people."""
+    """The decision not to restart; `why` is shown to the user."""
 
     why: str
     exhausted: bool = False
-    """Another start might have helped, but the budget is used up."""
+    """Another restart might have helped, but the budget is used up."""
 
 
 def decide(
     failure: Failure,
-    past: Past,
+    history: RestartHistory,
     policy: Supervision,
     *,
     advanced: bool,
     progressed: bool,
     jitter: float = 0.0,
 ) -> Restart | GiveUp:
-    """What follows from `failure`, the root cause.
+    """Return whether to restart after `failure`, the root cause.
 
-    `advanced`: a checkpoint newer than the attempt's start is at home. `progressed`: the attempt
-    has reported steps. `jitter`: a random number in [0, 1).
+    `advanced`: a checkpoint newer than the attempt's start is in the run folder. `progressed`: the
+    attempt has reported new steps. `jitter`: a random number in [0, 1).
     """
     if advanced:
-        past = replace(past, in_vain=0, signature=None)
+        history = replace(history, without_progress=0, signature=None)
     if advanced or progressed:
-        past = replace(past, free_in_vain=0)
-    if (refusal := _refusal(failure, past, policy, advanced=advanced)) is not None:
+        history = replace(history, free_without_progress=0)
+    if (refusal := _refusal(failure, history, policy, advanced=advanced)) is not None:
         return refusal
     free = failure.kind in _FREE
-    delay_s = min(LONGEST_BACKOFF_S, policy.backoff_s * 2**past.in_vain) * (1 + _JITTER * jitter)
-    after = Past(
-        spent=past.spent + (not free),
-        free=past.free + free,
-        in_vain=past.in_vain + 1,
-        free_in_vain=past.free_in_vain + free,
+    delay_s = min(LONGEST_BACKOFF_S, policy.backoff_s * 2**history.without_progress) * (
+        1 + _JITTER * jitter
+    )
+    after = RestartHistory(
+        spent=history.spent + (not free),
+        free=history.free + free,
+        without_progress=history.without_progress + 1,
+        free_without_progress=history.free_without_progress + free,
         signature=failure.signature,
     )
-    stolen = failure.kind is Kind.PORT_TAKEN
-    return Restart(0.0 if stolen else delay_s, after, fresh_ports=stolen)
+    port_taken = failure.kind is Kind.PORT_TAKEN
+    return Restart(0.0 if port_taken else delay_s, after, fresh_ports=port_taken)
 
 
-def _refusal(failure: Failure, past: Past, policy: Supervision, *, advanced: bool) -> GiveUp | None:
+def _refusal(
+    failure: Failure, history: RestartHistory, policy: Supervision, *, advanced: bool
+) -> GiveUp | None:
     kind = failure.kind
-    if kind in _NEVER:
-        return GiveUp("a new start would fail alike")
+    if kind in _NOT_RESTARTED:
+        return GiveUp("it would fail the same way")
     if kind in _FREE:
-        if past.free_in_vain >= FREE_IN_A_ROW:
+        if history.free_without_progress >= FREE_IN_A_ROW:
             return GiveUp(f"{_FREE[kind]} {FREE_IN_A_ROW} times in a row without progress")
         return None
-    if kind in _OWN_FAULT:
-        if failure.signature is not None and failure.signature == past.signature:
-            return GiveUp("the same exception came twice without a newer checkpoint between")
+    if kind in _SCRIPT_ERRORS:
+        if failure.signature is not None and failure.signature == history.signature:
+            return GiveUp("the same exception occurred twice without a newer checkpoint between")
         if not (advanced or policy.restart_on_error):
             return GiveUp(_why_not_on_error(policy))
-    if past.spent >= policy.max_restarts:
-        return GiveUp(_used_up(policy.max_restarts), exhausted=True)
+    if history.spent >= policy.max_restarts:
+        return GiveUp(_why_exhausted(policy.max_restarts), exhausted=True)
     return None
 
 
@@ -116,33 +121,33 @@ def _why_not_on_error(policy: Supervision) -> str:
     if policy.max_restarts == 0:
         return "restarts are off: supervision.max_restarts is 0"
     return (
-        "it would come again: the job saved nothing since its start, and"
+        "it would fail the same way: the job saved nothing since its start, and"
         " supervision.restart_on_error is off"
     )
 
 
-def _used_up(most: int) -> str:
+def _why_exhausted(most: int) -> str:
     if most == 0:
         return "restarts are off: supervision.max_restarts is 0"
     return f"supervision.max_restarts = {most} is used up"
 
 
 def is_free(failure: Failure) -> bool:
-    """Whether a restart because of it does not count."""
+    """Return whether a restart after `failure` does not count against the budget."""
     return failure.kind in _FREE
 
 
-def attempts_in_all(past: Past, policy: Supervision) -> int:
-    """How many attempts there can be, as far as anyone knows: the "4" of "attempt 2 of 4"."""
-    return 1 + policy.max_restarts + past.free
+def attempts_in_all(history: RestartHistory, policy: Supervision) -> int:
+    """Return how many attempts there can be as things stand: the 4 of "attempt 2 of 4"."""
+    return 1 + policy.max_restarts + history.free
 
 
 def restarts_alone(plan: Plan, task: TaskId) -> bool:
-    """Whether `task` can come back while the others go on.
+    """Return whether `task` can be restarted while the others go on.
 
-    Not under MultiWorkerMirroredStrategy: a worker that comes back alone is refused ("unexpectedly
-    tried to connect with a different incarnation", coordination_service.cc). The workers of a
-    ClusterCoordinator, evaluators and tuners can; what loses its coordinator or a ps cannot.
+    A worker of MultiWorkerMirroredStrategy cannot: the others reject it ("unexpectedly tried to
+    connect with a different incarnation", coordination_service.cc). The workers of a
+    ClusterCoordinator, evaluators and tuners can; a job that loses its coordinator or a ps cannot.
     """
     if plan.kind == "plain" or task.job == "evaluator":
         return True
@@ -155,12 +160,12 @@ TRAINERS = ("chief", "worker")
 
 
 def chief_of(members: Iterable[TaskId]) -> TaskId:
-    """Whose checkpoints count: the chief job's task, else the worker with the lowest index."""
+    """Return the task whose checkpoints count: the chief, else the lowest-numbered worker."""
     return min((task for task in members if task.job in TRAINERS), key=_rank)
 
 
 def chief_among(plan: Plan, members: Iterable[TaskId]) -> TaskId:
-    """As `chief_of`, where `members` may be a part of the cluster, without its chief."""
+    """Return the chief as `chief_of` does, or the plan's if that is not among `members`."""
     return plan.chief if plan.joins or plan.elsewhere else chief_of(members)
 
 
@@ -171,11 +176,11 @@ def _rank(task: TaskId) -> tuple[bool, int]:
 def without(
     plan: Plan, members: tuple[TaskId, ...], cause: Failure, why: GiveUp
 ) -> tuple[TaskId, ...] | None:
-    """`members` without what is lost for good; None where the run cannot go on so.
+    """Return `members` without the tasks that are lost for good, or None if the rest is too small.
 
-    What cannot be restarted: all tasks of a lost node, one whose program cannot be executed, or
-    one whose failures have used up the budget. An error of the script's own would come again on
-    every other worker.
+    Lost are all tasks of a lost node, a task whose program cannot be executed, and one whose
+    failures have used up the budget. After an error of the script the result is None, because it
+    would occur on every other worker, too.
     """
     least = plan.supervision.min_workers
     if least is None or plan.kind != "training" or plan.strategy != "multi_worker_mirrored":
@@ -185,6 +190,6 @@ def without(
     lost = {TaskId.parse(cause.task)}
     if cause.kind is Kind.NODE_LOST:
         lost = {task.id for task in plan.tasks if task.node == cause.node}
-    left = tuple(task for task in members if task not in lost)
-    trainers = [task for task in left if task.job in TRAINERS]
-    return left if len(trainers) >= max(1, least) else None
+    remaining = tuple(task for task in members if task not in lost)
+    trainers = [task for task in remaining if task.job in TRAINERS]
+    return remaining if len(trainers) >= max(1, least) else None

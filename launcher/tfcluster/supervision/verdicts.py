@@ -26,24 +26,22 @@ from tfcluster.supervision.member import Member
 from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import GiveUp
 
-__all__ = ["Failure", "Kind", "root_cause", "to_json"]
-
-_NAMED = 8
-"""Of the tasks elsewhere, how many are listed."""
+_MAX_NAMED = 8
+"""The number of tasks elsewhere that a message lists."""
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
-"""Nothing but silence speaks against such a task, or against the line to it."""
+"""Kinds that are inferred from silence alone, of the task or of the link to it."""
 
 
 def root_cause(failures: Sequence[Failure]) -> Failure | None:
-    """The first of `failures`, in the order in which they arrived, that follows from no other.
+    """Return the first of `failures`, in order of arrival, that no other has caused.
 
-    A task that failed by its own doing comes before a lost link, and that before one that was
-    merely silent; where all are collateral it is the first of all, and None without failures.
+    A task that failed by itself comes before a lost link, and that before a task that was merely
+    silent. Where all are collateral the first one is returned; without failures, None.
     """
-    own = [failure for failure in failures if not failure.is_collateral]
-    certain = [failure for failure in own if failure.kind not in _INFERRED]
-    links = [failure for failure in own if failure.kind is Kind.LINK_LOST]
-    return next(iter([*certain, *links, *own, *failures]), None)
+    uncaused = [failure for failure in failures if not failure.is_collateral]
+    certain = [failure for failure in uncaused if failure.kind not in _INFERRED]
+    links = [failure for failure in uncaused if failure.kind is Kind.LINK_LOST]
+    return next(iter([*certain, *links, *uncaused, *failures]), None)
 
 
 def to_json(
@@ -52,19 +50,19 @@ def to_json(
     *,
     is_by_hand: bool = False,
 ) -> dict[str, Any] | None:
-    """`root_cause`, `collateral` and `attempt` as the `diagnosis` event has them; None for none.
+    """Return the fields of the `diagnosis` event, or None without failures.
 
-    Where all are collateral, and there are tasks `elsewhere`, one of those is the cause; it was
-    started on another machine, or `is_by_hand`.
+    Where all failures are collateral and there are tasks `elsewhere`, one of those is the cause;
+    they were started on another machine, or by hand (`is_by_hand`).
     """
     cause = root_cause(failures)
     if cause is None:
         return None
     if cause.is_collateral and elsewhere:
-        root = {"task": "another machine", "reason": of_those(elsewhere)}
+        root = {"task": "another machine", "reason": name_first_failed(elsewhere)}
         if is_by_hand:
             name = str(elsewhere[0].id) if len(elsewhere) == 1 else "a task started by hand"
-            reason = f"{of_those(elsewhere)}; its own terminal says why: it was started by hand"
+            reason = f"{name_first_failed(elsewhere)}; it was started by hand: see its terminal"
             root = {"task": name, "reason": reason}
         return {
             "root_cause": root,
@@ -74,21 +72,21 @@ def to_json(
     others = [failure for failure in failures if failure.task != cause.task]
     collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
     return {
-        "root_cause": _facts(cause, also=_also(cause, others)),
+        "root_cause": _facts(cause, also=_failed_alike(cause, others)),
         "collateral": tuple(collateral),
         "attempt": cause.attempt,
     }
 
 
-def of_those(elsewhere: Sequence[TaskPlan]) -> str:
-    """Who failed, as far as can be known from here."""
-    more = ", …" if len(elsewhere) > _NAMED else ""
-    names = ", ".join(str(task.id) for task in elsewhere[:_NAMED]) + more
+def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
+    """Return the sentence that one of the tasks `elsewhere` failed first."""
+    more = ", …" if len(elsewhere) > _MAX_NAMED else ""
+    names = ", ".join(str(task.id) for task in elsewhere[:_MAX_NAMED]) + more
     return f"{'one of ' if len(elsewhere) > 1 else ''}{names} failed first"
 
 
-def _also(cause: Failure, others: Sequence[Failure]) -> list[str]:
-    """Tasks that failed by themselves just like `cause`: a mistake they share, as a rule."""
+def _failed_alike(cause: Failure, others: Sequence[Failure]) -> list[str]:
+    """Return the tasks that failed by themselves just like `cause`: usually a shared mistake."""
     if cause.is_collateral:
         return []
     return list(dict.fromkeys(f.task for f in others if _likeness(f) == _likeness(cause)))
@@ -120,51 +118,51 @@ def _facts(cause: Failure, *, also: list[str]) -> dict[str, Any]:
 
 
 CAUSE_WAIT_S = 12.0
-"""How long a collateral failure waits for its cause: TensorFlow's heartbeat time-out is 10 s."""
+"""The time to wait for the cause of a collateral failure: TensorFlow's heartbeat limit is 10 s."""
 LAST_WORD_S = 3.0
-"""A chief whose tuners have all failed may have a reason to tell: it looks for one every second
-(tfcluster_workers/hooks/tuner_hooks.py)."""
+"""The time that a chief whose tuners have all failed gets to report a reason; it checks every
+second (tfcluster_workers/hooks/tuner_hooks.py)."""
 FROZEN_S = 10.0
-"""How long a task may be stopped (SIGSTOP): as long as its peers bear it."""
-_TASKS_NAMED = 8
-"""Of the tasks elsewhere, how many a message lists."""
+"""The time that a task may be stopped (SIGSTOP): as long as its peers tolerate it."""
 _MORE_TIME_TO_EVALUATE = (
-    "Give it longer: --set supervision.finish_grace_s=SECONDS. An Estimator's evaluator waits 120 s"
-    " before its first evaluation and 600 s between two; EvalSpec(start_delay_secs=0,"
-    " throttle_secs=10) makes it look sooner"
+    "Give it more time: --set supervision.finish_grace_s=SECONDS. An Estimator's evaluator waits"
+    " 120 s before its first evaluation and 600 s between two; EvalSpec(start_delay_secs=0,"
+    " throttle_secs=10) makes it evaluate sooner"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Living tasks that are to blame, each with what was seen of it."""
+    """The running tasks to blame, each with the reason, and what follows."""
 
     kind: Kind
     blamed: Sequence[tuple[Member, str]]
     why_end: str
-    """What is told to all that are ended because of it."""
+    """The reason that is recorded for every task stopped because of it."""
     wants_stacks: bool = False
-    """Where each thread of each task stands is written to the logs before anything is ended."""
+    """The stacks of all tasks are written to the logs before anything is stopped."""
     outcome: Outcome | None = None
-    """How the run ends with it; None: that is for the restart policy to say."""
+    """The outcome of the run; None leaves it to the restart policy."""
 
 
-def outlived(core: Sequence[Member], *, is_part: bool = False) -> Verdict:
-    """The others failed as a consequence and no cause came: whoever lives on is the cause.
+def blame_survivors(core: Sequence[Member], *, is_part: bool = False) -> Verdict:
+    """Blame the tasks that still run after all others failed as a consequence.
 
-    Of a gang of which only a part is here the cause is elsewhere, and nobody is blamed.
+    Where only a part of the gang runs here (`is_part`) the cause is elsewhere: no task is blamed.
     """
     if is_part:
         return Verdict(Kind.LATE, [], "a task elsewhere failed")
-    words = "it did not end while the others failed because of it: hung or cut off"
-    late = [(member, words) for member in core if member.is_running and not member.alone]
+    description = "it did not end while the others failed because of it: hung or cut off"
+    late = [
+        (member, description) for member in core if member.is_running and not member.restarts_alone
+    ]
     return Verdict(Kind.LATE, late, "it outlived the others' failure")
 
 
 def leaves_preempted(core: Sequence[Member]) -> bool:
-    """Whether the gang is on its way out, preempted: those that still run may be saving.
+    """Return whether the gang is leaving because of a preemption: running tasks may be saving.
 
-    PreemptionCheckpointHandler has all workers save at one step, then each leaves by itself
+    PreemptionCheckpointHandler has all workers save at the same step, then each exits by itself
     (tensorflow/python/distribute/failure_handling/failure_handling.py).
     """
     kinds = {member.failure.kind for member in core if member.failure is not None}
@@ -173,48 +171,54 @@ def leaves_preempted(core: Sequence[Member]) -> bool:
     return preempted and any(member.saves_on_sigterm for member in rest)
 
 
-def frozen(member: Member) -> Verdict:
-    """A signal has stopped it, and it did not go on."""
-    words = f"stopped by {signal_name(member.frozen_by or 0)} for {FROZEN_S:.0f} s"
-    return Verdict(Kind.FROZEN, [(member, words)], "another task was stopped")
+def blame_frozen(member: Member) -> Verdict:
+    """Blame `member`, which a signal has stopped for `FROZEN_S`."""
+    description = f"stopped by {signal_name(member.frozen_by or 0)} for {FROZEN_S:.0f} s"
+    return Verdict(Kind.FROZEN, [(member, description)], "another task was stopped")
 
 
-def suspects(gang: MemberCounts) -> list[Member]:
-    """Those that are stopped while others fail because of somebody."""
+def find_frozen(gang: MemberCounts) -> list[Member]:
+    """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
     return gang.members(
-        lambda one: (
-            one.is_core and one.is_running and one.is_frozen and not (one.alone or one.is_stopping)
+        lambda standing: (
+            standing.is_core
+            and standing.is_running
+            and standing.is_frozen
+            and not (standing.restarts_alone or standing.is_stopping)
         )
     )
 
 
-def ended_late(late: Sequence[Member], grace_s: float, last_step: int | None = None) -> list[str]:
-    """Warnings that name tasks that are ended although nothing says that they failed."""
-    found = {str(member.id): _not_evaluated(member, last_step) for member in late}
-    said = [
-        f"{name} was ended {grace_s:g} s after the chief: it had {words}. {_MORE_TIME_TO_EVALUATE}"
-        for name, words in found.items()
-        if words
+def warn_about_late(
+    late: Sequence[Member], grace_s: float, last_step: int | None = None
+) -> list[str]:
+    """Return warnings about the tasks that are stopped although they have not failed."""
+    missed = {str(member.id): _not_evaluated(member, last_step) for member in late}
+    warnings = [
+        f"{name} was stopped {grace_s:g} s after the chief: it had {description}."
+        f" {_MORE_TIME_TO_EVALUATE}"
+        for name, description in missed.items()
+        if description
     ]
-    others = [member for member in late if not found[str(member.id)]]
-    return [*said, *_merely_late(others, grace_s)]
+    others = [member for member in late if not missed[str(member.id)]]
+    return [*warnings, *_merely_late(others, grace_s)]
 
 
 def _merely_late(late: Sequence[Member], grace_s: float) -> list[str]:
     if not late:
         return []
     names = ", ".join(str(member.id) for member in late)
-    said = f"{names} did not end within {grace_s:g} s after the chief: ended"
+    warning = f"{names} did not end within {grace_s:g} s after the chief: stopped"
     if all(member.is_hooked for member in late):
-        return [said]
+        return [warning]
     return [
-        f"{said}. Without hooks tfcluster cannot see what they did; if they still worked, give them"
-        " longer: --set supervision.finish_grace_s=SECONDS"
+        f"{warning}. Without hooks tfcluster cannot see what they did; if they still worked, give"
+        " them more time: --set supervision.finish_grace_s=SECONDS"
     ]
 
 
 def _not_evaluated(member: Member, last_step: int | None) -> str:
-    """What an evaluator has missed, as far as that is known."""
+    """Return what an evaluator has not evaluated; an empty string where nothing is known."""
     if member.id.job != "evaluator" or not member.is_hooked:
         return ""
     if not member.has_evaluated:
@@ -225,56 +229,61 @@ def _not_evaluated(member: Member, last_step: int | None) -> str:
     return f"not evaluated the last checkpoint, of step {last_step:,}, only step {done:,}"
 
 
-def deserted(core: Sequence[Member]) -> Verdict:
-    """A chief that goes on although all that it works with have ended for good: where they
-    failed, they are to blame."""
-    failed = any(member.alone and member.failure is not None for member in core)
-    words = "it went on although all that it works with had ended"
-    left = [(m, words) for m in core if m.is_running and not m.serves and not failed]
-    why = "nobody is left to work with the chief"
-    return Verdict(Kind.LATE, left, why, outcome=Outcome(Status.FAILED, 1))
+def blame_deserted_chief(core: Sequence[Member]) -> Verdict:
+    """Blame a chief that runs on after all tasks it works with have ended for good.
+
+    Where those failed, they are to blame and not the chief.
+    """
+    failed = any(member.restarts_alone and member.failure is not None for member in core)
+    description = "it still ran after all tasks it works with had ended"
+    remaining = [(m, description) for m in core if m.is_running and not m.serves and not failed]
+    why = "all tasks that the chief works with have ended"
+    return Verdict(Kind.LATE, remaining, why, outcome=Outcome(Status.FAILED, 1))
 
 
-def longest_wait_s(plan: Plan, core: Sequence[Member]) -> float:
-    """How long a deserted chief gets to end by itself: next to nothing where all its tuners have
-    failed for good, as it would wait for them for ever (keras-tuner#254)."""
+def deserted_grace_s(plan: Plan, core: Sequence[Member]) -> float:
+    """Return how many seconds a chief without tasks to work with gets to end by itself.
+
+    Where all its tuners have failed for good that is `LAST_WORD_S` at most: it would wait for them
+    for ever (keras-tuner#254).
+    """
     grace_s = plan.supervision.finish_grace_s
-    has_lost_all = all(member.failure is not None for member in core if member.alone)
+    has_lost_all = all(member.failure is not None for member in core if member.restarts_alone)
     return min(LAST_WORD_S, grace_s) if plan.kind == "tuner" and has_lost_all else grace_s
 
 
-def missing(
+def blame_missing(
     core: Sequence[Member],
     deadline_s: float,
     last_line: Callable[[Member], str],
     now: float,
     elsewhere: Sequence[str] = (),
 ) -> Verdict:
-    """The tasks that others wait for, each with its age and last line.
+    """Blame the tasks that others wait for, each with its age and last line.
 
-    Where all wait, nobody is missing: they cannot reach each other, and all are named.
-    `elsewhere`: tasks that somebody else starts and that cannot be reached, and why not.
+    Where all wait, none is missing: they cannot reach each other, and all are named.
+    `elsewhere`: the tasks that are not started from here and cannot be reached, with the reason.
     """
     absent = [m for m in core if not m.waits_for_peers and not m.has_joined]
     absent = absent or [m for m in core if m.waits_for_peers and not elsewhere]
-    named = [(member, _not_there(member, last_line(member), now)) for member in absent]
-    all_words = [f"{member.id} {words}" for member, words in named] + [*elsewhere]
-    listed = "".join(f"\n  {words}" for words in all_words)
+    named = [(member, _describe_absence(member, last_line(member), now)) for member in absent]
+    lines = [f"{member.id} {description}" for member, description in named] + [*elsewhere]
+    listed = "".join(f"\n  {line}" for line in lines)
     error = DeadlineError(
         f"the tasks did not find each other within {deadline_s:g} s:{listed}",
-        fix="the stacks of all tasks are in their logs; "
-        "a longer wait: --set supervision.start_deadline_s=SECONDS",
+        fix="see the stacks of all tasks in their logs; "
+        "to wait longer: --set supervision.start_deadline_s=SECONDS",
     )
     outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
     why = f"the tasks did not find each other within {deadline_s:g} s"
     return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
 
 
-def _not_there(member: Member, last_line: str, now: float) -> str:
+def _describe_absence(member: Member, last_line: str, now: float) -> str:
     if member.waits_for_peers:
-        return "waits for its peers and does not reach them"
+        return "waits for its peers and cannot reach them"
     if (ended := member.exit) is not None:
-        by = signal_name(ended.signal) if ended.signal else f"exit {ended.exit_code}"
+        by = signal_name(ended.signal) if ended.signal else f"exit code {ended.exit_code}"
         state = f"ended with {by} before it joined"
     elif member.started_at is None:
         state = "was not started"
@@ -282,68 +291,73 @@ def _not_there(member: Member, last_line: str, now: float) -> str:
         state = f"has not joined, {now - member.started_at:.0f} s after its start"
     if member.frozen_by is not None:
         state += f", stopped by {signal_name(member.frozen_by)}"
-    said = f'; its last line: "{last_line}"' if last_line else "; it has written nothing"
-    return state + said
+    return state + (f'; its last line: "{last_line}"' if last_line else "; it has written nothing")
 
 
-def stalled(core: Sequence[Member], silent_s: float) -> Verdict:
-    """Nothing is heard of anybody: named is one that is stopped, else who is furthest behind."""
+def blame_stalled(core: Sequence[Member], silent_s: float) -> Verdict:
+    """Blame one task of a run without progress: a stopped one, else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
-        words = f"stopped by {signal_name(stopped[0].frozen_by or 0)}, and all wait for it"
-        return Verdict(Kind.FROZEN, [(stopped[0], words)], words, wants_stacks=True)
+        description = (
+            f"stopped by {signal_name(stopped[0].frozen_by or 0)}, and all others wait for it"
+        )
+        return Verdict(Kind.FROZEN, [(stopped[0], description)], description, wants_stacks=True)
     last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
-    words = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
+    description = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
     return Verdict(
         Kind.STALLED,
-        [(last, words)],
-        f"nothing was heard of any task for {silent_s:.0f} s",
+        [(last, description)],
+        f"no task reported anything for {silent_s:.0f} s",
         wants_stacks=True,
     )
 
 
-def too_long(deadline_s: float) -> Outcome:
-    """The run deadline has passed."""
+def run_deadline_outcome(deadline_s: float) -> Outcome:
+    """Return the outcome of a run whose deadline has passed."""
     error = DeadlineError(
         f"the run took longer than supervision.run_deadline_s = {deadline_s:g} s",
-        fix="a longer one: --set supervision.run_deadline_s=SECONDS; "
-        "go on from its newest checkpoint: `tfcluster up --resume RUN`",
+        fix="for a longer one: --set supervision.run_deadline_s=SECONDS; "
+        "to continue from its newest checkpoint: `tfcluster up --resume RUN`",
     )
     return Outcome(Status.TIMED_OUT, error.exit_code, error)
 
 
 def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) -> Outcome:
-    """How a run ends that `cause` has ended for good; `elsewhere`: tasks that `join` has started on
-    other machines."""
+    """Return the outcome of a run that `cause` has ended for good.
+
+    `elsewhere`: the tasks that `join` has started on other machines.
+    """
     error: TfclusterError | None = None
     status = Status.FAILED
     match cause.kind:
         case Kind.NODE_LOST:
             error = NodeLostError(
-                f"node {cause.node} is lost: {cause.words}; its tasks were ended ({why.why})",
-                fix="the summary says what was gathered; go on from it: `tfcluster up --resume`",
+                f"node {cause.node} is lost: {cause.description}; its tasks were stopped"
+                f" ({why.why})",
+                fix="to continue from the newest gathered checkpoint: `tfcluster up --resume`",
             )
         case Kind.LINK_LOST:
             error = NodeLostError(
-                f"{cause.words} ({why.why})",
-                fix="look at the network between the hosts; "
-                "then go on from what was gathered: `tfcluster up --resume`",
+                f"{cause.description} ({why.why})",
+                fix="check the network between the hosts; then continue from the newest gathered"
+                " checkpoint: `tfcluster up --resume`",
             )
         case Kind.START_FAILED:
             error = SurroundingsError(
-                f"{cause.task} cannot start: {cause.words}",
+                f"{cause.task} cannot start: {cause.description}",
                 fix="`tfcluster plan --task` shows its command",
             )
         case Kind.COLLATERAL if elsewhere:
             error = CollateralError(
-                f"what failed here only followed: {of_those(elsewhere)}, on another machine",
-                fix="what was started there says why; then start all of them again",
+                "the tasks here failed as a consequence: "
+                f"{name_first_failed(elsewhere)}, on another machine",
+                fix="see the output on that machine; then start all of them again",
             )
         case Kind.STALLED:
             status = Status.TIMED_OUT
             error = DeadlineError(
-                f"the run stalled: {cause.words} ({why.why})",
-                fix="the stacks of all tasks are in their logs",
+                f"the run stalled: {cause.description} ({why.why})",
+                fix="see the stacks of all tasks in their logs",
             )
     return Outcome(status, error.exit_code if error else 1, error)

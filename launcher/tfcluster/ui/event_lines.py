@@ -1,4 +1,4 @@
-"""What a live view says about an event, one line each; most events say nothing."""
+"""The lines that a live view shows for events: at most one per event, none for most."""
 
 from __future__ import annotations
 
@@ -6,23 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.ui import history, panels
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
+from tfcluster.ui.history import format_checkpoint, format_gathering, format_restart
+from tfcluster.ui.panels import format_trial
 
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """A line of talk and how it is painted where there is colour."""
+    """A line about an event, and its styles where there is colour."""
 
     text: str
     styles: tuple[str, ...] = ()
 
 
 def format_event(event: Mapping[str, Any]) -> EventLine | None:
-    """A line for people, or None. Events of a newer version, or odd ones, say nothing."""
-    tell = _TELLERS.get(str(event.get("type")))
+    """Return the line for `event`, or None.
+
+    Unknown events (of a newer version) and malformed ones have no line.
+    """
+    formatter = _FORMATTERS.get(str(event.get("type")))
     try:
-        return tell(event) if tell else None
+        return formatter(event) if formatter else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
@@ -36,7 +40,7 @@ def _prepare_finished(event: Mapping[str, Any]) -> EventLine:
     if event.get("exit_code") == 0:
         return EventLine(f"prepared {event['node']} in {took}", ("dim",))
     if event.get("ended_by") == "tfcluster":
-        return EventLine(f"prepare on {event['node']} was stopped after {took}", ("dim",))
+        return EventLine(f"stopped prepare on {event['node']} after {took}", ("dim",))
     how = format_exit(event.get("exit_code"), event.get("signal"))
     return EventLine(f"prepare failed on {event['node']} after {took}: {how}", ("red",))
 
@@ -56,42 +60,40 @@ def _task_error(event: Mapping[str, Any]) -> EventLine:
 
 
 def _trial(event: Mapping[str, Any]) -> EventLine | None:
-    text = panels.line(event)
-    return (
-        EventLine(text, ("dim",) if event.get("status") == "COMPLETED" else ("red",))
-        if text
-        else None
-    )
+    if (text := format_trial(event)) is None:
+        return None
+    return EventLine(text, ("dim",) if event.get("status") == "COMPLETED" else ("red",))
 
 
 def _run_stopping(event: Mapping[str, Any]) -> EventLine:
     text = f"stopping the run: {event['why']}"
     if grace_s := event.get("grace_s"):
-        text += f"; tasks get {format_duration(grace_s)}, again kills them"
+        text += f"; tasks have {format_duration(grace_s)} to exit (repeat to kill them at once)"
     return EventLine(text, ("yellow",))
 
 
 def _checkpoint_gathered(event: Mapping[str, Any]) -> EventLine:
-    found = history.gathered(event)
+    found = format_checkpoint(event)
     which = f" of {found}" if event.get("step") is not None else f", {found}" if found else ""
     return EventLine(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
 
 
 def _gathering(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"gathering {history.gathering(event)}", ("dim",))
+    return EventLine(f"gathering {format_gathering(event)}", ("dim",))
 
 
 def _finishing(event: Mapping[str, Any]) -> EventLine:
-    names, left = ", ".join(event["tasks"]), format_duration(event["left_s"])
+    names, remaining = ", ".join(event["tasks"]), format_duration(event["left_s"])
     return EventLine(
-        f"the chief has finished; {names} may run for {left} more (supervision.finish_grace_s)",
+        f"the chief has finished; {names} may run for another {remaining}"
+        " (supervision.finish_grace_s)",
         ("dim",),
     )
 
 
 def _log_lost(event: Mapping[str, Any]) -> EventLine:
     size = format_bytes(event["bytes"])
-    return EventLine(f"{size} of {event['task']}'s log are lost: {event['reason']}", ("yellow",))
+    return EventLine(f"lost {size} of {event['task']}'s log: {event['reason']}", ("yellow",))
 
 
 def _node_lost(event: Mapping[str, Any]) -> EventLine:
@@ -105,11 +107,11 @@ def _warned(event: Mapping[str, Any]) -> EventLine | None:
 
 
 def _restarting(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(history.restart(event), ("yellow", "bold"))
+    return EventLine(format_restart(event), ("yellow", "bold"))
 
 
 def _diagnosis(event: Mapping[str, Any]) -> EventLine | None:
-    """What the lines about a restart, or the panel of the end, do not say."""
+    # The restart line, or the root cause panel at the end of the run, has everything else.
     task = event["root_cause"]["task"]
     if not (collateral := event.get("collateral")):
         return None
@@ -117,19 +119,19 @@ def _diagnosis(event: Mapping[str, Any]) -> EventLine | None:
 
 
 def _stalled(event: Mapping[str, Any]) -> EventLine:
-    text = f"nothing was heard of any task for {format_duration(event['silent_s'])}"
+    text = f"no task has reported anything for {format_duration(event['silent_s'])}"
     if event.get("deadline_s") is None:
-        return EventLine(f"{text}: their stacks are in the logs, training goes on", ("yellow",))
+        return EventLine(f"{text}: stack traces are in the logs, training continues", ("yellow",))
     limit = format_duration(event["deadline_s"])
     return EventLine(
-        f"{text} (stall_deadline_s is {limit}): their stacks are in the logs", ("yellow",)
+        f"{text} (stall_deadline_s is {limit}): stack traces are in the logs", ("yellow",)
     )
 
 
 def _task_frozen(event: Mapping[str, Any]) -> EventLine:
     name = signal_name(event["signal"])
     return EventLine(
-        f"{event['task']} was stopped by {name}: it neither runs nor ends", ("yellow",)
+        f"{event['task']} was stopped by {name}: it neither runs nor exits", ("yellow",)
     )
 
 
@@ -139,20 +141,20 @@ def _task_thawed(event: Mapping[str, Any]) -> EventLine:
 
 def _node_unreachable(event: Mapping[str, Any]) -> EventLine:
     lease = format_duration(event["lease_s"])
-    what = event.get("why") or "its tasks go on"
-    text = f"no connection to {event['node']}: {what}; it is lost after {lease} without one"
+    what = event.get("why") or "its tasks keep running"
+    text = f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
     return EventLine(text, ("yellow",))
 
 
 def _node_reconnected(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"node {event['node']} is back", ("dim",))
+    return EventLine(f"node {event['node']} is connected again", ("dim",))
 
 
 def _chaos_injected(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"rehearsed fault: {event['fault']}", ("magenta",))
+    return EventLine(f"injected fault: {event['fault']}", ("magenta",))
 
 
-_TELLERS: dict[str, Callable[[Mapping[str, Any]], EventLine | None]] = {
+_FORMATTERS: dict[str, Callable[[Mapping[str, Any]], EventLine | None]] = {
     "prepare_started": _prepare_started,
     "prepare_finished": _prepare_finished,
     "task_exited": _task_exited,

@@ -1,4 +1,4 @@
-"""Numbers as people read them: durations, sizes, signals, rates."""
+"""Numbers and text as people read them: durations, sizes, signals, rates, cut and wrapped text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import unicodedata
 
 
 def format_duration(seconds: float) -> str:
-    """``0.8 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min``, ``3 d 4 h``."""
+    """Return ``0.8 s``, ``12 s``, ``3 min 05 s``, ``2 h 07 min`` or ``3 d 4 h``."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     whole = round(seconds)
@@ -22,7 +22,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_bytes(count: float) -> str:
-    """``512 B``, ``1.5 MB``, ``12 GB``; powers of ten, as disks are sold and ``ls -h --si``."""
+    """Return ``512 B``, ``1.5 MB``, ``12 GB``: powers of ten, like disk vendors and ``ls --si``."""
     unit = "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if count < 999.5:
@@ -32,14 +32,14 @@ def format_bytes(count: float) -> str:
 
 
 def format_rate(per_second: float | None) -> str:
-    """``41.2``; an empty text where it is not known."""
+    """Return ``41.2``, or an empty string if the rate is not known."""
     if per_second is None:
         return ""
     return f"{per_second:.2f}" if per_second < 9.995 else f"{per_second:.1f}"
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; the bare number where this system has no such signal."""
+    """Return ``SIGKILL`` for 9, or ``signal 63`` if this system has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -47,7 +47,7 @@ def signal_name(number: int) -> str:
 
 
 def format_exit(exit_code: int | None, signal_number: int | None) -> str:
-    """``exit 3``, ``SIGKILL``; an empty text while it has not ended."""
+    """Return ``exit 3`` or ``SIGKILL``, or an empty string for a task that has not ended."""
     if signal_number is not None:
         return signal_name(signal_number)
     return "" if exit_code is None else f"exit {exit_code}"
@@ -58,10 +58,10 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 
 def cut_to_columns(text: str, columns: int) -> str:
-    """`text` in at most `columns` cells of a screen, with … where something was cut off."""
+    """Return `text` in at most `columns` cells of a screen, with … where it was cut off."""
     used = 0
-    for index, sign in enumerate(text):
-        used += _cells(sign)
+    for index, character in enumerate(text):
+        used += _cells(character)
         if used > columns:
             kept = text[:index]
             while kept and _columns(kept) >= columns:
@@ -74,17 +74,17 @@ def _columns(text: str) -> int:
     return sum(map(_cells, text))
 
 
-def _cells(sign: str) -> int:
-    # UAX 11: wide and fullwidth signs take two cells, combining ones none.
-    if unicodedata.combining(sign):
+def _cells(character: str) -> int:
+    # UAX 11: wide and fullwidth characters take two cells, combining ones none.
+    if unicodedata.combining(character):
         return 0
-    return 2 if unicodedata.east_asian_width(sign) in "WF" else 1
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
 
 
 def wrap_words(text: str, width: int, *, indent: str = "") -> list[str]:
-    """`text` in lines of at most `width` columns, all but the first behind `indent`.
+    """Return `text` as lines of at most `width` columns, all but the first after `indent`.
 
-    Paths and commands are copied by hand: never broken, not even at a hyphen.
+    Words are never broken, not even at a hyphen: users copy paths and commands.
     """
     return textwrap.wrap(
         text,

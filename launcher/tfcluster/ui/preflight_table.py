@@ -1,4 +1,4 @@
-"""What was seen of the nodes before the start: one row per thing, one column per node."""
+"""The table of a preflight report: one row per check, one column per node."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, first_seen, shown_gpus
+from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, answer_of, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
-from tfcluster.ui.lines import harmless_text
+from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, part_lines
 from tfcluster.ui.terminal import Painted
 
@@ -17,76 +17,73 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _UNLIMITED = 100_000
-_MOST_COLUMNS = 8
-_LEAST_COLUMN = 26
-"""Columns of the screen below which a node's cells would be ladders of words."""
+_MAX_NODES = 8
+_MIN_NODE_WIDTH = 26
+"""Columns of the screen below which a node's cells would wrap after every word."""
 
 
-def table(look: PreflightReport, *, width: int | None, colours: bool) -> Painted:
-    """Everything that was seen, what is wrong in red with what to do, and a last line that counts.
+def format_report(report: PreflightReport, *, width: int | None, colours: bool) -> Painted:
+    """Return all values, problems in red with what to do, and a last line that counts problems.
 
-    `width`: columns of a screen; None: no screen, so nothing is wrapped.
+    `width`: columns of the screen; None without a screen, then nothing is wrapped.
     """
-    nodes = _worth_showing(look)
-    if width is not None and 14 + _LEAST_COLUMN * len(nodes) <= width:
-        shown = _screen(look, nodes, width, colours=colours)
-        rest = [finding for finding in look.findings if finding.node not in nodes]
+    nodes = _nodes_to_show(report)
+    if width is not None and 14 + _MIN_NODE_WIDTH * len(nodes) <= width:
+        table = _screen(report, nodes, width, colours=colours)
+        rest = [finding for finding in report.findings if finding.node not in nodes]
     else:
-        shown, rest = _plain(look, nodes, width or _UNLIMITED), list(look.findings)
-    others = len(look.nodes) - len(nodes)
+        table, rest = _plain(report, nodes, width or _UNLIMITED), list(report.findings)
+    others = len(report.nodes) - len(nodes)
     more = [f"{plural(others, 'other node')}: OK", ""] if others else []
-    told = [harmless_text(_told(finding)) for finding in rest]
-    parts = [shown, "", *more, *told, *([""] if rest else []), _count(look)]
+    findings = [sanitize_text(_format_finding(finding)) for finding in rest]
+    parts = [table, "", *more, *findings, *([""] if rest else []), _summary(report)]
     return Painted("\n".join(parts))
 
 
-def _worth_showing(look: PreflightReport) -> list[str]:
-    """All of a few nodes; of many those with findings first, as many as a person can compare."""
-    if len(look.nodes) <= _MOST_COLUMNS:
-        return list(look.nodes)
-    named = {finding.node for finding in look.findings}
-    return [node for node in look.nodes if node in named] or list(look.nodes[:1])
+def _nodes_to_show(report: PreflightReport) -> list[str]:
+    """Return all nodes if they are few, else those with findings (or the first one)."""
+    if len(report.nodes) <= _MAX_NODES:
+        return list(report.nodes)
+    named = {finding.node for finding in report.findings}
+    return [node for node in report.nodes if node in named] or list(report.nodes[:1])
 
 
-def _count(look: PreflightReport) -> str:
-    if not look.fatal:
-        told = f", {plural(len(look.told), 'thing')} to know" if look.told else ""
-        return f"nothing stands in the way{told}"
-    return f"{plural(len(look.fatal), 'thing')} must change before a start"
+def _summary(report: PreflightReport) -> str:
+    if report.fatal:
+        return f"{plural(len(report.fatal), 'problem')} to fix before a start"
+    notes = f" ({plural(len(report.warnings), 'note')})" if report.warnings else ""
+    return f"All checks passed{notes}"
 
 
-def _told(finding: Finding) -> str:
+def _format_finding(finding: Finding) -> str:
     kind = "" if finding.is_fatal else "note: "
     return f"{kind}{finding.node}: {finding.what}\n  → {finding.fix}"
 
 
-# -- values ---------------------------------------------------------------------------------
-
-
-def _imported(one: ProbeAnswer) -> str:
-    found = one.imported
+def _imported(answer: ProbeAnswer) -> str:
+    found = answer.imported
     if not found or "error" in found:
         return ""
     devices = ", ".join(found.get("devices", ()))
     return f"{found.get('version')} in {found.get('seconds')} s: {devices}"
 
 
-def _proxies(one: ProbeAnswer) -> str:
-    names = [name for name, value in one.proxies.items() if value == "set"]
-    return f"{', '.join(names)}: kept off the tasks" if names else ""
+def _proxies(answer: ProbeAnswer) -> str:
+    names = [name for name, value in answer.proxies.items() if value == "set"]
+    return f"{', '.join(names)}: not passed to tasks" if names else ""
 
 
-def _peers(one: ProbeAnswer) -> str:
-    reached = one.peers - len(one.unreachable)
-    return f"{reached} of {one.peers} reached" if one.peers else ""
+def _peers(answer: ProbeAnswer) -> str:
+    reached = answer.peers - len(answer.unreachable)
+    return f"{reached} of {answer.peers} reached" if answer.peers else ""
 
 
-def _ports(one: ProbeAnswer) -> str:
-    return ", ".join(map(str, one.ports))
+def _ports(answer: ProbeAnswer) -> str:
+    return ", ".join(map(str, answer.ports))
 
 
-def _clock(one: ProbeAnswer) -> str:
-    return f"{round(one.clock_ahead_s, 1) + 0.0:+.1f} s" if one.clock_ahead_s else ""
+def _clock(answer: ProbeAnswer) -> str:
+    return f"{round(answer.clock_ahead_s, 1) + 0.0:+.1f} s" if answer.clock_ahead_s else ""
 
 
 def _bytes(count: int | None) -> str:
@@ -94,50 +91,47 @@ def _bytes(count: int | None) -> str:
 
 
 def _version(package: str) -> Callable[[ProbeAnswer], str]:
-    return lambda one: one.packages.get(package, "")
+    return lambda answer: answer.packages.get(package, "")
 
 
 _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
-    "reach": lambda one: "",
-    "spec": lambda one: "",
-    "Python": lambda one: one.python,
-    "its path": lambda one: one.executable,
+    "reach": lambda answer: "",
+    "spec": lambda answer: "",
+    "Python": lambda answer: answer.python,
+    "Python path": lambda answer: answer.executable,
     **{row: _version(package) for row, package in VERSIONS.items()},
     "import": _imported,
-    "GPUs": lambda one: "" if one.gpu_trouble else shown_gpus(one.gpus),
-    "cores": lambda one: str(one.cores or ""),
+    "GPUs": lambda answer: "" if answer.gpu_trouble else format_gpus(answer.gpus),
+    "cores": lambda answer: str(answer.cores or ""),
     "ports": _ports,
-    "port range": lambda one: " to ".join(map(str, one.port_range)),
-    "names": lambda one: "",
+    "port range": lambda answer: " to ".join(map(str, answer.port_range)),
+    "names": lambda answer: "",
     "peers": _peers,
     "proxies": _proxies,
     "clock": _clock,
-    "disk": lambda one: _bytes(one.free_bytes),
-    "/dev/shm": lambda one: _bytes(one.shm_bytes),
-    "folders": lambda one: "",
-    "script": lambda one: (one.script_sha256 or "")[:12],
+    "disk": lambda answer: _bytes(answer.free_bytes),
+    "/dev/shm": lambda answer: _bytes(answer.shm_bytes),
+    "folders": lambda answer: "",
+    "script": lambda answer: (answer.script_sha256 or "")[:12],
 }
 
 
-def _cell(look: PreflightReport, check: str, node: str) -> tuple[str, list[Finding]]:
-    one = first_seen(look.seen, node)
-    found = [f for f in look.findings if (f.node, f.check) == (node, check)]
-    return (_ROWS[check](one) if one is not None else ""), found
+def _cell(report: PreflightReport, check: str, node: str) -> tuple[str, list[Finding]]:
+    answer = answer_of(report.answers, node)
+    found = [f for f in report.findings if (f.node, f.check) == (node, check)]
+    return (_ROWS[check](answer) if answer is not None else ""), found
 
 
 def _rows(
-    look: PreflightReport, nodes: Sequence[str]
+    report: PreflightReport, nodes: Sequence[str]
 ) -> list[tuple[str, list[tuple[str, list[Finding]]]]]:
-    rows = [(check, [_cell(look, check, node) for node in nodes]) for check in _ROWS]
+    rows = [(check, [_cell(report, check, node) for node in nodes]) for check in _ROWS]
     return [(check, cells) for check, cells in rows if any(v or found for v, found in cells)]
 
 
-# -- shapes ---------------------------------------------------------------------------------
-
-
-def _plain(look: PreflightReport, nodes: Sequence[str], width: int) -> str:
-    """Values only, with a mark where something is wrong; node after node where it is narrow."""
-    rows = [(check, [_marked(*cell) for cell in cells]) for check, cells in _rows(look, nodes)]
+def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
+    """Return the values, with a mark at each problem; one node after another if it is narrow."""
+    rows = [(check, [_mark_cell(*cell) for cell in cells]) for check, cells in _rows(report, nodes)]
     grid = Grid(("", *nodes), tuple((check, *cells) for check, cells in rows))
     lines = part_lines(grid, _UNLIMITED)
     if max(map(len, lines)) <= width:
@@ -149,15 +143,15 @@ def _plain(look: PreflightReport, nodes: Sequence[str], width: int) -> str:
     return "\n".join(found)
 
 
-def _marked(value: str, found: Sequence[Finding]) -> str:
+def _mark_cell(value: str, found: Sequence[Finding]) -> str:
     if not found:
         return value
     mark = "✗" if any(finding.is_fatal for finding in found) else "!"
     return f"{value} {mark}".lstrip()
 
 
-def _screen(look: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
-    """Through rich (imported here: most commands never need it)."""
+def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
+    """Return the table drawn by rich, which is imported here: most commands never need it."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -172,27 +166,27 @@ def _screen(look: PreflightReport, nodes: Sequence[str], width: int, *, colours:
         highlight=False,
         legacy_windows=False,
     )
-    shown = Table(box=SIMPLE_HEAD, pad_edge=False)
-    shown.add_column("")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
     for node in nodes:
-        shown.add_column(Text(harmless_text(node)), overflow="fold")
-    for check, cells in _rows(look, nodes):
-        _add_row(shown, check, cells)
-    console.print(shown)
+        table.add_column(Text(sanitize_text(node)), overflow="fold")
+    for check, cells in _rows(report, nodes):
+        _add_row(table, check, cells)
+    console.print(table)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().rstrip().split("\n")
     return "\n".join(lines if lines[0].strip() else lines[1:])
 
 
-def _add_row(shown: Table, check: str, cells: Sequence[tuple[str, list[Finding]]]) -> None:
+def _add_row(table: Table, check: str, cells: Sequence[tuple[str, list[Finding]]]) -> None:
     from rich.text import Text
 
     texts = []
     for value, found in cells:
-        text = Text(harmless_text(value) if not found else "")
+        text = Text(sanitize_text(value) if not found else "")
         for finding in found:
             tone = "red" if finding.is_fatal else "yellow"
-            text.append(harmless_text(f"{finding.what}\n→ {finding.fix}\n"), style=tone)
+            text.append(sanitize_text(f"{finding.what}\n→ {finding.fix}\n"), style=tone)
         text.rstrip()
         texts.append(text)
-    shown.add_row(Text(check, style="dim"), *texts)
+    table.add_row(Text(check, style="dim"), *texts)

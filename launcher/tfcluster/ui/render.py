@@ -1,4 +1,4 @@
-"""Panels hold plain data; here they become text, for a pipe or (through rich) for a screen."""
+"""Panels and their parts as plain data, and their rendering for a pipe or (with rich) a screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tfcluster.ui.formats import wrap_words
-from tfcluster.ui.lines import harmless_text
+from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.terminal import Painted, Terminal
 
 _GAP = 2
@@ -17,32 +17,32 @@ _TONES = {"plain": "cyan", "good": "green", "bad": "red", "warn": "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Pairs of name and value, one under the other."""
+    """Pairs of name and value, one per line."""
 
     pairs: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table; where it is wider than the screen every row becomes a small list of facts."""
+    """A table; if it is wider than the screen, every row becomes a small list of facts."""
 
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    right: frozenset[str] = frozenset()
-    """Headers of the columns whose values stand at the right edge."""
+    right_aligned: frozenset[str] = frozenset()
+    """Headers of the right-aligned columns."""
 
     def without_empty_columns(self) -> Grid:
         keep = [i for i in range(len(self.headers)) if any(row[i] for row in self.rows)]
         return Grid(
             tuple(self.headers[i] for i in keep),
             tuple(tuple(row[i] for i in keep) for row in self.rows),
-            self.right,
+            self.right_aligned,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """Lines as they are, such as the end of a log."""
+    """Lines that are never wrapped, such as the end of a log."""
 
     lines: tuple[str, ...]
 
@@ -53,7 +53,7 @@ Part = str | Facts | Grid | Verbatim
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """A titled block of talk; `tone` is plain, good, bad or warn."""
+    """A titled block of parts; `tone` is plain, good, bad or warn."""
 
     title: str
     parts: tuple[Part, ...]
@@ -61,12 +61,12 @@ class Panel:
 
 
 def show(panel: Panel, terminal: Terminal) -> None:
-    """The panel to stderr: under a rule on a screen, plain text elsewhere."""
+    """Print the panel to stderr."""
     terminal.say(render(panel, terminal))
 
 
 def render(panel: Panel, terminal: Terminal) -> str:
-    """The panel as text for this terminal."""
+    """Return the panel as text for stderr: with a rule on a screen, plain text elsewhere."""
     if terminal.stderr.is_tty and not terminal.is_plain:
         colours = terminal.has_colour(terminal.stderr)
         return screen_text(panel, terminal.width, colours=colours)
@@ -74,29 +74,26 @@ def render(panel: Panel, terminal: Terminal) -> str:
 
 
 def stdout_text(panel: Panel, terminal: Terminal) -> str:
-    """A panel that is a looking command's data: fitted to a screen, unwrapped on a pipe."""
+    """Return a panel as text for stdout: wrapped for a screen, unwrapped for a pipe."""
     return plain_text(panel, terminal.stdout.width() or _UNLIMITED)
 
 
 def stdout_grid(grid: Grid, terminal: Terminal) -> str:
-    """A table that is a looking command's data."""
+    """Return a table as text for stdout, fitted like `stdout_text`."""
     return "\n".join(part_lines(grid, terminal.stdout.width() or _UNLIMITED))
 
 
 def plain_text(panel: Panel, width: int) -> str:
-    """The panel without rule or colour, no line wider than `width` except verbatim ones."""
-    lines = [harmless_text(panel.title)]
+    """Return the panel without rule and colours, no line wider than `width` but verbatim ones."""
+    lines = [sanitize_text(panel.title)]
     for part in panel.parts:
         lines += [f"  {line}".rstrip() for line in part_lines(part, width - 2)]
     return "\n".join(lines)
 
 
 def part_lines(part: Part, width: int) -> list[str]:
-    """One part as lines of at most `width` columns; words longer than that stay whole.
-
-    Whatever a task, a host or a spec put into them is made harmless.
-    """
-    return [harmless_text(line) for line in _lines(part, width)]
+    """Return a part as sanitized lines of at most `width` columns; longer words stay whole."""
+    return [sanitize_text(line) for line in _lines(part, width)]
 
 
 def _lines(part: Part, width: int) -> list[str]:
@@ -112,9 +109,10 @@ def _lines(part: Part, width: int) -> list[str]:
 
 
 def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
-    """The panel under a rule, through rich (imported here: most commands never need it).
+    """Return the panel with a rule after its title.
 
-    Nothing stands at the sides, so that paths and commands can be copied.
+    There is no border at the sides, so that paths and commands can be copied. rich is imported
+    here because most commands never need it.
     """
     from rich.console import Console
     from rich.text import Text
@@ -128,7 +126,7 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
         highlight=False,
         legacy_windows=False,
     )
-    tone, title = _TONES[panel.tone], harmless_text(panel.title)
+    tone, title = _TONES[panel.tone], sanitize_text(panel.title)
     rule = " " + "─" * (width - len(title) - 1)
     console.print(Text.assemble((title, f"bold {tone}"), (rule, tone)), soft_wrap=True)
     for part in panel.parts:
@@ -157,7 +155,7 @@ def _facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
             row for text in value.split("\n") for row in wrap_words(text, width - column) or [""]
         ]
         if max(map(len, rows)) > width - column:
-            # A path that is too long for its column: on lines of its own, where it can be copied.
+            # A path too long for its column gets its own lines, where it can be copied.
             rows = [row for text in value.split("\n") for row in wrap_words(text, width - 2)]
             lines += [name, *(f"  {row}" for row in rows)]
             continue
@@ -171,7 +169,7 @@ def _grid(grid: Grid, width: int) -> list[str]:
     widths = [max(map(len, column)) for column in columns]
     if sum(widths) + _GAP * (len(widths) - 1) > width:
         return _stacked(grid, width)
-    rights = [header in grid.right for header in grid.headers]
+    rights = [header in grid.right_aligned for header in grid.headers]
 
     def line(cells: Sequence[str]) -> str:
         shaped = (
@@ -185,7 +183,7 @@ def _grid(grid: Grid, width: int) -> list[str]:
 
 
 def _stacked(grid: Grid, width: int) -> list[str]:
-    """Row after row: the first cell alone, the others below it with their headers."""
+    """Return each row as a list: its first cell, and below it the others with their headers."""
     lines = []
     for first, *rest in grid.rows:
         lines.append(first)

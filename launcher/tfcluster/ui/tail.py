@@ -1,4 +1,7 @@
-"""One growing file read by whole lines: the file itself is the buffer, so memory stays flat."""
+"""Reads growing log files by whole lines, from any offset, and finds their last lines.
+
+The file itself is the buffer, so memory stays flat.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.ui.lines import harmless, latest_state, latest_states
+from tfcluster.ui.lines import latest_state, latest_states, sanitize
 
 CHUNK = 256 * 1024
 SCAN_LIMIT = 16 * 1024 * 1024
-"""Bytes of one unfinished line looked through in one go, so that other files get their turn."""
+"""Bytes of one unfinished line scanned in one go, so that other files get their turn."""
 
 
 class LogSource:
-    """Whole lines of one file, from `offset` on, at the reader's own pace."""
+    """A reader of the whole lines of one file, from `offset` on, at the caller's pace."""
 
     def __init__(self, path: Path, *, offset: int = 0) -> None:
         self.path = path
         self.offset = offset
-        """Where the first line not yet given begins."""
+        """Start of the first line that was not yielded yet."""
         self.has_ended = False
-        """Nobody writes any more: a last line without newline is whole now."""
+        """True once the writer has ended: a last line without newline then counts as whole."""
         self._scanned = 0
         self._last_return = 0
         self._waited_at = -1
@@ -31,7 +34,7 @@ class LogSource:
 
     @property
     def position(self) -> int:
-        """How far the file was looked at; grows with every read that found something."""
+        """The offset up to which the file was scanned; grows with every read that found data."""
         return self.offset + self._scanned
 
     def size(self) -> int:
@@ -41,14 +44,14 @@ class LogSource:
             return 0
 
     def read(self) -> Iterator[bytes]:
-        """What can be given now: nothing, one block of whole lines, or one long line in pieces.
+        """Yield what is available: nothing, one block of whole lines, or one long line in pieces.
 
-        Only the last piece ends with a newline, and it always does. A piece that was given is
-        given once: stopping the iteration in between loses the rest of that line only.
+        Only the last piece ends with a newline, and it always does. Every piece is yielded once:
+        stopping the iteration loses only the rest of that line.
         """
         size = self.size()
         if not self.has_ended and size in (self._waited_at, self.position):
-            # Most looks find nothing new: those cost one fstat.
+            # Most reads find nothing new: those cost one fstat.
             return
         if self._scanned:
             yield from self._read_long_line()
@@ -67,13 +70,13 @@ class LogSource:
             self._waited_at = size
 
     def partial(self, limit: int = 4096) -> bytes:
-        """The latest state of the line that has no newline yet, at most its last `limit` bytes."""
+        """Return the latest state of the line without newline, at most its last `limit` bytes."""
         start = max(self.offset, self.size() - limit)
         tail = self._pread(limit, start)
         return b"" if b"\n" in tail else latest_state(tail)
 
     def skip_to_newest(self, keep: int) -> int:
-        """Go on with about the last `keep` bytes; returns the number of lines left out."""
+        """Continue with about the last `keep` bytes; return the number of skipped lines."""
         stop = self.size() - keep
         if stop <= self.offset:
             return 0
@@ -84,7 +87,7 @@ class LogSource:
                 break
             lines += block.count(b"\n")
             at += len(block)
-        lines += self._begin_after_newline(at)
+        lines += self._skip_past_newline(at)
         return lines
 
     def close(self) -> None:
@@ -92,7 +95,7 @@ class LogSource:
             os.close(self._fd)
             self._fd = None
 
-    def _begin_after_newline(self, at: int) -> int:
+    def _skip_past_newline(self, at: int) -> int:
         block = self._pread(CHUNK, at)
         found = block.find(b"\n")
         self.offset = at + found + 1 if found >= 0 else at
@@ -100,7 +103,7 @@ class LogSource:
         return int(found >= 0)
 
     def _read_long_line(self) -> Iterator[bytes]:
-        """Look for the end of a line longer than a chunk, then give what its last state is."""
+        """Find the end of a line longer than a chunk, then yield the line's last state."""
         end, size_of_newline = self._find_end()
         if end is None:
             return
@@ -115,7 +118,10 @@ class LogSource:
         yield b"\n"
 
     def _find_end(self) -> tuple[int | None, int]:
-        """Where the line ends (its newline, or the file's end once nobody writes any more)."""
+        """Return the line's end (None if not found yet) and the size of its newline.
+
+        The end of the file counts once the writer has ended.
+        """
         budget = SCAN_LIMIT
         while budget > 0:
             at = self.offset + self._scanned
@@ -142,7 +148,7 @@ class LogSource:
         try:
             return os.pread(self._descriptor(), count, offset)
         except OSError:
-            # Not there yet, or a disk that fails: a view looks again later, it never ends a run.
+            # The file does not exist yet, or the disk fails: the view tries again later.
             return b""
 
     def _descriptor(self) -> int:
@@ -152,7 +158,7 @@ class LogSource:
 
 
 def end_of_lines(path: Path) -> int:
-    """Where the last whole line of a file ends; 0 where there is none."""
+    """Return the offset at which a file's last whole line ends; 0 if there is none."""
     return tail_offset(path, 0, only_whole=True)
 
 
@@ -163,10 +169,10 @@ def tail_offset(
     *,
     only_whole: bool = False,
 ) -> int:
-    """Where the last `lines` lines (those with `pattern`, if given) of a file begin.
+    """Return the offset of the last `lines` lines of a file (those that match `pattern`, if given).
 
-    `only_whole`: what follows the last newline is no line. The file is read in blocks, from its
-    end: a line may be larger than the memory.
+    `only_whole`: text after the last newline does not count as a line. The file is read in blocks
+    from its end, because a line may be larger than the memory.
     """
     try:
         size = path.stat().st_size
@@ -182,8 +188,10 @@ def tail_offset(
 
 
 def _after_newline(fd: int, end: int, number: int) -> int:
-    """Where the line after the newline `number`, counted from `end` backwards, begins; 0 where
-    there are fewer."""
+    """Return the offset after the newline `number`, counted backwards from `end`.
+
+    Returns 0 if there are fewer newlines.
+    """
     while end > 0:
         start = max(0, end - CHUNK)
         block = os.pread(fd, end - start, start)
@@ -199,14 +207,16 @@ def _after_newline(fd: int, end: int, number: int) -> int:
 
 
 def _last_matches(path: Path, pattern: re.Pattern[bytes], lines: int) -> int:
-    """As `ui.merge` selects them: by the latest state of a line, and of a line longer than a chunk
-    by its first one."""
+    """Return the offset of the last `lines` lines that match, as `MergedLogs` selects them.
+
+    A line is matched in its latest state; of a line longer than a chunk, only the first chunk is.
+    """
     starts: deque[int] = deque(maxlen=lines)
     source = LogSource(path)
     source.has_ended = True
     size, before = source.size(), -1
     try:
-        while before < source.position < size:  # a disk that fails gives nothing
+        while before < source.position < size:  # the position does not grow on a failing disk
             before, at = source.position, source.offset
             pieces = source.read()
             block = next(pieces, b"")
@@ -223,7 +233,7 @@ def _last_matches(path: Path, pattern: re.Pattern[bytes], lines: int) -> int:
 
 
 def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
-    """The last lines of a log, harmless, for a panel; at most `within` bytes of it are read."""
+    """Return the last `count` lines of a log, sanitized; at most `within` bytes are read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - within))
@@ -233,4 +243,4 @@ def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple
     if not found:
         return ()
     block = latest_states(b"\n".join(found.split(b"\n")[-count:]) + b"\n")
-    return tuple(harmless(block, colours=False).decode().removesuffix("\n").split("\n"))
+    return tuple(sanitize(block, colours=False).decode().removesuffix("\n").split("\n"))

@@ -1,1 +1,1 @@
-"""The coordinator's end of a connection to an agent: frames, checked messages, files."""
+"""The coordinator's end of a connection to an agent: frames, validated messages, files."""

@@ -1,45 +1,49 @@
-"""What a link may ask of whoever holds its agent: a process here, or a transport to elsewhere."""
+"""The interface by which a link controls its agent: a local process, or one behind a transport."""
 
 from __future__ import annotations
 
 
 class AgentHandle:
-    """Knows nothing and can do nothing; a backend's own says more."""
+    """A handle that knows nothing and does nothing; each backend overrides what it can do."""
 
     can_kill = False
-    """Whether an agent that does not acknowledge a stop within seconds may be killed."""
+    """True if an agent that does not acknowledge a stop within seconds may be killed."""
 
     @property
-    def story(self) -> str:
-        """What has become of the agent's node, or keeps it from answering, where that is known."""
+    def explanation(self) -> str:
+        """The state of the agent's node: why it ended or does not answer, or "" if unknown."""
         return ""
 
     def last_words(self) -> str:
-        """What the agent, or what led to it, wrote to stderr."""
+        """Return what the agent or its transport wrote to stderr."""
         return ""
 
     def kill(self) -> None:
-        """SIGKILL to the agent."""
+        """Send SIGKILL to the agent."""
 
-    def leave(self) -> None:
-        """The agent has said that it stays, for another run: its end is not to be waited for."""
+    def detach(self) -> None:
+        """Note that the agent stays for another run, so that `end` does not wait for its exit."""
 
-    async def cut(self) -> None:
-        """End a connection over which nothing comes any more."""
+    async def disconnect(self) -> None:
+        """Close a connection that delivers nothing any more."""
 
     async def has_gone(self) -> bool:
-        """Whether the last dial, which failed, found the node without the agent: then no lease is
-        to be waited for."""
+        """Return whether the last dial, which failed, proved that the agent is gone.
+
+        There is then no need to wait for its lease.
+        """
         return False
 
     async def explain(self) -> None:
-        """The node is given up: once more, find out what has become of it."""
+        """Update `explanation` once the node is given up."""
 
-    def reached(self) -> None:
-        """The agent has answered, for the first time or once more."""
+    def on_answer(self) -> None:
+        """Note that the agent has answered, for the first time or after a reconnect."""
 
     async def end(self, *, keeps_folders: bool) -> bool:
-        """Once nothing more comes; returns when the agent is gone. True where it is certain that
-        nothing lives which an agent with a lease had started. `keeps_folders`: what tasks have
-        left is to stay, also where it is in what the agent ends with."""
+        """Wait until the agent is gone; called when no message can come any more.
+
+        Return True if it is certain that no process started by an agent with a lease is alive.
+        `keeps_folders`: the tasks' files stay, even if they are in the agent's container.
+        """
         return False

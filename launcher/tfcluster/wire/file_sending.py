@@ -18,44 +18,60 @@ from typing import Any, Protocol
 from tfcluster.agent import budgets
 from tfcluster.agent.protocol import ProtocolError
 
-_STEP_S = 5.0
-_FAIR = 10.0
-"""Times its patience a question waits at most while the node answers others."""
+_WAIT_STEP_S = 5.0
+_MOST_SILENCES = 10.0
+"""A question waits at most this many silence limits while the node answers other questions."""
+
+SendFile = Callable[[str, int, bytes], Awaitable[None]]
+
+_SLICE = 256 << 10
+"""Bytes in one frame; an order waits at most as long as one takes to be sent."""
+
+_MOST_REQUESTS = 10
+"""Requests a node may send for each file, which its cache may have lost meanwhile."""
+
+_WINDOW = 4 << 20
+"""Bytes sent but not acknowledged; more would pile up if the node's disk is slow."""
+
+_PAGE_BYTES = 1 << 20
+
+_ENTRY_BYTES = 320
+"""Bytes of an entry without its path; JSON may take six bytes for a character of that."""
 
 
 class RemoteFilesError(OSError):
-    """The node could not do it; the text says why."""
+    """The node could not do what it was asked for; the text says why."""
 
 
 class FilesStalledError(RemoteFilesError):
-    """The node is connected, but answers nothing about any file."""
+    """The node is connected but answers nothing about any file."""
 
 
 class ReconnectedError(Exception):
-    """What was under way is to be asked for again."""
+    """The connection is a new one, and the question must be asked again."""
 
 
-class Listener(Protocol):
-    """What is known of the node that is to answer."""
+class NodeState(Protocol):
+    """The state of the node that is to answer (`RemoteFiles`)."""
 
     is_connected: bool
-    heard: int
-    """How many answers of any kind have come."""
+    answer_count: int
+    """The number of answers received, of any kind."""
 
     @property
     def patience_s(self) -> float: ...
 
-    def stalled(self) -> FilesStalledError: ...
+    def stalled_error(self) -> FilesStalledError: ...
 
 
 class Answers:
-    """What comes to one question, in its order."""
+    """The answers to one question, in order."""
 
-    def __init__(self, node: Listener) -> None:
+    def __init__(self, node: NodeState) -> None:
         self._node = node
         self._coming: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
         self.waiting_bytes = 0
-        """Of slices of files that nobody has taken yet."""
+        """Bytes of file slices not taken yet."""
 
     def put_nowait(self, answer: Mapping[str, Any]) -> None:
         if answer["type"] == "file":
@@ -66,53 +82,58 @@ class Answers:
         return self._coming.empty()
 
     def next_slice(self) -> Mapping[str, Any] | None:
-        """The next answer, where it has come and is a slice of a file."""
+        """Return the next answer if it has arrived and is a slice of a file, else None."""
         waiting = self._coming._queue  # type: ignore[attr-defined]
         if waiting and waiting[0]["type"] == "file":
-            return self._taken(self._coming.get_nowait())
+            return self._take(self._coming.get_nowait())
         return None
 
     async def next(self) -> Mapping[str, Any]:
-        """The next answer; raises FilesStalledError where none comes.
+        """Return the next answer. Raises FilesStalledError if none comes.
 
-        Waited is in short steps, of which only those count that end while the node is connected
-        and silent: we may have been stopped ourselves (Ctrl-Z), and a cut line has its own lease.
+        It waits in short steps and counts only those that end while the node is connected and
+        silent: the coordinator may have been stopped itself (Ctrl-Z), and a cut connection has
+        its own lease.
         """
-        patience_s, silent_s, waited_s, heard = self._node.patience_s, 0.0, 0.0, self._node.heard
-        step_s = min(_STEP_S, patience_s / 4)
-        while self._coming.empty() and silent_s < patience_s and waited_s < _FAIR * patience_s:
+        patience_s, answer_count = self._node.patience_s, self._node.answer_count
+        silent_s = waited_s = 0.0
+        most_s = _MOST_SILENCES * patience_s
+        step_s = min(_WAIT_STEP_S, patience_s / 4)
+        while self._coming.empty() and silent_s < patience_s and waited_s < most_s:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(step_s):
-                    return self._taken(await self._coming.get())
-            if self._node.heard != heard or not self._node.is_connected:
-                silent_s, heard = 0.0, self._node.heard
+                    return self._take(await self._coming.get())
+            if self._node.answer_count != answer_count or not self._node.is_connected:
+                silent_s, answer_count = 0.0, self._node.answer_count
             else:
                 silent_s += step_s
             waited_s += step_s if self._node.is_connected else 0.0
         if self._coming.empty():
-            raise self._node.stalled()
-        return self._taken(self._coming.get_nowait())
+            raise self._node.stalled_error()
+        return self._take(self._coming.get_nowait())
 
-    def _taken(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _take(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         if answer["type"] == "file":
             self.waiting_bytes -= len(answer["data"])
         return answer
 
 
 @dataclass(slots=True)
-class Asked:
-    """One question to the node, and what it answers."""
+class Question:
+    """One question to the node, and its answers."""
 
     number: int
     answers: Answers
     is_answered: bool = False
     listed: int = 0
     listed_bytes: int = 0
-    """Of the names of what it has listed."""
+    """Characters in the names listed so far."""
 
     def put(self, message: Mapping[str, Any]) -> None:
-        """Keep an answer. Raises ProtocolError where the node sends more than it was asked for: a
-        node of ours keeps to these, and it would fill our memory."""
+        """Keep an answer. Raises ProtocolError if the node sends more than it was asked for.
+
+        A correct agent keeps to these limits; another one would fill the coordinator's memory.
+        """
         if message["type"] == "scanned":
             self.listed += len(message["entries"])
             self.listed_bytes += sum(len(entry[0]) for entry in message["entries"])
@@ -122,46 +143,34 @@ class Asked:
         self.answers.put_nowait(message)
         if self.answers.waiting_bytes > budgets.FILE_BYTES_AHEAD:
             most = budgets.FILE_BYTES_AHEAD
-            raise ProtocolError(f"{most:,} bytes of a file and more ahead of what was taken")
-
-
-SendFile = Callable[[str, int, bytes], Awaitable[None]]
-
-_SLICE = 256 << 10
-"""Orders wait no longer than one of these takes to be sent."""
-_ASKED_AGAIN = 10
-"""Times a node may ask for each file: one that its cache has lost meanwhile it asks for again."""
-_WINDOW = 4 << 20
-"""Bytes under way at most: more would pile up where a node's disk is slower than the line."""
-_PAGE_BYTES = 1 << 20
-_ENTRY_BYTES = 320
-"""Of an entry without its path, which JSON may blow up sixfold."""
+            raise ProtocolError(f"more than {most:,} bytes of a file beyond those acknowledged")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One file of a tree: where it goes, and where its bytes are now."""
+    """One file of a tree to send: its path on the node, and where its bytes are now."""
 
     path: str
-    """Below the folder, with slashes."""
+    """Relative to the folder, with slashes."""
     source: Path
     mode: int = 0o600
     mtime_ns: int | None = None
     link: str | None = None
-    """The target of a symbolic link; it then has no bytes."""
+    """The target of a symbolic link, which has no bytes of its own."""
     sha512: str | None = None
-    """Where it is known already."""
+    """The digest, if it is known already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What a node is told of a tree, and where the bytes of each digest are."""
+    """A tree as a node gets it announced, and where the bytes of each digest are."""
 
     entries: list[dict[str, Any]]
     sources: dict[str, tuple[Path, int]]
+    """Digest → (file, size in bytes)."""
 
     def pages(self) -> Iterator[list[dict[str, Any]]]:
-        """The entries, in lists that fit into a frame each; at least one."""
+        """Yield the entries in lists that each fit into a frame; at least one list."""
         page, size = list[dict[str, Any]](), 0
         for entry in self.entries:
             if size > _PAGE_BYTES:
@@ -172,22 +181,22 @@ class Announced:
         yield page
 
 
-def announced(files: Iterable[Sent]) -> Announced:
-    """Reads what has no digest yet. Raises OSError."""
+def announce(files: Iterable[Sent]) -> Announced:
+    """Return the announcement of a tree; files without a digest are read. Raises OSError."""
     entries: list[dict[str, Any]] = []
     sources: dict[str, tuple[Path, int]] = {}
     for file in files:
         if file.link is not None:
             entries.append({"path": file.path, "link": file.link})
             continue
-        digest, size = _known(file)
+        digest, size = _digest_and_size(file)
         sources[digest] = (file.source, size)
         entry = {"path": file.path, "sha512": digest, "size": size, "mode": file.mode}
         entries.append(entry if file.mtime_ns is None else entry | {"mtime_ns": file.mtime_ns})
     return Announced(entries, sources)
 
 
-def _known(file: Sent) -> tuple[str, int]:
+def _digest_and_size(file: Sent) -> tuple[str, int]:
     if file.sha512 is not None:
         return file.sha512, file.source.stat().st_size
     with file.source.open("rb") as reader:
@@ -195,7 +204,7 @@ def _known(file: Sent) -> tuple[str, int]:
 
 
 class Sending:
-    """One tree under way; `answers` are what the node says of it."""
+    """The transfer of one tree to a node, controlled by the node's `answers`."""
 
     def __init__(
         self,
@@ -207,29 +216,29 @@ class Sending:
         self._into, self._sources = into, sources
         self._answers, self._send_file = answers, send_file
         self._pending: deque[str] = deque()
-        self._took: dict[str, int] = {}
+        self._acknowledged: dict[str, int] = {}
         self._is_received = False
-        self._wanted = self.sent = 0
+        self._requested = self.sent = 0
 
     async def run(self) -> None:
-        """Until all is there. Raises FarFilesError, ReconnectedError, OSError."""
+        """Send until the node has all. Raises RemoteFilesError, ReconnectedError, OSError."""
         while not self._is_received:
             if self._pending:
                 await self._send(self._pending.popleft())
             else:
-                self._hear(await self._answers.next())
+                self._handle(await self._answers.next())
 
-    def _hear(self, answer: Mapping[str, Any]) -> None:
+    def _handle(self, answer: Mapping[str, Any]) -> None:
         match answer["type"]:
             case "wants":
-                self._wanted += len(answer["digests"])
+                self._requested += len(answer["digests"])
                 if not self._sources.keys() >= set(answer["digests"]):
-                    raise RemoteFilesError(f"{self._into}: it wants what it was not offered")
-                if self._wanted > _ASKED_AGAIN * len(self._sources):
-                    raise RemoteFilesError(f"{self._into}: it wants the same files again and again")
+                    raise RemoteFilesError(f"{self._into}: the node asks for an unknown file")
+                if self._requested > _MOST_REQUESTS * len(self._sources):
+                    raise RemoteFilesError(f"{self._into}: the node asks for the same files again")
                 self._pending.extend(answer["digests"])
             case "took":
-                self._took[answer["digest"]] = answer["at"]
+                self._acknowledged[answer["digest"]] = answer["at"]
             case "received":
                 self._is_received = True
             case "receive_failed":
@@ -240,17 +249,17 @@ class Sending:
                 raise RemoteFilesError(str(answer["error"]))
 
     async def _send(self, digest: str) -> None:
-        """Raises FarFilesError for a file that is shorter than it was when it was announced."""
+        """Send one file. Raises RemoteFilesError if it is shorter than when it was announced."""
         source, size = self._sources[digest]
         at = 0
-        self._took[digest] = 0
+        self._acknowledged[digest] = 0
         with source.open("rb") as reader:
             while at < size or size == 0:
-                while at >= self._took[digest] + _WINDOW or not self._answers.empty():
-                    self._hear(await self._answers.next())
+                while at >= self._acknowledged[digest] + _WINDOW or not self._answers.empty():
+                    self._handle(await self._answers.next())
                 data = await asyncio.to_thread(reader.read, min(_SLICE, size - at))
                 if not data and size:
-                    raise RemoteFilesError(f"{source} was cut while it was sent")
+                    raise RemoteFilesError(f"{source} was truncated while it was sent")
                 await self._send_file(digest, at, data)
                 at += len(data)
                 self.sent += len(data)

@@ -1,12 +1,13 @@
-"""Files of a node that shares no file system with us: trees sent there, contents brought home.
+"""File transfer with a node that shares no file system with the coordinator: `RemoteFiles` lists,
+reads and sends.
 
-Answers come by `hear`, which is given every message of the node. A connection that breaks takes
-file bytes with it, so whatever is under way is asked for again once it is back, under a new
-number: answers to the old one are of the past. What nobody waits for any more is called off.
+Answers arrive through `handle`, which gets every message of the node about files. A broken
+connection loses file bytes, so every question in progress is asked again after a reconnect, under
+a new number; answers to the old number are ignored. A question nobody waits for is cancelled.
 
-Nothing is waited for without end: a node that answers nothing about any file for `silence_s`, while
-it is connected, is told as one whose files stand still (a dead file server, a stopped process). It
-says that it is alive every two seconds while it works on something that takes long.
+No wait is endless: a connected node that answers nothing about any file for `silence_s` is
+reported as one whose files hang (a dead file server, a stopped process). A node that works on
+something long sends a sign of life every two seconds.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any
 from tfcluster.agent import budgets
 from tfcluster.wire.file_sending import (
     Answers,
-    Asked,
     FilesStalledError,
+    Question,
     ReconnectedError,
     RemoteFilesError,
     SendFile,
     Sending,
     Sent,
-    announced,
+    announce,
 )
 
 __all__ = ["KINDS", "RemoteFileChangedError", "RemoteFiles", "RemoteFilesError", "Sent"]
@@ -39,120 +40,129 @@ KINDS = frozenset(
     {"wants", "took", "received", "receive_failed", "scanned", "read_end", "file", "looked"}
     | {"files_lost", "moving"}
 )
-"""Types of the messages that are for `RemoteFiles.hear`."""
-_TELL_BYTES = 2 << 20
-"""After so many the node hears that they are written, and may send as many more."""
+"""Types of the messages that go to `RemoteFiles.handle`."""
+_ACKNOWLEDGE_BYTES = 2 << 20
+"""Bytes written here after which the node gets an acknowledgement and may send as many more."""
 SILENCE_S = 60.0
-"""How long a node that is connected may answer nothing about files."""
-_TRY_AGAIN_S = 5.0
-"""The same once it was silent for so long: the next question finds out soon."""
+"""Seconds for which a connected node may answer nothing about files."""
+_STALLED_SILENCE_S = 5.0
+"""Seconds for which a node that has exceeded that limit may do so again: less, to fail soon."""
 
 
 class RemoteFileChangedError(Exception):
-    """The file was rewritten, cut or deleted while it was read."""
+    """The file was rewritten, truncated or deleted while it was read."""
 
 
 class RemoteFiles:
-    """Of one node; every method may be used by several tasks at once."""
+    """The files of one node; every method may be used by several asyncio tasks at once."""
 
     def __init__(
         self, send: Send, send_file: SendFile, *, node: str = "", silence_s: float = SILENCE_S
     ) -> None:
-        """`node`: its name, for words."""
         self._send, self._send_file = send, send_file
         self._last = self._hurries = 0
-        self._waiting: dict[int, Asked] = {}
+        self._waiting: dict[int, Question] = {}
         self._node, self._silence_s = node, silence_s
-        self.is_lost, self._lost = False, ""
-        """No answer will come any more, and why."""
+        self.is_lost, self._lost_reason = False, ""
+        """True if no answer will come any more; and the reason."""
         self.is_connected = True
-        self.heard = 0
-        """How many answers of any kind have come."""
+        self.answer_count = 0
+        """The number of answers received, of any kind."""
         self._stalled_at: int | None = None
-        """How many had come when it was last found silent."""
+        """The value of `answer_count` when the node last exceeded its silence limit."""
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """A message of one of `KINDS`. Raises ProtocolError where the node sends more than it
-        was asked for: it would fill our memory."""
-        self.heard += 1
+    def handle(self, message: Mapping[str, Any]) -> None:
+        """Handle a message of one of `KINDS`.
+
+        Raises ProtocolError if the node sends more than it was asked for, which would fill the
+        coordinator's memory.
+        """
+        self.answer_count += 1
         if message["type"] == "files_lost":
-            self._tell_all(message)
+            self._broadcast(message)
             return
         number = message.get("id")
         if message["type"] == "file":
             number = int(message["name"]) if message["name"].isdecimal() else None
-        asked = self._waiting.get(number) if isinstance(number, int) else None
-        if asked is not None and message["type"] != "moving":
-            asked.put(message)
+        question = self._waiting.get(number) if isinstance(number, int) else None
+        if question is not None and message["type"] != "moving":
+            question.put(message)
 
     @property
     def patience_s(self) -> float:
-        """How long it may be silent from now on."""
-        is_stalled = self._stalled_at == self.heard
-        return min(_TRY_AGAIN_S, self._silence_s) if is_stalled else self._silence_s
+        """Seconds for which the node may be silent from now on."""
+        is_stalled = self._stalled_at == self.answer_count
+        return min(_STALLED_SILENCE_S, self._silence_s) if is_stalled else self._silence_s
 
-    def stalled(self) -> FilesStalledError:
-        """It has been silent for longer than that."""
-        self._stalled_at = self.heard
+    def stalled_error(self) -> FilesStalledError:
+        """Note that the node has exceeded its silence limit, and return the error for it."""
+        self._stalled_at = self.answer_count
         return FilesStalledError(
             f"{self._node or 'the node'} has answered nothing about its files for"
-            f" {self._silence_s:.0f} s: its disk or a file server stands still, or its process"
-            " for files was stopped"
+            f" {self._silence_s:.0f} s: its disk or a file server hangs, or its process for files"
+            " was stopped"
         )
 
     def disconnected(self) -> None:
-        """No answer can come until it is `reconnected`."""
+        """Note that no answer can come until `reconnected` is called."""
         self.is_connected = False
 
     def hurry(self) -> None:
-        """No task trains there any more: what is being read comes as fast as it can."""
+        """Lift the rate limit of reads in progress, because no task trains on the node any more."""
         self._hurries += 1
-        self._tell_all({"type": "hurry"})
+        self._broadcast({"type": "hurry"})
 
     def reconnected(self) -> None:
-        """The connection is a new one."""
+        """Repeat all questions in progress over a new connection."""
         self.is_connected = True
-        self._tell_all({"type": "reconnected"})
+        self._broadcast({"type": "reconnected"})
 
-    def lost(self, why: str = "") -> None:
-        """There will be no answer any more."""
-        self.is_lost, self._lost = True, f"the node was lost{why and f': {why}'}"
-        self._tell_all({"type": "lost", "error": self._lost})
+    def mark_lost(self, why: str = "") -> None:
+        """Fail all questions in progress, and those to come; `why` ends the error's text."""
+        self.is_lost, self._lost_reason = True, f"the node was lost{why and f': {why}'}"
+        self._broadcast({"type": "lost", "error": self._lost_reason})
 
-    def _tell_all(self, message: Mapping[str, Any]) -> None:
-        for asked in self._waiting.values():
-            asked.answers.put_nowait(message)
+    def _broadcast(self, message: Mapping[str, Any]) -> None:
+        for question in self._waiting.values():
+            question.answers.put_nowait(message)
 
     async def scan(
         self, folder: str, *, most: int = budgets.LISTED_AT_MOST
     ) -> list[tuple[str, int, int]]:
-        """(path, size, mtime in ns) of all below `folder`; empty where it is not there.
+        """Return (path, size in bytes, mtime in ns) of all below `folder`; none if it is missing.
 
-        Raises FarFilesError, also where there are more than `most`."""
+        Raises RemoteFilesError, also if there are more than `most`.
+        """
         found: list[tuple[str, int, int]] = []
-        async with self._asking() as asked:
-            order = {"type": "scan", "id": asked.number, "folder": folder, "most": most}
+        async with self._ask() as question:
+            order = {"type": "scan", "id": question.number, "folder": folder, "most": most}
             await self._send(order)
-            while not asked.is_answered:
-                answer = await _next(asked, "scanned")
+            while not question.is_answered:
+                answer = await _next(question, "scanned")
                 if answer.get("error"):
                     raise RemoteFilesError(f"{folder}: {answer['error']}")
                 if answer.get("left_off"):
-                    asked.is_answered = True
+                    question.is_answered = True
                     raise RemoteFilesError(budgets.too_many_files(folder, most))
                 found += (
                     (str(path), int(size), int(when)) for path, size, when in answer["entries"]
                 )
-                asked.is_answered = not answer.get("more")
+                question.is_answered = not answer.get("more")
         return found
 
-    async def look(self, folders: Sequence[str], *, name: str, text: str, inode: int) -> str | None:
-        """In which of `folders` the node sees the file `name` of ours, and may write."""
+    async def find_shared_folder(
+        self, folders: Sequence[str], *, name: str, text: str, inode: int
+    ) -> str | None:
+        """Return which of `folders` is, on the node, the coordinator's own folder, and writable.
+
+        That is the one in which the node sees the coordinator's file `name` with this `text` and
+        `inode`; None if there is no such folder.
+        """
         order = {"type": "look", "folders": list(folders), "name": name, "text": text}
-        async with self._asking() as asked:
-            await self._send({**order, "inode": inode, "id": asked.number})
-            folder = (await _next(asked, "looked"))["folder"]
-            asked.is_answered = True
+        async with self._ask() as question:
+            await self._send({**order, "inode": inode, "id": question.number})
+            folder = (await _next(question, "looked"))["folder"]
+            question.is_answered = True
             return None if folder is None else str(folder)
 
     async def read(
@@ -167,24 +177,24 @@ class RemoteFiles:
         start: int = 0,
         grows: bool = False,
     ) -> str:
-        """Give `take` the contents of a file that was listed so, from `start` on; their SHA-512
-        as the node has it.
+        """Pass the contents of a file to `take`, from offset `start` on; return their SHA-512 as
+        the node computed it.
 
-        `rate`: bytes per second at most. `grows`: more may be written behind `size` meanwhile.
-        While `take` has not returned at most a few MB wait here. Raises FarFileChangedError,
-        FarFilesError, and as `take`.
+        `size` (bytes) and `mtime_ns`: as `scan` listed them. `rate`: bytes per second at most.
+        `grows`: the file may get longer than `size` meanwhile. At most a few MB are buffered
+        while `take` runs. Raises RemoteFileChangedError, RemoteFilesError, and what `take` raises.
         """
         order = {"type": "read", "folder": folder, "path": path, "size": size, "rate": rate}
         order |= {"mtime_ns": mtime_ns, "start": start, "grows": grows}
         at, hurries = start, self._hurries
         while True:
-            if self._hurries != hurries:  # perhaps before the line broke
+            if self._hurries != hurries:  # `hurry` may have been called before the reconnect
                 order["rate"] = None
-            async with self._asking() as asked:
-                await self._send({**order, "id": asked.number, "offset": at})
-                reading = _Reading(asked, at, order, self._send)
+            async with self._ask() as question:
+                await self._send({**order, "id": question.number, "offset": at})
+                reading = _Reading(question, at, order, self._send)
                 try:
-                    end = await reading.until_its_end(take)
+                    end = await reading.run(take)
                 except ReconnectedError:
                     at = reading.at
                     continue
@@ -197,81 +207,87 @@ class RemoteFiles:
     async def send_tree(
         self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False
     ) -> int:
-        """Make `into` hold exactly `files`; how many bytes had to be sent.
+        """Make the node's folder `into` hold exactly `files`; return how many bytes were sent.
 
-        `keep`: the node keeps them for the next run. `unless_there`: a folder that exists is left
-        as it is. Raises FarFilesError, OSError.
+        `keep`: the node caches them for the next run. `unless_there`: a folder that exists is
+        left as it is. Raises RemoteFilesError, OSError.
         """
         return await self._send_files(
             {"into": into, "keep": keep, "unless_there": unless_there}, files
         )
 
     async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
-        """Put `files` into `into` in their order, each whole at once, then take away what is
-        `removed`; the rest stays. How many bytes were sent. Raises as `send_tree`."""
+        """Add `files` to the node's folder `into`, then delete the paths in `removed`.
+
+        Files are added in their order, each atomically; all others stay. Return how many bytes
+        were sent. Raises RemoteFilesError, OSError.
+        """
         order = {"into": into, "keep": False, "adds": True, "removed": [*removed]}
         return await self._send_files(order, files)
 
-    async def _send_files(self, wish: Mapping[str, Any], files: Sequence[Sent]) -> int:
-        tree = await asyncio.to_thread(announced, files)
-        into, order = wish["into"], {"type": "receive", **wish}
+    async def _send_files(self, options: Mapping[str, Any], files: Sequence[Sent]) -> int:
+        tree = await asyncio.to_thread(announce, files)
+        into, order = options["into"], {"type": "receive", **options}
         sent = 0
         while True:
-            async with self._asking() as asked:
+            async with self._ask() as question:
                 *pages, last = tree.pages()
                 for page in pages:
-                    await self._send({**order, "id": asked.number, "files": page, "more": True})
-                await self._send({**order, "id": asked.number, "files": last})
-                sending = Sending(into, tree.sources, asked.answers, self._send_file)
+                    await self._send({**order, "id": question.number, "files": page, "more": True})
+                await self._send({**order, "id": question.number, "files": last})
+                sending = Sending(into, tree.sources, question.answers, self._send_file)
                 with contextlib.suppress(ReconnectedError):
                     try:
                         await sending.run()
                     finally:
                         sent += sending.sent
-                    asked.is_answered = True
+                    question.is_answered = True
                     return sent
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[Asked]:
+    async def _ask(self) -> AsyncIterator[Question]:
         if self.is_lost:
-            raise RemoteFilesError(self._lost)
+            raise RemoteFilesError(self._lost_reason)
         self._last += 1
-        asked = self._waiting[self._last] = Asked(self._last, Answers(self))
+        question = self._waiting[self._last] = Question(self._last, Answers(self))
         try:
-            yield asked
+            yield question
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RemoteFilesError(f"the node's answer makes no sense: {error!r}") from error
+            raise RemoteFilesError(f"the node's answer is invalid: {error!r}") from error
         finally:
-            del self._waiting[asked.number]
-            if not (asked.is_answered or self.is_lost):
+            del self._waiting[question.number]
+            if not (question.is_answered or self.is_lost):
                 with contextlib.suppress(OSError):
-                    await self._send({"type": "cancel", "id": asked.number})
+                    await self._send({"type": "cancel", "id": question.number})
 
 
 class _Reading:
-    """One file on its way home over one connection."""
+    """The transfer of one file to the coordinator over one connection."""
 
-    def __init__(self, asked: Asked, at: int, order: Mapping[str, Any], send: Send) -> None:
-        self._asked, self._order, self._send = asked, order, send
-        self.at = self._told = at
+    def __init__(self, question: Question, at: int, order: Mapping[str, Any], send: Send) -> None:
+        self._question, self._order, self._send = question, order, send
+        self.at = self._acknowledged = at
 
-    async def until_its_end(self, take: Take) -> Mapping[str, Any]:
-        """What the node says of it then. Raises ReconnectedError, FarFilesError, as `take`."""
+    async def run(self, take: Take) -> Mapping[str, Any]:
+        """Pass all bytes to `take` and return the node's last answer.
+
+        Raises ReconnectedError, RemoteFilesError, and what `take` raises.
+        """
         while True:
-            answer = await _next(self._asked, "file", "read_end", "reconnected", "hurry")
+            answer = await _next(self._question, "file", "read_end", "reconnected", "hurry")
             match answer["type"]:
                 case "file":
-                    await self._take(self._with_more(self._new_of(answer)), take)
+                    await self._take(self._join_waiting(self._new_bytes(answer)), take)
                 case "hurry" if self._order["rate"] is not None:
-                    await self._send({"type": "hurry", "id": self._asked.number})
+                    await self._send({"type": "hurry", "id": self._question.number})
                 case "reconnected":
                     raise ReconnectedError
                 case "read_end":
-                    self._asked.is_answered = True
+                    self._question.is_answered = True
                     return answer
 
-    def _new_of(self, answer: Mapping[str, Any]) -> bytes:
-        """The first slice may begin with what had come before."""
+    def _new_bytes(self, answer: Mapping[str, Any]) -> bytes:
+        """Return the bytes of a slice that are new: the first one after a reconnect may overlap."""
         skipped = self.at - answer["offset"]
         if not 0 <= skipped < len(answer["data"]):
             raise RemoteFilesError("the node sent bytes that were not asked for")
@@ -279,23 +295,23 @@ class _Reading:
         self.at += len(data)
         return data
 
-    def _with_more(self, data: bytes) -> bytes:
-        """And what has come meanwhile: a slice costs more than its bytes."""
+    def _join_waiting(self, data: bytes) -> bytes:
+        """Return `data` and the slices that already wait: one large write costs less than many."""
         slices = [data]
-        while (more := self._asked.answers.next_slice()) is not None:
-            slices.append(self._new_of(more))
+        while (more := self._question.answers.next_slice()) is not None:
+            slices.append(self._new_bytes(more))
         return b"".join(slices)
 
     async def _take(self, data: bytes, take: Take) -> None:
         await take(data)
-        if self.at >= self._told + _TELL_BYTES:
-            self._told = self.at
-            await self._send({"type": "got", "id": self._asked.number, "at": self.at})
+        if self.at >= self._acknowledged + _ACKNOWLEDGE_BYTES:
+            self._acknowledged = self.at
+            await self._send({"type": "got", "id": self._question.number, "at": self.at})
 
 
-async def _next(asked: Asked, *kinds: str) -> Mapping[str, Any]:
+async def _next(question: Question, *kinds: str) -> Mapping[str, Any]:
     while True:
-        answer = await asked.answers.next()
+        answer = await question.answers.next()
         if answer["type"] in ("lost", "files_lost"):
             raise RemoteFilesError(str(answer["error"]))
         if answer["type"] in kinds:

@@ -1,18 +1,17 @@
-"""The coordinator's end of a connection to one agent, as an asynchronous stream of messages.
+"""The coordinator's end of a connection to one agent: an asynchronous stream of its messages.
 
-::
+An `AgentLink` numbers and acknowledges messages, pings, and resumes a broken connection itself::
 
     backend = backends.get("local", runtime_dir=runtime_dir())
     link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
-    await link.send({"type": "start", "attempt": 1, "tasks": […]})   # see `run.launch`
+    await link.send({"type": "start", "attempt": 1, "tasks": […]})   # see `nodes.orders`
     async for message in link:              # ends when the connection is lost for good
         …
-    await link.send({"type": "shutdown"})   # or only close(): a local agent ends with it
+    await link.send({"type": "shutdown"})   # or only close(), which ends a local agent
     await link.close()                      # returns when agent and guard are gone
 
-`link.welcome` is what the agent said of itself (pid, guard_pid, python). Log frames of remote
-nodes come as ``{"type": "log", "name", "offset", "data"}``, file frames as ``"file"``. It numbers,
-acknowledges, pings and resumes by itself.
+`link.welcome` is the agent's answer to the hello (pid, guard_pid, python). Log frames of remote
+nodes arrive as ``{"type": "log", "name", "offset", "data"}``, file frames as ``"file"``.
 """
 
 from __future__ import annotations
@@ -29,140 +28,145 @@ from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.messages import Frame, Refused, welcome
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Greeted = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
-"""A fresh connection, and what came with the agent's answer."""
+Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
+"""A fresh connection, and the frames that arrived with the agent's answer."""
 Dial = Callable[[], Awaitable[Streams]]  # opens a fresh byte stream to the agent; raises OSError
 
 HELLO_TIMEOUT_S = 10.0
-FIRST_HELLO_S = 45.0  # of a remote node, where an agent is still to be unpacked and started
+FIRST_HELLO_S = 45.0  # for a remote node, which first unpacks and starts its agent
 PING_S, REDIAL_S = 2.0, 0.5
-CUT_TOLD_S = 2.0
-"""After so long a line is told to be cut, whatever a dial under way still finds."""
+CUT_REPORT_S = 2.0
+"""Seconds after which a cut connection is reported, even while a dial is in progress."""
 SILENCE_S = 8.0
-"""A remote agent pings every two seconds; over a line so long without a ping nothing comes."""
+"""Seconds without a ping (a remote agent sends one every 2 s) after which a connection is cut."""
 ANSWER_S = 3.0
-"""A local agent that has not acknowledged a stop by then stands still (SIGSTOP, a dead disk)."""
+"""Seconds after which a local agent that has not acknowledged a stop hangs (SIGSTOP, dead disk)."""
 SECOND_LOOK_S = 0.5
-"""It may be we who stood still: its answer is read before it is judged."""
+"""Extra seconds to read an answer that waits: it may be the coordinator that was stopped."""
 LOCAL_PING_S = 5.0
-"""Between two pings to an agent beside us, which returns them and sends none of its own."""
+"""Seconds between two pings to a local agent, which answers pings and sends none of its own."""
 CLOSE_S = 4.0
-"""How long the end of a local agent is waited for: longer than it waits for its tasks'."""
+"""Seconds to wait for a local agent's exit: longer than the agent waits for its tasks."""
 
 
 class AgentLink:
-    """One agent, reached through `dial`; iterate for its messages."""
+    """A connection to one agent, reached through `dial`; iterate over it for its messages."""
 
     def __init__(
         self,
         dial: Dial,
         hello: Mapping[str, Any],
-        keeper: AgentHandle | None = None,
+        agent: AgentHandle | None = None,
         *,
         lease_s: float | None = None,
         patience_s: float | None = None,
     ) -> None:
-        """`hello`: run_id, node, token, stream_logs. `lease_s`: how long a lost connection is
-        dialled again; None: never, and then `patience_s` is how long the agent may stand still;
-        None: for ever."""
+        """Create a link that is not open yet.
+
+        `hello`: run_id, node, token, stream_logs. `lease_s`: seconds during which a lost
+        connection is dialled again, or None for never; `patience_s` is then how many seconds the
+        agent may hang, or None for no limit.
+        """
         self._dial, self._hello, self._lease_s = dial, hello, lease_s
         self._patience_s = patience_s
-        self._keeper = keeper or AgentHandle()
+        self._agent = agent or AgentHandle()
         self._heard_at, self._is_over = 0.0, False
         self._why_killed = ""
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_closing = self._said_goodbye = False
+        self._is_closing = self._has_sent_shutdown = False
         self._fault = ""
         self.heard_goodbye = self.has_ended = False
-        """`has_ended`: nothing that it started lives any more, whatever its lease says."""
+        """`has_ended`: no process the agent started is alive, whatever its lease says."""
         self.welcome: dict[str, Any] = {}
         self.log_offsets: dict[str, int] = {}
-        """Stream name → offset up to which log bytes have come; told to the agent on resuming."""
+        """Stream name → offset up to which log bytes have arrived; sent again on resuming."""
         silence_s = min(file_transfer.SILENCE_S, lease_s or file_transfer.SILENCE_S)
         node = str(hello.get("node", ""))
         self.files = RemoteFiles(self.send, self.send_file, node=node, silence_s=silence_s)
-        """Of a node that shares no file system with us."""
+        """File transfer with the node, if it shares no file system with the coordinator."""
 
     async def open(self) -> None:
-        """Dial and greet. Raises OSError, ProtocolError or Refused."""
-        self._tasks = [asyncio.create_task(self._receive(await self._greet()))]
+        """Dial the agent and exchange hellos. Raises OSError, ProtocolError or Refused."""
+        self._tasks = [asyncio.create_task(self._receive(await self._connect()))]
         if self._lease_s is not None:
             self._tasks.append(asyncio.create_task(self._ping()))
         elif self._patience_s is not None:
-            self._tasks.append(asyncio.create_task(self._watch_over(self._patience_s)))
+            self._tasks.append(asyncio.create_task(self._watch_local_agent(self._patience_s)))
 
     @property
     def heard_at(self) -> float:
-        """When the last byte came from the agent, on the loop's clock."""
+        """The time of the last byte from the agent, on the loop's clock."""
         return self._heard_at
 
     def last_words(self) -> str:
-        """Why the agent went, where that is known: ended by us, or what it wrote to stderr."""
+        """Return why the agent ended: killed by the coordinator, or what it wrote to stderr."""
         if self._fault:
-            return f"(it was cut off: it sent {self._fault})"
-        killed = f"({self._why_killed}, so it was killed; its guard ends its tasks)"
-        return self._keeper.last_words() or (killed if self._why_killed else "")
+            return f"(disconnected: it sent {self._fault})"
+        killed = f"({self._why_killed}, so it was killed; its guard kills its tasks)"
+        return self._agent.last_words() or (killed if self._why_killed else "")
 
     def why_gone(self) -> str:
-        """The reason for which the node is lost."""
-        return self._keeper.story or f"its agent went away {self.last_words()}".strip()
+        """Return why the node is lost."""
+        return self._agent.explanation or f"its agent went away {self.last_words()}".strip()
 
     async def refuse(self, fault: str) -> None:
-        """Cut off an agent that sent what none sends; the messages end with it."""
+        """Disconnect an agent that sent an invalid message; the stream of messages ends."""
         self._fault = self._fault or fault
-        await self._hang_up()
+        await self._disconnect()
 
     async def send(self, message: Mapping[str, Any]) -> None:
-        """Number, keep and send; raises ConnectionError when the link is lost for good."""
+        """Number, keep and send a message. Raises ConnectionError if the link is lost for good."""
         encoded = self._session.number(dict(message))
         if self._writer is None and (self._lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
-        self._said_goodbye = self._said_goodbye or message["type"] == "shutdown"
-        if self._keeper.can_kill and message["type"] in ("stop", "shutdown"):
+        self._has_sent_shutdown = self._has_sent_shutdown or message["type"] == "shutdown"
+        if self._agent.can_kill and message["type"] in ("stop", "shutdown"):
             number, loop = self._session.last_sent, asyncio.get_running_loop()
-            loop.call_later(ANSWER_S, loop.call_later, SECOND_LOOK_S, self._judge, number)
+            loop.call_later(
+                ANSWER_S, loop.call_later, SECOND_LOOK_S, self._kill_unless_acknowledged, number
+            )
         await self._write(encoded)
 
     async def send_file(self, name: str, offset: int, data: bytes) -> None:
-        """One `F` frame: neither numbered nor kept, so gone with a connection that breaks."""
+        """Send one `F` frame; it is neither numbered nor kept, so a broken connection loses it."""
         await self._write(protocol.data_frame(protocol.FILE, name, offset, data))
         if self._writer is not None:
             with contextlib.suppress(OSError):
                 await self._writer.drain()
 
-    def _judge(self, number: int) -> None:
+    def _kill_unless_acknowledged(self, number: int) -> None:
         if self._writer is not None and self._session.waits_for(number):
-            self._why_killed = "it did not obey a stop"
-            self._keeper.kill()
+            self._why_killed = "it did not acknowledge a stop"
+            self._agent.kill()
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
         while (message := await self._messages.get()) is not None:
             yield message
-        self._messages.put_nowait(None)  # for whoever asks again
+        self._messages.put_nowait(None)  # a second iteration ends at once, too
 
     async def close(self, *, keeps_folders: bool = False) -> None:
-        """End the connection (a local agent ends everything with it) and wait for the end."""
+        """Close the connection, which ends a local agent, and wait until the agent is gone."""
         self._is_closing = True
         if self._writer is not None and self._lease_s is None:
             with contextlib.suppress(OSError, RuntimeError):
                 self._writer.write_eof()
-        if self._tasks and (self._lease_s is None or self._said_goodbye):
+        if self._tasks and (self._lease_s is None or self._has_sent_shutdown):
             # The agent reports its last exits before it closes its own end.
             patience = CLOSE_S if self._lease_s is None else HELLO_TIMEOUT_S
             await asyncio.wait(self._tasks[:1], timeout=patience)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._hang_up()
+        await self._disconnect()
         self._messages.put_nowait(None)
         if not self._is_over:
             self._is_over = True
-            self.has_ended = await self._keeper.end(keeps_folders=keeps_folders)
+            self.has_ended = await self._agent.end(keeps_folders=keeps_folders)
 
-    async def _greet(self) -> Greeted:
+    async def _connect(self) -> Connection:
         reader, writer = await self._dial()
         is_fresh = self._lease_s is not None and not self.welcome
         try:
@@ -179,24 +183,24 @@ class AgentLink:
         for encoded in self._session.resume(first.get("last_seen", 0)):
             writer.write(encoded)
         self._writer = writer
-        self._keeper.reached()
+        self._agent.on_answer()
         return reader, decoder, rest
 
-    async def _receive(self, greeted: Greeted) -> None:
+    async def _receive(self, connection: Connection) -> None:
         try:
             while True:
-                await self._read_until_lost(*greeted)
+                await self._read_until_lost(*connection)
                 self.files.disconnected()
-                await self._hang_up()
-                again = None if self._fault else await self._come_back()
-                if again is None:
-                    await self._keeper.explain()
+                await self._disconnect()
+                reconnected = None if self._fault else await self._reconnect()
+                if reconnected is None:
+                    await self._agent.explain()
                     return
-                greeted = again
+                connection = reconnected
                 self._put({"type": "link_back", **self._pids()})
                 self.files.reconnected()
         finally:
-            self.files.lost(f"it sent {self._fault}" if self._fault else "")
+            self.files.mark_lost(f"it sent {self._fault}" if self._fault else "")
             self._messages.put_nowait(None)
 
     async def _read_until_lost(
@@ -218,7 +222,7 @@ class AgentLink:
             await self._acknowledge()
 
     def _on_frame(self, kind: bytes, payload: bytes) -> bool:
-        """True for a numbered message, which wants an acknowledgement."""
+        """Handle one frame; return True for a numbered message, which must be acknowledged."""
         if kind == protocol.CONTROL:
             message = protocol.read_control(payload)
             messages.check(message)
@@ -241,72 +245,74 @@ class AgentLink:
             message.pop("n", None)
             self.heard_goodbye = self.heard_goodbye or message["type"] == "bye"
             if message.get("stays"):
-                self._keeper.leave()
+                self._agent.detach()
             self._put(message)
 
     def _put(self, message: dict[str, Any]) -> None:
         if message["type"] in file_transfer.KINDS:
-            self.files.hear(message)
+            self.files.handle(message)
         else:
             self._messages.put_nowait(message)
 
     async def _acknowledge(self) -> None:
-        if not self._is_closing:  # our half is closed, but last messages still come
+        if not self._is_closing:  # writing is shut down, but the last messages still arrive
             await self._write(self._session.acknowledgement())
 
     async def _write(self, frame: bytes) -> None:
         if self._writer is None:
             return  # kept by the session, sent on resuming
         try:
-            # Orders are few and small, and an agent or a line that stands still must not make the
-            # coordinator stand still with it: only files wait until there is room.
+            # Without drain(): orders are few and small, and a hanging agent or connection must
+            # not block the coordinator. Only files wait until there is room.
             self._writer.write(frame)
         except (OSError, RuntimeError) as error:
             if self._lease_s is None:
                 raise ConnectionError("the agent is gone") from error
 
-    async def _come_back(self) -> Greeted | None:
-        """The cut is told once it is known that the agent has not gone with it, as far as a
-        moment can tell."""
+    async def _reconnect(self) -> Connection | None:
+        """Dial again; report the cut only if a short wait does not show that the agent is gone."""
         if self._lease_s is None or self._is_closing:
             return None
         redial = asyncio.create_task(self._redial(self._lease_s))
         try:
-            await asyncio.wait([redial], timeout=CUT_TOLD_S)
+            await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
-                why = self._keeper.story
+                why = self._agent.explanation
                 self._put({"type": "link_cut", "lease_s": self._lease_s, "why": why})
             return await redial
         finally:
             redial.cancel()
             await asyncio.gather(redial, return_exceptions=True)
 
-    async def _redial(self, lease_s: float) -> Greeted | None:
+    async def _redial(self, lease_s: float) -> Connection | None:
         loop = asyncio.get_running_loop()
         while loop.time() < self._heard_at + lease_s:
             with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
-                return await self._greet()
-            if await self._keeper.has_gone():
+                return await self._connect()
+            if await self._agent.has_gone():
                 return None
             await asyncio.sleep(REDIAL_S)
         return None
 
     async def _ping(self) -> None:
-        """Both sides ping, so silence tells that a line is cut: a cut line itself tells nothing."""
+        """Ping, and disconnect on silence: a cut line gives no EOF, but both sides ping."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(PING_S)
             if self._writer is None:
                 continue
             if loop.time() > self._heard_at + SILENCE_S:
-                await self._keeper.cut()
+                await self._agent.disconnect()
             else:
                 await self._write(protocol.frame(protocol.PING))
 
-    async def _watch_over(self, patience_s: float) -> None:
-        """End the link to an agent that stands still: it would tell of no exit any more, and its
-        tasks would wait for it once their pipes are full. What is counted are pings without an
-        answer, not time: it may be we who were stopped, or the whole machine."""
+    async def _watch_local_agent(self, patience_s: float) -> None:
+        """Close the link to a local agent that hangs and kill the agent.
+
+        It would report no exit any more, and its tasks would block once their pipes are full.
+        Unanswered pings are counted, not time: the coordinator or the machine may have been
+        stopped.
+        """
         unanswered, most = 0, max(1, round(patience_s / LOCAL_PING_S))
         while unanswered < most:
             heard_at = self._heard_at
@@ -317,22 +323,22 @@ class AgentLink:
                 unanswered += 1
                 if unanswered == 1:
                     pid = self.welcome["pid"]
-                    why = f"its agent (pid {pid}) stands still; `kill -CONT {pid}` lets it go on"
+                    why = f"its agent (pid {pid}) is stopped; `kill -CONT {pid}` resumes it"
                     self._put({"type": "link_cut", "lease_s": patience_s, "why": why})
             elif unanswered:
                 unanswered = 0
                 self._put({"type": "link_back", **self._pids()})
-        self._why_killed = f"it stood still for {patience_s:g} s"
-        self._keeper.kill()
-        await self._hang_up()
+        self._why_killed = f"it did not answer for {patience_s:g} s"
+        self._agent.kill()
+        await self._disconnect()
 
     def _pids(self) -> dict[str, Any]:
         return {name: self.welcome[name] for name in ("pid", "guard_pid")}
 
-    async def _hang_up(self) -> None:
+    async def _disconnect(self) -> None:
         writer, self._writer = self._writer, None
         if writer is not None:
-            # Closing would first wait until an agent that may stand still has read the rest.
+            # Closing would first wait until a possibly hanging agent has read the rest.
             writer.transport.abort()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.integration.commandline import CommandLine
-from tests.lab.docker_images import BUILT, alone, build_stub, build_worker, cache
-from tests.lab.dockerd import Docker, Dockerd, machines_own, missing_tools
+from tests.lab.docker_images import BUILT, build_stub, build_worker, cache, exclusive
+from tests.lab.dockerd import Docker, Dockerd, existing_daemon, missing_tools
 from tests.lab.way_out import way_out
 
 from .harbor import Harbor
@@ -30,7 +30,7 @@ def own_daemon(data_root: Path | None = None) -> Iterator[Dockerd]:
 def docker() -> Iterator[Docker]:
     """A client whose daemon has the image `docker_images.STUB`: the machine's daemon, else ours."""
     with ExitStack() as stack:
-        docker = machines_own() or stack.enter_context(own_daemon()).docker
+        docker = existing_daemon() or stack.enter_context(own_daemon()).docker
         build_stub(docker)
         yield docker
 
@@ -51,9 +51,9 @@ def worker_docker() -> Iterator[Docker]:
     wait for one another.
     """
     with ExitStack() as stack:
-        docker, outside = machines_own(), dict[str, str]()
+        docker, outside = existing_daemon(), dict[str, str]()
         if docker is None:
-            stack.enter_context(alone("daemon"))
+            stack.enter_context(exclusive("daemon"))
             daemon = stack.enter_context(own_daemon(cache() / "docker"))
             docker = daemon.docker
             outside = {"https_proxy": stack.enter_context(way_out(daemon.pid))}

@@ -66,7 +66,7 @@ def test_one_that_is_paused_is_told_so_and_replaced_after_its_lease(harbor: Harb
     run.wait_for_line("line 3")
     harbor.docker("pause", harbor.container(run))
     ended(run)
-    assert f"`docker unpause {harbor.container(run)}` lets it go on" in run.said()
+    assert f"`docker unpause {harbor.container(run)}` resumes it" in run.said()
     assert "is paused" in reason_of_restart(run)
 
 
@@ -167,13 +167,13 @@ def test_what_cannot_start_is_named(harbor: Harbor) -> None:
         return " ".join(done.err.split())
 
     said = refused("--set", "runtime.image=127.0.0.1:9/no-such:1")
-    assert "docker has no image 127.0.0.1:9/no-such:1, and cannot pull it" in said
+    assert "docker has no image 127.0.0.1:9/no-such:1 and cannot pull it" in said
     said = refused("--set", "runtime.image=tfcluster-worker:tf1.15")
     assert "docker has no image tfcluster-worker:tf1.15" in said
     assert "`tfcluster build --tensorflow 1.15` makes it" in said
     said = refused(DOCKER_HOST="unix:///run/no-such.sock")
     assert "Cannot connect to the Docker daemon at unix:///run/no-such.sock" in said
-    assert "is it running?" in said
+    assert "is the daemon running?" in said
     empty = harbor.shell.root / "empty"
     empty.mkdir()
     (empty / "python3").symlink_to(shutil.which("python3") or "/usr/bin/python3")

@@ -203,7 +203,7 @@ def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Of
     first, second = office.add_hosts(2)
     run = office.up(office.spec(count=4000), "-d")
     assert run.end() == 0, run.said
-    assert "should that sleep or be cut off, the hosts train on for 1 h" in run.said
+    assert "sleeps or loses its network, the hosts keep training for 1 h" in run.said
     until(lambda: run.has_line("line 5", "worker:1"), "a line")
     kill_coordinator(office)
     office.folders_stay = True
@@ -213,8 +213,8 @@ def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Of
 
     assert down.end() == 3, down.said
     assert f"{first.address}: ended agent, worker:0\n" in down.said
-    assert f"{first.address}: what was saved there stays in " in down.said
-    assert f"{second.address}: what runs there may live until " in down.said
+    assert f"{first.address}: saved files stay in " in down.said
+    assert f"{second.address}: its tasks may run until " in down.said
     assert "Connection timed out" in down.said
     until(lambda: not first.processes(), "the end of the first host's")
     assert second.processes()
@@ -225,7 +225,7 @@ def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Of
     assert f"{second.address}: ended agent, worker:1\n" in again.said
     until(lambda: not second.processes(), "the end of the second host's")
     last = office.start("down", run.folder.name)
-    assert (last.end(), last.said) == (0, f"{run.folder.name} is lost, and was cleaned up before\n")
+    assert (last.end(), last.said) == (0, f"{run.folder.name} is lost and was already cleaned up\n")
 
 
 def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:
@@ -262,7 +262,7 @@ def test_a_host_with_an_old_python_is_told_apart_from_one_that_is_down(office: O
         run = office.up(office.spec(runtime={"hosts": {"*": {"python": python}}}))
         assert run.end() == 3
         assert f"Python 3.9 or newer is needed, and {python} is 3." in run.said
-        assert f"runtime.hosts.{host.address}.python names a Python (3.9 or newer)" in run.said
+        assert f"runtime.hosts.{host.address}.python to a Python (3.9 or newer)" in run.said
 
 
 def test_what_a_login_prints_is_skipped(office: Office) -> None:

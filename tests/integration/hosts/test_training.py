@@ -31,14 +31,14 @@ PACED = """
 import os, time
 from tfcluster_workers.jobs import keras_mnist
 
-watchers = keras_mnist.watchers
+make_callbacks = keras_mnist.make_callbacks
 
 def paced(keras, *rest):
     pause_s = float(os.environ["PAUSE_S"]) if os.environ["TFCLUSTER_ATTEMPT"] == "1" else 0
     pause = lambda *_: time.sleep(pause_s)
-    return [*watchers(keras, *rest), keras.callbacks.LambdaCallback(on_train_batch_end=pause)]
+    return [*make_callbacks(keras, *rest), keras.callbacks.LambdaCallback(on_train_batch_end=pause)]
 
-keras_mnist.watchers = paced
+keras_mnist.make_callbacks = paced
 keras_mnist.main()
 """
 """`keras_mnist` with a pause after each step of the first attempt: there is time to break

@@ -62,4 +62,4 @@ def test_worker_0_only_followed_whatever_it_said(broken: Trained) -> None:
 
 def test_it_is_not_started_again_and_says_why(broken: Trained) -> None:
     assert broken.of("restarting") == []
-    assert "Not started again" in broken.err
+    assert "Not restarted" in broken.err

@@ -67,7 +67,9 @@ def test_the_spec_trains_to_95_percent_and_both_workers_say_the_same(first: Trai
 
 def test_the_start_lines_name_the_data_and_the_dtypes(first: Trained) -> None:
     (start,) = first.said("worker:1", r"^custom_loop: .*")
-    assert "synthetic_digits, drawn; --dataset mnist for the real one · worker:1 of 2" in start
+    assert (
+        "synthetic_digits (synthetic data; --dataset mnist for real data) · worker:1 of 2" in start
+    )
     assert "global batch 96 on 2 replicas" in start
     assert first.said("worker:1", r"^the model (.*)") == [
         "computes in float32, keeps float32 variables"

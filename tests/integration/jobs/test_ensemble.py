@@ -96,5 +96,5 @@ def test_checkpoints_of_another_model_are_told_in_one_line(lab: Lab, runs: list[
     done = alone(lab, "tf215", "--runs", runs[0], "--model", "fashion_cnn", "--examples", "10")
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ensemble:")]
-    assert "ckpt-1 is no checkpoint of fashion_cnn" in line
+    assert "ckpt-1 is not a checkpoint of fashion_cnn" in line
     assert "Traceback" not in done.stderr

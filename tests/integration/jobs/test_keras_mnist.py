@@ -91,7 +91,7 @@ def test_after_a_kill_all_three_go_on_from_the_chiefs_last_epoch(runs: Runs) -> 
 def test_the_start_lines_tell_data_replicas_and_keras(runs: Runs, tensorflow: str) -> None:
     trained = runs.of(tensorflow, *SHARED["mirrored on two logical CPUs"][1])
     (line,) = trained.said("worker:0", "^keras_mnist: (.*)")
-    assert "synthetic_digits, drawn; --dataset mnist for the real one" in line
+    assert "synthetic_digits (synthetic data; --dataset mnist for real data)" in line
     assert "global batch 96 on 2 replicas" in line
     assert line.endswith("keras 2.15.0" if tensorflow == "tf215" else "keras 3.15.1")
     assert trained.said("worker:0", "^the model (.*)") == [

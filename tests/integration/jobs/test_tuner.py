@@ -247,4 +247,4 @@ def test_a_search_of_which_every_trial_failed_has_failed(
     assert cause["task"] == "chief:0"
     assert reason in cause["reason"]
     assert "ValueError: no such layer" in trained.err, "the table says why"
-    assert "best  none: no trial was completed" in trained.err
+    assert "best  none: no trial has completed" in trained.err

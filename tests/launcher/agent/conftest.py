@@ -1,4 +1,4 @@
-"""A coordinator's stand-in: starts a real agent and speaks to it over its socket."""
+"""A fake coordinator that starts a real agent and talks to it over its socket."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PATIENCE_S = 20.0
 
 
 class Peer:
-    """One connection to an agent; `session` may be handed to the next one to resume."""
+    """One connection to an agent; the next connection may resume its `session`."""
 
     def __init__(self, path: str, session: protocol.Session | None = None) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -36,7 +36,7 @@ class Peer:
         self._decoder = protocol.Decoder(after_magic=True)
 
     def hello(self, **changes: Any) -> dict[str, Any]:
-        """Greet; returns the welcome or the refusal."""
+        """Send a hello; return the welcome or the refusal."""
         message = {"type": "hello", "n": 0, "protocol": protocol.VERSION, "run_id": "run-1"}
         message |= {"node": "local", "token": "secret", "last_seen": self.session.last_seen}
         self.socket.sendall(protocol.control_frame(message | changes))
@@ -49,7 +49,7 @@ class Peer:
         self.socket.sendall(self.session.number({"type": type_, **fields}))
 
     def take(self, *types: str, **fields: Any) -> dict[str, Any]:
-        """The next message of one of these types with these fields; others are kept."""
+        """Return the next message of these types with these fields; keep the others."""
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             for message in self.messages:
@@ -61,7 +61,7 @@ class Peer:
         raise AssertionError(f"no {types} {fields} came; but: {self.messages}")
 
     def read(self) -> bool:
-        """Take in what comes next; False at the end of the connection."""
+        """Read the next bytes; return False at the end of the connection."""
         try:
             data = self.socket.recv(1 << 18)
         except ConnectionError:
@@ -70,7 +70,7 @@ class Peer:
         for kind, payload in self._decoder.feed(data):
             control = self._on_frame(kind, payload) or control
         if control:
-            with contextlib.suppress(ConnectionError):  # these may have been its last words
+            with contextlib.suppress(ConnectionError):  # these may have been its last messages
                 self.socket.sendall(self.session.acknowledgement())
         return bool(data)
 
@@ -95,7 +95,7 @@ class Peer:
 
 
 class Rig:
-    """A run's folder with one agent in it."""
+    """A run's folder with one agent."""
 
     def __init__(self, folder: Path, *, python: str = sys.executable, **config: Any) -> None:
         self.folder, self.python = folder, python
@@ -118,7 +118,7 @@ class Rig:
         return self.peer
 
     def start(self, *argv: str, task: str = "worker:0", **spec: Any) -> dict[str, Any]:
-        """Start one task; returns `task_started` or `start_failed`."""
+        """Start one task; return its `task_started` or `start_failed`."""
         entry = {"task": task, "argv": list(argv), "env": {}, "cwd": "/"}
         entry |= {"log": str(self.log(task))} | spec
         self.peer.send("start", attempt=1, tasks=[entry])
@@ -134,7 +134,7 @@ class Rig:
         return self.folder / "logs" / f"{task.replace(':', '-')}.log"
 
     def end(self) -> None:
-        """Close the connection, wait for guard and agent."""
+        """Close the connection and wait for guard and agent."""
         self.peer.close()
         process = self.agent._process
         try:
@@ -143,14 +143,14 @@ class Rig:
             process.kill()
             process.wait()
             raise
-        words = "" if self.agent._errors.closed else self.agent.last_words()
+        errors = "" if self.agent._errors.closed else self.agent.last_words()
         self.agent._errors.close()
-        assert not words, words
+        assert not errors, errors
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder with a short path: a Unix socket's may have 108 bytes."""
+    """Yield a folder with a short path: a Unix socket's path may have 108 bytes."""
     path = Path(tempfile.mkdtemp(prefix="tfc-"))
     yield path
     shutil.rmtree(path)
@@ -158,13 +158,13 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
-    """Start agents, each in its own folder; all are ended, and must leave no socket behind."""
+    """Yield a function that starts agents; all are ended and must leave no socket behind."""
     rigs: list[Rig] = []
 
     def make(**config: Any) -> Rig:
-        home = folder / str(len(rigs))
-        home.mkdir(0o700)
-        rigs.append(Rig(home, **config))
+        subfolder = folder / str(len(rigs))
+        subfolder.mkdir(0o700)
+        rigs.append(Rig(subfolder, **config))
         return rigs[-1]
 
     yield make
@@ -179,7 +179,7 @@ def rig(new_rig: Callable[..., Rig]) -> Rig:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is dead: only its parent, which the test may have killed, could remove it."""
+    """Return whether a process lives; a zombie, whose parent may be killed, does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -188,7 +188,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children_of(parent: int) -> list[int]:
-    """Living children, adopted ones too."""
+    """Return the living children, adopted ones included."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:

@@ -1,4 +1,4 @@
-"""What a task and a stranger at the socket can make a real agent keep is bounded, and told."""
+"""Budgets of a real agent for tasks and unknown connections; excess is reported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tfcluster.agent import budgets, protocol
 from tfcluster.agent.budgets import Allowance
-from tfcluster.agent.net.session import Line
+from tfcluster.agent.net.session import CoordinatorLink
 
 from .conftest import Peer, Rig
 
@@ -33,43 +33,43 @@ while time.monotonic() < until:
 print(sent)
 line.send(json.dumps({"type": "error", "exception": "E", "message": "the end"}).encode())
 """
-"""Sends notes for a second as fast as anybody takes them, then says why it ends."""
+"""A task that sends notes for a second as fast as possible, then reports an error."""
 
 
 def memory_of(pid: int) -> int:
-    """Bytes that the process has in memory at most, so far."""
+    """Return the peak memory of a process in bytes."""
     facts = Path(f"/proc/{pid}/status").read_text()
     return int(facts.partition("VmHWM:")[2].split()[0]) * 1024
 
 
-def test_a_task_that_floods_is_heard_in_part_and_to_the_end(rig: Rig) -> None:
-    """A flood of one second was 150 MB for the coordinator."""
+def test_reports_of_a_flooding_task_are_dropped_except_the_last_error(rig: Rig) -> None:
+    """One second of it was 150 MB for the coordinator before there were budgets."""
     rig.start_python(FLOOD)
-    assert rig.exited()["exit_code"] == 0, "it never waits for us"
-    heard = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
-    taken = sum(len(json.dumps(event)) for event in heard)
+    assert rig.exited()["exit_code"] == 0, "the task never waits for the agent"
+    events = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
+    taken = sum(len(json.dumps(event)) for event in events)
     assert taken < budgets.REPORT_BYTES_AT_ONCE + 10 * budgets.REPORT_BYTES_PER_S
-    assert heard[-1] == {"type": "error", "exception": "E", "message": "the end"}
+    assert events[-1] == {"type": "error", "exception": "E", "message": "the end"}
     counts = [m["count"] for m in rig.peer.messages if m["type"] == "reports_dropped"]
     sent = int(rig.log().read_text())
-    assert counts == [1, sent - len(heard) + 1]
+    assert counts == [1, sent - len(events) + 1]
 
 
-def test_strangers_at_the_socket_cost_little_and_keep_nobody_out(rig: Rig) -> None:
+def test_connections_without_a_hello_cost_little_and_block_no_other(rig: Rig) -> None:
     before = memory_of(rig.pid)
-    almost = protocol.control_frame({"type": "hello", "x": "x" * (900 << 10)})[:-100]
-    strangers = []
+    incomplete_hello = protocol.control_frame({"type": "hello", "x": "x" * (900 << 10)})[:-100]
+    others = []
     with contextlib.ExitStack() as closing:
-        for _ in range(3 * budgets.STRANGERS):
+        for _ in range(3 * budgets.PENDING_CONNECTIONS):
             peer = Peer(str(rig.config["socket"]))
             closing.callback(peer.close)
-            strangers.append(peer)
+            others.append(peer)
             with contextlib.suppress(ConnectionError):
-                peer.socket.sendall(almost)
-        assert rig.start("true")["type"] == "task_started", "its own coordinator is served"
+                peer.socket.sendall(incomplete_hello)
+        assert rig.start("true")["type"] == "task_started", "the agent serves its coordinator"
         rig.exited()
-        assert "without a hello" in strangers[0].take("refused")["reason"]
-        assert memory_of(rig.pid) < before + (budgets.STRANGERS + 4) * budgets.HELLO_BYTES
+        assert "without a hello" in others[0].take("refused")["reason"]
+        assert memory_of(rig.pid) < before + (budgets.PENDING_CONNECTIONS + 4) * budgets.HELLO_BYTES
         huge = Peer(str(rig.config["socket"]))
         closing.callback(huge.close)
         with contextlib.suppress(ConnectionError):
@@ -77,13 +77,13 @@ def test_strangers_at_the_socket_cost_little_and_keep_nobody_out(rig: Rig) -> No
         assert "not a frame" in huge.take("refused")["reason"]
 
 
-def test_a_stranger_has_some_seconds_for_its_hello(folder: Path) -> None:
+def test_a_connection_without_a_hello_is_closed_after_some_seconds(folder: Path) -> None:
     config: dict[str, Any] = {"run_id": "r", "node": "n", "token": "t", "lease_s": None}
     ignore: Any = lambda *_: None  # noqa: E731
     recorder = SimpleNamespace(pid=1, add_file=ignore)
     with selectors.DefaultSelector() as selector:
         path = str(folder / "private" / "agent.sock")
-        line = Line(
+        line = CoordinatorLink(
             config | {"socket": path},
             cast("Any", recorder),
             selector,
@@ -92,23 +92,23 @@ def test_a_stranger_has_some_seconds_for_its_hello(folder: Path) -> None:
             ignore,
             ignore,
         )
-        with socket.socket(socket.AF_UNIX) as stranger:
-            stranger.settimeout(20)
-            stranger.connect(path)
+        with socket.socket(socket.AF_UNIX) as other:
+            other.settimeout(20)
+            other.connect(path)
             line._accept(selectors.EVENT_READ)
             due = line.deadline()
             assert due is not None
             assert due <= time.monotonic() + budgets.HELLO_S
             line.on_time(due + 1)
-            said = b""
-            while data := stranger.recv(1 << 16):
-                said += data
-            assert b"no hello came within 10 s" in said
+            received = b""
+            while data := other.recv(1 << 16):
+                received += data
+            assert b"no hello within 10 s" in received
         line.close()
 
 
 @pytest.mark.parametrize(("spent", "wait_s"), [(0, 0.0), (9, 0.0), (10, 0.0), (30, 4.0)])
-def test_an_allowance_fills_up_again(spent: int, wait_s: float) -> None:
+def test_an_allowance_refills(spent: int, wait_s: float) -> None:
     allowance = Allowance(burst=10, per_s=5, now=100.0)
     allowance.spend(spent, 100.0)
     assert allowance.wait_s(100.0) == wait_s

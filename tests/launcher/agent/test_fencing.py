@@ -1,4 +1,4 @@
-"""What proves that an agent and its guard have ended, and what does not."""
+"""Proof that an agent and its guard have ended."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ ANOTHER_BOOT = {"boot_id": "b2"}
 ANOTHER_NAMESPACE = {"pid_namespace": 4026532999}
 
 
-def former(**there: Any) -> dict[str, Any]:
-    """This process and its parent, which live, seen `there`."""
+def identity(**scope: Any) -> dict[str, Any]:
+    """Return the identity of this process and its parent, which live, with scope `scope`."""
     pids = {"pid": os.getpid(), "guard_pid": os.getppid()}
     started = {"started": start_time(os.getpid()), "guard_started": start_time(os.getppid())}
-    return {**pids, **started, "where": {**HERE, **there}}
+    return {**pids, **started, "where": {**HERE, **scope}}
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing, "where", lambda: HERE)
+def local_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fencing, "process_scope", lambda: HERE)
 
 
 @pytest.mark.parametrize(
-    ("there", "in_container", "proof"),
+    ("scope", "in_container", "proof"),
     [
         ({}, False, False),
         (ANOTHER_BOOT, False, True),
@@ -53,27 +53,29 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         "no boot id",
     ],
 )
-def test_what_proves_an_end(there: dict[str, Any], in_container: bool, proof: bool | None) -> None:
-    assert fencing.have_ended(former(**there), in_container=in_container) is proof
+def test_the_end_of_an_agent_is_proved_by_process_table_or_reboot(
+    scope: dict[str, Any], in_container: bool, proof: bool | None
+) -> None:
+    assert fencing.have_ended(identity(**scope), in_container=in_container) is proof
 
 
-def test_a_process_with_the_same_number_is_not_the_former_one() -> None:
-    reused = former() | {"started": 1, "guard_started": 1}
+def test_a_process_with_a_reused_pid_is_not_the_previous_agent() -> None:
+    reused = identity() | {"started": 1, "guard_started": 1}
     assert fencing.have_ended(reused) is True
-    assert fencing.have_ended(former() | {"started": 1}) is False, "the guard lives"
+    assert fencing.have_ended(identity() | {"started": 1}) is False, "the guard lives"
 
 
 def test_nothing_is_proved_where_this_machine_has_no_boot_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fencing, "where", lambda: HERE | {"boot_id": ""})
-    assert fencing.have_ended(former(boot_id="")) is None
+    monkeypatch.setattr(fencing, "process_scope", lambda: HERE | {"boot_id": ""})
+    assert fencing.have_ended(identity(boot_id="")) is None
 
 
-def test_what_does_not_end_is_told_and_what_cannot_be_seen_is_not_touched() -> None:
+def test_a_living_guard_is_reported_and_invisible_processes_are_not_signalled() -> None:
     with subprocess.Popen(["sleep", "60"]) as task:
         agent = {"pid": task.pid, "started": start_time(task.pid)}
-        assert fencing.end({**former(**ANOTHER_NAMESPACE), **agent}, 0.1) is None
+        assert fencing.end({**identity(**ANOTHER_NAMESPACE), **agent}, 0.1) is None
         assert task.poll() is None
-        assert fencing.end({**former(), **agent}, 0.1) is False, "its guard lives on"
+        assert fencing.end({**identity(), **agent}, 0.1) is False, "the guard still lives"
         task.wait()

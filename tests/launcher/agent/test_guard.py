@@ -1,4 +1,4 @@
-"""`kill -9` of anybody: within two seconds no task of the run lives, nor its children."""
+"""After `kill -9` of coordinator, agent or guard all tasks and their children end within 2 s."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
 
 
 class Run:
-    """A stand-in coordinator in a process of its own, with two tasks and their children."""
+    """A fake coordinator in a separate process, with two tasks and their children."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,7 +74,7 @@ class Run:
         assert self.owner.stdout is not None
         facts: dict[str, Any] = json.loads(self.owner.stdout.readline())
         self.ports: list[int] = facts["ports"]
-        self.who = {"owner": self.owner.pid, "agent": facts["pid"], "guard": facts["guard_pid"]}
+        self.pids = {"owner": self.owner.pid, "agent": facts["pid"], "guard": facts["guard_pid"]}
         self.tasks = [pid for name in ("worker:0", "worker:1") for pid in self._pids(name)]
 
     def _pids(self, task: str) -> list[int]:
@@ -85,16 +85,16 @@ class Run:
             if lines:
                 return [int(pid) for pid in lines[0].split()]
             time.sleep(0.01)
-        said = log.read_text() if log.exists() else "nothing"
-        raise AssertionError(f"{task} did not come up; it said: {said}")
+        output = log.read_text() if log.exists() else "nothing"
+        raise AssertionError(f"{task} did not come up; it said: {output}")
 
-    def kill(self, *who: str) -> None:
-        """Kill them, and see that all else ends in time."""
+    def kill(self, *names: str) -> None:
+        """Kill the named processes and check that all others end in time."""
         assert all(is_alive(pid) for pid in self.tasks)
-        for name in who:
-            kill(self.who[name])
+        for name in names:
+            kill(self.pids[name])
         deadline = time.monotonic() + LIMIT_S
-        while living := self._living(who):
+        while living := self._living(names):
             assert time.monotonic() < deadline, f"alive {LIMIT_S} s after the kill: {living}"
             time.sleep(0.01)
         for port in self.ports:
@@ -102,9 +102,9 @@ class Run:
                 probe.bind(("0.0.0.0", port))
 
     def _living(self, killed: tuple[str, ...]) -> list[str]:
-        ours = {str(pid): pid for pid in self.tasks}
-        ours |= {name: self.who[name] for name in ("agent", "guard") if name not in killed}
-        return [name for name, pid in ours.items() if is_alive(pid)]
+        living = {str(pid): pid for pid in self.tasks}
+        living |= {name: self.pids[name] for name in ("agent", "guard") if name not in killed}
+        return [name for name, pid in living.items() if is_alive(pid)]
 
     def close(self) -> None:
         self.owner.kill()
@@ -113,11 +113,11 @@ class Run:
         self.owner.stdout.close()
 
 
-def kill_and_look(*who: str) -> None:
+def kill_and_check(*names: str) -> None:
     with tempfile.TemporaryDirectory(prefix="tfc-", ignore_cleanup_errors=True) as folder:
         run = Run(Path(folder))
         try:
-            run.kill(*who)
+            run.kill(*names)
         finally:
             run.close()
         assert not list(Path(folder).glob("*.agent")), "a socket was left"
@@ -127,26 +127,26 @@ def kill_and_look(*who: str) -> None:
 CASES = [("owner",), ("agent",), ("guard",), ("owner", "agent"), ("agent", "owner")]
 
 
-@pytest.mark.parametrize("who", CASES, ids="+".join)
-def test_nothing_lives_after_kill(who: tuple[str, ...]) -> None:
-    kill_and_look(*who)
+@pytest.mark.parametrize("names", CASES, ids="+".join)
+def test_no_process_survives_kill_9(names: tuple[str, ...]) -> None:
+    kill_and_check(*names)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", CASES[:4], ids="+".join)
-def test_ten_times_out_of_ten(who: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("names", CASES[:4], ids="+".join)
+def test_no_process_survives_in_ten_of_ten_tries(names: tuple[str, ...]) -> None:
     for _ in range(10):
-        kill_and_look(*who)
+        kill_and_check(*names)
 
 
-def test_guard_and_agent_at_once_still_end_the_tasks_themselves() -> None:
-    """Their children are stated as not covered: nobody is left to know them."""
+def test_killing_guard_and_agent_at_once_still_ends_the_tasks() -> None:
+    """The tasks' children are documented as not covered: no process is left that knows them."""
     with tempfile.TemporaryDirectory(prefix="tfc-", ignore_cleanup_errors=True) as folder:
         run = Run(Path(folder))
         tasks, children = run.tasks[0::4], [p for i, p in enumerate(run.tasks) if i % 4]
         try:
-            kill(run.who["guard"])
-            kill(run.who["agent"])
+            kill(run.pids["guard"])
+            kill(run.pids["agent"])
             deadline = time.monotonic() + LIMIT_S
             while any(is_alive(pid) for pid in tasks):
                 assert time.monotonic() < deadline
@@ -157,7 +157,7 @@ def test_guard_and_agent_at_once_still_end_the_tasks_themselves() -> None:
             run.close()
 
 
-def test_a_number_given_to_another_process_is_not_killed() -> None:
+def test_a_process_with_a_reused_pid_is_not_killed() -> None:
     from tfcluster.agent.processes import signal_group, start_time
 
     process = subprocess.Popen(["sleep", "60"], start_new_session=True)
@@ -169,4 +169,4 @@ def test_a_number_given_to_another_process_is_not_killed() -> None:
     finally:
         process.kill()
         process.wait()
-    assert not signal_group(process.pid, 0, 9), "the group is gone, which is no error"
+    assert not signal_group(process.pid, 0, 9), "a group that is gone is no error"

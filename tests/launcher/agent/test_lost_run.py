@@ -1,4 +1,4 @@
-"""What a node ends of a run whose coordinator is gone, and what it says of it."""
+"""Ending the rest of a run on a node after its coordinator was lost."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ child = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(child.pid, flush=True)
 child.wait()
 """
-"""Its child is in no group that the agent knows."""
+"""A task whose child is in no process group that the agent knows."""
 
 
 def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
-    former = rig.welcome["identity"]
-    former = {**former, "where": {**former["where"], **where}}
-    return fencing.end_lost_run({"run_id": RUN, "former": former, "cache": str(cache)})
+    identity = rig.welcome["identity"]
+    identity = {**identity, "where": {**identity["where"], **where}}
+    return fencing.end_lost_run({"run_id": RUN, "former": identity, "cache": str(cache)})
 
 
-def test_agent_and_tasks_end_and_what_was_saved_stays(
+def test_agent_and_tasks_end_and_saved_files_stay(
     new_rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
     rig = new_rig(lease_s=300)
@@ -39,17 +39,17 @@ def test_agent_and_tasks_end_and_what_was_saved_stays(
     child = int(rig.log().read_text())
     saved = tmp_path / "nodes" / RUN
     saved.mkdir(parents=True)
-    with subprocess.Popen(["sleep", "300"], env={"TFCLUSTER_RUN_ID": f"{RUN}x"}) as stranger:
+    with subprocess.Popen(["sleep", "300"], env={"TFCLUSTER_RUN_ID": f"{RUN}x"}) as other:
         found = end(rig, tmp_path)
         assert found["ended"] == ["agent", "worker:0"]
         assert (found["stays"], found["is_proved"], found["folder"]) == ([], True, str(saved))
         assert not any(map(is_alive, (task, child, rig.pid, rig.guard_pid)))
-        assert stranger.poll() is None
-        stranger.kill()
+        assert other.poll() is None
+        other.kill()
     assert end(rig, tmp_path)["ended"] == []
 
 
-def test_an_agent_that_cannot_be_seen_is_not_said_to_have_ended(
+def test_an_invisible_agent_is_not_reported_as_ended(
     new_rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
     rig = new_rig(lease_s=300)

@@ -1,4 +1,4 @@
-"""The agent on the oldest Python it promises: a node may have no newer one."""
+"""The agent on the oldest supported Python: a node may have no newer one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import Rig, children_of, is_alive, wait_until
 
 @cache
 def find_python39() -> str | None:
-    """From pyenv's folder, PATH, or uv: what is quickest to try comes first."""
+    """Find a Python 3.9 in pyenv's folder, PATH or uv, the fastest check first."""
     return next(filter(_is_python39, _candidates()), None)
 
 
@@ -29,7 +29,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _is_python39(candidate: str) -> bool:
-    """A pyenv shim on PATH exists, but runs only where that version is selected."""
+    """Return whether it runs: a pyenv shim works only where its version is selected."""
     code = "import sys; sys.exit(sys.version_info[:2] != (3, 9))"
     return (
         candidate != ""
@@ -40,7 +40,7 @@ def _is_python39(candidate: str) -> bool:
 
 @pytest.fixture(scope="module")
 def python39() -> str:
-    """With CI=true a skip counts as a failure (tests/conftest.py)."""
+    """Return a Python 3.9, or skip; with CI=true a skip is a failure (tests/conftest.py)."""
     found = find_python39()
     if found is None:
         pytest.skip("no Python 3.9 on PATH, in ~/.pyenv or from uv")
@@ -52,7 +52,7 @@ def rig39(new_rig: Callable[..., Rig], python39: str) -> Rig:
     return new_rig(python=python39)
 
 
-def test_it_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
+def test_python39_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
     assert rig39.welcome["python"].startswith("3.9.")
     rig39.peer.send("hold_ports", ports=[{"task": "worker:0", "host": "localhost", "port": 0}])
     assert rig39.peer.take("ports_held")["ports"]["worker:0"] > 0
@@ -63,11 +63,11 @@ def test_it_runs_tasks_holds_ports_and_stops(rig39: Rig) -> None:
     assert rig39.start("/no/such/program")["type"] == "start_failed"
 
 
-def test_it_starts_attempts_anew_and_tells_of_a_stopped_task(rig39: Rig) -> None:
+def test_python39_starts_attempts_and_reports_a_stopped_task(rig39: Rig) -> None:
     for _ in range(2):
         rig39.start("setsid", "-f", "sleep", "300")
         rig39.exited()
-    assert len(children_of(rig39.pid)) == 1, "what the first left was ended before the second"
+    assert len(children_of(rig39.pid)) == 1, "the stray process of attempt 1 ended before attempt 2"
     rig39.start("sleep", "300")
     rig39.peer.send("signal", tasks=["worker:0"], signal=19)
     assert rig39.peer.take("task_stopped")["signal"] == 19
@@ -75,7 +75,9 @@ def test_it_starts_attempts_anew_and_tells_of_a_stopped_task(rig39: Rig) -> None
     wait_until(lambda: not is_alive(rig39.guard_pid), timeout_s=5)
 
 
-def test_its_lines_survive_a_reconnect(new_rig: Callable[..., Rig], python39: str) -> None:
+def test_python39_resumes_logs_after_a_reconnect(
+    new_rig: Callable[..., Rig], python39: str
+) -> None:
     rig = new_rig(python=python39, lease_s=30)
     rig.reconnect(stream_logs=True)
     rig.start("sh", "-c", "echo one; sleep 0.3; echo two")
@@ -88,7 +90,7 @@ def test_its_lines_survive_a_reconnect(new_rig: Callable[..., Rig], python39: st
 
 @pytest.mark.parametrize("platform", ["linux", "darwin"])
 def test_every_module_of_the_agent_imports(python39: str, platform: str) -> None:
-    """Where there is no prctl and no /proc, too; the system itself is only pretended here."""
+    """Imports also work without prctl and /proc; the platform is only faked."""
     import tfcluster.agent
 
     folder = Path(tfcluster.agent.__file__).parent

@@ -1,4 +1,4 @@
-"""What a process of the agent's does to itself."""
+"""Closing the inherited descriptors of a process."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ print([int(n) for n in (3, 4, 40, 900) if os.path.exists(f"/proc/self/fd/{n}")],
 
 def _closes(how: str) -> str:
     launcher = str(Path(tfcluster.__file__).parents[1])
-    words = [sys.executable, "-c", _CLOSES, launcher, how]
-    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    output = [sys.executable, "-c", _CLOSES, launcher, how]
+    return subprocess.run(output, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
-def test_only_what_is_open_is_closed_not_every_number_there_could_be() -> None:
+def test_only_open_descriptors_are_closed() -> None:
     assert _closes("proc") == "[3] []"
 
 
-def test_without_proc_it_is_every_number() -> None:
+def test_without_proc_every_number_is_closed() -> None:
     assert _closes("no proc") == f"[3, 4, 40, 900] [(4, {os.sysconf('SC_OPEN_MAX')})]"

@@ -1,4 +1,4 @@
-"""Frames survive any cut of the stream, and a session survives its connections."""
+"""Frames are decoded however the stream is cut, and sessions outlive connections."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FRAMES = [
 
 
 @given(st.lists(st.integers(0, 200), max_size=8))
-def test_frames_come_out_whole_wherever_the_stream_is_cut(cuts: list[int]) -> None:
+def test_frames_are_decoded_wherever_the_stream_is_cut(cuts: list[int]) -> None:
     stream = b"".join(frame for _, frame in FRAMES)
     edges = [0, *sorted(cuts), len(stream)]
     pieces = [stream[a:b] for a, b in itertools.pairwise(edges)]
@@ -79,15 +79,15 @@ def test_a_frame_over_the_limit_is_not_made() -> None:
         protocol.frame(protocol.LOG, bytes(protocol.MAX_PAYLOAD + 1))
 
 
-def test_a_session_sends_again_only_what_was_not_seen() -> None:
+def test_a_session_resends_only_unreceived_messages() -> None:
     sender, receiver = protocol.Session(), protocol.Session()
     frames = [sender.number({"type": "note", "what": what}) for what in "abc"]
     for _, payload in decode(*frames[:2]):
         assert receiver.is_new(protocol.read_control(payload))
     again = sender.resume(receiver.last_seen)
     assert again == frames[2:]
-    seen = [protocol.read_control(payload)["what"] for _, payload in decode(*again)]
-    assert seen == ["c"]
+    received = [protocol.read_control(payload)["what"] for _, payload in decode(*again)]
+    assert received == ["c"]
 
 
 def test_a_message_received_twice_is_new_once() -> None:

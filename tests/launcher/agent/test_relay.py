@@ -1,4 +1,4 @@
-"""A bare node is reached through any pair of pipes, and reached again after they broke."""
+"""A bare node is reached through a pair of pipes, and again after they broke."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOISE = "echo 'Welcome to gpu1'; exec "
 
 
 class Transport:
-    """What `ssh host` will be: a shell that greets, then a bootstrap on its stdin and stdout."""
+    """A substitute for `ssh host`: a shell that prints noise, then runs the bootstrap."""
 
     def __init__(
         self,
@@ -36,16 +36,16 @@ class Transport:
         session: protocol.Session,
         *,
         starts: bool = True,
-        seat: Path | None = None,
-        former: dict[str, Any] | None = None,
+        waiting: Path | None = None,
+        previous: dict[str, Any] | None = None,
     ) -> None:
-        """Says hello; `greet` waits for the answer."""
+        """Start the transport and send a hello; `greet` waits for the answer."""
         self._folder = folder
         source = Path(bootstrap.__file__).read_text()
         argv = ["sh", "-c", NOISE + '"$@"', "sh", sys.executable, "-I", "-S", "-c", source]
-        with (folder / "said").open("wb") as said:
+        with (folder / "said").open("wb") as stderr:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said
+                argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr
             )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -54,8 +54,8 @@ class Transport:
         self.session, self.messages = session, list[dict[str, Any]]()
         self.decoder = protocol.Decoder(after_magic=True)
         config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
-        config |= {"starts": starts, "former": former}
-        config |= {"seat": str(seat)} if seat is not None else {}
+        config |= {"starts": starts, "former": previous}
+        config |= {"seat": str(waiting)} if waiting is not None else {}
         run = folder / "run"
         config |= {"socket": str(run / "agent.sock"), "ports_dir": str(run / "ports")}
         order = {"digest": made.digest, "cache": str(folder / "cache"), "config": config}
@@ -73,7 +73,7 @@ class Transport:
         return self
 
     def refusal(self) -> tuple[int, str]:
-        """Exit code and last words of a relay that reaches no agent."""
+        """Return exit code and last output of a relay that reaches no agent."""
         code = self.process.wait(timeout=20)
         self.close()
         return code, (self._folder / "said").read_text()
@@ -121,7 +121,7 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
         kill(first.process.pid)
         first.close()
         second = Transport(
-            folder, made, session, starts=False, former=first.welcome["identity"]
+            folder, made, session, starts=False, previous=first.welcome["identity"]
         ).greet()
         assert second.answer == bootstrap.HAVE
         assert second.welcome["pid"] == pid
@@ -135,14 +135,14 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
             kill(pid)
 
 
-def test_bytecode_that_lies_beside_the_bundle_is_not_run(folder: Path, made: bundle.Bundle) -> None:
-    """A job on that node may have put it there; the digest of the sources says nothing of it."""
+def test_bytecode_in_the_bundle_s_folder_is_not_run(folder: Path, made: bundle.Bundle) -> None:
+    """A job on that node may have put it there, and the digest of the sources does not cover it."""
     first = Transport(folder, made, protocol.Session()).greet()
     unpacked = folder / "cache/bundles" / made.digest / "agent/tfcluster/agent"
     for name in ("relay", "agent"):
         poison(unpacked / f"{name}.py", f"open({str(folder / 'evil')!r}, 'w')")
-    former = first.welcome["identity"]
-    second = Transport(folder, made, protocol.Session(), starts=False, former=former).greet()
+    previous = first.welcome["identity"]
+    second = Transport(folder, made, protocol.Session(), starts=False, previous=previous).greet()
     pid = second.welcome["pid"]
     second.write(second.session.number({"type": "shutdown"}))
     second.take("bye")
@@ -159,14 +159,14 @@ def test_bytecode_that_lies_beside_the_bundle_is_not_run(folder: Path, made: bun
     assert not (folder / "evil").exists()
 
 
-def sit_down(path: Path) -> subprocess.Popen[bytes]:
-    """As the first process of a container does."""
+def start_waiting(path: Path) -> subprocess.Popen[bytes]:
+    """Start the process that waits for an agent in a container."""
     source = Path(container_wait.__file__).read_text()
     return subprocess.Popen([sys.executable, "-I", "-S", "-c", source, str(path)])
 
 
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
-def test_a_container_whose_python_is_too_old_says_so(tmp_path: Path, python: str) -> None:
+def test_a_container_reports_a_python_that_is_too_old(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
     source = Path(container_wait.__file__).read_text()
     argv = [python, "-I", "-S", "-c", source, "a-seat"]
@@ -175,11 +175,11 @@ def test_a_container_whose_python_is_too_old_says_so(tmp_path: Path, python: str
     assert ended.stderr.startswith(f"Python 3.9 or newer is needed, and {python} is 3.")
 
 
-def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
+def test_a_waiting_process_becomes_the_agent_and_ends_with_it(
     folder: Path, made: bundle.Bundle
 ) -> None:
-    waits, session = sit_down(folder / "seat"), protocol.Session()
-    first = Transport(folder, made, session, seat=folder / "seat").greet()
+    waits, session = start_waiting(folder / "seat"), protocol.Session()
+    first = Transport(folder, made, session, waiting=folder / "seat").greet()
     try:
         assert first.welcome["guard_pid"] == waits.pid
         assert not (folder / "seat").exists()
@@ -190,8 +190,8 @@ def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
             made,
             session,
             starts=False,
-            seat=folder / "seat",
-            former=first.welcome["identity"],
+            waiting=folder / "seat",
+            previous=first.welcome["identity"],
         ).greet()
         assert second.welcome["pid"] == first.welcome["pid"]
         second.write(session.number({"type": "shutdown"}))
@@ -204,13 +204,13 @@ def test_a_process_that_waits_becomes_the_agent_and_ends_with_it(
 
 
 class Scene:
-    """An agent with a task, reached over a transport that is cut, whose socket was removed."""
+    """An agent with a task, whose transport was cut and whose socket was removed."""
 
     def __init__(self, folder: Path, made: bundle.Bundle) -> None:
         self._folder, self._made, self.session = folder, made, protocol.Session()
         first = Transport(folder, made, self.session).greet()
-        self.former: dict[str, Any] = first.welcome["identity"]
-        self.pid, self.guard = self.former["pid"], self.former["guard_pid"]
+        self.previous: dict[str, Any] = first.welcome["identity"]
+        self.pid, self.guard = self.previous["pid"], self.previous["guard_pid"]
         task = {"task": "worker:0", "argv": ["sleep", "300"], "cwd": "/"}
         order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
         first.write(self.session.number(order))
@@ -219,16 +219,16 @@ class Scene:
         first.close()
 
     def clear(self) -> None:
-        """As whatever clears the temporary folder does."""
+        """Remove the socket, as a cleaner of the temporary folder does."""
         shutil.rmtree(self._folder / "run")
 
     def rejoin(self, **changes: Any) -> Transport:
-        former = {**self.former, **changes}
-        return Transport(self._folder, self._made, self.session, starts=False, former=former)
+        previous = {**self.previous, **changes}
+        return Transport(self._folder, self._made, self.session, starts=False, previous=previous)
 
     def replace(self, **changes: Any) -> Transport:
-        former = {**self.former, **changes}
-        return Transport(self._folder, self._made, protocol.Session(), former=former)
+        previous = {**self.previous, **changes}
+        return Transport(self._folder, self._made, protocol.Session(), previous=previous)
 
     @property
     def living(self) -> list[int]:
@@ -236,7 +236,7 @@ class Scene:
 
     def end(self) -> None:
         for pid in self.living:
-            with contextlib.suppress(ProcessLookupError):  # they end meanwhile, one after the other
+            with contextlib.suppress(ProcessLookupError):  # they end one after the other
                 os.kill(pid, signal.SIGCONT)
             kill(pid)
 
@@ -255,11 +255,14 @@ def end(transport: Transport) -> None:
     wait_until(lambda: not is_alive(transport.welcome["pid"]))
 
 
-def test_an_agent_without_its_socket_is_not_gone_and_listens_again(scene: Scene) -> None:
-    os.kill(scene.pid, signal.SIGSTOP)  # so that it cannot before the first relay comes
+def test_an_agent_whose_socket_was_removed_listens_again(scene: Scene) -> None:
+    os.kill(scene.pid, signal.SIGSTOP)  # so that it cannot listen before the first relay comes
     scene.clear()
-    code, said = scene.rejoin().refusal()
-    assert (code, said) == (relay.NOT_REACHED, "its agent does not listen on its socket now\n")
+    code, stderr = scene.rejoin().refusal()
+    assert (code, stderr) == (
+        relay.NOT_REACHED,
+        "the run's agent on this node does not answer on its socket\n",
+    )
     os.kill(scene.pid, signal.SIGCONT)
     wait_until(lambda: (scene._folder / "run" / "agent.sock").exists())
     again = scene.rejoin().greet()
@@ -268,18 +271,18 @@ def test_an_agent_without_its_socket_is_not_gone_and_listens_again(scene: Scene)
     again.close()
 
 
-def test_an_agent_has_gone_once_it_and_its_guard_have_ended(scene: Scene) -> None:
+def test_an_agent_is_gone_once_it_and_its_guard_have_ended(scene: Scene) -> None:
     kill(scene.guard)
     wait_until(lambda: not scene.living)
-    code, said = scene.rejoin().refusal()
-    assert (code, said) == (relay.AGENT_GONE, "its agent has gone\n")
+    code, stderr = scene.rejoin().refusal()
+    assert (code, stderr) == (relay.AGENT_GONE, "the run's agent on this node has ended\n")
 
 
 @pytest.mark.parametrize("guard_stands", [False, True])
-def test_another_agent_starts_once_nothing_of_the_former_lives(
+def test_a_new_agent_starts_once_the_previous_one_has_ended(
     scene: Scene, guard_stands: bool
 ) -> None:
-    """The former stands still, and so it can be found by nothing but its number."""
+    """The previous agent is stopped and can be found only by its pid."""
     os.kill(scene.pid, signal.SIGSTOP)
     if guard_stands:
         os.kill(scene.guard, signal.SIGSTOP)
@@ -292,19 +295,19 @@ def test_another_agent_starts_once_nothing_of_the_former_lives(
         end(again)
 
 
-def test_no_agent_starts_where_nothing_proves_that_the_former_has_ended(scene: Scene) -> None:
+def test_no_agent_starts_without_proof_that_the_previous_one_ended(scene: Scene) -> None:
     scene.clear()
-    elsewhere = {**scene.former["where"], "pid_namespace": 1}
-    code, said = scene.replace(where=elsewhere).refusal()
+    other_scope = {**scene.previous["where"], "pid_namespace": 1}
+    code, stderr = scene.replace(where=other_scope).refusal()
     assert code == relay.NOT_REACHED
-    assert "its lease must end first" in said
+    assert "its lease must expire first" in stderr
     assert len(scene.living) == 3
 
 
-def test_relays_exclude_each_other_although_the_folder_was_removed(
+def test_relays_exclude_each_other_even_if_the_folder_was_removed(
     folder: Path, made: bundle.Bundle
 ) -> None:
-    """The first holds the lock of a folder that is no more, the second that of the next one."""
+    """The first relay locks a folder that was removed, the second one the next folder."""
     run = folder / "run"
     run.mkdir(mode=0o700)
     path = run / f"agent.sock{relay.LOCK}"

@@ -1,4 +1,4 @@
-"""What docker is told, and how its words are read; against a real daemon: tests/integration."""
+"""Docker's arguments and the reading of its messages; tests with a daemon: tests/integration."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ BARE = NodePlan(
     workdir="~/work",
     container=Container("image:1"),
 )
-MADE = RunningContainer("run-worker-1", "worker-1", "run")
+CONTAINER = RunningContainer("run-worker-1", "worker-1", "run")
 
 
-def told(container: Container, user: tuple[str, ...] = ()) -> list[str]:
-    return run_argv(replace(BARE, container=container), MADE, "run", user)
+def arguments(container: Container, user: tuple[str, ...] = ()) -> list[str]:
+    return run_argv(replace(BARE, container=container), CONTAINER, "run", user)
 
 
 def after(argv: list[str], option: str) -> list[str]:
     return [argv[at + 1] for at, word in enumerate(argv) if word == option]
 
 
-def test_a_container_is_found_by_its_names_and_labels_and_publishes_nothing() -> None:
-    argv = told(Container("image:1"))
+def test_a_container_has_names_and_labels_and_publishes_no_port() -> None:
+    argv = arguments(Container("image:1"))
     assert argv[:5] == ["run", "--detach", "--init", "--pull", "never"]
     assert after(argv, "--name") == ["run-worker-1"]
     assert after(argv, "--hostname") == after(argv, "--network-alias") == ["worker-1"]
@@ -45,17 +45,17 @@ def test_a_container_is_found_by_its_names_and_labels_and_publishes_nothing() ->
     assert not {"--memory", "--cpus", "--gpus", "--mount", "--user"} & set(argv)
 
 
-def test_limits_are_dockers() -> None:
-    argv = told(Container("i", cpus=2, cores=(0, 3), memory="2g", gpus=(1, 2)))
+def test_limits_become_dockers_options() -> None:
+    argv = arguments(Container("i", cpus=2, cores=(0, 3), memory="2g", gpus=(1, 2)))
     assert after(argv, "--cpus") == ["2"]
     assert after(argv, "--cpuset-cpus") == ["0,3"]
     assert after(argv, "--memory") == after(argv, "--memory-swap") == ["2g"]
     assert after(argv, "--gpus") == ['"device=1,2"']
-    assert after(told(Container("i", gpus="all")), "--gpus") == ["all"]
+    assert after(arguments(Container("i", gpus="all")), "--gpus") == ["all"]
 
 
-def test_no_container_gains_privileges_or_takes_all_processes() -> None:
-    argv = told(Container("image:1"))
+def test_no_container_gains_privileges_or_uses_up_all_processes() -> None:
+    argv = arguments(Container("image:1"))
     assert after(argv, "--security-opt") == ["no-new-privileges"]
     assert after(argv, "--pids-limit") == ["16384"]
 
@@ -69,14 +69,12 @@ def test_no_container_gains_privileges_or_takes_all_processes() -> None:
         ("65534:65534", ("--user", "65534:65534", "--env", "HOME=/tmp")),
     ],
 )
-def test_of_a_number_that_is_not_root_docker_knows_no_home(
-    user: str, options: tuple[str, ...]
-) -> None:
+def test_a_numeric_user_other_than_root_gets_a_home(user: str, options: tuple[str, ...]) -> None:
     assert as_user(user) == options
 
 
-def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_no_option() -> None:
-    argv = told(Container("i", data_dir="/a,readwrite", shared_dir="/s"), ("--user", "5:6"))
+def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_quoted() -> None:
+    argv = arguments(Container("i", data_dir="/a,readwrite", shared_dir="/s"), ("--user", "5:6"))
     assert after(argv, "--mount") == [
         'type=bind,"source=/a,readwrite","target=/a,readwrite",readonly',
         "type=bind,source=/s,target=/s",
@@ -85,7 +83,7 @@ def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_no_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "line", "words"),
+    ("state", "line", "expected"),
     [
         ({"ExitCode": 137, "OOMKilled": True}, "", "more memory than resources.memory allows"),
         ({"ExitCode": 137, "OOMKilled": False}, "", "was killed (docker kill"),
@@ -94,12 +92,14 @@ def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_no_option() -> None:
         ({"ExitCode": 128, "Error": "no such device"}, "x", "exit code 128: no such device"),
     ],
 )
-def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, words: str) -> None:
-    assert words in containers.tell("name", state, line)
+def test_the_end_of_a_container_is_described(
+    state: dict[str, object], line: str, expected: str
+) -> None:
+    assert expected in containers.describe_end("name", state, line)
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "fix"),
+    ("stderr", "message", "fix"),
     [
         (
             "docker: Cannot connect to the Docker daemon at unix:///x. Is it running?\n\n"
@@ -121,20 +121,20 @@ def test_the_end_of_a_container_is_told(state: dict[str, object], line: str, wor
         (
             "Error response from daemon: pull access denied for a, repository does not exist",
             "pull access denied for a",
-            "is runtime.image right",
+            "check runtime.image",
         ),
         ("something new", "something new", "docker info"),
     ],
 )
-def test_a_refusal_has_dockers_words_and_a_cure(said: str, message: str, fix: str) -> None:
-    error = DockerError("the container does not start", plain(said.encode()))
+def test_a_refusal_has_dockers_message_and_a_fix(stderr: str, message: str, fix: str) -> None:
+    error = DockerError("the container does not start", plain(stderr.encode()))
     assert error.message.startswith(f"the container does not start: {message}")
     assert "Run 'docker" not in error.message
     assert error.fix is not None
     assert fix in error.fix
 
 
-def test_whose_cores_are_shared_out_depends_on_where_the_daemon_is(tmp_path: Path) -> None:
+def test_the_daemons_machine_is_found_from_host_context_and_configuration(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path), "PATH": str(tmp_path)}
     assert is_here(home)
     assert is_here(home | {"DOCKER_HOST": "unix:///run/user/5/docker.sock"})
@@ -150,11 +150,11 @@ def test_whose_cores_are_shared_out_depends_on_where_the_daemon_is(tmp_path: Pat
     assert is_here(home)
 
 
-def test_a_leftover_is_what_a_dead_coordinator_of_this_user_left() -> None:
-    _, mine = leftovers.labels("run")[-1].split("=")
-    assert not leftovers.is_orphan(mine)  # it lives: it is this process
-    here = f"{socket.gethostname()}/{os.getuid()}"
-    assert leftovers.is_orphan(f"{here}/{os.getpid()}/1")  # its number was given again
+def test_only_a_dead_coordinator_of_this_user_and_host_leaves_leftovers() -> None:
+    _, own_name = leftovers.labels("run")[-1].split("=")
+    assert not leftovers.is_orphan(own_name)  # it is this process
+    this_host = f"{socket.gethostname()}/{os.getuid()}"
+    assert leftovers.is_orphan(f"{this_host}/{os.getpid()}/1")  # its process id was reused
     assert not leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")
     assert not leftovers.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
     assert not leftovers.is_orphan("")

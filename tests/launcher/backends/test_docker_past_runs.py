@@ -1,7 +1,6 @@
-"""Docker is asked only where it was used, each daemon by the name under which a run reached it.
+"""Docker is asked only if it was used, and each daemon by the name under which a run reached it.
 
-A small stand-in for the client answers, and notes what it was asked; the real one is asked in
-tests/integration/docker.
+A fake client answers and records its arguments; tests/integration/docker uses the real one.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ def asked(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
-def goes_on_without_coordinator(home: Path, *runs: str) -> None:
-    """Their notes name a process that is gone."""
+def lose_coordinator(home: Path, *runs: str) -> None:
+    """Make the notes of `runs` name a process that is gone."""
     for run in runs:
         note = home / "containers" / run
         note.write_text(f"{note.read_text().splitlines()[0]}\n{GONE}\n")
@@ -68,46 +67,46 @@ def change_daemon(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     docker_client.endpoint.cache_clear()
 
 
-def test_where_docker_was_never_used_it_is_not_asked(home: Path) -> None:
-    assert past_runs.look(patience_s=5) == past_runs.Found()
-    assert past_runs.look_for("a", patience_s=5) == past_runs.Found()
-    assert past_runs.let_go("a", patience_s=5) == []
+def test_docker_is_not_asked_if_it_was_never_used(home: Path) -> None:
+    assert past_runs.find_leftovers(patience_s=5) == past_runs.Found()
+    assert past_runs.find_leftovers_of("a", patience_s=5) == past_runs.Found()
+    assert past_runs.forget_removed("a", patience_s=5) == []
     assert asked(home) == []
 
 
-def test_what_a_dead_coordinator_left_is_found_and_what_is_anothers_is_not(home: Path) -> None:
+def test_leftovers_of_a_dead_coordinator_are_found_and_those_of_others_are_not(home: Path) -> None:
     for run in ("a", "c"):
         past_runs.note(run)
-    goes_on_without_coordinator(home, "a", "c")
-    (left,) = past_runs.look(patience_s=5).leftovers
-    assert (left.run_id, left.names) == ("a", ("a-worker-0", "a"))
+    lose_coordinator(home, "a", "c")
+    (leftovers,) = past_runs.find_leftovers(patience_s=5).leftovers
+    assert (leftovers.run_id, leftovers.names) == ("a", ("a-worker-0", "a"))
     assert len(asked(home)) == 2  # containers and networks of one daemon, once for both runs
-    assert noted(home) == ["a"], "of c the daemon has nothing"
+    assert noted(home) == ["a"], "the daemon has nothing of run c"
 
 
-def test_a_run_that_goes_on_is_no_reason_to_ask(home: Path) -> None:
+def test_docker_is_not_asked_about_a_running_run(home: Path) -> None:
     past_runs.note("a")
-    assert past_runs.look(patience_s=5) == past_runs.Found()
+    assert past_runs.find_leftovers(patience_s=5) == past_runs.Found()
     assert asked(home) == []
 
 
-def test_a_run_is_looked_for_at_the_daemon_it_had(
+def test_leftovers_are_searched_at_the_daemon_the_run_used(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past_runs.note("a")
     change_daemon(monkeypatch, "unix:///other")
     past_runs.note("b")
-    assert past_runs.look_for("a", patience_s=5).leftovers
+    assert past_runs.find_leftovers_of("a", patience_s=5).leftovers
     assert {line.split()[0] for line in asked(home)} == {"unix:///here"}
 
 
-def test_a_daemon_that_is_away_is_not_taken_for_an_empty_one(
+def test_a_daemon_that_does_not_answer_is_reported(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_daemon(monkeypatch, "unix:///away")
     past_runs.note("a")
-    goes_on_without_coordinator(home, "a")
-    found = past_runs.look(patience_s=5)
+    lose_coordinator(home, "a")
+    found = past_runs.find_leftovers(patience_s=5)
     assert found.leftovers == []
     (silent,) = found.silent
     assert silent.runs == ("a",)
@@ -116,20 +115,20 @@ def test_a_daemon_that_is_away_is_not_taken_for_an_empty_one(
     assert noted(home) == ["a"]
 
 
-def test_of_a_run_that_is_removed_only_what_a_daemon_has_is_remembered(
+def test_a_removed_run_is_remembered_only_if_its_daemon_has_leftovers(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past_runs.note("a")
     change_daemon(monkeypatch, "unix:///away")
     past_runs.note("b")
-    assert past_runs.let_go("a", patience_s=5) == []
-    (said,) = past_runs.let_go("b", patience_s=5)
-    assert "what it may still have of b is not known" in said
+    assert past_runs.forget_removed("a", patience_s=5) == []
+    (sentence,) = past_runs.forget_removed("b", patience_s=5)
+    assert "it may still have containers or networks of b" in sentence
     assert noted(home) == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("said", "cut"),
+    ("stderr", "is_cut_off"),
     [
         ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", False),
         (
@@ -141,5 +140,7 @@ def test_of_a_run_that_is_removed_only_what_a_daemon_has_is_remembered(
         ("Error response from daemon: could not find an available, non-overlapping pool", False),
     ],
 )
-def test_only_a_daemon_that_was_dialled_may_have_heard_an_order(said: str, cut: bool) -> None:
-    assert docker_client.was_cut_off(said) is cut
+def test_only_a_daemon_that_was_dialled_may_have_received_an_order(
+    stderr: str, is_cut_off: bool
+) -> None:
+    assert docker_client.was_cut_off(stderr) is is_cut_off

@@ -1,4 +1,4 @@
-"""Reaching an agent through a command: who does not speak is named in time, slowness is borne."""
+"""Reaching an agent through a command: slow hosts are waited for, silent ones reported in time."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ SLOWLY = (
 
 @pytest.fixture(autouse=True)
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whose cache holds no bundle; and a patience that tests can wait for."""
+    """Set an empty HOME, so that the bundle is not cached, and a short silence limit."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(handshake, "SILENCE_S", 3.0)
 
 
 def reach(script: str) -> float:
-    """Connect through a shell that does `script`; the seconds it took. Raises NodeLostError."""
+    """Connect through a shell that runs `script`; return the seconds it took."""
 
     async def scenario() -> float:
         begun = time.monotonic()
         identity = {"run_id": uuid.uuid4().hex, "token": "t", "lease_s": 60.0}
         link = await relayed.connect("far", ["sh", "-c", script], **identity)  # type: ignore[arg-type]
-        took = time.monotonic() - begun
+        duration_s = time.monotonic() - begun
         await link.send({"type": "shutdown"})
         await link.close()
-        return took
+        return duration_s
 
     return asyncio.run(scenario())
 
@@ -58,50 +58,50 @@ def test_noise_of_a_login_is_skipped() -> None:
     reach(f"yes 'Welcome, dear user!' | head -c 40960; {START}")
 
 
-def test_more_noise_than_any_login_makes_is_shown() -> None:
-    assert "instead came: Welcome" in refusal("yes 'Welcome, dear user!'")
+def test_endless_noise_is_shown_in_the_error() -> None:
+    assert "the output was: Welcome" in refusal("yes 'Welcome, dear user!'")
 
 
-def test_a_login_that_takes_its_time_but_speaks_is_borne() -> None:
-    took = reach(f"for i in 1 2 3 4 5; do echo wait; sleep 0.8; done; {START}")
-    assert took > 3
+def test_a_slow_login_that_prints_something_is_waited_for() -> None:
+    duration_s = reach(f"for i in 1 2 3 4 5; do echo wait; sleep 0.8; done; {START}")
+    assert duration_s > 3
 
 
-def test_a_bundle_over_a_slow_line_is_borne() -> None:
-    took = reach(f"{PYTHON} -c {shlex.quote(SLOWLY)} | {{ {START}; }}")
-    assert took > 3
+def test_a_bundle_over_a_slow_connection_is_waited_for() -> None:
+    duration_s = reach(f"{PYTHON} -c {shlex.quote(SLOWLY)} | {{ {START}; }}")
+    assert duration_s > 3
 
 
-def test_a_login_that_hangs_is_named() -> None:
-    said = refusal("sleep 600")
-    assert said.startswith("far cannot be reached: nothing came from there for 3 s")
+def test_a_hanging_login_is_reported() -> None:
+    message = refusal("sleep 600")
+    assert message.startswith("far cannot be reached: no answer for 3 s")
 
 
-def test_a_login_that_ends_is_named_with_what_it_said() -> None:
-    said = refusal("echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3")
-    assert "ended with exit code 3" in said
-    assert "closed for cleaning" in said
-    assert "sorry" in said
+def test_a_login_that_exits_is_reported_with_its_output() -> None:
+    message = refusal("echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3")
+    assert "ended with exit code 3" in message
+    assert "closed for cleaning" in message
+    assert "sorry" in message
 
 
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
-def test_a_python_that_is_too_old_says_so(tmp_path: Path, python: str) -> None:
+def test_a_python_that_is_too_old_is_reported(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
-    said = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
-    words = f"Python 3.9 or newer is needed, and {python} is 3."
-    assert said.startswith(f"far cannot be reached: Welcome\n{words}")
+    message = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
+    reason = f"Python 3.9 or newer is needed, and {python} is 3."
+    assert message.startswith(f"far cannot be reached: Welcome\n{reason}")
 
 
-def test_a_node_without_room_says_so_in_one_line(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("a file where a folder should be")
-    said = refusal(START)
-    assert said.startswith("far cannot be reached: ")
-    assert "Not a directory" in said or "File exists" in said
-    assert "Traceback" not in said
-    assert "\n" not in said
+    message = refusal(START)
+    assert message.startswith("far cannot be reached: ")
+    assert "Not a directory" in message or "File exists" in message
+    assert "Traceback" not in message
+    assert "\n" not in message
 
 
-def test_nothing_is_left_of_a_dial_that_failed() -> None:
+def test_a_failed_dial_leaves_no_process() -> None:
     mark = f"6{os.getpid()}"
     refusal(f"sleep {mark}")
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_a_dial_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "shown"),
     [
         ("Permission denied (publickey).", "Permission denied (publickey)."),
         (
@@ -125,17 +125,17 @@ def test_nothing_is_left_of_a_dial_that_failed() -> None:
         ),
     ],
 )
-def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> None:
-    assert handshake.plain(said) == shown
+def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) -> None:
+    assert handshake.shorten_tracebacks(message) == shown
 
 
 @pytest.mark.parametrize(
-    ("said", "fix"),
+    ("message", "fix"),
     [
         ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
         ("Host key verification failed.", "accept it: ssh gpu1"),
-        ("ssh: Could not resolve hostname gpu1: Name or service not known", "is the name right"),
-        ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is it up"),
+        ("ssh: Could not resolve hostname gpu1: Name or service not known", "spelled correctly"),
+        ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is the host up"),
         ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),
         ("sh: line 1: /no/python: No such file or directory", "runtime.hosts.10.0.0.1.python"),
         ("Python 3.9 or newer is needed, and /p is 3.7.16", "runtime.hosts.10.0.0.1.python"),
@@ -143,9 +143,9 @@ def test_of_a_traceback_only_the_exception_is_shown(said: str, shown: str) -> No
         ("OSError: [Errno 28] No space left on device: '/home/anna/python'", "make room"),
         ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
         ("PermissionError: [Errno 1] it belongs to another user: '/tmp/tfcluster-5'", "~/.cache"),
-        ("nothing came from there for 10 s: does its login hang?", "ssh gpu1 true"),
+        ("no answer for 10 s: does its login hang?", "ssh gpu1 true"),
     ],
 )
-def test_each_refusal_has_its_own_cure(said: str, fix: str) -> None:
+def test_each_refusal_has_its_own_fix(message: str, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    assert fix in ssh._fix(f"10.0.0.1 cannot be reached: {said}", node)
+    assert fix in ssh._fix(f"10.0.0.1 cannot be reached: {message}", node)

@@ -1,4 +1,4 @@
-"""The local backend end to end: a link to a real agent, seen from the coordinator's loop."""
+"""The local backend end to end: a link to a real agent, used as the coordinator uses it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_task_from_start_to_exit(folder: Path) -> None:
     assert (folder / "0.log").read_text() == "hello\n"
 
 
-def test_closing_ends_tasks_and_tells_their_ends(folder: Path) -> None:
+def test_closing_kills_the_tasks_and_reports_their_exits(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
             await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
@@ -103,7 +103,7 @@ def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
     run(scenario)
 
 
-def test_a_killed_agents_node_is_connected_again(folder: Path) -> None:
+def test_the_node_of_a_killed_agent_can_be_connected_again(folder: Path) -> None:
     async def scenario() -> None:
         for _ in range(3):
             async with connected(folder) as link:
@@ -125,14 +125,14 @@ def test_a_killed_agents_node_is_connected_again(folder: Path) -> None:
 def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as first:
-            wanted = {"task": "worker:0", "host": "localhost", "port": 0}
-            await first.send({"type": "hold_ports", "ports": [wanted]})
+            request = {"task": "worker:0", "host": "localhost", "port": 0}
+            await first.send({"type": "hold_ports", "ports": [request]})
             port = (await anext(aiter(first)))["ports"]["worker:0"]
             os.kill(first.welcome["guard_pid"], signal.SIGSTOP)
             await first.send({"type": "die"})
             assert [message async for message in first] == []
             async with connected(folder) as second:
-                await second.send({"type": "hold_ports", "ports": [wanted | {"port": port}]})
+                await second.send({"type": "hold_ports", "ports": [request | {"port": port}]})
                 assert (await anext(aiter(second)))["type"] == "ports_held"
                 os.kill(first.welcome["guard_pid"], signal.SIGCONT)
                 await first.close()
@@ -149,9 +149,7 @@ def assert_gone(*pids: int) -> None:
 
 
 @pytest.mark.parametrize("orders", [0, 5000], ids=["at rest", "with a full socket"])
-def test_an_agent_that_stands_still_is_killed_and_the_guard_ends_its_tasks(
-    folder: Path, orders: int
-) -> None:
+def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, orders: int) -> None:
     async def scenario() -> float:
         async with connected(folder) as link:
             await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
@@ -166,7 +164,9 @@ def test_an_agent_that_stands_still_is_killed_and_the_guard_ends_its_tasks(
     assert run(scenario) < link_module.CLOSE_S + 4
 
 
-def test_an_agent_that_does_not_obey_a_stop_is_killed_and_the_link_says_so(folder: Path) -> None:
+def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_this_is_reported(
+    folder: Path,
+) -> None:
     async def scenario() -> float:
         async with connected(folder) as link:
             await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
@@ -175,14 +175,14 @@ def test_an_agent_that_does_not_obey_a_stop_is_killed_and_the_link_says_so(folde
             since = time.monotonic()
             await link.send({"type": "stop", "tasks": ["worker:0"], "grace_s": 60, "why": ""})
             assert [message async for message in link] == []
-            assert "did not obey a stop" in link.last_words()
+            assert "did not acknowledge a stop" in link.last_words()
         assert_gone(task["pid"], link.welcome["pid"], link.welcome["guard_pid"])
         return time.monotonic() - since
 
     assert run(scenario) < link_module.ANSWER_S + 4
 
 
-def test_an_agent_that_obeys_is_left_alone_however_long_the_grace(
+def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "ANSWER_S", 0.3)
@@ -205,17 +205,17 @@ def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
         async with connected(folder) as link:
             for number in range(3000):
                 await link.send({"type": f"unknown-{number}"})
-            seen = 0
+            received = 0
             async for message in link:
-                assert message["reason"].endswith(f"unknown-{seen}")
-                seen += 1
-                if seen == 3000:
+                assert message["reason"].endswith(f"unknown-{received}")
+                received += 1
+                if received == 3000:
                     break
 
     run(scenario)
 
 
-def test_an_agent_that_cannot_start_says_why(folder: Path) -> None:
+def test_an_agent_that_cannot_start_reports_why(folder: Path) -> None:
     async def scenario() -> None:
         (folder / "ports").touch()
         broken = LocalBackend(folder / "ports")  # a file where a folder must be
@@ -235,35 +235,35 @@ def test_no_socket_is_put_where_others_can_write(folder: Path) -> None:
     run(scenario)
 
 
-def test_a_socket_path_that_is_too_long_is_an_error_with_a_cure(tmp_path: Path) -> None:
+def test_a_socket_path_that_is_too_long_is_an_error_with_a_fix(tmp_path: Path) -> None:
     with pytest.raises(NodeLostError, match="XDG_RUNTIME_DIR"):
         socket_path(tmp_path / ("x" * 80), "run-1", "local")
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SurroundingsError, match="through slurm"):
+    with pytest.raises(SurroundingsError, match="no backend slurm"):
         backends.get("slurm", runtime_dir=tmp_path)
 
 
 def agent_below(guard: int) -> int:
-    """The process id of an agent that has not been greeted yet."""
+    """Return the process id of the agent below a guard, before any connection to it."""
     (agent,) = living_children()[guard]
     return agent
 
 
 @pytest.mark.parametrize("ends_by", ["silence", "cancelling"])
-def test_an_agent_that_stands_still_before_it_is_greeted_leaves_nothing(
+def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     folder: Path, monkeypatch: pytest.MonkeyPatch, ends_by: str
 ) -> None:
     if ends_by == "silence":
         monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.3)
-    seen: list[int] = []
+    pids: list[int] = []
     start = LocalBackend._start
 
     def start_and_stop(self: LocalBackend, config: dict[str, object], node: NodePlan) -> Any:
         process: Any = start(self, config, node)
-        seen.extend([process._process.pid, agent_below(process._process.pid)])
-        os.kill(seen[1], signal.SIGSTOP)
+        pids.extend([process._process.pid, agent_below(process._process.pid)])
+        os.kill(pids[1], signal.SIGSTOP)
         return process
 
     monkeypatch.setattr(LocalBackend, "_start", start_and_stop)
@@ -279,10 +279,10 @@ def test_an_agent_that_stands_still_before_it_is_greeted_leaves_nothing(
             await connecting
 
     run(scenario)
-    assert_gone(*seen)
+    assert_gone(*pids)
 
 
-def test_a_running_agent_that_stands_still_is_lost_in_time_unless_it_goes_on(
+def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "LOCAL_PING_S", 0.1)
@@ -302,7 +302,7 @@ def test_a_running_agent_that_stands_still_is_lost_in_time_unless_it_goes_on(
         assert (await anext(messages))["type"] == "link_back"
         os.kill(agent, signal.SIGSTOP)
         assert [message["type"] async for message in link] == ["link_cut"]
-        assert "it stood still for 2 s, so it was killed" in link.why_gone()
+        assert "it did not answer for 2 s, so it was killed" in link.why_gone()
         await link.close()
         assert_gone(task, agent, link.welcome["guard_pid"])
 

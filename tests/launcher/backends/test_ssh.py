@@ -1,4 +1,4 @@
-"""What the system's ssh makes of our options and the user's own configuration."""
+"""The effect of tfcluster's options and the user's configuration on the system's ssh."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from tfcluster.backends import ssh
 from tfcluster.plan.plan import NodePlan
 
 
-def test_what_a_user_forwards_elsewhere_is_not_forwarded_to_tasks(tmp_path: Path) -> None:
-    """Options of the command line come before a configuration (ssh_config(5)); its own jump
-    hosts stay in force."""
+def test_the_users_forwardings_do_not_apply_to_tasks_but_jump_hosts_do(tmp_path: Path) -> None:
+    """Options of the command line take precedence over a configuration file (ssh_config(5))."""
     config = tmp_path / "config"
     config.write_text(
         "Host *\n  ForwardAgent yes\n  ForwardX11 yes\n  RemoteForward 9000 localhost:9000\n"

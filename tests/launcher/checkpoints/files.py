@@ -1,4 +1,4 @@
-"""Small stand-ins for what TensorFlow writes: names, order and end markers as in reality."""
+"""Small fakes of TensorFlow's checkpoint files, with the real names, order and end markers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ HDF5_HEAD = b"\x89HDF\r\n\x1a\n" + bytes([0, 0, 0, 0, 0, 8, 8, 0]) + bytes(24)
 
 
 def listing(*rows: str | tuple[str, int] | tuple[str, int, int]) -> tuple[Entry, ...]:
-    """``"ckpt-1.index"``, or with size, or with size and time; size 10 and time 1 by default."""
+    """Return a listing of ``"name"``, ``("name", size)`` or ``("name", size, time)``; the default
+    size is 10, the default time 1."""
     return tuple(Entry(*((row, 10, 1) if isinstance(row, str) else (*row, 1)[:3])) for row in rows)
 
 
 def prefix(name: str, shards: int = 1) -> tuple[str, ...]:
-    """The file names of a TensorFlow checkpoint."""
+    """Return the file names of a TensorFlow checkpoint."""
     data = (f"{name}.data-{i:05d}-of-{shards:05d}" for i in range(shards))
     return (*data, f"{name}.index")
 
@@ -29,7 +30,7 @@ def prefix(name: str, shards: int = 1) -> tuple[str, ...]:
 def write_prefix(
     folder: Path, name: str, *, content: bytes = b"weights", shards: int = 1, saved: float = 0
 ) -> None:
-    """Write one as TensorFlow does, data before index; `saved` sets the time of all its files."""
+    """Write a checkpoint, data before index; `saved` sets the mtime of all its files."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in prefix(name, shards):
         body = content + (INDEX_END if path.endswith(".index") else b"")
@@ -50,7 +51,7 @@ def write_keras(path: Path, content: str = "weights") -> None:
 
 
 def write_hdf5(path: Path, *, missing: int = 0) -> None:
-    """A file with HDF5's superblock; `missing` bytes are cut off its end."""
+    """Write a file with HDF5's superblock, truncated by `missing` bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     size = 200
     head = HDF5_HEAD + struct.pack("<Q", size)
@@ -64,9 +65,9 @@ def write_saved_model(folder: Path) -> None:
 
 
 def write_keras_3_backup(folder: Path, number: int) -> Iterator[None]:
-    """As Keras 3's `BackupAndRestore` does: in place, the weights, then what describes them.
+    """Write a backup as Keras 3's `BackupAndRestore` does: in place, weights before metadata.
 
-    A generator, to be looked at between any two writes.
+    It yields between any two writes, so that a test can check what a reader finds then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights, metadata = folder / "latest.weights.h5", folder / "training_metadata.json"
@@ -80,7 +81,7 @@ def write_keras_3_backup(folder: Path, number: int) -> Iterator[None]:
 
 
 def read_keras_3_backup(folder: Path) -> tuple[int, int]:
-    """The numbers that weights and metadata were written with."""
+    """Return the numbers with which weights and metadata were written."""
     weights = (folder / "latest.weights.h5").read_bytes()[-8:]
     metadata = json.loads((folder / "training_metadata.json").read_text())
     return int.from_bytes(weights, "little"), metadata["epoch"]

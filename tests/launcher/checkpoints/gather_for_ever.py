@@ -1,4 +1,4 @@
-"""A process to be killed, run with -m: saves, rotates and gathers CHIEF into STORE for ever."""
+"""A process that a test kills, run with -m: it saves, rotates and gathers CHIEF into STORE."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main(chief: Path, root: Path) -> None:
         write_keras(chief / "model.keras", f"{step}" * 20_000)
         if (chief / f"ckpt-{step - 2}.index").exists():
             delete_prefix(chief, f"ckpt-{step - 2}", shards=2)
-        gatherer.final_look()
+        gatherer.gather_last()
         print(step, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Run by a Python that has TensorFlow: save in every way, or load what was gathered and check.
+"""A script for a Python with TensorFlow: save in every way, or load and check what was gathered.
 
 ``save FOLDER`` writes; ``load FOLDER STORE`` reads JSON lines {"kind", "path"} on stdin, loads
 each without any strategy and fails unless every value is the one that was saved.

@@ -1,4 +1,4 @@
-"""What counts as a complete checkpoint, as a table of directory listings."""
+"""Complete and incomplete checkpoints, as a table of directory listings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SAVED_MODEL = ("m/saved_model.pb", *(f"m/{p}" for p in prefix("variables/variabl
         (("b/latest.weights.h5", "b/training_metadata.json"), Kind.BACKUP, "b", None),
     ],
 )
-def test_a_complete_one_is_found(
+def test_a_complete_checkpoint_is_found(
     names: tuple[str, ...], kind: Kind, path: str, number: int | None
 ) -> None:
     now = listing(*names)
@@ -68,9 +68,9 @@ def test_a_complete_one_is_found(
             id="being written again by an older TensorFlow",
         ),
         pytest.param((*prefix("ckpt-1"), "ckpt-1.index.tempstate123"), id="index being written"),
-        pytest.param(prefix("workertemp_1/ckpt-1"), id="a worker's throw-away copy"),
+        pytest.param(prefix("workertemp_1/ckpt-1"), id="the temporary copy of a worker"),
         pytest.param(prefix("ckpt-1_temp/part"), id="inside a temporary folder"),
-        pytest.param(("temp-170/saved_model.pb",), id="an Estimator's export under way"),
+        pytest.param(("temp-170/saved_model.pb",), id="an Estimator's export in progress"),
         pytest.param(("model.keras.tmp", "model.tmp"), id="temporary files"),
         pytest.param((("model.keras", 0), ("a.weights.h5", 0)), id="empty files"),
         pytest.param(((*prefix("ckpt-1")[:1], ("ckpt-1.index", 0))), id="empty index"),
@@ -81,7 +81,7 @@ def test_a_complete_one_is_found(
     ],
 )
 @pytest.mark.parametrize("writer_has_exited", [True, False])
-def test_an_incomplete_one_is_not_found(
+def test_an_incomplete_checkpoint_is_not_found(
     names: tuple[str | tuple[str, int], ...], writer_has_exited: bool
 ) -> None:
     now = listing(*names)
@@ -98,7 +98,7 @@ def test_an_incomplete_one_is_not_found(
         pytest.param(listing(*prefix("ckpt-1")[:1], ("ckpt-1.index", 10, 0)), id="rewritten"),
     ],
 )
-def test_what_changed_between_two_looks_has_to_wait_unless_its_writer_has_exited(
+def test_files_that_changed_between_two_listings_wait_unless_their_writer_has_exited(
     before: tuple[Entry, ...],
 ) -> None:
     now = listing(*prefix("ckpt-1"))
@@ -116,7 +116,7 @@ def test_leftovers_of_another_shard_count_do_not_hide_the_newer_one() -> None:
     assert [entry.path for entry in found.files] == list(prefix("ckpt-1"))
 
 
-def test_several_are_given_oldest_first_by_time() -> None:
+def test_several_checkpoints_are_found_oldest_first_by_time() -> None:
     rows = [(name, 10, 100 - step) for step in (1, 2, 3) for name in prefix(f"ckpt-{step}")]
 
     assert [found.number for found in find(listing(*rows), None)] == [3, 2, 1]
@@ -128,7 +128,7 @@ def test_the_files_to_copy_end_with_the_index() -> None:
     assert [entry.path for entry in found.files] == list(prefix("ckpt-1", shards=2))
 
 
-def test_a_saved_model_beside_checkpoints_takes_only_its_own_files() -> None:
+def test_a_saved_model_next_to_checkpoints_holds_only_its_own_files() -> None:
     now = listing("saved_model.pb", "assets/words.txt", "model.keras", *prefix("ckpt-1"))
 
     files = {found.kind: [entry.path for entry in found.files] for found in find(now, None)}
@@ -137,7 +137,7 @@ def test_a_saved_model_beside_checkpoints_takes_only_its_own_files() -> None:
     assert set(files) == {Kind.SAVED_MODEL, Kind.KERAS, Kind.TF_CHECKPOINT}
 
 
-def test_a_graph_written_anew_does_not_make_it_another_checkpoint() -> None:
+def test_a_rewritten_graph_does_not_make_another_checkpoint() -> None:
     names = (*prefix("model.ckpt-3"), "model.ckpt-3.meta")
     (first,) = find(listing(*names, ("graph.pbtxt", 10, 1)), None)
     (second,) = find(listing(*names, ("graph.pbtxt", 20, 9)), None)
@@ -157,9 +157,7 @@ def test_a_graph_written_anew_does_not_make_it_another_checkpoint() -> None:
         ("best", "last", False),
     ],
 )
-def test_checkpoints_that_follow_one_another_are_one_series(
-    one: str, other: str, same: bool
-) -> None:
+def test_successive_checkpoints_are_one_series(one: str, other: str, same: bool) -> None:
     first, second = find(listing(*prefix(one), *prefix(other)), None)
 
     assert (first.series == second.series) is same
@@ -192,7 +190,7 @@ def test_the_number_in_a_name(name: str, number: int | None) -> None:
         pytest.param(("b/latest.weights.h5", "b/training_metadata.json"), id="Keras 3"),
     ],
 )
-def test_a_backup_that_is_renewed_between_any_two_looks_is_found(names: tuple[str, ...]) -> None:
+def test_a_backup_that_is_renewed_between_any_two_listings_is_found(names: tuple[str, ...]) -> None:
     before, now = listing(*names), listing(*((name, 10, 2) for name in names))
     assert [(found.kind, found.path) for found in find(now, before)] == [(Kind.BACKUP, "b")]
 
@@ -200,11 +198,11 @@ def test_a_backup_that_is_renewed_between_any_two_looks_is_found(names: tuple[st
 @pytest.mark.parametrize(
     "metadata",
     [
-        pytest.param(("training_metadata.json", 24, 4), id="of the weights before"),
+        pytest.param(("training_metadata.json", 24, 4), id="of older weights"),
         pytest.param(("training_metadata.json", 0, 6), id="being written"),
     ],
 )
-def test_new_weights_without_their_own_metadata_are_no_backup(
+def test_new_weights_without_their_own_metadata_are_not_a_backup(
     metadata: tuple[str, int, int],
 ) -> None:
     torn = listing(("latest.weights.h5", 100, 5), metadata)

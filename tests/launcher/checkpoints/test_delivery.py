@@ -1,4 +1,4 @@
-"""Results reach the user's folder, and the summary says how to load them."""
+"""The delivery of results to the user's folder, and the hint how to load them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .files import write_hdf5, write_keras, write_prefix, write_saved_model
 
 
 def gather(tmp_path: Path) -> dict[Kind, Gathered]:
-    Gatherer(tmp_path / "chief", store := Store(tmp_path / "store")).final_look()
+    Gatherer(tmp_path / "chief", store := Store(tmp_path / "store")).gather_last()
     return {held.kind: held for held in store.held}
 
 
@@ -50,7 +50,7 @@ def test_a_saved_model_is_delivered_with_its_folder(tmp_path: Path) -> None:
     assert not (to / "checkpoint").exists()
 
 
-def test_nothing_to_deliver_is_no_error(tmp_path: Path) -> None:
+def test_nothing_to_deliver_is_not_an_error(tmp_path: Path) -> None:
     assert deliver(None, tmp_path / "not there", tmp_path / "to") == ()
 
 
@@ -81,7 +81,7 @@ def test_the_hint_names_the_call_and_the_absolute_path(
     assert hint.format(path=gathered.path, folder=gathered.folder) in load_hint(gathered)
 
 
-def test_a_whole_model_in_hdf5_is_loaded_as_one(tmp_path: Path) -> None:
+def test_a_whole_model_in_hdf5_is_loaded_as_a_model(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "chief" / "model.h5")
 
     assert load_hint(gather(tmp_path)[Kind.WEIGHTS]).startswith("keras.models.load_model(")

@@ -1,4 +1,4 @@
-"""The gatherer beside a writer that saves, rotates, rewrites and dies."""
+"""The gatherer next to a writer that saves, rotates, rewrites and dies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .files import (
 
 
 class Clock:
-    """Seconds that pass only when told."""
+    """A clock that a test sets."""
 
     now = 0.0
 
@@ -56,63 +56,63 @@ def gatherer(chief: Path, tmp_path: Path, clock: Clock) -> Gatherer:
     return Gatherer(chief, store, followers=[tmp_path / "evaluator"], clock=clock)
 
 
-def looks(gatherer: Gatherer, clock: Clock, times: int = 2) -> list[int | None]:
-    """The steps gathered by that many looks, two seconds apart."""
+def gather_steps(gatherer: Gatherer, clock: Clock, times: int = 2) -> list[int | None]:
+    """Call `gather` that many times, two seconds apart, and return the steps."""
     steps = []
     for _ in range(times):
         clock.now += 2.0
-        steps += [gathered.save for gathered in gatherer.look()]
+        steps += [gathered.save for gathered in gatherer.gather()]
     return steps
 
 
-def test_a_checkpoint_is_gathered_by_the_second_look_and_only_once(
+def test_a_checkpoint_is_gathered_by_the_second_call_and_only_once(
     chief: Path, gatherer: Gatherer, clock: Clock
 ) -> None:
     write_prefix(chief, "ckpt-1")
 
-    assert gatherer.look() == []
-    assert looks(gatherer, clock, 1) == [1]
-    assert looks(gatherer, clock, 3) == []
-    assert gatherer.final_look() == []
+    assert gatherer.gather() == []
+    assert gather_steps(gatherer, clock, 1) == [1]
+    assert gather_steps(gatherer, clock, 3) == []
+    assert gatherer.gather_last() == []
 
 
-def test_two_looks_at_nearly_the_same_time_prove_nothing(
+def test_two_calls_within_half_a_second_gather_nothing(
     chief: Path, gatherer: Gatherer, clock: Clock
 ) -> None:
     write_prefix(chief, "ckpt-1")
-    gatherer.look()
+    gatherer.gather()
     clock.now += 0.01
 
-    assert gatherer.look() == []
-    assert looks(gatherer, clock, 1) == [1]
+    assert gatherer.gather() == []
+    assert gather_steps(gatherer, clock, 1) == [1]
 
 
-def test_looks_in_quick_succession_still_gather_after_half_a_second(
+def test_calls_in_quick_succession_gather_after_half_a_second(
     chief: Path, gatherer: Gatherer, clock: Clock
 ) -> None:
     write_prefix(chief, "ckpt-1")
     steps = []
     for _ in range(7):
         clock.now += 0.1
-        steps += [gathered.save for gathered in gatherer.look()]
+        steps += [gathered.save for gathered in gatherer.gather()]
 
     assert steps == [1]
 
 
-def test_after_the_writer_s_exit_one_look_is_enough(chief: Path, gatherer: Gatherer) -> None:
+def test_one_call_is_enough_after_the_writer_has_exited(chief: Path, gatherer: Gatherer) -> None:
     for step in (1, 2, 3, 4):
         write_prefix(chief, f"ckpt-{step}", saved=step)
 
-    assert [gathered.save for gathered in gatherer.final_look()] == [2, 3, 4]
+    assert [gathered.save for gathered in gatherer.gather_last()] == [2, 3, 4]
 
 
-def test_what_a_dead_writer_left_cut_off_is_said_and_the_one_before_it_taken(
+def test_a_truncated_file_of_a_dead_writer_is_reported_and_the_checkpoint_before_it_kept(
     chief: Path, gatherer: Gatherer
 ) -> None:
     write_keras(chief / "model-1.keras")
     (chief / "model-2.keras").write_bytes(b"PK\x03\x04 half a zip")
 
-    assert [gathered.checkpoint.number for gathered in gatherer.final_look()] == [1]
+    assert [gathered.checkpoint.number for gathered in gatherer.gather_last()] == [1]
     (note,) = gatherer.take_notes()
     assert "model-2.keras was not gathered" in note
     assert gatherer.take_notes() == []
@@ -124,10 +124,10 @@ def test_a_checkpoint_has_the_step_that_the_task_reported(chief: Path, gatherer:
     gatherer.saved(str(chief / "sub" / "ckpt-3"), 1200)
     gatherer.saved("model.keras", 1300)
 
-    assert {gathered.step for gathered in gatherer.final_look()} == {1200, 1300}
+    assert {gathered.step for gathered in gatherer.gather_last()} == {1200, 1300}
 
 
-LOOK = """
+GATHER = """
 import itertools, sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
@@ -135,76 +135,76 @@ from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 clock = itertools.count(0, 2).__next__
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
-for look in (gatherer.look, gatherer.look, gatherer.look, gatherer.final_look):
+for gather in (gatherer.gather, gatherer.gather, gatherer.gather, gatherer.gather_last):
     try:
-        print([one.checkpoint.name for one in look()], gatherer.take_notes())
+        print([one.checkpoint.name for one in gather()], gatherer.take_notes())
     except OSError as error:
         print(error.strerror)
 """
 
 
-def test_a_folder_that_cannot_be_read_is_named_once_and_at_the_end(
+def test_an_unreadable_folder_is_reported_once_and_again_at_the_end(
     chief: Path, tmp_path: Path
 ) -> None:
     write_prefix(chief, "ckpt-1")
     write_prefix(chief / "locked", "ckpt-2")
-    argv = without_override([sys.executable, "-c", LOOK, str(chief), str(tmp_path / "store")])
+    argv = without_override([sys.executable, "-c", GATHER, str(chief), str(tmp_path / "store")])
     (chief / "locked").chmod(0)
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     (chief / "locked").chmod(0o700)
     note = f"['{chief}/locked cannot be read: no checkpoint in it is gathered']"
-    assert said == f"[] []\n['ckpt-1'] {note}\n[] []\n[] {note}\n"
+    assert output == f"[] []\n['ckpt-1'] {note}\n[] []\n[] {note}\n"
     chief.chmod(0)
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     chief.chmod(0o700)
-    assert said == "Permission denied\n" * 4
+    assert output == "Permission denied\n" * 4
 
 
 SECOND = 10**9
 
 
 @pytest.mark.parametrize("is_over", [False, True], ids=["training", "over"])
-def test_a_step_that_is_told_after_the_copy_was_made_counts_all_the_same(
+def test_a_step_that_is_reported_after_the_copy_is_still_used(
     chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path, is_over: bool
 ) -> None:
     write_prefix(chief, "ckpt-2", saved=1)
-    assert looks(gatherer, clock) == [2], "the number of the save: its step is not known yet"
+    assert gather_steps(gatherer, clock) == [2], "the save counter, as the step is unknown"
     gatherer.saved("ckpt-2", 10, at_ns=2 * SECOND)
 
     clock.now += 2.0
-    again = gatherer.final_look() if is_over else gatherer.look()
+    again = gatherer.gather_last() if is_over else gatherer.gather()
     assert [gathered.step for gathered in again] == [10]
     assert [held.step for held in gatherer.store.held] == [10]
     assert [held.step for held in Store(tmp_path / "store").held] == [10]
-    assert looks(gatherer, clock) == [], "once"
+    assert gather_steps(gatherer, clock) == [], "once"
 
 
-def test_what_was_told_of_the_file_before_is_corrected_when_the_new_one_is_told(
+def test_a_report_about_a_rewritten_file_sets_the_step_of_the_new_file_only(
     chief: Path, gatherer: Gatherer
 ) -> None:
     for step, content in ((10, "first"), (20, "second")):
         write_keras(chief / "model.keras", content)
         os.utime(chief / "model.keras", (step, step))
-        gatherer.final_look()
+        gatherer.gather_last()
         gatherer.saved("model.keras", step, at_ns=(step + 1) * SECOND)
-        assert [gathered.step for gathered in gatherer.final_look()] == [step]
+        assert [gathered.step for gathered in gatherer.gather_last()] == [step]
     assert [held.step for held in gatherer.store.held] == [10, 20]
 
 
-def test_what_is_told_of_a_new_file_is_not_said_of_the_one_at_home(
+def test_a_report_about_a_new_file_does_not_change_the_gathered_old_one(
     chief: Path, gatherer: Gatherer
 ) -> None:
     write_keras(chief / "model.keras", "first")
     os.utime(chief / "model.keras", (10, 10))
     gatherer.saved("model.keras", 10, at_ns=11 * SECOND)
-    gatherer.final_look()
-    write_hdf5(chief / "model.keras", missing=1)  # the new one, as somebody else then spoils it
+    gatherer.gather_last()
+    write_hdf5(chief / "model.keras", missing=1)  # the new file is damaged
     gatherer.saved("model.keras", 20, at_ns=21 * SECOND)
-    gatherer.final_look()
+    gatherer.gather_last()
     assert [held.step for held in gatherer.store.held] == [10]
 
 
-def test_a_checkpoint_rotated_away_during_its_copy_costs_nothing(
+def test_a_checkpoint_rotated_away_during_its_copy_is_skipped(
     chief: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
@@ -218,11 +218,11 @@ def test_a_checkpoint_rotated_away_during_its_copy_costs_nothing(
 
     monkeypatch.setattr("tfcluster.checkpoints.sources.copy_verified", rotate_then_copy)
 
-    assert [gathered.save for gathered in gatherer.final_look()] == [1]
+    assert [gathered.save for gathered in gatherer.gather_last()] == [1]
     assert gatherer.take_notes() == []
 
 
-def test_a_full_disk_is_said_once_and_tried_again_later(
+def test_a_full_disk_is_reported_once_and_retried_later(
     chief: Path, gatherer: Gatherer, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prefix(chief, "ckpt-1")
@@ -235,15 +235,15 @@ def test_a_full_disk_is_said_once_and_tried_again_later(
 
     with monkeypatch.context() as patch:
         patch.setattr("tfcluster.checkpoints.sources.copy_verified", full)
-        assert looks(gatherer, clock, 10) == []
+        assert gather_steps(gatherer, clock, 10) == []
 
     assert tries == 1
     assert gatherer.take_notes() == ["ckpt-1 was not gathered: No space left on device"]
     clock.now += 30.0
-    assert looks(gatherer, clock, 1) == [1]
+    assert gather_steps(gatherer, clock, 1) == [1]
 
 
-def test_a_cancelled_look_returns_soon_and_leaves_nothing(
+def test_a_cancelled_call_returns_soon_and_leaves_nothing(
     chief: Path, gatherer: Gatherer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prefix(chief, "ckpt-1", content=bytes(10_000))
@@ -258,7 +258,7 @@ def test_a_cancelled_look_returns_soon_and_leaves_nothing(
 
     monkeypatch.setattr(copying, "_read", slow)
     results: list[list[Gathered]] = []
-    thread = threading.Thread(target=lambda: results.append(gatherer.final_look()))
+    thread = threading.Thread(target=lambda: results.append(gatherer.gather_last()))
     thread.start()
     assert started.wait(10)
     gatherer.cancel()
@@ -271,26 +271,26 @@ def test_a_cancelled_look_returns_soon_and_leaves_nothing(
 def test_a_finished_backup_is_forgotten(chief: Path, gatherer: Gatherer, clock: Clock) -> None:
     write_prefix(chief / "backup" / "chief", "ckpt-1")
     write_prefix(chief, "ckpt-9")
-    looks(gatherer, clock)
+    gather_steps(gatherer, clock)
     assert {held.kind for held in gatherer.store.held} == {Kind.BACKUP, Kind.TF_CHECKPOINT}
 
     shutil.rmtree(chief / "backup" / "chief")
-    looks(gatherer, clock)
+    gather_steps(gatherer, clock)
 
     assert {held.kind for held in gatherer.store.held} == {Kind.TF_CHECKPOINT}
 
 
 @pytest.mark.parametrize("has_died", [False, True])
-def test_a_backup_that_is_being_rewritten_is_brought_home_whole_or_not_at_all(
+def test_a_backup_that_is_being_rewritten_is_gathered_complete_or_not_at_all(
     chief: Path, gatherer: Gatherer, clock: Clock, has_died: bool
 ) -> None:
     seen = []
     for number in (1, 2):
         for _ in write_keras_3_backup(chief / "backup", number):
             if has_died:
-                gatherer.final_look()
+                gatherer.gather_last()
             else:
-                looks(gatherer, clock, 1)
+                gather_steps(gatherer, clock, 1)
             held = [one for one in gatherer.store.held if one.kind is Kind.BACKUP]
             seen += [read_keras_3_backup(one.folder) for one in held]
     assert seen == [(1, 1)] * 5 + [(2, 2)]
@@ -300,34 +300,34 @@ def test_a_backup_of_an_earlier_run_is_not_forgotten_before_it_was_put_back(
     chief: Path, gatherer: Gatherer, clock: Clock
 ) -> None:
     write_prefix(chief / "backup" / "chief", "ckpt-1")
-    looks(gatherer, clock)
+    gather_steps(gatherer, clock)
     shutil.rmtree(chief)
     chief.mkdir()
     resumed = Gatherer(chief, Store(gatherer.store.root), clock=clock)
     write_hdf5(chief / "other.h5")
 
-    looks(resumed, clock)
+    gather_steps(resumed, clock)
 
     assert Kind.BACKUP in {held.kind for held in resumed.store.held}
 
 
-def test_an_estimator_that_restarts_and_writes_its_graph_anew_loses_nothing(
+def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
     chief: Path, gatherer: Gatherer
 ) -> None:
     write_prefix(chief, "model.ckpt-5", saved=1)
     (chief / "model.ckpt-5.meta").write_text("meta")
-    gatherer.final_look()
+    gatherer.gather_last()
     (chief / "graph.pbtxt").write_text("graph")
     write_prefix(chief, "model.ckpt-5", saved=2)
     (chief / "model.ckpt-5.meta").write_text("meta")
 
-    gatherer.final_look()
+    gatherer.gather_last()
 
     (held,) = Store(gatherer.store.root).held
     assert (held.step, held.kind) == (5, Kind.ESTIMATOR)
 
 
-def test_an_evaluator_s_directory_follows(
+def test_an_evaluator_s_directory_gets_new_checkpoints(
     chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path
 ) -> None:
     evaluator = tmp_path / "evaluator"
@@ -335,7 +335,7 @@ def test_an_evaluator_s_directory_follows(
     (evaluator / "eval" / "events").write_text("its own")
     for step in range(1, 9):
         write_prefix(chief, f"model.ckpt-{step}", saved=step)
-        looks(gatherer, clock)
+        gather_steps(gatherer, clock)
 
     names = sorted(path.name for path in evaluator.glob("*.index"))
     assert names == [f"model.ckpt-{step}.index" for step in range(4, 9)]
@@ -353,33 +353,35 @@ def test_a_follower_copies_each_checkpoint_once_however_many_series_there_are(
     inodes: dict[str, int] = {}
     for step in range(1, 9):
         write_prefix(chief, f"new-{step}", saved=10 + step)
-        gatherer.final_look()
+        gatherer.gather_last()
         for path in (tmp_path / "evaluator").glob("*.index"):
             assert inodes.setdefault(path.name, path.stat().st_ino) == path.stat().st_ino
 
-    there = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
-    assert there == {f"old-{step}" for step in (1, 2, 3)} | {f"new-{step}" for step in range(4, 9)}
+    existing = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
+    assert existing == {f"old-{step}" for step in (1, 2, 3)} | {
+        f"new-{step}" for step in range(4, 9)
+    }
 
 
 def test_a_follower_whose_directory_was_replaced_is_filled_again(
     chief: Path, gatherer: Gatherer, tmp_path: Path
 ) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
-    gatherer.final_look()
+    gatherer.gather_last()
     shutil.rmtree(tmp_path / "evaluator")
 
-    gatherer.final_look()
+    gatherer.gather_last()
 
     assert (tmp_path / "evaluator" / "ckpt-1.index").exists()
 
 
-def test_a_cancelled_gatherer_still_takes_the_final_look(chief: Path, gatherer: Gatherer) -> None:
+def test_a_cancelled_gatherer_still_gathers_at_the_end(chief: Path, gatherer: Gatherer) -> None:
     write_prefix(chief, "ckpt-1")
     gatherer.cancel()
 
     with pytest.raises(CancelledError):
-        gatherer.look()
-    assert [gathered.save for gathered in gatherer.final_look()] == [1]
+        gatherer.gather()
+    assert [gathered.save for gathered in gatherer.gather_last()] == [1]
 
 
 FILL_A_SMALL_DISK = """
@@ -390,14 +392,14 @@ from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))
-print([gathered.save for gathered in gatherer.final_look()])
+print([gathered.save for gathered in gatherer.gather_last()])
 print(*gatherer.take_notes(), sep=";")
 print([held.save for held in Store(Path(sys.argv[2])).held])
 print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
 """
 
 
-def test_on_a_really_full_disk_the_small_one_is_kept_whole(chief: Path, tmp_path: Path) -> None:
+def test_a_small_checkpoint_on_a_full_disk_is_complete(chief: Path, tmp_path: Path) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
     write_prefix(chief, "ckpt-2", saved=2, content=b"w" * 2_000_000)
     disk = tmp_path / "disk"
@@ -418,10 +420,10 @@ def test_on_a_really_full_disk_the_small_one_is_kept_whole(chief: Path, tmp_path
     ], done.stderr
 
 
-def test_every_gathered_one_is_whole_while_a_writer_saves_and_rotates(
+def test_every_gathered_checkpoint_is_complete_while_a_writer_saves_and_rotates(
     chief: Path, tmp_path: Path
 ) -> None:
-    """A real race: a thread that saves, rewrites and deletes as fast as it can."""
+    """A real race with a thread that saves, rewrites and deletes as fast as it can."""
     gatherer = Gatherer(chief, Store(tmp_path / "store", keep=2), clock=iter(range(10**9)).__next__)
     done = threading.Event()
 
@@ -438,20 +440,20 @@ def test_every_gathered_one_is_whole_while_a_writer_saves_and_rotates(
     writer.start()
     try:
         for _ in range(60):
-            gatherer.look()
-            for gathered in gatherer.final_look():
-                _assert_whole(gathered)
+            gatherer.gather()
+            for gathered in gatherer.gather_last():
+                _assert_complete(gathered)
     finally:
         done.set()
         writer.join()
-    final = gatherer.final_look() or list(gatherer.store.held)
+    final = gatherer.gather_last() or list(gatherer.store.held)
 
     assert final
     for gathered in final:
-        _assert_whole(gathered)
+        _assert_complete(gathered)
 
 
-def _assert_whole(gathered: Gathered) -> None:
+def _assert_complete(gathered: Gathered) -> None:
     if gathered.kind is not Kind.TF_CHECKPOINT:
         return
     body = b"%d" % (gathered.save or 0) * 50_000

@@ -1,4 +1,4 @@
-"""kill -9 at any moment of gathering: what is in the store stays whole, and gathering goes on."""
+"""kill -9 at any moment of gathering: the store stays complete, and gathering continues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMAND = [sys.executable, "-m", "tests.launcher.checkpoints.gather_for_ever"]
 KILLS = 12
 
 
-def test_a_store_whose_process_was_killed_a_dozen_times_is_whole(tmp_path: Path) -> None:
+def test_a_store_whose_process_was_killed_a_dozen_times_is_complete(tmp_path: Path) -> None:
     chief, root = tmp_path / "chief", tmp_path / "store"
     chief.mkdir()
     newest = []
@@ -32,9 +32,9 @@ def test_a_store_whose_process_was_killed_a_dozen_times_is_whole(tmp_path: Path)
         process.wait()
         process.stdout.close()
 
-        assert_whole(root)
+        assert_complete(root)
         Store(root)
-        assert_whole(root)
+        assert_complete(root)
         assert not list(root.glob(".*"))
         saves = [g.save for g in open_for_reading(root) if g.kind is Kind.TF_CHECKPOINT]
         newest.append(max(save or 0 for save in saves))
@@ -43,7 +43,7 @@ def test_a_store_whose_process_was_killed_a_dozen_times_is_whole(tmp_path: Path)
     assert newest[-1] > KILLS
 
 
-def assert_whole(root: Path) -> None:
+def assert_complete(root: Path) -> None:
     held = open_for_reading(root)
     assert {g.folder for g in held} == {
         path for path in root.iterdir() if path.is_dir() and path.name[0] != "."

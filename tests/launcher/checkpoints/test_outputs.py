@@ -1,4 +1,4 @@
-"""Outputs of the working directory: the ones asked for come home, the others are told."""
+"""Outputs in the working directory: requested ones are gathered, other new files reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.privileges import without_override
 
 from tfcluster.checkpoints.copying import CancelledError
-from tfcluster.checkpoints.outputs import gather_outputs, news, remember
+from tfcluster.checkpoints.outputs import describe_new_files, gather_outputs, list_before
 from tfcluster.checkpoints.sources import LocalSource
 
 
@@ -34,7 +34,7 @@ def workdir(tmp_path: Path) -> Path:
         (["**/*.txt"], ("out/a.txt", "out/deep/b.txt")),
     ],
 )
-def test_what_the_globs_match_is_copied_to_the_same_place(
+def test_files_that_the_globs_match_are_copied_to_the_same_paths(
     workdir: Path, tmp_path: Path, globs: list[str], files: tuple[str, ...]
 ) -> None:
     result = gather_outputs(workdir, globs, tmp_path / "outputs")
@@ -44,7 +44,7 @@ def test_what_the_globs_match_is_copied_to_the_same_place(
 
 
 @pytest.mark.parametrize("pattern", ["../*", "out/../../secret", "/etc/hosts", "nothing*", ""])
-def test_a_glob_that_matches_nothing_inside_is_told(
+def test_a_glob_that_matches_nothing_inside_is_reported(
     workdir: Path, tmp_path: Path, pattern: str
 ) -> None:
     (tmp_path / "secret").write_text("secret")
@@ -75,22 +75,20 @@ for found in (
     ("glob", "files"),
     [("out", ("out/a.txt",)), ("**/*.txt", ("out/a.txt",)), ("out/**", ("out/a.txt",))],
 )
-def test_a_folder_that_cannot_be_read_is_named(
-    workdir: Path, glob: str, files: tuple[str, ...]
-) -> None:
-    """Here and on another machine; nothing is said of one that nobody asked for."""
+def test_an_unreadable_folder_is_reported(workdir: Path, glob: str, files: tuple[str, ...]) -> None:
+    """Both here and on another machine; one that no glob matches is not reported."""
     (workdir / "other").mkdir()
     for name in ("other", "out/deep"):
         (workdir / name).chmod(0)
     argv = without_override([sys.executable, "-c", GATHER, str(workdir), glob])
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     for name in ("other", "out/deep"):
         (workdir / name).chmod(0o700)
     asked = ["other", "out/deep"] if glob.startswith("**") else ["out/deep"]
     notes = [
         f"checkpoints.outputs: {name} cannot be read: nothing in it was copied" for name in asked
     ]
-    assert said == f"{files} {tuple(notes)}\n" * 2
+    assert output == f"{files} {tuple(notes)}\n" * 2
 
 
 def test_links_out_of_the_working_directory_are_not_followed(workdir: Path, tmp_path: Path) -> None:
@@ -105,37 +103,37 @@ def test_links_out_of_the_working_directory_are_not_followed(workdir: Path, tmp_
 
     assert result.files == ("out/a.txt", "out/deep/b.txt", "out/inside")
     assert result.notes == (
-        "checkpoints.outputs: link leads elsewhere",
-        "checkpoints.outputs: link/secret leads elsewhere",
+        "checkpoints.outputs: link links out of the working directory",
+        "checkpoints.outputs: link/secret links out of the working directory",
     )
     copies = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
     assert all(not copy.is_symlink() and copy.read_text() != "secret" for copy in copies)
 
 
-def test_news_name_the_new_files_and_the_cure(workdir: Path) -> None:
-    before = remember(workdir)
+def test_new_files_are_reported_with_the_option_that_gathers_them(workdir: Path) -> None:
+    before = list_before(workdir)
     (workdir / "final.keras").write_text("model")
     (workdir / "runs" / "1").mkdir(parents=True)
     (workdir / "runs" / "1" / "loss.csv").write_text("1")
     (workdir / "out" / "c.txt").write_text("c")
 
-    assert news(before) == (
+    assert describe_new_files(before) == (
         "New files in the working directory: final.keras, out/c.txt, runs/. To gather them: "
         """--set 'checkpoints.outputs=["final.keras", "out/c.txt", "runs/**"]'"""
     )
 
 
-def test_the_option_that_news_recommend_gathers_them(workdir: Path, tmp_path: Path) -> None:
-    before = remember(workdir)
+def test_the_reported_option_gathers_the_new_files(workdir: Path, tmp_path: Path) -> None:
+    before = list_before(workdir)
     (workdir / "runs" / "1").mkdir(parents=True)
     (workdir / "runs" / "1" / "loss.csv").write_text("1")
-    assert '["runs/**"]' in news(before)
+    assert '["runs/**"]' in describe_new_files(before)
 
     assert gather_outputs(workdir, ["runs/**"], tmp_path / "o").files == ("runs/1/loss.csv",)
 
 
-def test_no_news_where_nothing_is_new_or_nobody_would_want_it(workdir: Path) -> None:
-    before = remember(workdir)
+def test_nothing_is_reported_without_new_results(workdir: Path) -> None:
+    before = list_before(workdir)
     (workdir / "train.py").write_text("changed")
     for name in ("__pycache__/train.pyc", ".cache/x", "half.tmp", "env/lib/a.py"):
         (workdir / name).parent.mkdir(parents=True, exist_ok=True)
@@ -143,42 +141,42 @@ def test_no_news_where_nothing_is_new_or_nobody_would_want_it(workdir: Path) -> 
     (workdir / "env" / "pyvenv.cfg").write_text("home = /")
     (workdir / "gathered.txt").write_text("x")
 
-    assert news(before, gathered=["gathered.txt"]) == ""
+    assert describe_new_files(before, gathered=["gathered.txt"]) == ""
 
 
-def test_links_to_folders_and_the_home_of_all_runs_hold_no_news(
+def test_links_to_folders_and_the_home_of_all_runs_are_ignored(
     workdir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
     (workdir / "data").symlink_to(tmp_path / "data")
     (workdir / "itself").symlink_to(workdir / "itself")
-    before = remember(workdir, ours=workdir / "home")
+    before = list_before(workdir, home=workdir / "home")
     for path in (tmp_path / "data" / "x", workdir / "home" / "runs" / "x"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
 
-    assert news(before) == ""
+    assert describe_new_files(before) == ""
 
 
 def test_many_new_files_are_counted(workdir: Path) -> None:
-    before = remember(workdir)
+    before = list_before(workdir)
     for number in range(9):
         (workdir / f"file-{number}").write_text("x")
 
-    assert "file-4 and 4 more. To gather" in news(before)
+    assert "file-4 and 4 more. To gather" in describe_new_files(before)
 
 
 def test_a_data_set_s_folder_is_not_searched(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfcluster.checkpoints.outputs._MOST_FILES", 3)
-    before = remember(workdir)
+    before = list_before(workdir)
     (workdir / "new").write_text("x")
 
-    assert news(before) == ""
+    assert describe_new_files(before) == ""
 
 
-def test_an_output_that_cannot_be_read_whole_is_told(
+def test_an_output_that_changes_during_the_copy_is_reported(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def grow_and_copy(*_args: object, **_named: object) -> None:
@@ -193,8 +191,8 @@ def test_an_output_that_cannot_be_read_whole_is_told(
     assert result.notes == ("checkpoints.outputs: model.keras was not copied: gone",)
 
 
-def test_the_search_for_outputs_shows_that_it_moves_and_can_be_ended(tmp_path: Path) -> None:
-    """Else a large working directory on a slow file server looks like one that stands still."""
+def test_the_search_for_outputs_gives_signs_of_life_and_can_be_cancelled(tmp_path: Path) -> None:
+    """Otherwise a large working directory on a slow file server seems to hang."""
     for number in range(5):
         (tmp_path / "work" / f"{number}").mkdir(parents=True)
         (tmp_path / "work" / f"{number}" / "curve.png").write_text("")

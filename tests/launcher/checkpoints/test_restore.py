@@ -18,7 +18,7 @@ from .files import write_keras, write_prefix
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """What a chief saved up to step 20, and its backup of step 70."""
+    """Return a store with a chief's checkpoints up to step 20 and its backup of step 70."""
     chief = tmp_path / "source"
     write_prefix(chief, "ckpt-1", saved=1)
     write_prefix(chief, "ckpt-2", saved=2)
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
     gatherer.saved("ckpt-2", 20)
     gatherer.saved("backup", 70)
-    gatherer.final_look()
+    gatherer.gather_last()
     return gatherer.store
 
 
@@ -57,7 +57,7 @@ def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> 
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
 
 
-def test_only_what_is_put_back_waits_for_the_disk(
+def test_only_a_state_with_files_waits_for_the_disk(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
@@ -71,14 +71,16 @@ def test_only_what_is_put_back_waits_for_the_disk(
     assert (names(task), synced) == (STATE, [task.parent])
 
 
-def test_what_was_put_back_is_not_gathered_again(store: Store, tmp_path: Path) -> None:
+def test_a_state_that_was_put_back_is_not_gathered_again(store: Store, tmp_path: Path) -> None:
     task = tmp_path / "worker-0"
     put_back(store.state(), [task])
 
-    assert Gatherer(task, store).final_look() == []
+    assert Gatherer(task, store).gather_last() == []
 
 
-def test_what_a_directory_held_is_kept_beside_it(store: Store, tmp_path: Path) -> None:
+def test_the_previous_contents_of_a_directory_are_kept_next_to_it(
+    store: Store, tmp_path: Path
+) -> None:
     task = tmp_path / "worker-0"
     write_prefix(task, "ckpt-99")
     (task / "log.csv").write_text("epoch,loss")
@@ -127,7 +129,7 @@ def test_a_failure_changes_no_directory(
     }
 
 
-def test_a_damaged_store_is_noticed_before_anything_is_replaced(
+def test_a_damaged_store_is_detected_before_anything_is_replaced(
     store: Store, tmp_path: Path
 ) -> None:
     (damaged,) = (g for g in store.state() if g.path.name == "best.keras")
@@ -139,7 +141,7 @@ def test_a_damaged_store_is_noticed_before_anything_is_replaced(
     assert not (tmp_path / "worker-0").exists()
 
 
-def test_a_backup_s_step_counts_only_alone(tmp_path: Path) -> None:
+def test_the_step_of_a_backup_counts_only_without_other_checkpoints(tmp_path: Path) -> None:
     chief = tmp_path / "chief"
     write_prefix(chief / "chief", "ckpt-4")
     (backup,) = find(scan(chief), None)

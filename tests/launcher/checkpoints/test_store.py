@@ -1,4 +1,4 @@
-"""The store: every state on its disk is whole, whatever happens to the writer or to us."""
+"""The store is consistent on disk, whatever happens to the writer or to its own process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, St
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import (
     Gathered,
-    NotWholeError,
+    IncompleteError,
     Store,
     newest_of_each,
     open_for_reading,
@@ -49,7 +49,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def latest(folder: Path) -> str | None:
-    """What `tf.train.latest_checkpoint` would read."""
+    """Return the path that `tf.train.latest_checkpoint` would read."""
     path = folder / "checkpoint"
     if not path.exists():
         return None
@@ -89,7 +89,7 @@ def test_the_store_can_be_moved(chief: Path, root: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("keep", [1, 3])
-def test_it_keeps_the_newest_n_of_each_series(chief: Path, root: Path, keep: int) -> None:
+def test_the_newest_n_of_each_series_are_kept(chief: Path, root: Path, keep: int) -> None:
     store = Store(root, keep=keep)
     for step in range(1, 6):
         write_prefix(chief, f"ckpt-{step}", saved=step)
@@ -104,7 +104,7 @@ def test_it_keeps_the_newest_n_of_each_series(chief: Path, root: Path, keep: int
     assert sorted(path.name for path in root.iterdir()) == sorted([*names, "checkpoint"])
 
 
-def test_a_name_that_is_written_anew_is_kept_in_several_versions(chief: Path, root: Path) -> None:
+def test_several_versions_of_a_rewritten_file_are_kept(chief: Path, root: Path) -> None:
     store = Store(root, keep=2)
     for version in range(1, 5):
         write_keras(chief / "model.keras", f"version {version}" * version)
@@ -139,7 +139,7 @@ def test_content_that_is_saved_again_is_the_newest_again(chief: Path, root: Path
     assert latest(root) == "best/best"
 
 
-def test_a_checkpoint_called_checkpoint_does_not_hide_the_text_proto(
+def test_a_checkpoint_called_checkpoint_does_not_hide_the_checkpoint_file(
     chief: Path, root: Path
 ) -> None:
     write_prefix(chief, "checkpoint")
@@ -149,7 +149,7 @@ def test_a_checkpoint_called_checkpoint_does_not_hide_the_text_proto(
     assert latest(root) == f"{gathered.folder.name}/checkpoint"
 
 
-def test_a_saved_model_keeps_its_shape(chief: Path, root: Path) -> None:
+def test_a_saved_model_keeps_its_folders(chief: Path, root: Path) -> None:
     write_saved_model(chief / "export" / "1")
 
     (gathered,) = add(Store(root), chief)
@@ -159,7 +159,7 @@ def test_a_saved_model_keeps_its_shape(chief: Path, root: Path) -> None:
     assert latest(root) is None
 
 
-def test_a_backup_is_kept_once_and_is_no_result(chief: Path, root: Path) -> None:
+def test_a_backup_is_kept_once_and_is_not_a_result(chief: Path, root: Path) -> None:
     store = Store(root, keep=3)
     for step in (1, 2):
         write_prefix(chief / "backup" / "chief", f"ckpt-{step}", saved=step)
@@ -172,9 +172,7 @@ def test_a_backup_is_kept_once_and_is_no_result(chief: Path, root: Path) -> None
 
 
 @pytest.mark.parametrize("cut", ["ckpt-1.index", "model.keras", "a.weights.h5"])
-def test_a_file_that_its_dead_writer_left_cut_off_is_refused(
-    chief: Path, root: Path, cut: str
-) -> None:
+def test_a_truncated_file_is_refused(chief: Path, root: Path, cut: str) -> None:
     write_prefix(chief, "ckpt-1")
     write_keras(chief / "model.keras")
     write_hdf5(chief / "a.weights.h5")
@@ -182,7 +180,7 @@ def test_a_file_that_its_dead_writer_left_cut_off_is_refused(
     store = Store(root)
     (broken,) = (c for c in complete(chief) if cut in {entry.path for entry in c.files})
 
-    with pytest.raises(NotWholeError, match=cut):
+    with pytest.raises(IncompleteError, match=cut):
         store.add(broken, chief, step=1)
 
     assert store.held == ()
@@ -211,7 +209,7 @@ def _cut(path: Path) -> None:
 @pytest.mark.parametrize("change", [_delete, _rewrite, _cut, _replace])
 @pytest.mark.parametrize("changed", ["ckpt-1.data-00000-of-00002", "ckpt-1.index"])
 @pytest.mark.parametrize("moment", range(2))
-def test_a_source_that_changes_while_it_is_copied_is_given_up(
+def test_the_copy_of_a_source_that_changes_meanwhile_is_dropped(
     chief: Path,
     root: Path,
     change: object,
@@ -249,7 +247,7 @@ def test_a_cancelled_copy_leaves_nothing(chief: Path, root: Path) -> None:
     assert (store.held, list(root.iterdir())) == ((), [])
 
 
-def test_a_full_disk_leaves_what_was_there(
+def test_a_full_disk_leaves_the_store_unchanged(
     chief: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
@@ -271,7 +269,7 @@ def test_a_full_disk_leaves_what_was_there(
 
 
 class Crash(BaseException):
-    """Stands for kill -9: nothing of ours runs afterwards."""
+    """An exception that stands for kill -9: no handler runs afterwards."""
 
 
 @pytest.mark.parametrize(
@@ -284,7 +282,7 @@ class Crash(BaseException):
         "copying.write",
     ],
 )
-def test_after_a_crash_the_next_process_finds_only_whole_ones(
+def test_after_a_crash_the_next_process_finds_only_complete_checkpoints(
     chief: Path, root: Path, crash_before: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
@@ -307,7 +305,9 @@ def test_after_a_crash_the_next_process_finds_only_whole_ones(
     assert [gathered.save for gathered in add(store, chief)] == [2]
 
 
-def test_a_crash_between_the_rename_and_the_text_proto_is_patched(chief: Path, root: Path) -> None:
+def test_a_crash_between_the_rename_and_the_checkpoint_file_is_repaired(
+    chief: Path, root: Path
+) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
     write_prefix(chief, "ckpt-2", saved=2)
     add(Store(root), chief)
@@ -318,7 +318,9 @@ def test_a_crash_between_the_rename_and_the_text_proto_is_patched(chief: Path, r
     assert latest(root) == "ckpt-2/ckpt-2"
 
 
-def test_what_somebody_deleted_from_the_store_is_named_no_more(chief: Path, root: Path) -> None:
+def test_a_checkpoint_that_was_deleted_from_the_store_is_no_longer_named(
+    chief: Path, root: Path
+) -> None:
     write_prefix(chief, "ckpt-1", saved=1)
     write_prefix(chief, "ckpt-2", saved=2)
     add(Store(root), chief)

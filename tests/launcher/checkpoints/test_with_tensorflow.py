@@ -1,4 +1,4 @@
-"""What real TensorFlow and Keras save is found complete, and restores after it was gathered."""
+"""Checkpoints of real TensorFlow and Keras are found complete and restore after gathering."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(params=["newest", "2.15"])
 def python(request: pytest.FixtureRequest) -> str:
-    """A Python with the newest TensorFlow, or with TensorFlow 2.15."""
+    """Return a Python with the newest TensorFlow, or with TensorFlow 2.15."""
     if request.param == "newest":
         return sys.executable
     found = ROOT / ".venv-tf215" / "bin" / "python"
@@ -53,7 +53,7 @@ def test_everything_saved_is_found_gathered_and_restores_elsewhere(
     run(python, "save", chief)
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
 
-    gathered = gatherer.final_look()
+    gathered = gatherer.gather_last()
 
     assert gatherer.take_notes() == []
     assert {(g.checkpoint.path, g.kind, g.save) for g in gathered} == {
@@ -67,7 +67,7 @@ def test_everything_saved_is_found_gathered_and_restores_elsewhere(
         ("plain/1", Kind.SAVED_MODEL, None),
         ("backup", Kind.BACKUP, None),
     }
-    assert {g.step for g in gathered} == {None}, "nobody has reported a step"
+    assert {g.step for g in gathered} == {None}, "no step was reported"
     moved = (tmp_path / "store").rename(tmp_path / "moved")
     rows = [{"kind": g.kind, "path": str(g.path)} for g in Store(moved).held]
     wanted = "\n".join(json.dumps(row) for row in rows if row["kind"] != Kind.BACKUP)
@@ -76,12 +76,12 @@ def test_everything_saved_is_found_gathered_and_restores_elsewhere(
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_a_task_finds_what_was_put_back(python: str, tmp_path: Path) -> None:
+def test_a_task_finds_the_state_that_was_put_back(python: str, tmp_path: Path) -> None:
     chief, task = tmp_path / "chief", tmp_path / "worker-1"
     chief.mkdir()
     run(python, "save", chief)
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
-    gatherer.final_look()
+    gatherer.gather_last()
 
     put_back(gatherer.store.state(), [task])
 

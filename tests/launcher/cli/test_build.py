@@ -1,4 +1,4 @@
-"""`tfcluster build`: what docker is told, over a docker that only notes it."""
+"""`tfcluster build` passes the right arguments to docker, here a fake that records them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ context = words[-1]
 files = [os.path.relpath(os.path.join(at, name), context)
          for at, _, names in os.walk(context) for name in names]
 requirements = os.path.join(context, "docker/requirements.txt")
-with open({noted!r}, "w") as file:
+with open({recorded!r}, "w") as file:
     json.dump({{"argv": words, "files": files, "buildkit": os.environ.get("DOCKER_BUILDKIT"),
                "requirements": os.path.exists(requirements) and open(requirements).read(),
                "proxy": os.environ.get("https_proxy")}}, file)
-print("podman tells its progress here")
+print("podman prints its progress here")
 sys.exit({code})
 """
 
 
 @dataclass(frozen=True)
 class Fake:
-    """A `docker` on PATH, and `tfcluster build` beside it."""
+    """A fake `docker` on PATH, and `tfcluster build` that calls it."""
 
     folder: Path
     monkeypatch: pytest.MonkeyPatch
@@ -53,10 +53,10 @@ class Fake:
         self, *, version: str = "20.10.24+dfsg1", complaint: str = "", has_buildx: str = "",
         code: int = 0,
     ) -> None:  # fmt: skip
-        noted = str(self.folder / "noted.json")
+        recorded = str(self.folder / "recorded.json")
         text = DOCKER.format(
             python=sys.executable, version=version, complaint=complaint, has_buildx=has_buildx,
-            noted=noted, code=code,
+            recorded=recorded, code=code,
         )  # fmt: skip
         path = self.folder / "bin" / "docker"
         path.parent.mkdir(exist_ok=True)
@@ -65,10 +65,10 @@ class Fake:
         self.monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
     def build(self, *args: str) -> dict[str, Any]:
-        """What docker was told."""
+        """Run `tfcluster build` and return what docker received."""
         command.main(list(args), standalone_mode=False)
-        noted: dict[str, Any] = json.loads((self.folder / "noted.json").read_text())
-        return noted
+        recorded: dict[str, Any] = json.loads((self.folder / "recorded.json").read_text())
+        return recorded
 
 
 @pytest.fixture
@@ -97,21 +97,21 @@ def pinned(name: str) -> str:
 def test_without_options_it_is_the_newest_tested_tensorflow_for_cpus(
     docker: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    noted = docker.build()
+    recorded = docker.build()
     newest = pinned("newest.txt")
     names = ["tfcluster-worker:latest", f"tfcluster-worker:tf{newest}"]
-    assert values(noted["argv"], "--tag") == names
-    assert values(noted["argv"], "--target") == ["worker"]
+    assert values(recorded["argv"], "--tag") == names
+    assert values(recorded["argv"], "--target") == ["worker"]
     assert {
         "BASE_IMAGE=python:3.11-slim", "FLAVOUR=cpu", f"TENSORFLOW={newest}",
         "CONSTRAINTS=newest.txt",
-    } == set(values(noted["argv"], "--build-arg"))  # fmt: skip
+    } == set(values(recorded["argv"], "--build-arg"))  # fmt: skip
     assert {"docker/Dockerfile", "docker/pip-install", "constraints/newest.txt"} <= {
-        *noted["files"]
+        *recorded["files"]
     }
-    assert noted["buildkit"] == "1"
-    assert "--network" not in noted["argv"]
-    assert "--secret" not in noted["argv"]
+    assert recorded["buildkit"] == "1"
+    assert "--network" not in recorded["argv"]
+    assert "--secret" not in recorded["argv"]
     out, err = capfd.readouterr()
     assert out.split() == names
     assert "progress" in err
@@ -123,7 +123,7 @@ def test_an_older_tensorflow_comes_with_its_own_constraints(docker: Fake) -> Non
     ]
     version = pinned("tf215.txt")
     assert version.startswith("2.15.")
-    assert values(argv, "--tag") == [f"tfcluster-worker:tf{version}-gpu"]  # what runs take stays
+    assert values(argv, "--tag") == [f"tfcluster-worker:tf{version}-gpu"]  # :latest is not changed
     assert {f"TENSORFLOW={version}", "CONSTRAINTS=tf215.txt", "FLAVOUR=gpu"} <= {
         *values(argv, "--build-arg")
     }
@@ -133,7 +133,7 @@ def test_an_older_tensorflow_comes_with_its_own_constraints(docker: Fake) -> Non
 
 
 @pytest.mark.parametrize(
-    ("asked", "pin", "wanted"),
+    ("version", "pin", "expected"),
     [
         (None, Pin("2.21.0", "newest.txt"), "2.21.0"),
         ("2.21", Pin("2.21.0", "newest.txt"), "2.21.0"),
@@ -143,31 +143,31 @@ def test_an_older_tensorflow_comes_with_its_own_constraints(docker: Fake) -> Non
     ],
 )
 def test_a_version_finds_the_constraints_that_pin_it(
-    tmp_path: Path, asked: str | None, pin: Pin, wanted: str
+    tmp_path: Path, version: str | None, pin: Pin, expected: str
 ) -> None:
     (tmp_path / "newest.txt").write_text("a==1\ntensorflow-datasets==4\ntensorflow==2.21.0\n")
     (tmp_path / "tf215.txt").write_text("tensorflow==2.15.1\n")
     (tmp_path / "others.txt").write_text("3.8.0\n")
-    assert worker_image.choose(asked, tmp_path) == pin
-    assert pin.wanted == wanted
+    assert worker_image.choose(version, tmp_path) == pin
+    assert pin.requirement == expected
 
 
 @pytest.mark.parametrize("version", ["newest", "2", "2.15; rm -rf /", "2.15.*", ""])
-def test_what_is_no_version_is_refused(docker: Fake, version: str) -> None:
-    with pytest.raises(UsageError, match="is no version"):
+def test_an_invalid_version_is_refused(docker: Fake, version: str) -> None:
+    with pytest.raises(UsageError, match="is not a version"):
         docker.build("--tensorflow", version)
 
 
-def test_names_of_ones_own_replace_ours(docker: Fake) -> None:
+def test_tags_replace_the_default_names(docker: Fake) -> None:
     argv = docker.build("--tag", "a:1", "--tag", "b:2")["argv"]
     assert values(argv, "--tag") == ["a:1", "b:2"]
 
 
-def test_ones_own_requirements_lie_where_the_dockerfile_looks(docker: Fake) -> None:
-    wanted = docker.folder / "mine.txt"
-    wanted.write_text("pandas\n")
-    noted = docker.build("-r", str(wanted))
-    assert noted["requirements"] == "pandas\n"
+def test_requirements_are_copied_where_the_dockerfile_expects_them(docker: Fake) -> None:
+    requirements = docker.folder / "mine.txt"
+    requirements.write_text("pandas\n")
+    recorded = docker.build("-r", str(requirements))
+    assert recorded["requirements"] == "pandas\n"
     assert "docker/requirements.txt" in (ROOT / "docker/pip-install").read_text()
 
 
@@ -176,42 +176,42 @@ def test_certificates_and_pips_configuration_are_secrets(docker: Fake) -> None:
         (docker.folder / name).write_text("x")
     docker.monkeypatch.setenv("PIP_CERT", str(docker.folder / "ca.pem"))
     docker.monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    noted = docker.build("--pip-config", str(docker.folder / "pip.conf"))
+    recorded = docker.build("--pip-config", str(docker.folder / "pip.conf"))
     secrets = [f"id=ca,src={docker.folder}/ca.pem", f"id=pip,src={docker.folder}/pip.conf"]
-    assert values(noted["argv"], "--secret") == secrets
-    assert not [name for name in noted["files"] if name.endswith(("ca.pem", "pip.conf"))]
+    assert values(recorded["argv"], "--secret") == secrets
+    assert not [name for name in recorded["files"] if name.endswith(("ca.pem", "pip.conf"))]
 
 
 def test_proxies_are_passed_on_without_a_password_on_the_command_line(docker: Fake) -> None:
     docker.monkeypatch.setenv("https_proxy", "http://anna:pa55word@proxy:8080")
-    noted = docker.build()
-    assert "https_proxy" in values(noted["argv"], "--build-arg")
-    assert "pa55word" not in " ".join(noted["argv"])
-    assert "pa55word" in noted["proxy"]
+    recorded = docker.build()
+    assert "https_proxy" in values(recorded["argv"], "--build-arg")
+    assert "pa55word" not in " ".join(recorded["argv"])
+    assert "pa55word" in recorded["proxy"]
 
 
-def test_for_join_the_launcher_goes_in_too(docker: Fake) -> None:
-    noted = docker.build("--join")
-    assert values(noted["argv"], "--target") == ["join"]
-    assert values(noted["argv"], "--tag")[0] == "tfcluster-join:latest"
+def test_with_join_the_launcher_is_included(docker: Fake) -> None:
+    recorded = docker.build("--join")
+    assert values(recorded["argv"], "--target") == ["join"]
+    assert values(recorded["argv"], "--tag")[0] == "tfcluster-join:latest"
     assert {
         "launcher/tfcluster/cli/join.py",
         "workers/tfcluster_workers/boot.py",
-    } <= {*noted["files"]}
-    assert not [name for name in noted["files"] if "__pycache__" in name]
+    } <= {*recorded["files"]}
+    assert not [name for name in recorded["files"] if "__pycache__" in name]
 
 
-def test_the_context_is_gone_afterwards(docker: Fake) -> None:
+def test_the_build_context_is_deleted_afterwards(docker: Fake) -> None:
     assert not Path(docker.build()["argv"][-1]).exists()
 
 
 @pytest.mark.parametrize(
-    ("complaint", "said"),
+    ("complaint", "fix"),
     [
         (
             "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker"
             " daemon running?",
-            "is it running",
+            "is the daemon running",
         ),
         (
             "Got permission denied while trying to connect to the Docker daemon socket at"
@@ -221,15 +221,15 @@ def test_the_context_is_gone_afterwards(docker: Fake) -> None:
     ],
     ids=["no daemon", "no permission"],
 )
-def test_a_daemon_that_cannot_be_reached_is_named_with_the_cure(
-    docker: Fake, complaint: str, said: str
+def test_an_unreachable_daemon_is_reported_with_a_fix(
+    docker: Fake, complaint: str, fix: str
 ) -> None:
     docker.install(version="", complaint=complaint)
     with pytest.raises(SurroundingsError) as error:
         docker.build()
     assert error.value.exit_code == 3
     assert complaint[:30] in error.value.message
-    assert said in error.value.fix
+    assert fix in error.value.fix
 
 
 def test_without_docker_it_says_so(docker: Fake, tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_without_docker_it_says_so(docker: Fake, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("has_buildx", "builds"), [("yes", True), ("", False)])
-def test_newer_clients_need_their_plugin(docker: Fake, has_buildx: str, builds: bool) -> None:
+def test_newer_docker_clients_need_buildx(docker: Fake, has_buildx: str, builds: bool) -> None:
     docker.install(version="28.2.2", has_buildx=has_buildx)
     if builds:
         assert docker.build()["argv"][0] == "build"
@@ -248,7 +248,7 @@ def test_newer_clients_need_their_plugin(docker: Fake, has_buildx: str, builds: 
         docker.build()
 
 
-def test_a_build_that_fails_ends_with_3_and_names_nothing(
+def test_a_failed_build_exits_with_3_and_prints_no_name(
     docker: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
     docker.install(code=7)
@@ -275,7 +275,7 @@ def test_dockerfile_and_constraints_are_found(
 
 
 @pytest.mark.parametrize("name", ["docker/Dockerfile", "docker/pip-install", ".dockerignore"])
-def test_what_is_built_names_no_registry_and_no_secret(name: str) -> None:
+def test_build_files_name_no_registry_and_no_secret(name: str) -> None:
     text = (ROOT / name).read_text()
     assert "://" not in text
     assert "HEALTHCHECK" not in text

@@ -1,4 +1,4 @@
-"""A run whose files are damaged is shown as that, can be removed, and stops no command."""
+"""A run with damaged files is shown as damaged, can be removed, and breaks no command."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """One for all examples of a test, which use run ids of their own."""
+    """One home for all tests of the module, which use different run ids."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TFCLUSTER_HOME", str(root / "home"))
@@ -66,7 +66,7 @@ def home() -> Iterator[Path]:
 
 
 def make_run(home: Path, text: str | None, run_id: str = "demo-20260914-153012-k7f3") -> RunPaths:
-    """A run's folder, an hour old, with this ``state.json``."""
+    """Make a run folder, an hour old, with this ``state.json``."""
     shutil.rmtree(home / "runs" / run_id, ignore_errors=True)
     paths = journal.make(run_id, home)
     if text is not None:
@@ -75,8 +75,8 @@ def make_run(home: Path, text: str | None, run_id: str = "demo-20260914-153012-k
     return paths
 
 
-def a_state(home: Path) -> dict[str, Any]:
-    """Of a run that has had everything that a run can have."""
+def make_state(home: Path) -> dict[str, Any]:
+    """Return a state with every field set."""
     paths = make_run(home, None)
     state = first_state(plan_of(), paths, this_process(), 1.6e9)
     state.tasks[0].error = {"exception": "E", "message": "m", "line": 3}
@@ -85,7 +85,7 @@ def a_state(home: Path) -> dict[str, Any]:
 
 
 def run(command: str, *args: str) -> tuple[int, str]:
-    """Exit code, and everything that the command said."""
+    """Run a command; return its exit code and everything that it printed."""
     found = importlib.import_module(f"tfcluster.cli.{command}").command
     done = CliRunner().invoke(found, args, standalone_mode=False)
     if isinstance(done.exception, TfclusterError):
@@ -117,33 +117,33 @@ DAMAGES: dict[str, str | Callable[[RunPaths], None]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_a_damaged_run_is_told_and_can_be_removed(
+def test_a_damaged_run_is_reported_and_can_be_removed(
     home: Path, damage: str | Callable[[RunPaths], None]
 ) -> None:
     other = "other-20260914-153012-aaaa"
-    healthy = make_run(home, json.dumps(a_state(home) | {"run": other}), other)
+    healthy = make_run(home, json.dumps(make_state(home) | {"run": other}), other)
     paths = make_run(home, damage if isinstance(damage, str) else "")
     if not isinstance(damage, str):
         damage(paths)
         os.utime(paths.root, (time.time() - 3600,) * 2)
 
-    code, said = run("ps", "-a")
+    code, output = run("ps", "-a")
     assert code == 0
-    assert f"{paths.run_id} is damaged, state.json cannot be read: " in said
-    assert "`tfcluster rm k7f3` removes it" in said
-    assert other in said
+    assert f"{paths.run_id} is damaged, state.json cannot be read: " in output
+    assert "`tfcluster rm k7f3` removes it" in output
+    assert other in output
     rows = json.loads(run("ps", "-a", "--json")[1].splitlines()[0])
     assert [row["status"] for row in rows] == ["failed", "damaged"]
-    code, said = run("status", "k7f3")
+    code, output = run("status", "k7f3")
     assert code == 3
-    assert f"tfcluster rm {paths.run_id}" in said
+    assert f"tfcluster rm {paths.run_id}" in output
     assert run("logs", "k7f3")[0] == 0
     assert run("rm", "k7f3") == (0, f"deleted {paths.run_id}\n")
     assert not paths.root.exists()
     assert healthy.root.exists()
 
 
-def test_prune_takes_damaged_runs_by_their_age(home: Path) -> None:
+def test_prune_deletes_damaged_runs_by_age(home: Path) -> None:
     old = make_run(home, DEEP, "old-20260914-153012-bbbb")
     new = make_run(home, DEEP, "new-20260914-153012-cccc")
     os.utime(old.root, (time.time() - 40 * 86400,) * 2)
@@ -154,7 +154,7 @@ def test_prune_takes_damaged_runs_by_their_age(home: Path) -> None:
     assert not new.root.exists()
 
 
-def test_a_folder_that_has_no_state_yet_belongs_to_a_run_that_begins(home: Path) -> None:
+def test_a_folder_without_a_state_yet_belongs_to_a_starting_run(home: Path) -> None:
     paths = make_run(home, None)
     os.utime(paths.root)
     assert "damaged" not in run("ps", "-a")[1]
@@ -163,7 +163,7 @@ def test_a_folder_that_has_no_state_yet_belongs_to_a_run_that_begins(home: Path)
     shutil.rmtree(paths.root)
 
 
-def test_a_damaged_run_that_still_goes_on_is_not_removed(
+def test_a_damaged_run_that_is_still_live_is_not_removed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = make_run(home, DEEP)
@@ -173,19 +173,19 @@ def test_a_damaged_run_that_still_goes_on_is_not_removed(
         return {"ok": True}
 
     monkeypatch.setattr(control, "ask", ask)
-    code, said = run("rm", "k7f3")
-    assert (code, f"{paths.run_id} is live" in said) == (2, True)
+    code, output = run("rm", "k7f3")
+    assert (code, f"{paths.run_id} is live" in output) == (2, True)
     run("prune", "--keep", "0", "-y")
     assert paths.root.exists()
 
 
 @given(st.data(), JSON)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_a_state_holds_commands_answer(
+def test_commands_answer_for_any_corrupted_state(
     home: Path, data: st.DataObject, value: object
 ) -> None:
-    """One value of a whole state is another, or gone."""
-    state = a_state(home)
+    """One value of an intact state is replaced or removed."""
+    state = make_state(home)
     at: Any = state
     while True:
         key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
@@ -203,7 +203,7 @@ def test_whatever_a_state_holds_commands_answer(
     assert run("rm", paths.run_id)[0] in (0, 2)
 
 
-def test_a_state_that_is_whole_is_read(home: Path) -> None:
-    paths = make_run(home, json.dumps(a_state(home)))
+def test_an_intact_state_is_read(home: Path) -> None:
+    paths = make_run(home, json.dumps(make_state(home)))
     assert registry.load(paths).status is Status.FAILED
     assert "loss 0.5" in run("status", paths.run_id)[1]

@@ -1,4 +1,4 @@
-"""For how long other machines train on without the coordinator of a run in the background."""
+"""The lease of a background run: how long other machines train without its coordinator."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HOST = NodePlan("10.0.0.1", "ssh", None, "/job")
 @pytest.mark.parametrize(
     ("nodes", "chosen", "lease_s"),
     [((HOST,), {}, 3600.0), ((HOST,), {"lease_s": 60}, 60.0), ((), {}, 60.0)],
-    ids=["on hosts", "as the spec says", "on this machine"],
+    ids=["on hosts", "set in the spec", "on this machine"],
 )
-def test_an_hour_on_hosts_unless_the_spec_says_otherwise(
+def test_the_lease_is_an_hour_on_hosts_unless_the_spec_sets_it(
     nodes: tuple[NodePlan, ...], chosen: dict[str, Any], lease_s: float
 ) -> None:
     job = {"cluster": {"worker": 2}, "job": {"script": "train.py"}, "supervision": chosen}

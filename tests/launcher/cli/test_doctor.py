@@ -47,20 +47,18 @@ def written(folder: Path, port: int = 0, **sections: object) -> str:
     return "spec.json"
 
 
-def test_without_a_spec_this_machine_is_looked_at(tmp_path: Path, doctor: Tfcluster) -> None:
+def test_without_a_spec_this_machine_is_checked(tmp_path: Path, doctor: Tfcluster) -> None:
     done = doctor(https_proxy="http://anna:secret@proxy:8080")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
-    assert sys.prefix in rows["its path"]
+    assert sys.prefix in rows["Python path"]
     assert {"Python", "TensorFlow", "NumPy", "GPUs", "cores", "disk", "port range"} <= set(rows)
-    assert "https_proxy: kept off the tasks" in rows["proxies"]
+    assert "https_proxy: not passed to tasks" in rows["proxies"]
     assert "secret" not in done.stdout
     assert not (tmp_path / "home").exists()
 
 
-def test_a_python_without_tensorflow_is_no_place_for_tasks(
-    tmp_path: Path, doctor: Tfcluster
-) -> None:
+def test_a_python_without_tensorflow_is_a_problem(tmp_path: Path, doctor: Tfcluster) -> None:
     subprocess.run(
         [sys.executable, "-m", "venv", "--without-pip", "bare"], cwd=tmp_path, check=True
     )
@@ -69,22 +67,22 @@ def test_a_python_without_tensorflow_is_no_place_for_tasks(
     assert "its Python has no TensorFlow\n  → name a Python that has it" in done.stdout
 
 
-def test_a_python_that_is_not_there_is_an_error(doctor: Tfcluster) -> None:
+def test_a_missing_python_is_an_error(doctor: Tfcluster) -> None:
     done = doctor("--python", "/no/such/python")
     assert done.returncode == 2
     assert "there is no Python at /no/such/python" in done.stderr
 
 
-def test_a_sound_spec_is_said_to_be_one_and_nothing_is_started(
+def test_all_checks_pass_for_a_good_spec_and_nothing_is_started(
     tmp_path: Path, doctor: Tfcluster
 ) -> None:
     done = doctor(written(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "nothing stands in the way" in done.stdout
+    assert "All checks passed" in done.stdout
     assert not (tmp_path / "home").exists()
 
 
-def test_a_taken_port_and_a_folder_of_nobody_are_told_together(
+def test_a_port_in_use_and_an_unwritable_folder_are_reported_together(
     tmp_path: Path, doctor: Tfcluster
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as thief:
@@ -92,18 +90,21 @@ def test_a_taken_port_and_a_folder_of_nobody_are_told_together(
         spec = written(tmp_path, port, checkpoints={"dir": "/proc/exp"})
         done = doctor(spec, "--json")
     assert done.returncode == 3
-    look = json.loads(done.stdout)
-    assert not look["ok"]
-    told = {finding["check"]: finding["what"] for finding in look["findings"]}
-    assert f"port 127.0.0.1:{port} (worker:0) is in use: held by pid {os.getpid()}" in told["ports"]
-    assert told["folders"].startswith("/proc/exp cannot be written")
+    report = json.loads(done.stdout)
+    assert not report["ok"]
+    problems = {finding["check"]: finding["what"] for finding in report["findings"]}
+    assert (
+        f"port 127.0.0.1:{port} (worker:0) is in use: held by pid {os.getpid()}"
+        in problems["ports"]
+    )
+    assert problems["folders"].startswith("/proc/exp cannot be written")
 
 
-def test_a_gpu_that_is_not_there_stops_doctor_and_up_and_is_told_by_plan(
+def test_a_missing_gpu_stops_doctor_and_up_and_is_listed_by_plan(
     tmp_path: Path, doctor: Tfcluster
 ) -> None:
     spec = written(tmp_path, resources={"gpus": [1023]})
-    asked = "resources.gpus asks for GPU 1023, and this machine has"
+    asked = "resources.gpus requests GPU 1023, but this machine has"
     for command, code in (("doctor", 3), ("up", 3), ("plan", 0)):
         done = doctor(spec, command=command)
         assert done.returncode == code, done.stderr
@@ -117,16 +118,18 @@ def test_up_refuses_with_the_same_table(tmp_path: Path, doctor: Tfcluster) -> No
         done = doctor(spec, *more, command="up")
         assert (done.returncode, done.stdout) == (3, "")
         assert "local: /proc/exp cannot be written" in done.stderr
-        assert "1 thing must change before a start" in done.stderr
-        assert "tfcluster: nothing was started\n  → `tfcluster doctor SPEC`" in done.stderr
+        assert "1 problem to fix before a start" in done.stderr
+        assert (
+            "tfcluster: nothing was started\n  → check again: tfcluster doctor SPEC" in done.stderr
+        )
         assert done.stderr.count("cannot be written") == 1
     done = doctor(spec, "--no-preflight", command="up")
     assert "cannot be written" not in done.stderr
 
 
-def test_a_name_that_is_another_machines_is_told(tmp_path: Path, doctor: Tfcluster) -> None:
+def test_an_address_of_another_machine_is_reported(tmp_path: Path, doctor: Tfcluster) -> None:
     written(tmp_path)
     cluster = 'cluster.worker=["192.0.2.1:2222"]'
     done = doctor("spec.json", "--set", cluster, "--set", "runtime.backend=local")
     assert done.returncode == 3
-    assert "192.0.2.1 is not one of its own addresses" in done.stdout
+    assert "192.0.2.1 is not an address of this node" in done.stdout

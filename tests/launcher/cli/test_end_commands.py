@@ -1,4 +1,4 @@
-"""`down`, `wait`, `rm`, `prune` on runs that are over, lost, or live; no process is started."""
+"""`down`, `wait`, `rm` and `prune` on ended, lost and live runs; no process is started."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def make_run(home_dir: Path) -> MakeRun:
-    """A run's folder; with a state that is not final, this process passes for its coordinator."""
+    """Make a run folder; for a run that is not final, this process plays the coordinator."""
 
     def make(
         name: str = "demo",
@@ -51,16 +51,16 @@ def make_run(home_dir: Path) -> MakeRun:
     ) -> RunPaths:
         started = time.time() - age_s
         paths = journal.make(registry.new_run_id(name, started), home_dir)
-        me = this_process()
+        coordinator = this_process()
         state = RunSnapshot(
             run=paths.run_id,
             name=name,
             status=Status(status),
             tasks=[TaskSnapshot("worker:0", "local", "127.0.0.1:1")],
-            host=me.host,
-            boot_id=me.boot_id,
-            pid=pid or me.pid,
-            pid_start=me.start,
+            host=coordinator.host,
+            boot_id=coordinator.boot_id,
+            pid=pid or coordinator.pid,
+            pid_start=coordinator.start,
             started_at=started,
             ended_at=started if Status(status).is_final else None,
             exit_code=exit_code if Status(status).is_final else None,
@@ -72,7 +72,7 @@ def make_run(home_dir: Path) -> MakeRun:
 
 
 def run(command: str, *args: str, answer: str | None = None) -> tuple[int, str, str]:
-    """Exit code (an error's own where one was raised), stdout, stderr or the error."""
+    """Run a command; return its exit code (or its error's), stdout, and stderr (or the error)."""
     found = importlib.import_module(f"tfcluster.cli.{command}").command
     done = CliRunner().invoke(found, args, input=answer, standalone_mode=False)
     if isinstance(done.exception, TfclusterError):
@@ -93,7 +93,7 @@ def lost(make_run: MakeRun) -> RunPaths:
 @pytest.mark.parametrize(
     ("status", "code"), [("succeeded", 0), ("failed", 1), ("interrupted", 130)]
 )
-def test_wait_returns_the_code_of_a_run_that_is_over(
+def test_wait_returns_the_exit_code_of_an_ended_run(
     make_run: MakeRun, status: str, code: int
 ) -> None:
     paths = make_run(status=status, exit_code=code)
@@ -103,18 +103,18 @@ def test_wait_returns_the_code_of_a_run_that_is_over(
 
 
 def test_wait_and_down_do_not_hang_on_a_lost_run(lost: RunPaths) -> None:
-    code, _, said = run("wait", lost.run_id)
-    assert (code, "its coordinator went away" in said) == (3, True)
-    code, out, said = run("down", "--json", lost.run_id)
+    code, _, message = run("wait", lost.run_id)
+    assert (code, "its coordinator died" in message) == (3, True)
+    code, out, message = run("down", "--json", lost.run_id)
     assert code == 0
-    assert "its coordinator is gone" in said
+    assert "its coordinator died" in message
     assert json.loads(out) == [{"run": lost.run_id, "status": "lost"}]
 
 
-def test_down_of_a_run_that_is_over_says_how_it_ended(make_run: MakeRun) -> None:
+def test_down_of_an_ended_run_says_how_it_ended(make_run: MakeRun) -> None:
     paths = make_run(status="failed", exit_code=1)
-    code, _, said = run("down", paths.run_id)
-    assert (code, said) == (0, f"{paths.run_id} had already ended: failed\n")
+    code, _, message = run("down", paths.run_id)
+    assert (code, message) == (0, f"{paths.run_id} had already ended: failed\n")
 
 
 def test_down_without_a_live_run(make_run: MakeRun) -> None:
@@ -125,15 +125,15 @@ def test_down_without_a_live_run(make_run: MakeRun) -> None:
 
 def test_down_of_a_coordinator_that_does_not_listen_names_its_pid(make_run: MakeRun) -> None:
     paths = make_run(status="running")
-    code, _, said = run("down", paths.run_id)
+    code, _, message = run("down", paths.run_id)
     assert code == 3
-    assert f"pid {this_process().pid}" in said
-    assert f"kill {this_process().pid}" in said
+    assert f"pid {this_process().pid}" in message
+    assert f"kill {this_process().pid}" in message
 
 
 @pytest.fixture
 def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunPaths], None]:
-    """Notes that a run, whose coordinator is gone, had used a docker that no longer answers."""
+    """Record that a run, whose coordinator died, used a docker that no longer answers."""
     client = tmp_path / "docker"
     client.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
     client.chmod(0o755)
@@ -148,7 +148,7 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunPaths]
     return note
 
 
-def test_what_does_not_answer_does_not_keep_down_all_from_the_rest(
+def test_down_all_continues_after_a_run_that_does_not_answer(
     make_run: MakeRun,
     lost: RunPaths,
     away: Callable[[RunPaths], None],
@@ -158,51 +158,51 @@ def test_what_does_not_answer_does_not_keep_down_all_from_the_rest(
     silent = make_run("silent", "running", age_s=DAY_S)
     contained = make_run("contained", age_s=DAY_S)
     away(contained)
-    code, _out, said = run("down", "--all")
+    code, _out, message = run("down", "--all")
     assert code == 3
-    assert f"the coordinator of {silent.run_id}" in said
-    assert f"what it may still have of {contained.run_id} is not known" in said
-    assert f"`tfcluster rm {contained.run_id}` gives it up" in said
+    assert f"the coordinator of {silent.run_id}" in message
+    assert f"it may still have containers or networks of {contained.run_id}" in message
+    assert f"`tfcluster rm {contained.run_id}` gives up on" in message
     assert registry.load(lost).ended_at is not None, "the lost run was cleaned up"
 
     shutil.rmtree(silent.root)
     assert run("down", "--all")[0] == 3, "it may still be there"
-    code, _, said = run("rm", contained.run_id)
-    assert (code, "is not known" in said) == (0, True)
+    code, _, message = run("rm", contained.run_id)
+    assert (code, f"networks of {contained.run_id}" in message) == (0, True)
     assert run("down", "--all") == (0, "", "")
 
 
-def test_a_folder_that_was_removed_by_hand_is_told_of_once(
+def test_a_folder_removed_by_hand_is_reported_once(
     make_run: MakeRun, away: Callable[[RunPaths], None]
 ) -> None:
     paths = make_run("contained")
     away(paths)
     shutil.rmtree(paths.root)
-    code, _, said = run("down", "--all")
-    assert (code, f"of {paths.run_id} is not known" in said) == (0, True)
+    code, _, message = run("down", "--all")
+    assert (code, f"networks of {paths.run_id}" in message) == (0, True)
     assert run("down", "--all") == (0, "", "")
 
 
 def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> None:
     over, live = make_run("over"), make_run("live", "running")
-    code, _, said = run("rm", over.run_id, live.run_id)
+    code, _, message = run("rm", over.run_id, live.run_id)
     assert code == 2
-    assert f"{live.run_id} is live" in said
+    assert f"{live.run_id} is live" in message
     assert over.root.exists()
     assert live.root.exists()
 
 
-def test_rm_of_several_deletes_those_that_it_can(
+def test_rm_deletes_all_runs_that_it_can(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreached(paths: RunPaths, terminal: object) -> None:
-        raise NodeLostError("far: what runs there may live until 12:00:00", fix="later")
+        raise NodeLostError("far: its tasks may run until 12:00:00", fix="later")
 
-    monkeypatch.setattr(rm, "end_on_hosts", unreached)
+    monkeypatch.setattr(rm, "end_tasks_on_hosts", unreached)
     over = make_run("over", "failed")
-    code, out, said = run("rm", "--json", lost.run_id, over.run_id)
+    code, out, message = run("rm", "--json", lost.run_id, over.run_id)
     assert (code, json.loads(out)) == (3, [over.run_id])
-    assert "far: what runs there may live until" in said
+    assert "far: its tasks may run until" in message
     assert lost.root.exists()
     assert not over.root.exists()
 
@@ -218,13 +218,13 @@ def test_rm_deletes_each_run_once(make_run: MakeRun, lost: RunPaths) -> None:
 
 @pytest.fixture
 def five(make_run: MakeRun) -> list[RunPaths]:
-    """Of 4 days ago to today, and the oldest of all still runs."""
+    """Return ended runs of 4 days ago to today; the oldest run of all is still live."""
     ages = [make_run(f"r{age}", age_s=age * DAY_S) for age in (4, 3, 2, 1, 0)]
     make_run("live", "running", age_s=9 * DAY_S)
     return ages
 
 
-def left(runs: list[RunPaths]) -> list[str]:
+def remaining(runs: list[RunPaths]) -> list[str]:
     return [paths.run_id.partition("-")[0] for paths in runs if paths.root.exists()]
 
 
@@ -243,7 +243,7 @@ def left(runs: list[RunPaths]) -> list[str]:
 def test_prune(five: list[RunPaths], args: list[str], kept: list[str]) -> None:
     code, out, _ = run("prune", "--json", *args)
     assert code == 0
-    assert left(five) == kept
+    assert remaining(five) == kept
     if "-n" not in args:
         assert len(json.loads(out)) == 5 - len(kept)
     assert [state.name for _, state in registry.runs() if not state.status.is_final] == ["live"]
@@ -255,15 +255,15 @@ def test_prune_asks_first(five: list[RunPaths]) -> None:
     assert type(asked.exception).__name__ == "Abort"
     assert "delete" not in asked.stderr, "before the answer nothing is deleted"
     assert all(paths.run_id in asked.stderr for paths in five)
-    assert len(left(five)) == 5
+    assert len(remaining(five)) == 5
     assert run("prune", "--keep", "0", answer="y\n")[0] == 0
-    assert left(five) == []
+    assert remaining(five) == []
 
 
 @pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1y", "1d1h", "nand"])
-def test_an_age_that_is_none(make_run: MakeRun, age: str) -> None:
+def test_an_invalid_age_is_refused(make_run: MakeRun, age: str) -> None:
     make_run()
-    code, _, said = run("prune", "-y", "--older-than", age)
+    code, _, message = run("prune", "-y", "--older-than", age)
     assert code == 2
-    assert "is no age" in said
+    assert "is not an age" in message
     assert len(registry.runs()) == 1

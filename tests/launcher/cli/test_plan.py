@@ -22,7 +22,7 @@ FIXED = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job on fixed ports, that needs no TensorFlow, beside its spec."""
+    """A job on fixed ports that needs no TensorFlow, and its spec."""
     (tmp_path / "tfcluster.json").write_text(json.dumps(FIXED))
     (tmp_path / "train.py").write_text("import os\nprint(os.environ['TF_CONFIG'])\n")
     return tmp_path
@@ -42,7 +42,7 @@ def environ(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def tfcluster(folder: Path, fork_server: ForkServer) -> Tfcluster:
-    """Runs a command line in the folder."""
+    """Run a command line in the folder."""
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         pipe, env = subprocess.PIPE, environ(folder)
@@ -65,7 +65,7 @@ def test_nothing_is_started_and_no_run_is_made(folder: Path, tfcluster: Tfcluste
     assert not (folder / "home").exists()
 
 
-def test_json_is_one_object_that_tells_obstacles(tfcluster: Tfcluster) -> None:
+def test_json_is_one_object_with_obstacles(tfcluster: Tfcluster) -> None:
     sets = ("--set", "job.args=[]", "--set", "strategy.communication=NCCL")
     result = tfcluster("plan", "--json", *sets, "--", "--epochs", "3")
     data = json.loads(result.stdout)
@@ -75,7 +75,7 @@ def test_json_is_one_object_that_tells_obstacles(tfcluster: Tfcluster) -> None:
     assert "s3cret" not in result.stdout
 
 
-def test_one_task_is_shown_as_a_shell_could_run_it(folder: Path, tfcluster: Tfcluster) -> None:
+def test_one_task_is_printed_as_a_runnable_script(folder: Path, tfcluster: Tfcluster) -> None:
     result = tfcluster("plan", "--task", "worker:1", "--python", sys.executable)
     done = subprocess.run(
         ["sh", "-eu"], input=result.stdout, env=environ(folder), capture_output=True, text=True
@@ -85,29 +85,29 @@ def test_one_task_is_shown_as_a_shell_could_run_it(folder: Path, tfcluster: Tfcl
 
 
 @pytest.mark.parametrize("columns", [30, 200])
-def test_a_terminal_of_any_width_will_do(
+def test_plan_works_at_any_terminal_width(
     folder: Path, fork_server: ForkServer, columns: int
 ) -> None:
-    ours, theirs = pty.openpty()
+    reader, writer = pty.openpty()
     env = environ(folder) | {"COLUMNS": str(columns)}
-    done = fork_server.start(["plan"], cwd=folder, env=env, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    done = fork_server.start(["plan"], cwd=folder, env=env, stdout=writer, stderr=writer)
+    os.close(writer)
     shown = b""
     while True:
         try:
-            block = os.read(ours, 65536)
+            block = os.read(reader, 65536)
         except OSError:  # Linux: the last writer has closed its end
             break
         shown += block
-    os.close(ours)
+    os.close(reader)
     assert done.wait() == 0
     assert b"127.0.0.1:2223" in shown
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
-        (("plan", "--task", "worker:2"), "no task worker:2\n  → one of worker:0, worker:1"),
+        (("plan", "--task", "worker:2"), "no task worker:2\n  → use one of worker:0, worker:1"),
         (("plan", "--task", "walker"), "write JOB:INDEX"),
         (("plan", "missing.json"), "missing.json"),
         (("env", "tfcluster.json", "ps:0"), "the plan has no task ps:0"),
@@ -115,23 +115,23 @@ def test_a_terminal_of_any_width_will_do(
         (("plan", "--set", "job.env.A=null"), "export A="),
     ],
 )
-def test_a_mistake_ends_with_2_and_says_what_to_write(
-    tfcluster: Tfcluster, args: tuple[str, ...], said: str
+def test_a_mistake_exits_with_2_and_a_fix(
+    tfcluster: Tfcluster, args: tuple[str, ...], message: str
 ) -> None:
     result = tfcluster(*args)
     assert (result.returncode, result.stdout) == (2, "")
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_python_that_is_not_there_ends_with_2(folder: Path, tfcluster: Tfcluster) -> None:
+def test_a_missing_python_exits_with_2(folder: Path, tfcluster: Tfcluster) -> None:
     result = tfcluster("plan", "--python", "no/python")
     assert result.returncode == 2
     assert f"there is no Python at {folder}/no/python (--python)" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["plan", "validate", "doctor", "up", "run"])
-def test_every_command_refuses_a_script_that_is_not_there_alike(
+def test_every_command_refuses_a_missing_script_with_the_same_message(
     folder: Path, tfcluster: Tfcluster, command: str
 ) -> None:
     (folder / "train.py").unlink()
@@ -159,8 +159,8 @@ def test_exports_start_a_task_by_hand(folder: Path) -> None:
         capture_output=True,
         text=True,
     )
-    words, config = done.stdout.splitlines()
-    assert words == "it's $HOME|s3cret|worker:1"
+    values, config = done.stdout.splitlines()
+    assert values == "it's $HOME|s3cret|worker:1"
     assert json.loads(config)["cluster"] == FIXED["cluster"]
     assert done.returncode == 0
 
@@ -169,7 +169,7 @@ def test_exports_hold_no_secret(tfcluster: Tfcluster) -> None:
     assert "s3cret" not in tfcluster("env", "tfcluster.json", "worker:0").stdout
 
 
-def test_hosts_of_the_command_line_take_the_place_of_the_specs(
+def test_hosts_of_the_command_line_replace_those_of_the_spec(
     tfcluster: Tfcluster, folder: Path
 ) -> None:
     (folder / "lab").write_text("anna@gpu1 slots=2\n")

@@ -1,4 +1,4 @@
-"""The page of the commands is made from the commands, and every option says what it does."""
+"""The page of the commands is generated from them, and every option has a help text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[3]
 COMMANDS = dict(reference.commands())
 
 
-def test_the_page_is_current() -> None:
+def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
     assert page == reference.render(), "run: python -m tfcluster.cli.reference docs/commands.md"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_and_option_has_a_text(name: str) -> None:
+def test_every_command_and_option_has_a_help_text(name: str) -> None:
     command = COMMANDS[name]
     silent = [p.opts for p in command.params if isinstance(p, click.Option) and not p.help]
     assert command.help

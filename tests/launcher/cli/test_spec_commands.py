@@ -1,4 +1,4 @@
-"""validate, schema, init and completion, and the command lines that a user may get wrong."""
+"""`validate`, `schema`, `init`, `completion`, and wrong command lines."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ GOOD = '{"cluster": {"worker": 2}, "job": {"script": "t.py"}}'
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command left behind."""
+class Done:
+    """The exit code and the output of a command."""
 
     code: int
     out: str
     err: str
 
 
-Tfcluster = Callable[..., Said]
+Tfcluster = Callable[..., Done]
 
 
 @pytest.fixture
 def tfcluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Tfcluster:
-    """Runs a command line in a folder that holds a script and nothing else."""
+    """Run a command line in a folder that holds only a script."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.py").touch()
     monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / ".home"))
 
-    def run(*args: str) -> Said:
+    def run(*args: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
         with pytest.raises(SystemExit) as end:
             main()
         captured = capfd.readouterr()
         code = end.value.code
         assert isinstance(code, int)
-        return Said(code, captured.out, captured.err)
+        return Done(code, captured.out, captured.err)
 
     return run
 
 
-def test_a_right_spec_is_said_to_be_right(tfcluster: Tfcluster) -> None:
+def test_a_valid_spec_is_reported_as_ok(tfcluster: Tfcluster) -> None:
     Path("lab.json").write_text(GOOD)
-    said = tfcluster("validate", "lab.json")
-    assert (said.code, said.out) == (0, "")
-    assert said.err == "lab.json: right; lab, 2 tasks\n"
+    done = tfcluster("validate", "lab.json")
+    assert (done.code, done.out) == (0, "")
+    assert done.err == "lab.json: OK; lab, 2 tasks\n"
 
 
 def test_validate_answers_in_json(tfcluster: Tfcluster) -> None:
     Path("lab.json").write_text(GOOD.replace("worker", "workers"))
-    said = tfcluster("validate", "--json", "lab.json")
-    assert said.code == 2
-    answer = json.loads(said.out)
+    done = tfcluster("validate", "--json", "lab.json")
+    assert done.code == 2
+    answer = json.loads(done.out)
     assert answer["valid"] is False
     assert answer["problems"][0] == {
         "place": "lab.json:1:14",
@@ -78,28 +78,26 @@ def test_a_spec_is_read_from_standard_input(
     tfcluster: Tfcluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"cluster": 2,}')))
-    said = tfcluster("validate", "-")
-    assert said.code == 2
-    assert "<stdin>:1:14: a comma before '}'" in said.err
+    done = tfcluster("validate", "-")
+    assert done.code == 2
+    assert "<stdin>:1:14: unexpected comma before '}'" in done.err
 
 
-def test_schema_prints_the_published_one(tfcluster: Tfcluster) -> None:
-    said = tfcluster("schema")
-    assert (said.code, said.out) == (0, published_schema.text())
+def test_schema_prints_the_published_schema(tfcluster: Tfcluster) -> None:
+    done = tfcluster("schema")
+    assert (done.code, done.out) == (0, published_schema.text())
 
 
-def test_init_writes_a_spec_that_is_right_and_its_schema(
-    tfcluster: Tfcluster, tmp_path: Path
-) -> None:
+def test_init_writes_a_valid_spec_and_its_schema(tfcluster: Tfcluster, tmp_path: Path) -> None:
     assert tfcluster("init").code == 0
     spec = json.loads((tmp_path / "tfcluster.json").read_text())
     assert (tmp_path / spec["$schema"]).read_text() == published_schema.text()
     assert spec["cluster"] == {"worker": 2}
     assert not {"name", "x-about"} & set(spec)
-    assert tfcluster("validate").err == "tfcluster.json: right; tfcluster, 2 tasks\n"
+    assert tfcluster("validate").err == "tfcluster.json: OK; tfcluster, 2 tasks\n"
 
 
-def test_init_lists_its_templates_and_takes_each(tfcluster: Tfcluster) -> None:
+def test_init_lists_its_templates_and_accepts_each(tfcluster: Tfcluster) -> None:
     listed = [line.split()[0] for line in tfcluster("init", "--list").out.splitlines()]
     assert {"localhost-2w", "hosts-2x", "estimator-2w-evaluator"} <= set(listed)
     for name in listed:
@@ -107,7 +105,7 @@ def test_init_lists_its_templates_and_takes_each(tfcluster: Tfcluster) -> None:
         assert tfcluster("validate", f"{name}.json").code == 0
 
 
-def test_init_leaves_out_what_belongs_to_the_templates_own_place(tfcluster: Tfcluster) -> None:
+def test_init_leaves_out_the_template_s_own_name_and_python(tfcluster: Tfcluster) -> None:
     tfcluster("init", "mine.json", "--template", "estimator-2w-evaluator")
     written = json.loads(Path("mine.json").read_text())
     assert set(written) == {"$schema", "version", "cluster", "job"}
@@ -115,11 +113,11 @@ def test_init_leaves_out_what_belongs_to_the_templates_own_place(tfcluster: Tfcl
     assert json.loads(Path("far.json").read_text())["runtime"]["hosts"]["*"]["python"]
 
 
-def test_init_overwrites_only_by_force(tfcluster: Tfcluster) -> None:
+def test_init_overwrites_only_with_force(tfcluster: Tfcluster) -> None:
     Path("mine.json").write_text("precious")
-    said = tfcluster("init", "mine.json")
-    assert said.code == 2
-    assert "mine.json exists already" in said.err
+    done = tfcluster("init", "mine.json")
+    assert done.code == 2
+    assert "mine.json already exists" in done.err
     assert Path("mine.json").read_text() == "precious"
     assert tfcluster("init", "mine.json", "--force").code == 0
     assert tfcluster("validate", "mine.json").code == 0
@@ -127,12 +125,12 @@ def test_init_overwrites_only_by_force(tfcluster: Tfcluster) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_a_script_of_the_shell(shell: str, tfcluster: Tfcluster) -> None:
-    said = tfcluster("completion", shell)
-    assert said.code == 0
-    assert f"_TFCLUSTER_COMPLETE={shell}_complete" in said.out
+    done = tfcluster("completion", shell)
+    assert done.code == 0
+    assert f"_TFCLUSTER_COMPLETE={shell}_complete" in done.out
 
 
-def test_the_completion_script_s_question_is_answered() -> None:
+def test_the_completion_script_gets_its_completions() -> None:
     env = {**os.environ, "_TFCLUSTER_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
     env["COMP_WORDS"] = "tfcluster va"
     asked = subprocess.run(
@@ -141,25 +139,25 @@ def test_the_completion_script_s_question_is_answered() -> None:
     assert asked.stdout.split() == ["plain,validate"]
 
 
-# (the command line, a part of what is said)
+# Case → command line, and a part of the message.
 BAD_LINES = {
-    "no such file": (["validate", "nowhere.json"], "nowhere.json: there is no such file"),
-    "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc here"),
+    "no such file": (["validate", "nowhere.json"], "nowhere.json: no such file"),
+    "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc in this folder"),
     "a folder": (["validate", "."], "this is a folder, not a spec file"),
-    "a path with NUL": (["validate", "a\0b"], "a path cannot hold this"),
+    "a path with NUL": (["validate", "a\0b"], "not a valid path"),
     "a path too long": (["validate", "a" * 5000], "cannot be read: File name too long"),
-    "bytes in a path": (["validate", "\udcff.json"], "there is no such file"),
+    "bytes in a path": (["validate", "\udcff.json"], "no such file"),
     "two specs": (["validate", "good.json", "good.json"], "unexpected extra argument"),
     "unknown command": (["validat"], "No such command 'validat'"),
     "unknown option": (["validate", "--jsn"], "No such option"),
     "--set without a value": (["validate", "good.json", "--set"], "requires an argument"),
-    "--set without =": (["validate", "good.json", "--set", "name"], "no FIELD=VALUE"),
+    "--set without =": (["validate", "good.json", "--set", "name"], "not FIELD=VALUE"),
     "--set of no field": (
         ["validate", "good.json", "--set", "jobb.args=[]"],
         'did you mean "job"?',
     ),
     "--set of no JSON": (["validate", "good.json", "--set", "job.args=a"], "--set job.args='["),
-    "unknown template": (["init", "--template", "moon"], "no template is named 'moon'"),
+    "unknown template": (["init", "--template", "moon"], "there is no template 'moon'"),
     "FILE without .json": (["init", "spec.yaml"], "write spec.json"),
     "FILE in a file": (["init", "good.json/a.json"], "cannot write good.json/.tfcluster"),
     "unknown shell": (["completion", "tcsh"], "'tcsh' is not one of"),
@@ -168,14 +166,14 @@ BAD_LINES = {
 }
 
 
-@pytest.mark.parametrize(("line", "told"), BAD_LINES.values(), ids=BAD_LINES)
-def test_a_wrong_command_line_ends_with_2_and_a_cure(
-    line: list[str], told: str, tfcluster: Tfcluster
+@pytest.mark.parametrize(("line", "message"), BAD_LINES.values(), ids=BAD_LINES)
+def test_a_wrong_command_line_exits_with_2_and_a_fix(
+    line: list[str], message: str, tfcluster: Tfcluster
 ) -> None:
     Path("good.json").write_text(GOOD)
     Path("bad.json").write_text(GOOD.replace("2", "0"))
-    said = tfcluster(*line)
-    assert said.code == 2
-    assert told in said.err
-    assert said.out == ""
-    assert "Traceback" not in said.err
+    done = tfcluster(*line)
+    assert done.code == 2
+    assert message in done.err
+    assert done.out == ""
+    assert "Traceback" not in done.err

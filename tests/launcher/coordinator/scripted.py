@@ -1,8 +1,7 @@
-"""Runs of the real coordinator over real links, with agents that say what a test has written.
+"""Runs of the real coordinator over real links, with fake agents that follow a test's script.
 
-Nothing is started: an agent here is the other end of a socket, and obeys like one. Time is the
-loop's own and passes at once where nothing but time is waited for, so that leases, deadlines and
-pauses cost nothing.
+No process is started: an agent here is the other end of a socket, and answers like a real one.
+Time is the loop's own and skips waits, so that leases, deadlines and pauses cost nothing.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ from tfcluster.supervision.decisions import Outcome
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
 
-HERE, FAR = "local", "10.0.0.2"
+LOCAL, REMOTE = "local", "10.0.0.2"
 DAY_S = 86_400.0
 HANG_UP = b"(hang up)"
 MOMENTS = (
     *("welcome", "ports", "put back", "start", "started", "trained", "exited", "shutdown", "bye"),
 )
-"""When an agent says what is in its script: with or after that step, from the first to the last."""
+"""Steps with or after which an agent sends the frames of its script, in order."""
 Frame = Mapping[str, Any] | bytes
-"""A control message, to be numbered; or bytes for the line; or `HANG_UP`."""
+"""A control message, to be numbered; or raw bytes; or `HANG_UP`."""
 
 
 class FastLoop(asyncio.SelectorEventLoop):
-    """Its time jumps to the next timer once no descriptor and no thread has anything to say."""
+    """A loop whose time jumps to the next timer once no descriptor and no thread is ready."""
 
     def __init__(self) -> None:
         self.skipped, self.in_threads = 0.0, 0
@@ -82,7 +81,7 @@ class _Skipping(selectors.DefaultSelector):
         if self._waits < patience:
             self._waits += 1
             return super().select(0.001)
-        assert timeout is not None, "nothing will ever happen any more"
+        assert timeout is not None, "nothing will ever happen"
         assert self._loop.skipped < DAY_S, "the run never ends"
         self._waits, self._loop.skipped = 0, self._loop.skipped + timeout
         return []
@@ -90,12 +89,12 @@ class _Skipping(selectors.DefaultSelector):
 
 @dataclass
 class Agent:
-    """The agent of one node, over one connection after the other."""
+    """The fake agent of one node, which can be connected to several times."""
 
     node: str
     workdir: str
     script: Mapping[str, Sequence[Frame]] = field(default_factory=dict)
-    obeys_again: bool = True
+    answers_again: bool = True
     """Whether a connection after the first is answered."""
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     session: protocol.Session = field(default_factory=protocol.Session)
@@ -103,19 +102,19 @@ class Agent:
     serving: list[asyncio.Task[None]] = field(default_factory=list)
     running: dict[str, int] = field(default_factory=dict)
     connections: int = 0
-    said: set[str] = field(default_factory=set)
+    delivered: set[str] = field(default_factory=set)
     order_counts: dict[str, int] = field(default_factory=lambda: defaultdict(int))
 
     async def dial(self) -> Streams:
         self.connections += 1
-        if self.connections > 1 and not self.obeys_again:
-            raise ConnectionRefusedError("it is off")
+        if self.connections > 1 and not self.answers_again:
+            raise ConnectionRefusedError("the machine is off")
         ours, theirs = socket.socketpair()
         try:
             reader, writer = await asyncio.open_connection(sock=theirs)
             self.serving.append(asyncio.create_task(self._serve(reader, writer)))
             return await asyncio.open_connection(sock=ours, limit=1 << 20)
-        except BaseException:  # called off
+        except BaseException:  # cancelled
             ours.close()
             theirs.close()
             raise
@@ -150,7 +149,7 @@ class Agent:
         if message["type"] == "hello":
             welcome = {"type": "welcome", "n": 0, "pid": 5, "guard_pid": 6}
             welcome["last_seen"] = self.session.last_seen
-            if self.node != HERE:
+            if self.node != LOCAL:
                 welcome |= {"cache": "/cache", "executable": "/usr/bin/python3"}
             self.writer.write(protocol.control_frame(welcome))
             for frame in self.session.resume(message["last_seen"]):
@@ -162,9 +161,9 @@ class Agent:
             self._obey(message)
 
     def deliver(self, moment: str) -> None:
-        """Say what the script has for `moment`, once."""
-        for frame in self.script.get(moment, ()) if moment not in self.said else ():
-            self.said.add(moment)
+        """Send the script's frames for `moment`, once."""
+        for frame in self.script.get(moment, ()) if moment not in self.delivered else ():
+            self.delivered.add(moment)
             if frame is HANG_UP and self.writer is not None:
                 self.writer.close()
             elif isinstance(frame, bytes):
@@ -235,7 +234,7 @@ class Agent:
 
 @dataclass
 class Agents:
-    """What stands in for the backends of all nodes."""
+    """The fake backends of all nodes."""
 
     agents: Mapping[str, Agent]
 
@@ -249,14 +248,14 @@ class _Backend:
 
     @property
     def capabilities(self) -> Capabilities:
-        is_here = self.agent.node == HERE
+        is_here = self.agent.node == LOCAL
         return Capabilities(shares_filesystem=is_here, has_lease=not is_here, holds_ports=True)
 
     async def connect(
         self, node: NodePlan, *, run_id: str, token: str, lease_s: float, **_: object
     ) -> AgentLink:
         hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": True}
-        lease = None if node.name == HERE else lease_s
+        lease = None if node.name == LOCAL else lease_s
         link = AgentLink(self.agent.dial, hello, lease_s=lease)
         try:
             await link.open()
@@ -271,8 +270,8 @@ class _Backend:
         return []
 
 
-class _SlowHarvest(RunGathering):
-    """Putting a state back takes so long that agents say something meanwhile."""
+class SlowGathering(RunGathering):
+    """A gathering whose restore takes so long that agents send messages meanwhile."""
 
     agents: Mapping[str, Agent] = {}
 
@@ -286,21 +285,21 @@ class _SlowHarvest(RunGathering):
 
 @dataclass(frozen=True)
 class Ended:
-    """A run that is over."""
+    """The result of a run."""
 
     outcome: Outcome
     state: RunSnapshot
     paths: RunPaths
     seconds: float
-    """Of the run's own time."""
+    """Duration on the loop's clock."""
 
 
-def plan_on_two_nodes(workdir: Path, *, hostile_is_chief: bool = False, **supervision: Any) -> Plan:
-    """worker:0 and worker:1, one here and one on another machine."""
+def plan_on_two_nodes(workdir: Path, *, remote_is_chief: bool = False, **supervision: Any) -> Plan:
+    """Return a plan with one worker on this machine and one on another."""
     plan = plan_of()
-    far = NodePlan(FAR, "ssh", None, str(workdir))
+    far = NodePlan(REMOTE, "ssh", None, str(workdir))
     here = replace(plan.nodes[0], workdir=str(workdir))
-    places = [FAR, HERE] if hostile_is_chief else [HERE, FAR]
+    places = [REMOTE, LOCAL] if remote_is_chief else [LOCAL, REMOTE]
     tasks = tuple(replace(task, node=node) for task, node in zip(plan.tasks, places, strict=True))
     limits = {"max_restarts": 1, "run_deadline_s": 600.0, "lease_s": 20.0, **supervision}
     policy = Supervision(**limits)
@@ -324,9 +323,9 @@ def perform(
 async def _perform(
     plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, start_options: StartOptions
 ) -> Ended:
-    run_gathering = _SlowHarvest(plan, paths)
+    run_gathering = SlowGathering(plan, paths)
     run_gathering.agents = agents
-    run_gathering._threads._silence_s = DAY_S  # the loop's time runs ahead of what threads can do
+    run_gathering._threads._silence_s = DAY_S  # the loop's clock runs faster than threads
     state = fold.first_state(plan, paths, this_process(), 100.0)
     loop = asyncio.get_running_loop()
     began = loop.time()

@@ -1,10 +1,10 @@
-"""Any message of any node or task, of any form and at any time, is at worst refused.
+"""Any message of a node or task, in any form and at any time, is refused at worst.
 
-The real coordinator runs a real gang of two over real links; the agent of one node says what it
-should, and besides that whatever is drawn: messages of every kind that are whole, or that lack a
-field, or have another value in one, twice, before the start, while state is put back, after the
-end. The run ends as a run does, what it wrote can be read and shown, and the other node obeys to
-the end. `TFCLUSTER_FUZZ=5000` draws as many examples as that.
+The real coordinator runs a gang of two over real links. The agent of one node sends what it should
+and also generated messages: of every kind, whole, without a field or with a changed value, twice,
+before the start, during the restore, after the end. The run must end normally, its files must be
+readable, and the other node must obey to the end. `TFCLUSTER_FUZZ=5000` sets the number of
+examples.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.launcher.coordinator.scripted import (
-    FAR,
     HANG_UP,
-    HERE,
+    LOCAL,
     MOMENTS,
+    REMOTE,
     Agent,
     Ended,
     Frame,
@@ -94,7 +94,7 @@ MESSAGES: tuple[dict[str, Any], ...] = (
     {"type": "a kind of a later version", "with": ["anything"]},
     EVENTS[0],
 )
-"""One of each kind, as an agent of worker:1's node sends it."""
+"""One message of each kind, as the agent of worker:1's node sends it."""
 NAMES = sorted({name for message in (*MESSAGES, *REPORTS) for name in message})
 TEXTS = st.sampled_from(
     ("", " ", "worker:0", "prepare", "a\0b", "\ud800", "é" * 300, "-1", "1" * 30)
@@ -110,7 +110,7 @@ DEEP = json.loads("[" * 500 + "]" * 500)
 
 @st.composite
 def messages(draw: st.DrawFn) -> dict[str, Any]:
-    """A message in which nothing, or few things, are not as they should be."""
+    """Draw a message with up to two changed or missing fields."""
     is_report = draw(st.booleans())
     message = copy.deepcopy(draw(st.sampled_from(EVENTS if is_report else MESSAGES)))
     for _ in range(draw(st.integers(0, 2))):
@@ -141,7 +141,7 @@ SCRIPTS = st.dictionaries(
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A home, a workdir and sockets for all examples."""
+    """A folder with a home, a workdir and sockets for all examples."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     (root / "work").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -152,8 +152,8 @@ def place() -> Iterator[Path]:
 
 
 def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: Any) -> Ended:
-    """A run in which `hostile` says `script`, worker:1 being its task."""
-    plan = plan_on_two_nodes(place / "work", hostile_is_chief=hostile == HERE)
+    """Run with a node `hostile` that follows `script`; its task is worker:1."""
+    plan = plan_on_two_nodes(place / "work", remote_is_chief=hostile == LOCAL)
     agents = {
         node.name: Agent(node.name, node.workdir, script if node.name == hostile else {}, **how)
         for node in plan.nodes
@@ -167,11 +167,11 @@ def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: A
 
 
 def refuse(name: str) -> NoReturn:
-    raise AssertionError(f"{name} is no JSON")
+    raise AssertionError(f"{name} is not valid JSON")
 
 
 def require_readable(ended: Ended) -> None:
-    """All that it has left can be read, by us and by every JSON reader, and shown."""
+    """Require that the run's files are valid JSON and can be shown."""
     text = ended.paths.state.read_text()
     json.loads(text, parse_constant=refuse)
     assert len(text) < 1 << 20
@@ -192,8 +192,8 @@ WRONG: tuple[Any, ...] = (
 )
 
 
-def test_no_report_that_is_wrong_in_one_field_does_any_harm(place: Path) -> None:
-    """Each kind, each field of it, each wrong value or none at all: all of them in one run."""
+def test_reports_with_one_wrong_field_do_no_harm(place: Path) -> None:
+    """Each kind, each field, each wrong value or none: all in one run."""
     wrong = [
         report | {field: value}
         for report in (*REPORTS, {})
@@ -205,33 +205,33 @@ def test_no_report_that_is_wrong_in_one_field_does_any_harm(place: Path) -> None
         for report in REPORTS
         for left_out in report
     ]
-    said: list[Frame] = [{"type": "task_event", **TASK, "event": report} for report in wrong]
-    ended = run_with(place, FAR, {"trained": said})
-    assert ended.outcome.exit_code == 1, "its own verdict on itself is right as it is"
+    reports: list[Frame] = [{"type": "task_event", **TASK, "event": report} for report in wrong]
+    ended = run_with(place, REMOTE, {"trained": reports})
+    assert ended.outcome.exit_code == 1, "the task's verdict on itself counts"
     require_readable(ended)
 
 
 @given(
     script=SCRIPTS,
-    hostile=st.sampled_from((HERE, FAR)),
-    obeys_again=st.booleans(),
+    hostile=st.sampled_from((LOCAL, REMOTE)),
+    answers_again=st.booleans(),
     exit_code=st.sampled_from((0, 0, 1)),
 )
 @example(  # issue 15, 26
     script={"trained": [{"type": "task_event", **TASK, "event": {"type": "chaos", "fault": ""}}]},
-    hostile=FAR,
-    obeys_again=True,
+    hostile=REMOTE,
+    answers_again=True,
     exit_code=0,
 )
 @example(  # issue 15, 21
-    script={"put back": [b"noise"]}, hostile=FAR, obeys_again=True, exit_code=0
+    script={"put back": [b"noise"]}, hostile=REMOTE, answers_again=True, exit_code=0
 )
 @settings(max_examples=EXAMPLES, deadline=None)
-def test_a_run_ends_as_a_run_whatever_a_node_says(
-    place: Path, script: dict[str, list[Any]], hostile: str, obeys_again: bool, exit_code: int
+def test_a_run_ends_normally_whatever_a_node_sends(
+    place: Path, script: dict[str, list[Any]], hostile: str, answers_again: bool, exit_code: int
 ) -> None:
     ended = run_with(
-        place, hostile, script, obeys_again=obeys_again, exit_codes={"worker:1": exit_code}
+        place, hostile, script, answers_again=answers_again, exit_codes={"worker:1": exit_code}
     )
     assert ended.outcome.exit_code in (0, 1, 3, 4)
     assert ended.seconds < 3600

@@ -1,4 +1,4 @@
-"""What nodes and tasks can make the coordinator keep is bounded, and told once."""
+"""The data that nodes and tasks make the coordinator keep is bounded; excess is reported once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.launcher.coordinator.scripted import (
-    FAR,
-    HERE,
+    LOCAL,
+    REMOTE,
     Agent,
     Ended,
     Frame,
@@ -22,7 +22,7 @@ from tests.launcher.coordinator.scripted import (
 
 from tfcluster.agent import budgets
 from tfcluster.agent.protocol import LOG, data_frame
-from tfcluster.agent.tasks.task import _NEEDED, Reports
+from tfcluster.agent.tasks.task import _DECISIVE, ReportBudget
 from tfcluster.checkpoints.sources import scan
 from tfcluster.errors import NodeLostError
 from tfcluster.nodes import task_reports
@@ -37,13 +37,13 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def run(paths: RunPaths, tmp_path: Path) -> Run:
-    """A run of two nodes; `far` is what the other machine's agent says when it has trained."""
+    """A function that runs two nodes; the remote agent sends `frames` after training."""
 
-    def perform_with(*far: Frame, agent: type[Agent] = Agent) -> Ended:
+    def perform_with(*frames: Frame, agent: type[Agent] = Agent) -> Ended:
         plan = plan_on_two_nodes(tmp_path, max_restarts=0)
         agents = {
-            HERE: Agent(HERE, str(tmp_path)),
-            FAR: agent(FAR, str(tmp_path), {"trained": far}),
+            LOCAL: Agent(LOCAL, str(tmp_path)),
+            REMOTE: agent(REMOTE, str(tmp_path), {"trained": frames}),
         }
         return perform(plan, agents, paths)
 
@@ -59,19 +59,19 @@ def why_lost(ended: Ended) -> str:
     return ended.outcome.error.message
 
 
-def test_of_a_flood_of_notes_the_first_are_kept(run: Run) -> None:
-    """All were kept in the state, which is written again and again: 208 MB after a while."""
+def test_only_the_first_notes_of_a_flood_are_kept(run: Run) -> None:
+    """All were kept in the state, which is rewritten often: 208 MB after a while."""
     notes = ({"type": "note", "message": f"{n} " + "x" * 60_000} for n in range(500))
     ended = run(*reports(*notes))
     assert ended.outcome.exit_code == 0
-    said = [line for line in ended.state.warnings if line.startswith("worker:1")]
-    assert len(said) == budgets.NOTES + 1
-    assert "worker:1 has sent more than 50 notes: the others are left out" in said
+    warnings = [line for line in ended.state.warnings if line.startswith("worker:1")]
+    assert len(warnings) == budgets.NOTES + 1
+    assert "worker:1 has sent more than 50 notes: the rest is left out" in warnings
     assert ended.paths.state.stat().st_size < 300_000
     assert ended.paths.events.stat().st_size < 300_000
 
 
-def test_a_search_without_end_is_listed_in_part(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_search_is_listed_in_part(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "TRIALS", 20)
     trials = (
         {"type": "trial", "id": str(n), "status": status, "values": {"x" * 999: "y" * 999}}
@@ -82,11 +82,11 @@ def test_a_search_without_end_is_listed_in_part(run: Run, monkeypatch: pytest.Mo
     assert ended.outcome.exit_code == 0
     assert {trial["status"] for trial in ended.state.trials} == {"FAILED"}
     assert len(ended.state.trials) == 20
-    told = "the search has more than 20 trials: its own folder lists the others"
-    assert ended.state.warnings.count(told) == 1
+    warning = "the search has more than 20 trials: its own folder lists the rest"
+    assert ended.state.warnings.count(warning) == 1
 
 
-def test_warnings_of_all_kinds_end_in_one_that_says_where_the_rest_is(
+def test_the_last_warning_says_where_further_ones_are(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "WARNINGS", 10)
@@ -94,11 +94,11 @@ def test_warnings_of_all_kinds_end_in_one_that_says_where_the_rest_is(
     assert ended.outcome.exit_code == 0
     assert len(ended.state.warnings) == 11
     assert str(ended.paths.events) in ended.state.warnings[-1]
-    assert ended.paths.events.read_text().count("tasks import by themselves") == 50
+    assert ended.paths.events.read_text().count("each task imports by itself") == 50
 
 
-def test_a_node_that_names_attempts_nobody_ordered_is_refused(run: Run) -> None:
-    """Each made a folder for logs."""
+def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run: Run) -> None:
+    """Each used to make a folder for logs."""
     logs = (data_frame(LOG, f"worker:1/{n}", 0, b"x") for n in range(1, 2_000))
     ended = run(*logs)
     assert "a message 'log' of worker:1, attempt 2, which was never started" in why_lost(ended)
@@ -107,19 +107,19 @@ def test_a_node_that_names_attempts_nobody_ordered_is_refused(run: Run) -> None:
 
 @pytest.mark.parametrize("attempt", [0, 2, 1 << 62])
 @pytest.mark.parametrize("kind", ["task_started", "task_event", "task_continued"])
-def test_nor_may_it_speak_of_them_otherwise(run: Run, kind: str, attempt: int) -> None:
+def test_other_messages_of_unknown_attempts_are_refused(run: Run, kind: str, attempt: int) -> None:
     more: dict[str, Any] = {"pid": 7, "event": {"type": "ready"}}
     ended = run({"type": kind, **TASK, **more, "attempt": attempt})
     assert "which was never started" in why_lost(ended)
     assert ended.state.attempt == 1
 
 
-def test_a_node_that_says_more_than_its_tasks_can_is_refused(run: Run) -> None:
+def test_a_node_that_sends_more_messages_than_its_tasks_can_is_refused(run: Run) -> None:
     flood = ({"type": "task_continued", **TASK} for _ in range(budgets.MESSAGES_AT_ONCE + 1_000))
     assert "more than 20,000 messages at once" in why_lost(run(*flood))
 
 
-def test_a_message_of_megabytes_is_refused_unread(run: Run) -> None:
+def test_a_message_of_megabytes_is_refused(run: Run) -> None:
     ended = run({"type": "preload_failed", "error": "x" * (8 << 20)})
     assert "not a frame" in why_lost(ended)
     assert "whose error is" in why_lost(run({"type": "preload_failed", "error": "x" * (1 << 20)}))
@@ -127,7 +127,7 @@ def test_a_message_of_megabytes_is_refused_unread(run: Run) -> None:
 
 @dataclass
 class Endless(Agent):
-    """Lists a folder for ever, or nearly so: the test of a coordinator that listens must end."""
+    """An agent whose folder listing is 100,000 entries long, so that a failing test still ends."""
 
     pages: int = 0
 
@@ -143,16 +143,16 @@ class Endless(Agent):
         self.say({"type": "scanned", "id": order["id"], "entries": []})
 
 
-def test_a_listing_without_end_is_not_waited_for(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 s of one took half a gigabyte."""
+def test_an_endless_listing_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds of it took half a gigabyte."""
     monkeypatch.setattr(budgets, "LISTED_AT_MOST", 20_000)
     ended = run(agent=Endless)
-    assert ended.outcome.exit_code == 0, "its tasks had ended well"
+    assert ended.outcome.exit_code == 0, "its tasks had succeeded"
     why = "were not all copied: the node was lost: it sent a listing of more than 20,000 files;"
     assert why in "".join(ended.state.warnings)
 
 
-def test_a_fault_is_injected_once_and_by_whom_it_is_for(run: Run) -> None:
+def test_only_requested_faults_are_recorded(run: Run) -> None:
     wrong = [{"type": "chaos", "fault": text} for text in ("", " ", "kill worker:0 at step 1")]
     ended = run(*reports(*wrong * 100))
     assert ended.outcome.exit_code == 0
@@ -163,7 +163,7 @@ def test_a_folder_of_too_many_files_is_not_listed(tmp_path: Path) -> None:
     for name in range(5):
         (tmp_path / str(name)).touch()
     assert len(scan(tmp_path, most=5)) == 5
-    with pytest.raises(OSError, match="holds more than 4 files and folders"):
+    with pytest.raises(OSError, match="has more than 4 files and folders"):
         scan(tmp_path, most=4)
 
 
@@ -192,13 +192,13 @@ def test_while_the_disk_is_full_progress_does_not_pile_up(
     assert events[-1]["type"] == "task_ready"
 
 
-def test_every_report_that_decides_how_a_run_goes_on_has_a_reserve() -> None:
+def test_every_report_that_supervision_needs_has_a_reserve() -> None:
     for_people = {"progress", "alive", "note", "trial", "trial_ended"}
-    assert {kind.decode() for kind in _NEEDED} | for_people == set(task_reports._SHAPES)
+    assert {kind.decode() for kind in _DECISIVE} | for_people == set(task_reports._SHAPES)
 
 
-def test_a_reserve_does_not_wait_for_the_rest() -> None:
-    reports = Reports(0.0)
+def test_the_reserve_is_there_when_other_reports_are_dropped() -> None:
+    reports = ReportBudget(0.0)
     for _ in range(2000):
         reports.take(b'{"type": "progress"}', 0.0, backlog=0)
     assert reports.dropped > 0

@@ -1,4 +1,4 @@
-"""What is ended on the hosts of a run whose coordinator is gone, and what is remembered of them."""
+"""Ending the hosts of a run whose coordinator is gone, and their leases in the run's state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GONE = {"ended": ["agent"], "stays": [], "is_proved": True, "folder": "/c/nodes/
 
 
 class Hosts(LocalBackend):
-    """Answers, by node; an error is that the node does not."""
+    """A backend with fixed answers by node; an error means that the node does not answer."""
 
     def __init__(self, answers: Mapping[str, Mapping[str, Any] | NodeLostError]) -> None:
         super().__init__(runtime_dir())
@@ -40,7 +40,7 @@ class Hosts(LocalBackend):
 
 @pytest.fixture
 def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
-    """A run on three hosts and this machine, of which two hosts were reached."""
+    """A lost run on three hosts and this machine; two of the hosts were reached."""
     plan = plan_of()
     hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
     plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
@@ -68,26 +68,26 @@ def test_a_host_is_asked_again_until_it_has_answered(
     paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = serve(monkeypatch, a=GONE, b=NodeLostError("b cannot be reached: no route"))
-    first, second = cleanup.end(paths)
+    first, second = cleanup.end_nodes(paths)
     assert (first.ended, first.folder, first.trouble) == (("agent",), "/c/nodes/r", "")
     assert second.trouble == "b cannot be reached: no route"
     assert second.until == lost.leases["b"]
     assert registry.is_open(registry.load(paths))
     hosts.answers["b"] = GONE
-    assert [one.node for one in cleanup.end(paths)] == ["b"]
+    assert [one.node for one in cleanup.end_nodes(paths)] == ["b"]
     assert hosts.asked == ["a", "b", "b"]
     assert not registry.is_open(registry.load(paths))
-    assert cleanup.end(paths) == []
+    assert cleanup.end_nodes(paths) == []
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (GONE | {"is_proved": False}, "nothing proves there that its agent has ended"),
-        (GONE | {"stays": ["worker:0"], "is_proved": False}, "worker:0 was killed there and lives"),
+        (GONE | {"is_proved": False}, "nothing proves that its agent has ended"),
+        (GONE | {"stays": ["worker:0"], "is_proved": False}, "worker:0 was killed but still lives"),
     ],
 )
-def test_what_is_not_certain_is_said(
+def test_a_node_that_has_not_certainly_ended_is_reported(
     paths: RunPaths,
     lost: RunSnapshot,
     monkeypatch: pytest.MonkeyPatch,
@@ -95,13 +95,13 @@ def test_what_is_not_certain_is_said(
     words: str,
 ) -> None:
     serve(monkeypatch, a=answer, b=GONE)
-    assert words in cleanup.end(paths)[0].trouble
+    assert words in cleanup.end_nodes(paths)[0].trouble
 
 
-def test_nobody_is_asked_whose_lease_is_over(
+def test_a_host_is_not_asked_after_its_lease(
     paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost.leases = dict.fromkeys(lost.leases, time.time() - 1)
     assert journal.write_json(paths.state, lost.to_json())
     assert not registry.is_open(registry.load(paths))
-    assert cleanup.end(paths) == []
+    assert cleanup.end_nodes(paths) == []

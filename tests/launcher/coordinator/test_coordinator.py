@@ -1,4 +1,4 @@
-"""What the coordinator makes of agents that go at any moment, and of faults of its own."""
+"""The coordinator survives agents that are lost at any moment, and ends them on its own errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SurroundingsError
 from tfcluster.nodes import orders
-from tfcluster.nodes.task_folders import Folders
+from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan, Supervision
 from tfcluster.rundir.events import Restarting, Status
 from tfcluster.rundir.journal import Journal
@@ -57,39 +57,37 @@ def last_event(paths: RunPaths) -> dict[str, Any]:
     return found
 
 
-def test_what_stops_a_run_before_its_first_task_is_written_down(
-    paths: RunPaths, state: RunSnapshot
-) -> None:
+def test_an_error_before_the_first_task_is_recorded(paths: RunPaths, state: RunSnapshot) -> None:
     outcome = run_to_its_end(paths, state, Agent({"hold_ports": [TAKEN]}))
     assert outcome.exit_code == 3
-    told = last_event(paths)
-    assert told["type"] == "run_finished"
-    assert told["reason"].startswith("port 127.0.0.1:2222 (worker:0) is in use")
-    assert "write another port" in told["hint"]
-    assert (state.reason, state.hint) == (told["reason"], told["hint"])
+    event = last_event(paths)
+    assert event["type"] == "run_finished"
+    assert event["reason"].startswith("port 127.0.0.1:2222 (worker:0) is in use")
+    assert "write another port" in event["hint"]
+    assert (state.reason, state.hint) == (event["reason"], event["hint"])
 
 
-def test_so_is_what_stops_a_later_attempt_with_its_secrets_covered(
+def test_an_error_of_a_later_attempt_is_recorded_without_secrets(
     paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def starts(_: Attempts) -> None: ...
 
-    async def cannot(_: Attempts) -> None:
+    async def fails(_: Attempts) -> None:
         raise SurroundingsError("gpu1 said s3cr3t", fix="type s3cr3t there")
 
-    monkeypatch.setattr(Attempts, "first", starts)
-    monkeypatch.setattr(Attempts, "keep_going", cannot)
+    monkeypatch.setattr(Attempts, "start_first", starts)
+    monkeypatch.setattr(Attempts, "run_restarts", fails)
     run_to_its_end(paths, state, Agent({}), secrets=("s3cr3t",))
-    told = last_event(paths)
-    assert (told["reason"], told["hint"]) == ("gpu1 said ********", "type ******** there")
+    event = last_event(paths)
+    assert (event["reason"], event["hint"]) == ("gpu1 said ********", "type ******** there")
     assert "s3cr3t" not in paths.state.read_text()
 
 
-def test_agents_are_ended_also_when_bringing_home_breaks(
+def test_agents_are_ended_even_when_the_final_gathering_raises(
     paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def breaks(_: Coordinator) -> None:
-        raise RuntimeError("a fault of ours")
+        raise RuntimeError("a bug")
 
     monkeypatch.setattr(Coordinator, "_finish", breaks)
     monkeypatch.setattr(RunGathering, "needs_agents", True)
@@ -111,16 +109,18 @@ def test_agents_are_ended_also_when_bringing_home_breaks(
 
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(run())
-    assert caught.group_contains(RuntimeError, match="a fault of ours")
+    assert caught.group_contains(RuntimeError, match="a bug")
     assert agents[0].is_closed
 
 
-SILENT = {"type": "it is there, but answers nothing any more"}
+SILENCE = {"type": "the agent lives, but does not answer"}
 
 
 class Link:
-    """An agent whose tasks succeed at once; `last` is what it says, and then nothing more, when
-    it gets its first order of the kind `until`."""
+    """An agent whose tasks succeed at once, until it gets the first order of the type `until`.
+
+    Then it sends `last`, and nothing more.
+    """
 
     heard_goodbye, has_ended, heard_at = True, True, 0.0
 
@@ -128,28 +128,28 @@ class Link:
         self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
         self.files = SimpleNamespace(is_lost=False, hurry=int)
         self._until, self._last = until, last
-        self._said: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     def go(self) -> None:
-        self._said.put_nowait(self._last)
-        self._said.put_nowait(None)
+        self._outgoing.put_nowait(self._last)
+        self._outgoing.put_nowait(None)
 
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == self._until:
-            if self._last != SILENT:
+            if self._last != SILENCE:
                 self.go()
         elif message["type"] == "hold_ports":
             ports = {entry["task"]: 2222 for entry in message["ports"]}
-            self._said.put_nowait({"type": "ports_held", "ports": ports})
+            self._outgoing.put_nowait({"type": "ports_held", "ports": ports})
         elif message["type"] == "start":
             for task in message["tasks"]:
                 named = {"task": task["task"], "attempt": message["attempt"]}
-                self._said.put_nowait({"type": "task_started", **named, "pid": 7})
+                self._outgoing.put_nowait({"type": "task_started", **named, "pid": 7})
                 end = {"exit_code": 0, "signal": None, "ended_by": "itself", "duration_s": 1.0}
-                self._said.put_nowait({"type": "task_exited", **named, **end})
+                self._outgoing.put_nowait({"type": "task_exited", **named, **end})
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        while (message := await self._said.get()) is not None:
+        while (message := await self._outgoing.get()) is not None:
             yield message
         self.files.is_lost = True
 
@@ -157,11 +157,11 @@ class Link:
         return "its agent went away"
 
     async def close(self, **_: object) -> None:
-        self._said.put_nowait(None)
+        self._outgoing.put_nowait(None)
 
 
 class Node:
-    """A backend whose first agent goes; later ones stay."""
+    """A backend whose first agent is lost; later ones stay."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
 
@@ -187,7 +187,7 @@ class Node:
         {"type": "guard_lost"},
         {"type": "agent_ending", "signal": 15},
         {"type": "refused", "reason": "no room"},
-        SILENT,
+        SILENCE,
     ],
     ids=["gone", "guard_lost", "agent_ending", "refused", "silent"],
 )
@@ -199,7 +199,7 @@ class Node:
         ("start", Status.SUCCEEDED, 2),
     ],
 )
-def test_an_agent_may_go_at_any_moment_before_its_tasks_run(
+def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
     paths: RunPaths,
     state: RunSnapshot,
     monkeypatch: pytest.MonkeyPatch,
@@ -208,20 +208,20 @@ def test_an_agent_may_go_at_any_moment_before_its_tasks_run(
     attempts: int,
     last: dict[str, Any] | None,
 ) -> None:
-    """`put back` is the whole restore of a `--resume`, which takes minutes where much was saved."""
+    """`put back` is the restore of a `--resume`, which takes minutes for large checkpoints."""
     node: Any = Node(moment, last)
     journal = Journal(state, paths)
     restarting = asyncio.Event()
-    journal.heard = lambda event: restarting.set() if isinstance(event, Restarting) else None
+    journal.on_event = lambda event: restarting.set() if isinstance(event, Restarting) else None
     plan = replace(plan_of(), workdir=str(paths.root), supervision=Supervision(backoff_s=0.0))
 
-    async def put_back(folders: Folders, *_: object) -> PutBack:
+    async def put_back(folders: TaskFolders, *_: object) -> PutBack:
         if moment == "put back" and len(node.links) == 1:
             node.links[0].go()
             await restarting.wait()
         return PutBack(None, (), ())
 
-    monkeypatch.setattr(Folders, "put_back", put_back)
+    monkeypatch.setattr(TaskFolders, "put_back", put_back)
     monkeypatch.setattr(orders, "ANSWER_S", 0.2)
     monkeypatch.setattr(supervisor, "START_ANSWER_S", 0.2)
 

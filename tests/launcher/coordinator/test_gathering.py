@@ -1,4 +1,4 @@
-"""What is brought home and put back where the disk, or somebody who saves, does not keep still."""
+"""Gathering and restoring with failing disks, and with tasks that save meanwhile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 
-NOTHING = Checkpoint(Kind.TF_CHECKPOINT, "ckpt-1", (), ())
+EMPTY = Checkpoint(Kind.TF_CHECKPOINT, "ckpt-1", (), ())
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -35,13 +35,13 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 def run_gathering(paths: RunPaths, tmp_path: Path) -> RunGathering:
     plan = plan_of()
     made = RunGathering(replace(plan, workdir=str(tmp_path)), paths)
-    made.use(Here(paths))  # type: ignore[arg-type]
-    made.heed(plan.chief)
+    made.use(LocalFolders(paths))  # type: ignore[arg-type]
+    made.follow_chief(plan.chief)
     return made
 
 
-class There:
-    """What another machine has in the chief's folder, if it can be asked."""
+class RemoteFolder:
+    """The chief's folder on another machine: its entries, or an error."""
 
     folder = PurePosixPath("/there/worker-0")
 
@@ -54,10 +54,10 @@ class There:
         return self._has
 
 
-class Here:
-    """Folders of a run on this machine alone."""
+class LocalFolders:
+    """The task folders of a run on this machine only."""
 
-    are_far = False
+    chief_is_remote = False
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -68,17 +68,16 @@ class Here:
     def follower(self, task: TaskId) -> Path:
         return self._paths.task_checkpoints(task)
 
-    def hurry(self) -> None:
-        """Nothing here takes long."""
+    def use_full_speed(self) -> None:
+        """Do nothing."""
 
-    def have_time(self) -> None:
-        """Nor does it disturb."""
+    def limit_speed(self) -> None:
+        """Do nothing."""
 
-    def bring_tensorboard(self, *, stopped: Stopped) -> dict[str, Any]:
-        """It is here."""
+    def fetch_tensorboard(self, *, stopped: Stopped) -> dict[str, Any]:
         return {}
 
-    def is_far(self, node: str) -> bool:
+    def is_remote(self, node: str) -> bool:
         return False
 
     def workdir(self, task: TaskId) -> Path:
@@ -89,25 +88,25 @@ class Here:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
-    """Putting back meets these, one at a time, and then nothing any more."""
-    left = list(errors)
+    """Make restores raise these errors, one at a time, and then succeed."""
+    remaining = list(errors)
 
     async def put_back(*_: Any) -> PutBack:
-        if left:
-            raise left.pop(0)
+        if remaining:
+            raise remaining.pop(0)
         return PutBack(7, (), ())
 
-    monkeypatch.setattr(Here, "put_back", put_back)
+    monkeypatch.setattr(LocalFolders, "put_back", put_back)
 
 
-def test_what_was_rotated_away_while_it_was_copied_is_tried_again(
+def test_a_restore_is_retried_when_its_checkpoint_was_rotated_away(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, [SourceChangedError("ckpt-1"), FileNotFoundError("ckpt-2")])
     assert asyncio.run(run_gathering.put_state_back([])).step == 7
 
 
-def test_a_disk_that_stays_full_is_no_fault_of_tfcluster(
+def test_a_disk_that_stays_full_is_an_environment_error(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, [FULL] * 3)
@@ -115,73 +114,71 @@ def test_a_disk_that_stays_full_is_no_fault_of_tfcluster(
         asyncio.run(run_gathering.put_state_back([]))
 
 
-def test_a_look_that_fails_is_told_of_once_and_ends_nothing(
+def test_a_gathering_that_fails_is_reported_once_and_does_not_end_the_run(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def final_look() -> list[Any]:
+    def gather_last() -> list[Any]:
         raise FULL
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", final_look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
     seen: list[Event] = []
     for _ in range(3):
-        seen += asyncio.run(run_gathering.bring_home())
+        seen += asyncio.run(run_gathering.gather_latest())
     assert [type(event) for event in seen] == [ev.Warned]
     (closing,) = asyncio.run(run_gathering.finish())
     assert isinstance(closing, ev.Warned)
     assert closing.message == (
         "the last checkpoints of worker:0 were not gathered: [Errno 28] No space left on device"
     )
-    assert run_gathering.lacks_something, (
-        "also where the same was said before: folders elsewhere stay"
-    )
+    assert run_gathering.is_incomplete, "even if the same was reported before: remote folders stay"
 
 
 @pytest.mark.parametrize(
-    ("there", "stays"),
+    ("remote", "stays"),
     [
-        (There(Entry("model.keras", 9, 1)), True),
-        (There(Entry("notes.txt", 9, 1)), False),
-        (There(error=OSError("the line is cut")), True),
+        (RemoteFolder(Entry("model.keras", 9, 1)), True),
+        (RemoteFolder(Entry("notes.txt", 9, 1)), False),
+        (RemoteFolder(error=OSError("the link is cut")), True),
     ],
 )
-def test_what_nobody_wants_at_home_is_not_removed_where_it_is(
-    paths: RunPaths, tmp_path: Path, there: There, stays: bool
+def test_remote_checkpoints_that_are_not_gathered_are_not_removed(
+    paths: RunPaths, tmp_path: Path, remote: RemoteFolder, stays: bool
 ) -> None:
     plan = plan_of()
-    run_gathering = RunGathering(replace(plan, workdir=str(tmp_path)), paths, wanted=False)
-    folders = Here(paths)
-    folders.checkpoints = lambda task: there  # type: ignore[assignment, method-assign, return-value]
+    run_gathering = RunGathering(replace(plan, workdir=str(tmp_path)), paths, enabled=False)
+    folders = LocalFolders(paths)
+    folders.checkpoints = lambda task: remote  # type: ignore[assignment, method-assign, return-value]
     run_gathering.use(folders)  # type: ignore[arg-type]
-    run_gathering.heed(plan.chief)
+    run_gathering.follow_chief(plan.chief)
 
-    (*told,) = asyncio.run(run_gathering.finish())
+    (*events,) = asyncio.run(run_gathering.finish())
 
-    assert run_gathering.lacks_something is stays
-    words = "checkpoints stay on local: to fetch them, scp -r local:/there/worker-0 ."
-    assert [event.to_json()["message"] for event in told] == [words] * stays
+    assert run_gathering.is_incomplete is stays
+    words = "the checkpoints of worker:0 are on local: scp -r local:/there/worker-0 ."
+    assert [event.to_json()["message"] for event in events] == [words] * stays
 
 
-def test_an_attempt_starts_from_the_step_that_was_told_last(
+def test_an_attempt_starts_from_the_step_that_was_reported_last(
     run_gathering: RunGathering, paths: RunPaths
 ) -> None:
-    """The copy is made before the task's word comes, which is before the word of its end."""
+    """The copy is made before the report of the save arrives, which precedes the task's exit."""
     chief = paths.task_checkpoints(run_gathering._plan.chief)
     write_prefix(chief, "ckpt-2")
-    asyncio.run(run_gathering.bring_home())
+    asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(None, "ckpt-2")
     run_gathering.saved(str(chief / "ckpt-2"), 10, time.time_ns())
-    (told,) = asyncio.run(run_gathering.bring_home())
+    (events,) = asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(10, "ckpt-2")
-    assert told.to_json()["step"] == 10
-    assert [one["step"] for one in run_gathering.held()] == [10]
+    assert events.to_json()["step"] == 10
+    assert [one["step"] for one in run_gathering.list_gathered()] == [10]
 
 
-def shared_harvest(paths: RunPaths, storage: str) -> RunGathering:
+def gathering_from_shared_dir(paths: RunPaths, storage: str) -> RunGathering:
     plan = plan_of()
     return RunGathering(replace(plan, checkpoints=replace(plan.checkpoints, dir=storage)), paths)
 
 
-def test_shared_storage_that_cannot_be_read_ends_no_run(
+def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of the file server was an internal error (exit 70) of the restart."""
@@ -190,44 +187,50 @@ def test_shared_storage_that_cannot_be_read_ends_no_run(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(restore, "scan", fails)
-    run_gathering = shared_harvest(paths, str(tmp_path))
+    run_gathering = gathering_from_shared_dir(paths, str(tmp_path))
     run_gathering.saved(str(tmp_path / "ckpt-3"), 3)
-    (told,) = asyncio.run(run_gathering.bring_home())
-    assert told.to_json()["message"] == (
+    (events,) = asyncio.run(run_gathering.gather_latest())
+    assert events.to_json()["message"] == (
         "checkpoints.dir cannot be read: [Errno 5] Input/output error"
     )
-    assert run_gathering.newest == Newest(3, "ckpt-3"), "what the chief has said"
+    assert run_gathering.newest == Newest(3, "ckpt-3"), "as the chief reported"
 
 
-def test_of_a_backup_in_shared_storage_counts_the_step_that_the_chief_told(
+def test_a_backup_in_shared_storage_has_the_step_that_the_chief_reported(
     paths: RunPaths, tmp_path: Path
 ) -> None:
     backup = tmp_path / "shared" / "backup"
     backup.mkdir(parents=True)
     for name in ("latest.weights.h5", "training_metadata.json"):
         (backup / name).write_text("{}")
-    run_gathering = shared_harvest(paths, str(backup.parent))
-    asyncio.run(run_gathering.bring_home())
+    run_gathering = gathering_from_shared_dir(paths, str(backup.parent))
+    asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(None, "backup")
     run_gathering.saved(str(backup), 120)
-    asyncio.run(run_gathering.bring_home())
+    asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(120, "backup")
 
 
-def test_of_storage_that_is_no_mount_the_last_step_told_counts(paths: RunPaths) -> None:
-    run_gathering = shared_harvest(paths, "gs://bucket/exp7")
-    asyncio.run(run_gathering.bring_home())
+def test_storage_that_is_not_mounted_has_the_last_reported_step(paths: RunPaths) -> None:
+    run_gathering = gathering_from_shared_dir(paths, "gs://bucket/exp7")
+    asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest()
     run_gathering.saved("gs://bucket/exp7/ckpt-3", 375)
-    asyncio.run(run_gathering.bring_home())
+    asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(375, "ckpt-3")
 
 
-def test_what_was_found_while_the_run_ended_is_told(
+def test_a_checkpoint_gathered_while_the_run_ended_is_reported(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Gathered(
-        run_gathering._paths.checkpoints / "ckpt-1", 1, Kind.TF_CHECKPOINT, 0, NOTHING, Path(), ()
+        run_gathering._paths.checkpoints / "ckpt-1",
+        1,
+        Kind.TF_CHECKPOINT,
+        0,
+        EMPTY,
+        Path(),
+        (),
     )
     began, go_on = threading.Event(), threading.Event()
 
@@ -236,8 +239,8 @@ def test_what_was_found_while_the_run_ended_is_told(
         go_on.wait(20)
         return [found]
 
-    monkeypatch.setattr(run_gathering._gatherer, "look", look)
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", list)
+    monkeypatch.setattr(run_gathering._gatherer, "gather", look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", list)
 
     async def end_meanwhile() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
@@ -253,42 +256,42 @@ def test_what_was_found_while_the_run_ended_is_told(
     assert [type(event) for event in asyncio.run(end_meanwhile())] == [ev.CheckpointGathered]
 
 
-def test_where_the_last_look_breaks_nothing_is_taken_for_brought_home(
+def test_a_run_whose_final_gathering_raises_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def final_look() -> list[Any]:
-        raise ValueError("a fault of ours")
+        raise ValueError("a bug")
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", final_look)
-    with pytest.raises(ValueError, match="ours"):
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", final_look)
+    with pytest.raises(ValueError, match="a bug"):
         asyncio.run(run_gathering.finish())
-    assert run_gathering.lacks_something
+    assert run_gathering.is_incomplete
 
 
 @pytest.mark.parametrize("within_a_copy", [True, False])
-def test_what_was_cut_short_lacks_something_and_its_folders_stay(
+def test_a_cancelled_gathering_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch, within_a_copy: bool
 ) -> None:
     def cut() -> list[Gathered]:
         run_gathering.cancel()
-        if within_a_copy:  # the gatherer says nothing of what it was told to leave
+        if within_a_copy:  # the gatherer does not report what it skips
             return []
         raise CancelledError
 
-    monkeypatch.setattr(run_gathering._gatherer, "final_look", cut)
-    (said,) = asyncio.run(run_gathering.finish())
-    assert isinstance(said, ev.Warned)
-    assert "cut short by Ctrl-C" in said.message
-    assert run_gathering.lacks_something
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", cut)
+    (warning,) = asyncio.run(run_gathering.finish())
+    assert isinstance(warning, ev.Warned)
+    assert "gathering was stopped by Ctrl-C" in warning.message
+    assert run_gathering.is_incomplete
 
 
-def test_an_attempt_that_ended_before_it_was_ordered_has_nothing_to_bring_home(
+def test_an_attempt_that_ended_before_its_start_has_nothing_to_gather(
     paths: RunPaths, tmp_path: Path
 ) -> None:
-    """Its node was lost while the state was put back."""
+    """Such as when its node was lost during the restore."""
     run_gathering = RunGathering(replace(plan_of(), workdir=str(tmp_path)), paths)
-    run_gathering.use(Here(paths))  # type: ignore[arg-type]
-    assert asyncio.run(run_gathering.bring_home()) == []
+    run_gathering.use(LocalFolders(paths))  # type: ignore[arg-type]
+    assert asyncio.run(run_gathering.gather_latest()) == []
     assert asyncio.run(run_gathering.finish()) == []
 
 
@@ -300,32 +303,32 @@ def test_a_directory_that_is_being_filled_is_not_gathered_from(
 
     async def put_back(*_: Any) -> PutBack:
         write_prefix(paths.task_checkpoints(chief), "ckpt-7")
-        found.extend(await run_gathering.bring_home())
+        found.extend(await run_gathering.gather_latest())
         return PutBack(7, (), ())
 
-    monkeypatch.setattr(Here, "put_back", put_back)
+    monkeypatch.setattr(LocalFolders, "put_back", put_back)
     asyncio.run(run_gathering.put_state_back([chief]))
     assert found == []
-    assert len(asyncio.run(run_gathering.bring_home())) == 1, "once its task may have written"
+    assert len(asyncio.run(run_gathering.gather_latest())) == 1, "once its task may have saved"
 
 
 def test_what_a_task_saves_after_its_attempt_was_given_up_is_not_gathered(
     run_gathering: RunGathering, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node may be reached again before the state is put back from which the next one starts."""
-    monkeypatch.setattr("tfcluster.coordinator.gathering._LOOK_EVERY_S", 0.01)
+    """Its node may be reached again before the state of the next attempt is restored."""
+    monkeypatch.setattr("tfcluster.coordinator.gathering._GATHER_EVERY_S", 0.01)
     monkeypatch.setattr("tfcluster.checkpoints.gatherer.LEAST_GAP_S", 0.0)
     chief, found = TaskId("worker", 0), list[Event]()
 
     async def meanwhile() -> None:
         following = asyncio.create_task(run_gathering.follow(found.append))
-        assert await run_gathering.bring_home() == []
+        assert await run_gathering.gather_latest() == []
         write_prefix(paths.task_checkpoints(chief), "ckpt-7")
         await asyncio.sleep(0.1)
         assert found == []
-        run_gathering.heed(chief)
+        run_gathering.follow_chief(chief)
         async with asyncio.timeout(20):
-            while not found:  # noqa: ASYNC110 (a thread looks)
+            while not found:  # noqa: ASYNC110 (a thread fills it)
                 await asyncio.sleep(0.01)
         following.cancel()
         await asyncio.wait([following])

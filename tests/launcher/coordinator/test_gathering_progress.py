@@ -1,5 +1,4 @@
-"""While a run waits for files, everybody can see what for and how far it is; and it never waits
-without end for a host whose files stand still."""
+"""A run shows which files it waits for and its progress, and gives up a host that does not send."""
 
 from __future__ import annotations
 
@@ -10,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launcher.coordinator.scripted import FAR, HERE, Agent, Ended, perform, plan_on_two_nodes
+from tests.launcher.coordinator.scripted import (
+    LOCAL,
+    REMOTE,
+    Agent,
+    Ended,
+    perform,
+    plan_on_two_nodes,
+)
 
 from tfcluster.agent import protocol
 from tfcluster.agent.error_text import describe_error, reason_of
@@ -28,13 +34,13 @@ ENTRIES = [[DATA, 6 * MB, 1], [INDEX, 10, 1]]
 
 @dataclass
 class Slow(Agent):
-    """Has a checkpoint, of which half a megabyte comes every five seconds, or less than all."""
+    """An agent with a checkpoint of 6 MB that sends 0.5 MB every 5 s, up to `most` bytes."""
 
     paths: RunPaths | None = None
     most: int = 6 * MB
-    """Bytes after which nothing about files comes any more."""
-    seen: list[dict[str, Any]] = field(default_factory=list)
-    """States of the run on disk, while the checkpoint comes."""
+    """Bytes after which no file messages are sent."""
+    states: list[dict[str, Any]] = field(default_factory=list)
+    """States of the run on disk, during the copying."""
     work: list[asyncio.Task[None]] = field(default_factory=list)
 
     def _obey(self, order: dict[str, Any]) -> None:
@@ -53,52 +59,53 @@ class Slow(Agent):
         for at in range(0, self.most, MB // 2):
             await asyncio.sleep(5)
             self._write(protocol.data_frame(protocol.FILE, str(number), at, bytes(MB // 2)))
-            self.seen.append(json.loads(self.paths.state.read_text()))
+            self.states.append(json.loads(self.paths.state.read_text()))
         if self.most == 6 * MB:
             self.say({"type": "read_end", "id": number, "error": "it is gone"})
 
 
 def run_with(paths: RunPaths, tmp_path: Path, most: int) -> tuple[Ended, Slow]:
-    plan = plan_on_two_nodes(tmp_path, hostile_is_chief=True)
-    slow = Slow(FAR, str(tmp_path), paths=paths, most=most)
-    agents = {HERE: Agent(HERE, str(tmp_path)), FAR: slow}
+    plan = plan_on_two_nodes(tmp_path, remote_is_chief=True)
+    slow = Slow(REMOTE, str(tmp_path), paths=paths, most=most)
+    agents = {LOCAL: Agent(LOCAL, str(tmp_path)), REMOTE: slow}
     return perform(plan, agents, paths), slow
 
 
-def test_what_a_run_waits_for_is_in_its_state_while_it_does(
-    paths: RunPaths, tmp_path: Path
-) -> None:
-    """``status`` said ``worker:0 starting`` for as long as gigabytes came."""
+def test_the_state_shows_the_files_that_a_run_waits_for(paths: RunPaths, tmp_path: Path) -> None:
+    """``status`` used to show ``worker:0 starting`` while gigabytes were copied."""
     _, slow = run_with(paths, tmp_path, 6 * MB)
-    state = RunSnapshot.from_json(slow.seen[-1])
+    state = RunSnapshot.from_json(slow.states[-1])
     assert {task.state for task in state.tasks} == {"succeeded"}
     assert state.gathering is not None
     done = state.gathering["bytes"]
-    assert state.gathering == {"what": "checkpoints", "node": FAR, "bytes": done, "of": 6 * MB + 10}
+    assert state.gathering == {
+        "what": "checkpoints",
+        "node": REMOTE,
+        "bytes": done,
+        "of": 6 * MB + 10,
+    }
     assert 3 * MB <= done < 6 * MB
-    line = f"checkpoints from {FAR}, {done / 1e6:.1f} MB of 6.3 MB"
+    line = f"checkpoints from {REMOTE}, {done / 1e6:.1f} MB of 6.3 MB"
     assert f"gathering    {line}" in plain_text(status_panel(state, paths, now=1e9), 100)
     assert f"gathering {line}" in format_status_line(state, {}, now=1e9, width=200)
     assert runs_grid([state], now=1e9).rows[0][1] == "running, gathering"
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
-    told = [format_event(event) for event in events if event["type"] == "gathering"]
-    assert 2 <= len(told) <= 4, "not every second"
-    assert told[0] is not None
-    assert told[0].text.startswith(f"gathering checkpoints from {FAR}, ")
+    lines = [format_event(event) for event in events if event["type"] == "gathering"]
+    assert 2 <= len(lines) <= 4, "not every second"
+    assert lines[0] is not None
+    assert lines[0].text.startswith(f"gathering checkpoints from {REMOTE}, ")
 
 
-def test_a_host_whose_files_stand_still_is_not_waited_for_without_end(
-    paths: RunPaths, tmp_path: Path
-) -> None:
+def test_a_host_that_stops_sending_files_is_given_up(paths: RunPaths, tmp_path: Path) -> None:
     ended, slow = run_with(paths, tmp_path, MB)
     assert ended.outcome.exit_code == 0, "all tasks had succeeded"
     assert ended.state.gathering is None
-    why = f"{FAR} has answered nothing about its files for 20 s: its disk or a file server stands"
-    folder = f"/cache/nodes/{paths.run_id}/{FAR}/tasks/worker-0/checkpoints"
-    said = "\n".join(ended.state.warnings)
-    assert f"ckpt-7 was not gathered: {why}" in said
-    assert f"what worker:0 has saved stays on {FAR}: scp -r {FAR}:{folder} ." in said
-    assert f"TensorBoard files of {FAR} were not all copied: {why}" in said
+    why = f"{REMOTE} has answered nothing about its files for 20 s: its disk or a file server hangs"
+    folder = f"/cache/nodes/{paths.run_id}/{REMOTE}/tasks/worker-0/checkpoints"
+    warnings = "\n".join(ended.state.warnings)
+    assert f"ckpt-7 was not gathered: {why}" in warnings
+    assert f"the checkpoints of worker:0 are on {REMOTE}: scp -r {REMOTE}:{folder} ." in warnings
+    assert f"TensorBoard files of {REMOTE} were not all copied: {why}" in warnings
     assert ended.seconds < 120
     assert slow.order_counts["shutdown"] == 1
 

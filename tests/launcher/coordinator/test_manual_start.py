@@ -1,4 +1,4 @@
-"""What a task gets that its user starts by hand."""
+"""The environment of tasks that the user starts by hand."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tfcluster.plan.plan import TaskId
         (("serve",), True, ""),
     ],
 )
-def test_a_task_with_a_program_of_its_own_has_no_bundle(
+def test_a_task_with_its_own_program_has_no_bundle(
     argv: tuple[str, ...], own: bool, bundle: str
 ) -> None:
-    """`tfcluster env RUN ps:0` of such a task ended with an IndexError."""
+    """`tfcluster env RUN ps:0` of such a task used to end with an IndexError."""
     plan, ps = plan_of("worker:0", "ps:0"), TaskId("ps", 0)
     changes: dict[str, Any] = {"command": replace(plan.task(ps).command, argv=argv)}
     task = replace(plan.task(ps), has_own_command=own, **changes)

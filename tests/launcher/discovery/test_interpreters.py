@@ -1,4 +1,4 @@
-"""Which Python runs the tasks, and what is known of it before it is started."""
+"""The choice of the tasks' Python, and reading its version and packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.errors import InterpreterError, UsageError
 
 
 def make_venv(folder: Path, *packages: str, config: str = "") -> Path:
-    """A folder that looks like a virtual environment; its python cannot be executed to any use."""
+    """Make a folder that looks like a virtual environment; its python prints `asked` and fails."""
     site = folder / "lib" / "python3.11" / "site-packages"
     site.mkdir(parents=True)
     for package in packages:
@@ -32,7 +32,7 @@ def test_versions_of_a_virtual_environment_are_read_from_its_folders(tmp_path: P
     assert found.packages == {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}
 
 
-def test_a_python_that_does_not_start_is_named_with_its_last_words(tmp_path: Path) -> None:
+def test_a_python_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     python = make_venv(tmp_path / "v", "numpy-1.26")
     with pytest.raises(InterpreterError, match="does not work as Python: asked") as caught:
         read(str(python), "why").result()
@@ -40,7 +40,7 @@ def test_a_python_that_does_not_start_is_named_with_its_last_words(tmp_path: Pat
     assert "--python" in caught.value.fix
 
 
-def test_a_plain_python_is_asked_for_its_versions(tmp_path: Path) -> None:
+def test_a_python_outside_a_virtual_environment_is_run_for_its_versions(tmp_path: Path) -> None:
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported!')\n")
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
@@ -77,8 +77,8 @@ def test_the_first_python_of_the_contracts_order_is_taken(
     tmp_path: Path, missing: tuple[str, ...], expected: str, why: str
 ) -> None:
     work, environ = environments(tmp_path)
-    left = {name: value for name, value in environ.items() if name not in missing}
-    found = choose(None, "", base=tmp_path, workdir=work, environ=left).result()
+    remaining = {name: value for name, value in environ.items() if name not in missing}
+    found = choose(None, "", base=tmp_path, workdir=work, environ=remaining).result()
     assert (found.path, found.why) == (str(tmp_path / expected), why)
 
 
@@ -103,20 +103,20 @@ def test_a_shim_on_path_is_replaced_by_the_python_it_chooses(tmp_path: Path) -> 
     assert asked.path == str(shim)
 
 
-def test_last_of_all_our_own_python(tmp_path: Path) -> None:
+def test_the_last_resort_is_the_python_of_tfcluster(tmp_path: Path) -> None:
     found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"}).result()
     assert found.path == sys.executable
 
 
-@pytest.mark.parametrize("wish", ["venv", "venv/bin/python", "python3"])
-def test_the_python_asked_for_may_be_a_file_a_folder_or_a_name(tmp_path: Path, wish: str) -> None:
+@pytest.mark.parametrize("python", ["venv", "venv/bin/python", "python3"])
+def test_a_requested_python_may_be_a_file_a_folder_or_a_name(tmp_path: Path, python: str) -> None:
     _, environ = environments(tmp_path)
-    found = choose(wish, "--python", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    found = choose(python, "--python", base=tmp_path, workdir=tmp_path, environ=environ).result()
     assert Path(found.path).is_absolute()
     assert found.why == "--python"
 
 
-def test_a_python_that_is_not_there_is_not_replaced_by_another(tmp_path: Path) -> None:
+def test_a_requested_python_that_does_not_exist_is_not_replaced_by_another(tmp_path: Path) -> None:
     work, environ = environments(tmp_path)
     with pytest.raises(UsageError, match=r"no Python at /no/python \(runtime\.python\)"):
         choose(

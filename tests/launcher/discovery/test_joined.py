@@ -1,4 +1,4 @@
-"""Which tasks are this machine's is found by names, too, that lead to one of its addresses."""
+"""`join` also finds this machine's tasks by names that resolve to one of its addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster.discovery.planning import plan_join
 from tfcluster.errors import SurroundingsError
 
 NAMES = {"gpu1.lab": "198.51.100.7", "gpu2.lab": "127.0.1.1"}
-"""A host's own name leads to loopback on Debian."""
+"""Host name → address; on Debian a host's own name resolves to loopback."""
 
 
 @pytest.fixture
@@ -33,15 +33,15 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_name_of_this_machine_makes_a_task_its_own(spec: Path) -> None:
+def test_a_task_whose_name_resolves_to_this_machine_belongs_to_it(spec: Path) -> None:
     plan = plan_join(str(spec)).plan
     assert [str(task.id) for task in plan.tasks] == ["worker:1"]
     assert [str(task.id) for task in plan.elsewhere] == ["worker:0", "worker:2"]
-    assert plan.node("local").backend == "local", "whatever the spec says of ssh"
+    assert plan.node("local").backend == "local", "although the spec says ssh"
     assert "HERE" in [var.name for var in plan.tasks[0].command.env]
 
 
-def test_a_name_that_leads_elsewhere_or_nowhere_does_not(
+def test_a_task_whose_name_resolves_elsewhere_or_not_at_all_does_not(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(NAMES, "gpu2.lab", "198.51.100.8")
@@ -49,7 +49,7 @@ def test_a_name_that_leads_elsewhere_or_nowhere_does_not(
         plan_join(str(spec))
 
 
-def test_tasks_that_are_named_are_its_own_whatever_their_names_lead_to(spec: Path) -> None:
+def test_tasks_named_on_the_command_line_belong_to_this_machine(spec: Path) -> None:
     plan = plan_join(str(spec), names=["worker:2", "worker:0", "worker:2"]).plan
     assert [str(task.id) for task in plan.tasks] == ["worker:0", "worker:2"]
     assert {task.node for task in plan.tasks} == {"local"}

@@ -1,4 +1,4 @@
-"""What is seen of this machine, and of the files of a job."""
+"""The facts that planning gathers about this machine and the files of a job."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def a_spec(job: dict[str, Any], **sections: Any) -> ClusterSpec:
     return ClusterSpec.model_validate({"cluster": {"worker": 2}, "job": job} | sections)
 
 
-def seen(
+def gathered(
     job: dict[str, Any], folder: Path, python: str | None = sys.executable, **sections: Any
 ) -> PlanContext:
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
@@ -29,18 +29,18 @@ def seen(
     return gather(spec, spec_dir=folder, bundle="/b/0123", python=python, environ=environ)
 
 
-def test_this_machine_knows_its_own_addresses() -> None:
-    found = own_addresses()
-    assert {"127.0.0.1", socket.gethostname()} <= found
-    assert not any("%" in address for address in found)
+def test_own_addresses_include_loopback_and_the_host_name() -> None:
+    facts = own_addresses()
+    assert {"127.0.0.1", socket.gethostname()} <= facts
+    assert not any("%" in address for address in facts)
 
 
-def test_only_cores_this_process_may_use_count(tmp_path: Path) -> None:
+def test_only_cores_that_this_process_may_use_are_counted(tmp_path: Path) -> None:
     before = os.sched_getaffinity(0)
     first = min(before)
     os.sched_setaffinity(0, {first})
     try:
-        assert seen({"command": ["true"]}, tmp_path).cores.nodes == ((first,),)
+        assert gathered({"command": ["true"]}, tmp_path).cores.nodes == ((first,),)
     finally:
         os.sched_setaffinity(0, before)
 
@@ -61,7 +61,7 @@ def test_only_cores_this_process_may_use_count(tmp_path: Path) -> None:
         ("echo no driver; exit 9", None, ()),
     ],
 )
-def test_gpus_are_those_that_the_driver_lists_and_the_shell_shows(
+def test_visible_gpus_are_those_that_the_driver_lists_and_the_shell_shows(
     tmp_path: Path, script: str, shown: str | None, expected: tuple[int, ...]
 ) -> None:
     smi = tmp_path / "nvidia-smi"
@@ -71,7 +71,7 @@ def test_gpus_are_those_that_the_driver_lists_and_the_shell_shows(
     assert visible_gpus(environ) == expected
 
 
-def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
+def test_a_driver_that_does_not_answer_does_not_mean_no_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "SMI_S", 0.2)
@@ -83,7 +83,7 @@ def test_a_driver_that_does_not_answer_is_no_machine_without_gpus(
     assert machine.gpus() == ([], "nvidia-smi did not answer within 0 s")
 
 
-def test_without_a_driver_there_is_no_gpu(tmp_path: Path) -> None:
+def test_without_a_driver_there_are_no_gpus(tmp_path: Path) -> None:
     assert visible_gpus({"PATH": str(tmp_path)}) == ()
 
 
@@ -92,55 +92,55 @@ def test_imports_are_followed_into_the_jobs_own_modules(tmp_path: Path) -> None:
     (tmp_path / "mnist.py").write_text("import tensorflow as tf\nimport main\n")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "data.py").write_text("import numpy\n")
-    found = seen({"script": "main.py"}, tmp_path)
-    assert found.imports is not None
-    assert {"os", "tensorflow", "numpy"} <= found.imports
+    facts = gathered({"script": "main.py"}, tmp_path)
+    assert facts.imports is not None
+    assert {"os", "tensorflow", "numpy"} <= facts.imports
 
 
 def test_a_module_below_the_workdir_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__main__.py").write_text("import tensorflow\n")
-    assert seen({"module": "trainer"}, tmp_path).imports == frozenset({"tensorflow"})
+    assert gathered({"module": "trainer"}, tmp_path).imports == frozenset({"tensorflow"})
 
 
 @pytest.mark.parametrize("job", [{"module": "json.tool"}, {"command": ["true"]}])
-def test_of_what_lies_elsewhere_nothing_is_claimed(tmp_path: Path, job: dict[str, Any]) -> None:
-    assert seen(job, tmp_path).imports is None
+def test_imports_outside_the_workdir_are_unknown(tmp_path: Path, job: dict[str, Any]) -> None:
+    assert gathered(job, tmp_path).imports is None
 
 
-def test_the_env_file_lies_beside_the_spec(tmp_path: Path) -> None:
+def test_the_env_file_is_relative_to_the_spec(tmp_path: Path) -> None:
     (tmp_path / "my.env").write_text("A=1\n")
-    assert seen({"command": ["x"], "env_file": "my.env"}, tmp_path).env_file == (("A", "1"),)
+    assert gathered({"command": ["x"], "env_file": "my.env"}, tmp_path).env_file == (("A", "1"),)
 
 
-def test_an_env_file_that_cannot_be_read_is_the_users_mistake(tmp_path: Path) -> None:
+def test_an_env_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no\.env"):
-        seen({"command": ["x"], "env_file": "no.env"}, tmp_path)
+        gathered({"command": ["x"], "env_file": "no.env"}, tmp_path)
     (tmp_path / "bad.env").write_text("what\n")
     with pytest.raises(SpecError, match=r"bad\.env:1"):
-        seen({"command": ["x"], "env_file": "bad.env"}, tmp_path)
+        gathered({"command": ["x"], "env_file": "bad.env"}, tmp_path)
 
 
-def test_the_python_asked_for_on_the_command_line_wins(tmp_path: Path) -> None:
+def test_the_python_of_the_command_line_wins(tmp_path: Path) -> None:
     runtime = {"python": "/no/such/python"}
-    found = seen({"command": ["x"]}, tmp_path, runtime=runtime)
-    assert found.interpreters["local"].path == sys.executable
-    assert found.interpreters["local"].why == "--python"
+    facts = gathered({"command": ["x"]}, tmp_path, runtime=runtime)
+    assert facts.interpreters["local"].path == sys.executable
+    assert facts.interpreters["local"].why == "--python"
     with pytest.raises(UsageError, match=r"runtime\.python"):
-        seen({"command": ["x"]}, tmp_path, python=None, runtime=runtime)
+        gathered({"command": ["x"]}, tmp_path, python=None, runtime=runtime)
 
 
-def test_a_spec_names_its_python_per_host_for_all_or_at_large(tmp_path: Path) -> None:
+def test_the_python_of_a_host_wins_over_that_of_all_hosts(tmp_path: Path) -> None:
     hosts = {"*": {"python": "/all"}, "10.0.0.1": {"python": "/one"}}
-    found = seen(
+    facts = gathered(
         {"command": ["x"]},
         tmp_path,
         python=None,
         cluster={"worker": ["10.0.0.1:1", "10.0.0.2:1"]},
         runtime={"python": "/large", "hosts": hosts},
     )
-    assert {node: python.path for node, python in found.interpreters.items()} == {
+    assert {node: python.path for node, python in facts.interpreters.items()} == {
         "10.0.0.1": "/one",
         "10.0.0.2": "/all",
     }
-    assert all(python.version is None for python in found.interpreters.values())
+    assert all(python.version is None for python in facts.interpreters.values())

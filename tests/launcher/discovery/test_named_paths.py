@@ -1,4 +1,4 @@
-"""What a spec names on this machine must be there; each thing that is not is shown by its place."""
+"""Paths that a spec names on this machine must exist; each missing one is shown with its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfcluster.discovery import planning
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec.load import load_file
 
-FAR = {"worker": ["203.0.113.1:1", "203.0.113.2:1"]}
+REMOTE = {"worker": ["203.0.113.1:1", "203.0.113.2:1"]}
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def problems(
     python: str | None = None,
     **sections: Any,
 ) -> list[Problem]:
-    """One field a line, so that places tell fields apart."""
+    """Return the problems of a spec written with one field a line, so that places differ."""
     spec = folder / "a.json"
     spec.write_text(json.dumps({"cluster": {"worker": 2}, "job": job} | sections, indent=1))
     loaded = load_file(spec, sets=sets)
     try:
-        planning.require(loaded, environ={"PATH": "/bin:/usr/bin"}, python=python)
+        planning.require_paths(loaded, environ={"PATH": "/bin:/usr/bin"}, python=python)
     except SpecError as error:
         return [
             Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)
@@ -46,7 +46,7 @@ def problems(
     return []
 
 
-def test_a_spec_whose_files_are_there_is_right(folder: Path) -> None:
+def test_a_spec_whose_files_exist_has_no_problems(folder: Path) -> None:
     job = {"workdir": "code", "script": "train.py", "include": ["no/*"], "env_file": "train.py"}
     assert problems(folder, job, runtime={"python": "python"}) == []
     assert problems(folder, {"module": "elsewhere"}, python="/no/python") == []
@@ -82,7 +82,7 @@ def test_every_missing_file_is_named_with_its_line(folder: Path) -> None:
     assert python.message == f"runtime.python: there is no Python at {folder}/venv/bin/python"
 
 
-def test_of_a_missing_workdir_nothing_more_is_said(folder: Path) -> None:
+def test_a_missing_workdir_is_the_only_problem(folder: Path) -> None:
     (found,) = problems(folder, {"workdir": "cod", "script": "train.py"})
     assert found.place == "a.json:6:14"
     assert found.message == f"job.workdir: there is no folder at {folder}/cod"
@@ -96,7 +96,7 @@ def test_the_option_that_set_a_field_is_its_place(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "expected"),
     [
         ("data/*.csv", None),
         ("data", None),
@@ -105,29 +105,29 @@ def test_the_option_that_set_a_field_is_its_place(folder: Path) -> None:
         ("/etc/hosts", "/etc/hosts leads out of the workdir, {workdir}"),
     ],
 )
-def test_a_glob_that_finds_nothing_for_other_hosts_is_a_mistake(
-    folder: Path, pattern: str, said: str | None
+def test_a_glob_that_matches_nothing_to_send_is_a_problem(
+    folder: Path, pattern: str, expected: str | None
 ) -> None:
     job = {"workdir": "code", "script": "train.py", "include": ["**/*.py", pattern]}
-    found = problems(folder, job, cluster=FAR)
-    if said is None:
+    found = problems(folder, job, cluster=REMOTE)
+    if expected is None:
         assert found == []
     else:
-        message = said.format(workdir=folder / "code")
+        message = expected.format(workdir=folder / "code")
         assert [(one.place, one.message) for one in found] == [
             ("a.json:13:4", f"job.include.1: {message}")
         ]
     assert problems(folder, job) == [], "no copy is made for tasks on this machine"
 
 
-def test_what_another_machine_has_is_not_looked_for_here(folder: Path) -> None:
+def test_paths_of_other_machines_are_not_checked(folder: Path) -> None:
     hosts = {"203.0.113.1": {"workdir": "/scratch/no", "python": "/opt/no/python"}}
     runtime = {"python": "/opt/no/python", "hosts": hosts}
-    assert problems(folder, {"script": "train.py"}, cluster=FAR, runtime=runtime) == []
+    assert problems(folder, {"script": "train.py"}, cluster=REMOTE, runtime=runtime) == []
     contained = {"backend": "docker", "python": "/opt/no/python"}
     assert problems(folder, {"script": "train.py"}, runtime=contained) == []
 
 
-def test_a_path_that_cannot_be_read_is_not_called_missing(folder: Path) -> None:
+def test_a_path_that_cannot_be_read_is_not_reported_as_missing(folder: Path) -> None:
     (found,) = problems(folder, {"script": f"{'x' * 300}.py"})
     assert "cannot be read: File name too long" in found.message

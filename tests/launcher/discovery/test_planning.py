@@ -1,4 +1,4 @@
-"""From a spec to a plan on the machine that runs this test."""
+"""Planning a spec on the machine that runs the test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def planned(folder: Path, environ: dict[str, str], job: dict[str, Any], **strate
     return plan_spec(load_file(path), python=sys.executable, environ=environ)
 
 
-def test_the_command_leads_to_the_unpacked_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_the_command_runs_boot_from_the_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     found = planned(tmp_path, environ, {"script": "train.py"})
     plan = found.require()
@@ -39,7 +39,7 @@ def test_the_command_leads_to_the_unpacked_bundle(tmp_path: Path, environ: dict[
     assert plan.spec_path == str(tmp_path / "tfcluster.json")
 
 
-def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
+def test_an_obstacle_is_reported_and_raised_only_by_require(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
     found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
@@ -49,21 +49,21 @@ def test_an_obstacle_is_told_and_stops_only_who_requires_the_plan(
         found.require()
 
 
-def test_what_the_command_line_added_is_kept_for_every_task(
+def test_arguments_of_the_command_line_are_kept_for_every_task(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """A run that is resumed has the very commands that it had."""
-    own: dict[str, dict[str, list[str]]] = {
+    """A resumed run has the same commands."""
+    per_task: dict[str, dict[str, list[str]]] = {
         **{"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}},
         **{"evaluator": {"command": ["serve"]}, "evaluator:0": {"args": ["b"]}},
     }
     path = tmp_path / "tfcluster.json"
     spec: dict[str, Any] = {"cluster": {"worker": 3, "evaluator": 1}}
-    spec["job"] = {"command": ["true"], "args": ["x"], "per_task": own}
+    spec["job"] = {"command": ["true"], "args": ["x"], "per_task": per_task}
     path.write_text(json.dumps(spec))
     found = plan_spec(load_file(path), python=sys.executable, environ=environ, args=["--more"])
     path.write_text(json.dumps(found.spec_to_keep()))
     again = plan_spec(load_file(path), environ=environ)
     commands = [task.command.argv for task in found.plan.tasks]
     assert commands == [task.command.argv for task in again.plan.tasks]
-    assert [words[1:] for words in commands] == [("a", "--more"), (), ("x", "--more"), ("b",)]
+    assert [argv[1:] for argv in commands] == [("a", "--more"), (), ("x", "--more"), ("b",)]

@@ -1,4 +1,4 @@
-"""Which files of a workdir other machines get."""
+"""The files of a workdir that other machines get."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sent(folder: Path, *include: str) -> list[str]:
     return [file.path for file in code_sync.snapshot(folder, include).files]
 
 
-def test_git_says_what_is_code(workdir: Path) -> None:
+def test_files_that_git_tracks_or_does_not_ignore_are_sent(workdir: Path) -> None:
     git(workdir, "init", "-q")
     write(workdir, "train.py", "new.py", "data/big.bin", "gone.py")
     (workdir / ".gitignore").write_text("data/\n")
@@ -50,25 +50,25 @@ def test_git_says_what_is_code(workdir: Path) -> None:
     assert sent(workdir, "data/*.bin") == [".gitignore", "data/big.bin", "new.py", "train.py"]
 
 
-def test_of_a_folder_below_the_repository_only_what_is_in_it(workdir: Path) -> None:
+def test_a_folder_below_the_repository_is_sent_without_the_rest(workdir: Path) -> None:
     git(workdir, "init", "-q")
     write(workdir, "a.py", "jobs/b.py")
     assert sent(workdir / "jobs") == ["b.py"]
 
 
-def test_a_workdir_that_git_ignores_is_sent_as_if_there_was_no_git(workdir: Path) -> None:
+def test_a_workdir_that_git_ignores_is_sent_as_without_git(workdir: Path) -> None:
     git(workdir, "init", "-q")
     write(workdir, "scratch/train.py", "scratch/sub/a.py", "scratch/__pycache__/a.pyc")
     (workdir / ".gitignore").write_text("scratch/\n")
     assert sent(workdir / "scratch") == ["sub/a.py", "train.py"]
 
 
-def test_without_git_all_but_caches(workdir: Path) -> None:
+def test_without_git_everything_but_caches_is_sent(workdir: Path) -> None:
     write(workdir, "train.py", "sub/a.py", ".venv/bin/python", "sub/__pycache__/a.pyc")
     assert sent(workdir) == ["sub/a.py", "train.py"]
 
 
-def test_submodules_and_other_repositories_come_along(workdir: Path, tmp_path: Path) -> None:
+def test_submodules_and_nested_repositories_are_sent(workdir: Path, tmp_path: Path) -> None:
     (tmp_path / "library").mkdir()
     git(tmp_path / "library", "init", "-q")
     write(tmp_path / "library", "lib.py", "deep/er.py")
@@ -88,15 +88,13 @@ def test_submodules_and_other_repositories_come_along(workdir: Path, tmp_path: P
     assert found == [*expected, "train.py"]
 
 
-def test_a_git_that_does_not_answer_is_an_error(
-    workdir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_git_that_fails_is_an_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workdir / ".git").write_text("gitdir: /no/such/folder\n")
     write(workdir, "train.py", "secret.env")
     with pytest.raises(SurroundingsError, match="not a git repository: /no/such/folder"):
         sent(workdir)
     monkeypatch.setenv("PATH", str(workdir))
-    with pytest.raises(SurroundingsError, match="git is not installed here"):
+    with pytest.raises(SurroundingsError, match="git is not installed"):
         sent(workdir)
 
 
@@ -113,7 +111,7 @@ def test_an_included_folder_may_be_a_link(workdir: Path, tmp_path: Path) -> None
     write(tmp_path, "outside/a.csv", "outside/deep/b.csv")
     write(workdir, "train.py", "real/c.csv")
     git(workdir, "init", "-q")
-    (workdir / ".gitignore").write_text("*\n!train.py\n")  # itself, too
+    (workdir / ".gitignore").write_text("*\n!train.py\n")  # ignores itself, too
     (workdir / "data").symlink_to(tmp_path / "outside")
     (workdir / "near").symlink_to("real")
     assert sent(workdir, "data") == ["data/a.csv", "data/deep/b.csv", "train.py"]
@@ -123,9 +121,7 @@ def test_an_included_folder_may_be_a_link(workdir: Path, tmp_path: Path) -> None
     ] == "real"
 
 
-def test_a_link_stays_one_where_it_leads_to_something_that_is_sent(
-    workdir: Path, tmp_path: Path
-) -> None:
+def test_a_link_to_something_that_is_sent_stays_a_link(workdir: Path, tmp_path: Path) -> None:
     write(tmp_path, "elsewhere.txt", "folder/x")
     write(workdir, "a/b.txt")
     (workdir / "a/near").symlink_to("b.txt")
@@ -140,26 +136,26 @@ def test_a_link_stays_one_where_it_leads_to_something_that_is_sent(
 
 
 @pytest.mark.parametrize("pattern", ["../x", "/etc/*", "a/../../x"])
-def test_what_is_included_lies_in_the_workdir(workdir: Path, pattern: str) -> None:
+def test_a_glob_must_not_lead_out_of_the_workdir(workdir: Path, pattern: str) -> None:
     with pytest.raises(SurroundingsError, match=r"job\.include: .* leads out of the workdir"):
         sent(workdir, pattern)
 
 
-def test_a_glob_that_finds_nothing_is_an_error(workdir: Path) -> None:
+def test_a_glob_that_matches_nothing_is_an_error(workdir: Path) -> None:
     write(workdir, "data/a.csv")
     with pytest.raises(SurroundingsError, match=r"nothing in .* matches data/\*\.cvs"):
         sent(workdir, "data/*.cvs")
 
 
-def test_a_glob_too_long_for_a_name_finds_nothing(workdir: Path) -> None:
+def test_a_glob_too_long_for_a_name_matches_nothing(workdir: Path) -> None:
     with pytest.raises(SurroundingsError, match=r"nothing in .* matches aaa"):
         sent(workdir, "a" * 300)
 
 
-def test_too_much_is_refused_with_the_heaviest_folders(
+def test_too_many_bytes_are_refused_with_the_heaviest_folders(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_sync, "MOST_BYTES", 10_000_000)
+    monkeypatch.setattr(code_sync, "MAX_BYTES", 10_000_000)
     for number in range(10):
         write(workdir, f"data/images/train/{number}.png", size=1_000_000)
     write(workdir, "notes.pdf", size=3_000_000)
@@ -167,21 +163,21 @@ def test_too_much_is_refused_with_the_heaviest_folders(
     write(workdir, "train.py")
     with pytest.raises(SurroundingsError) as caught:
         sent(workdir)
-    told = "15 MB to send to other hosts, more than 10: "
+    message = "15 MB to send to other hosts, more than 10: "
     heaviest = "data/images/train/ (10 MB), notes.pdf (3 MB), logs/ (2 MB)"
-    assert told + heaviest in str(caught.value)
+    assert message + heaviest in str(caught.value)
 
 
 def test_too_many_files_are_refused_with_the_fullest_folders(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_sync, "MOST_FILES", 5)
+    monkeypatch.setattr(code_sync, "MAX_FILES", 5)
     write(workdir, "train.py", *(f"shards/{number}" for number in range(7)))
     with pytest.raises(SurroundingsError, match=r"8 files .* more than 5: shards/ \(7 files\)"):
         sent(workdir)
 
 
-def test_names_are_taken_as_they_are(workdir: Path) -> None:
+def test_unusual_names_are_sent_unchanged(workdir: Path) -> None:
     names = ["a b", "quo\"te's", "new\nline", "é✓", os.fsdecode(b"\xff\xfe"), "-rf", "$(x)"]
     write(workdir, *names)
     assert sent(workdir) == sorted(names)
@@ -189,14 +185,14 @@ def test_names_are_taken_as_they_are(workdir: Path) -> None:
     assert sent(workdir) == sorted(names)
 
 
-def test_programs_stay_programs_and_nobody_else_may_write(workdir: Path) -> None:
+def test_modes_keep_the_execute_bit_and_drop_write_access_for_others(workdir: Path) -> None:
     write(workdir, "run.sh", "train.py")
     (workdir / "run.sh").chmod(0o777)
     (workdir / "train.py").chmod(0o600)
     assert [oct(file.mode) for file in code_sync.snapshot(workdir).files] == ["0o755", "0o600"]
 
 
-def test_files_with_secrets_stay_here_unless_they_are_asked_for(workdir: Path) -> None:
+def test_files_with_secrets_are_not_sent_unless_they_are_included(workdir: Path) -> None:
     write(workdir, "train.py", ".env", "spec.json")
     withheld = [str(workdir / ".env"), str(workdir / "sub/../spec.json")]
     (workdir / "sub").mkdir()
@@ -211,20 +207,20 @@ CREDENTIALS = [".env", ".netrc", ".ssh/id_ed25519", ".aws/credentials", ".kube/c
 HARMLESS = [".env.example", "deploy_key.pub", "environment.yml", "monkey.py", "train.py"]
 
 
-def test_without_git_credentials_stay_here_unless_they_are_included(workdir: Path) -> None:
+def test_without_git_credentials_are_not_sent_unless_they_are_included(workdir: Path) -> None:
     write(workdir, *CREDENTIALS, *HARMLESS)
     kept = code_sync.snapshot(workdir)
     assert [file.path for file in kept.files] == HARMLESS
     assert kept.credentials == tuple(sorted(CREDENTIALS))
     (warning,) = kept.warnings()
     assert "look like credentials: .aws/credentials, .docker/config.json, .env" in warning
-    assert "and 5 more; a job that needs one there names it in job.include" in warning
+    assert "and 5 more; if the job needs one, name it in job.include" in warning
     asked = code_sync.snapshot(workdir, [".env", ".ssh"])
     assert {".env", ".ssh/id_ed25519"} <= {file.path for file in asked.files}
     assert not {".env", ".ssh/id_ed25519"} & set(asked.credentials)
 
 
-def test_a_link_to_a_credential_is_one(workdir: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_credential_counts_as_a_credential(workdir: Path, tmp_path: Path) -> None:
     write(tmp_path, "home/.aws/credentials", "home/notes")
     write(workdir, "train.py")
     (workdir / "cloud").symlink_to(tmp_path / "home/.aws/credentials")
@@ -232,8 +228,8 @@ def test_a_link_to_a_credential_is_one(workdir: Path, tmp_path: Path) -> None:
     assert sent(workdir) == ["notes", "train.py"]
 
 
-def test_of_credentials_git_sends_what_it_tracks(workdir: Path) -> None:
-    """To commit one was the user's own decision."""
+def test_credentials_that_git_tracks_are_sent(workdir: Path) -> None:
+    """Committing them was the user's own decision."""
     git(workdir, "init", "-q")
     write(workdir, "train.py", "tests/server.pem", ".env", "new.key")
     git(workdir, "add", "train.py", "tests/server.pem")
@@ -252,7 +248,7 @@ print(*found.warnings())
 
 
 @pytest.mark.parametrize("has_git", [False, True])
-def test_what_cannot_be_read_is_named(workdir: Path, *, has_git: bool) -> None:
+def test_files_that_cannot_be_read_are_named(workdir: Path, *, has_git: bool) -> None:
     write(workdir, "train.py", "jobs/a.py", "jobs/locked/b.py", "jobs/secret.py", "tracked/c.py")
     if has_git:
         git(workdir, "init", "-q")

@@ -1,4 +1,4 @@
-"""Files of another machine land here as they are there, or not at all."""
+"""Files of another machine are copied unchanged, or not at all."""
 
 from __future__ import annotations
 
@@ -15,81 +15,84 @@ import pytest
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.nodes.remote_checkpoints import RemoteSource, trees
+from tfcluster.nodes.remote_checkpoints import RemoteSource, files_to_send
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 
 
 @dataclass
-class There:
-    """One file of another machine; `digest` as that machine says it."""
+class RemoteFile:
+    """One file of another machine; `digest` is the one that machine announces."""
 
     content: bytes
     digest: str = ""
     error: Exception | None = None
-    asked: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
 
     async def read(
         self, folder: str, path: str, take: Any, *, size: int, start: int, **_: object
     ) -> str:
-        self.asked.append(start)
-        wanted = self.content[start:size]
-        for at in range(0, len(wanted), 3):
-            await take(wanted[at : at + 3])
+        self.starts.append(start)
+        requested = self.content[start:size]
+        for at in range(0, len(requested), 3):
+            await take(requested[at : at + 3])
         if self.error:
             raise self.error
-        return self.digest or hashlib.sha512(wanted).hexdigest()
+        return self.digest or hashlib.sha512(requested).hexdigest()
 
     @property
     def entry(self) -> Entry:
         return Entry("a", len(self.content), len(self.content) * 10**9)
 
 
-def source(there: There, do: Callable[[RemoteSource], Any]) -> Any:
-    """What `do` returns, in a thread beside the loop."""
+def with_source(remote: RemoteFile, do: Callable[[RemoteSource], Any]) -> Any:
+    """Return what `do` returns, called with the source in a thread beside the loop."""
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
-        files = lambda: cast(RemoteFiles, there)  # noqa: E731
+        files = lambda: cast(RemoteFiles, remote)  # noqa: E731
         made = RemoteSource(PurePosixPath("/there"), files, loop, lambda: None)
         return await asyncio.to_thread(do, made)
 
     return asyncio.run(run())
 
 
-def test_a_copy_has_the_hash_and_the_time_that_it_has_there(tmp_path: Path) -> None:
-    there, target = There(b"0123456789"), tmp_path / "below" / "a"
-    digest = source(there, lambda far: far.copy(there.entry, target))
+def test_a_copy_has_the_hash_and_the_time_of_the_original(tmp_path: Path) -> None:
+    remote, target = RemoteFile(b"0123456789"), tmp_path / "below" / "a"
+    digest = with_source(remote, lambda source: source.copy(remote.entry, target))
     assert target.read_bytes() == b"0123456789"
     assert digest == hashlib.sha512(b"0123456789").hexdigest()
-    assert target.stat().st_mtime_ns == there.entry.mtime_ns
+    assert target.stat().st_mtime_ns == remote.entry.mtime_ns
 
 
 @pytest.mark.parametrize(
-    ("there", "error"),
+    ("remote", "error"),
     [
-        (There(b"0123456789", digest="0" * 128), OSError),
-        (There(b"0123456789", error=RemoteFileChangedError("changed")), SourceChangedError),
+        (RemoteFile(b"0123456789", digest="0" * 128), OSError),
+        (RemoteFile(b"0123456789", error=RemoteFileChangedError("changed")), SourceChangedError),
     ],
     ids=["another hash", "changed"],
 )
-def test_of_what_is_not_as_it_is_there_nothing_stays(
-    tmp_path: Path, there: There, error: type[Exception]
+def test_a_copy_that_differs_is_removed(
+    tmp_path: Path, remote: RemoteFile, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        source(there, lambda far: far.copy(there.entry, tmp_path / "a"))
+        with_source(remote, lambda source: source.copy(remote.entry, tmp_path / "a"))
     assert not (tmp_path / "a").exists()
 
 
-def test_a_copy_ends_when_it_is_to_stop(tmp_path: Path) -> None:
-    there = There(b"0123456789")
+def test_a_copy_can_be_cancelled(tmp_path: Path) -> None:
+    remote = RemoteFile(b"0123456789")
     with pytest.raises(CancelledError):
-        source(there, lambda far: far.copy(there.entry, tmp_path / "a", stopped=lambda: True))
+        with_source(
+            remote,
+            lambda source: source.copy(remote.entry, tmp_path / "a", stopped=lambda: True),
+        )
     assert not (tmp_path / "a").exists()
 
 
 @dataclass
-class Cut(There):
-    """Whose line is cut after the first bytes."""
+class Cut(RemoteFile):
+    """A file whose link is cut after the first bytes."""
 
     async def read(self, folder: str, path: str, take: Any, **_: Any) -> str:
         await take(self.content[:3])
@@ -101,7 +104,7 @@ class Cut(There):
 
 
 @pytest.mark.parametrize("what", ["scan", "check", "copy", "follow"])
-def test_who_waits_for_a_line_that_is_cut_may_give_up(tmp_path: Path, what: str) -> None:
+def test_a_wait_over_a_cut_link_can_be_cancelled(tmp_path: Path, what: str) -> None:
     target, cut = tmp_path / "a", Cut(b"0123456789")
     target.write_bytes(b"ab")
     arguments: dict[str, Any] = {
@@ -112,51 +115,51 @@ def test_who_waits_for_a_line_that_is_cut_may_give_up(tmp_path: Path, what: str)
     until = time.monotonic() + 0.3
     stopped = lambda: time.monotonic() > until  # noqa: E731
 
-    def give_up(far: RemoteSource) -> None:
+    def give_up(source: RemoteSource) -> None:
         with pytest.raises(CancelledError):
-            getattr(far, what)(*arguments.get(what, ()), stopped=stopped)
+            getattr(source, what)(*arguments.get(what, ()), stopped=stopped)
 
-    source(cut, give_up)
+    with_source(cut, give_up)
     assert target.exists() == (what != "copy")
     assert what == "copy" or target.read_bytes() == b"ab"
 
 
-def test_of_a_file_that_grows_only_the_new_comes(tmp_path: Path) -> None:
+def test_only_the_new_part_of_a_growing_file_is_copied(tmp_path: Path) -> None:
     target = tmp_path / "events.out.tfevents.1"
 
-    def follow(there: There) -> list[int]:
-        source(there, lambda far: far.follow(there.entry, target))
-        assert target.read_bytes() == there.content
-        return there.asked
+    def follow(remote: RemoteFile) -> list[int]:
+        with_source(remote, lambda source: source.follow(remote.entry, target))
+        assert target.read_bytes() == remote.content
+        return remote.starts
 
-    assert follow(There(b"0123")) == [0]
-    assert follow(There(b"0123")) == [], "it is as it was"
-    assert follow(There(b"0123456")) == [4]
-    assert follow(There(b"xy")) == [0], "another file"
+    assert follow(RemoteFile(b"0123")) == [0]
+    assert follow(RemoteFile(b"0123")) == [], "unchanged"
+    assert follow(RemoteFile(b"0123456")) == [4]
+    assert follow(RemoteFile(b"xy")) == [0], "another file"
 
 
-def test_a_tail_that_cannot_be_trusted_is_taken_off_again(tmp_path: Path) -> None:
+def test_a_new_part_with_a_wrong_hash_is_removed(tmp_path: Path) -> None:
     target = tmp_path / "events"
     target.write_bytes(b"0123")
-    there = There(b"0123456789", digest="0" * 128)
-    with pytest.raises(OSError, match="read back"):
-        source(there, lambda far: far.follow(there.entry, target))
+    remote = RemoteFile(b"0123456789", digest="0" * 128)
+    with pytest.raises(OSError, match="differs from"):
+        with_source(remote, lambda source: source.follow(remote.entry, target))
     assert target.read_bytes() == b"0123"
 
 
-def test_what_is_sent_of_the_store_is_linked_and_not_copied(tmp_path: Path) -> None:
-    home = tmp_path / "ckpt-1"
-    home.mkdir()
-    (home / "ckpt-1.index").write_bytes(b"index")
-    (home / "ckpt-1.data-00000-of-00001").write_bytes(b"data")
+def test_files_of_the_store_are_linked_and_not_copied_for_sending(tmp_path: Path) -> None:
+    stored = tmp_path / "ckpt-1"
+    stored.mkdir()
+    (stored / "ckpt-1.index").write_bytes(b"index")
+    (stored / "ckpt-1.data-00000-of-00001").write_bytes(b"data")
     entries = (Entry("in/ckpt-1.data-00000-of-00001", 4, 1), Entry("in/ckpt-1.index", 5, 2))
     checkpoint = Checkpoint(Kind.TF_CHECKPOINT, "in/ckpt-1", entries, ())
     digests = ("d" * 128, "e" * 64)
-    gathered = Gathered(home, 1, Kind.TF_CHECKPOINT, 9, checkpoint, home, digests)
+    gathered = Gathered(stored, 1, Kind.TF_CHECKPOINT, 9, checkpoint, stored, digests)
     (tmp_path / "outgoing").mkdir()
-    sent = {one.path: one for one in trees(tmp_path / "outgoing", [gathered])}
+    sent = {one.path: one for one in files_to_send(tmp_path / "outgoing", [gathered])}
     assert sorted(sent) == ["in/checkpoint", *sorted(entry.path for entry in entries)]
     data = sent["in/ckpt-1.data-00000-of-00001"]
-    assert data.source.samefile(home / "ckpt-1.data-00000-of-00001")
+    assert data.source.samefile(stored / "ckpt-1.data-00000-of-00001")
     assert (data.sha512, data.mtime_ns) == ("d" * 128, 1)
     assert b"ckpt-1" in sent["in/checkpoint"].source.read_bytes()

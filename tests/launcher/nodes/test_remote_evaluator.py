@@ -1,4 +1,4 @@
-"""An evaluator elsewhere is kept in step, and holds nobody up."""
+"""A remote evaluator gets new checkpoints, and does not hold up gathering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
 
 
 class Host:
-    """Another machine, over a line that is cut until it `is_back`."""
+    """Another machine, whose link is cut until it `is_back`."""
 
     def __init__(self) -> None:
         self.is_back = asyncio.Event()
@@ -38,7 +38,7 @@ class Host:
 
 
 @pytest.fixture(autouse=True)
-def _is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_checkpoints, "_PATIENCE_S", 0.3)
 
 
@@ -51,8 +51,10 @@ def held(tmp_path: Path) -> list[Gathered]:
     return [Gathered(home, 1, Kind.WEIGHTS, 4, checkpoint, home, ("d" * 64,))]
 
 
-def tell(tmp_path: Path, story: Callable[[Host, RemoteFollower, Callable[[], None]], Any]) -> None:
-    """`story`, in a thread beside the loop; the last it gets brings the line back."""
+def run_scenario(
+    tmp_path: Path, scenario: Callable[[Host, RemoteFollower, Callable[[], None]], Any]
+) -> None:
+    """Run `scenario` in a thread beside the loop; its last argument restores the link."""
 
     async def run() -> None:
         host, loop = Host(), asyncio.get_running_loop()
@@ -62,7 +64,7 @@ def tell(tmp_path: Path, story: Callable[[Host, RemoteFollower, Callable[[], Non
         def back() -> None:
             loop.call_soon_threadsafe(host.is_back.set)
 
-        await asyncio.to_thread(story, host, follower, back)
+        await asyncio.to_thread(scenario, host, follower, back)
 
     asyncio.run(run())
     assert not [*tmp_path.glob(".outgoing-*")]
@@ -76,10 +78,10 @@ def follow_until(condition: Callable[[], bool], follow: Callable[[], None]) -> N
         time.sleep(0.01)
 
 
-def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
+def test_a_cut_link_holds_up_only_one_call_for_a_while(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
-    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
+    def scenario(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         follower.follow(held)
         assert host.added == []
@@ -88,13 +90,13 @@ def test_a_line_that_is_cut_holds_up_one_look_for_a_while(
         follower.follow(held)
         assert host.added == [["model.h5"]]
 
-    tell(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
+def test_a_later_failure_is_raised_and_the_next_call_tries_again(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
-    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
+    def scenario(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         host.error = RemoteFilesError("No space left on device")
         follower.follow(held)
         back()
@@ -104,28 +106,28 @@ def test_a_failure_that_came_later_is_told_and_the_next_look_tries_again(
         follower.follow(held)
         assert host.added == [["model.h5"]]
 
-    tell(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_a_sending_that_takes_long_is_called_off_later_too(
+def test_a_long_sending_can_be_cancelled_by_a_later_call(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
-    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
+    def scenario(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         with pytest.raises(CancelledError):
             follower.follow(held, stopped=lambda: True)
         back()
         assert host.added == []
 
-    tell(tmp_path, story)
+    run_scenario(tmp_path, scenario)
 
 
-def test_who_waits_may_give_up(tmp_path: Path, held: list[Gathered]) -> None:
-    def story(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
+def test_a_wait_can_be_cancelled(tmp_path: Path, held: list[Gathered]) -> None:
+    def scenario(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         with pytest.raises(CancelledError):
             follower.follow(held, stopped=lambda: True)
         back()
         follower.follow(held)
         assert host.added == [["model.h5"]]
 
-    tell(tmp_path, story)
+    run_scenario(tmp_path, scenario)

@@ -1,4 +1,4 @@
-"""A listing from another machine is somebody else's text: it names places here, and no others."""
+"""A listing from another machine is not trusted: its names must stay inside the target folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INSIDE = ["a", "deep/er/b", "..hidden", "odd\nname", "a b", "\\..\\x", "...", "Ã
 
 
 class Hostile(RemoteFiles):
-    """A node that lists whatever it likes, and sends the same for all of it."""
+    """A node that lists arbitrary names, and sends the same content for each."""
 
     def __init__(self, listing: list[str]) -> None:
         super().__init__(self._obey, self._ignore)
@@ -33,11 +33,11 @@ class Hostile(RemoteFiles):
         number = order["id"]
         if order["type"] == "scan":
             entries = [[path, len(CONTENT), 1] for path in self._listing]
-            self.hear({"type": "scanned", "id": number, "entries": entries})
+            self.handle({"type": "scanned", "id": number, "entries": entries})
         if order["type"] == "read":
-            self.hear({"type": "file", "name": str(number), "offset": 0, "data": CONTENT})
+            self.handle({"type": "file", "name": str(number), "offset": 0, "data": CONTENT})
             wrong = {"sha512": "0" * 128, "is_unchanged": True}
-            self.hear({"type": "read_end", "id": number, **wrong})
+            self.handle({"type": "read_end", "id": number, **wrong})
 
     async def _ignore(self, name: str, offset: int, data: bytes) -> None:
         raise AssertionError
@@ -59,52 +59,54 @@ def source(loop: asyncio.AbstractEventLoop, listing: list[str]) -> RemoteSource:
     return RemoteSource(PurePosixPath("/there"), lambda: node, loop, lambda: None)
 
 
-def test_names_that_lead_out_of_the_folder_are_passed_over(
+def test_names_that_lead_out_of_the_folder_are_skipped(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     found = [entry.path for entry in source(loop, [*OUTSIDE, *INSIDE]).scan()]
     assert found == INSIDE
 
 
-def test_a_listing_that_failed_is_not_an_empty_one(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_failed_listing_is_an_error_not_an_empty_listing(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     class Failing(Hostile):
         async def _obey(self, order: dict[str, Any]) -> None:
             failed = {"entries": [], "error": "OSError: Input/output error"}
-            self.hear({"type": "scanned", "id": order["id"], **failed})
+            self.handle({"type": "scanned", "id": order["id"], **failed})
 
     node = Failing([])
     with pytest.raises(OSError, match="/there: OSError: Input/output error"):
         RemoteSource(PurePosixPath("/there"), lambda: node, loop, lambda: None).scan()
 
 
-def test_a_file_that_is_not_what_the_node_says_does_not_stay(
+def test_a_file_with_another_hash_than_announced_is_removed(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
-    far = source(loop, INSIDE)
-    for entry in far.scan():
-        with pytest.raises(OSError, match="is not what"):
-            far.copy(entry, tmp_path / "home" / entry.path)
+    remote = source(loop, INSIDE)
+    for entry in remote.scan():
+        with pytest.raises(OSError, match="differs from"):
+            remote.copy(entry, tmp_path / "home" / entry.path)
     assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
 
 
-def test_a_link_here_leads_nothing_that_comes_elsewhere(
+def test_a_local_link_does_not_redirect_what_is_written(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     (tmp_path / "precious").write_text("mine")
     (tmp_path / "home").mkdir()
     (tmp_path / "home/a").symlink_to(tmp_path / "precious")
-    far = source(loop, ["a"])
-    (entry,) = far.scan()
-    with pytest.raises(OSError, match=r"Too many levels|is not what"):
-        far.copy(entry, tmp_path / "home/a")
+    remote = source(loop, ["a"])
+    (entry,) = remote.scan()
+    with pytest.raises(OSError, match=r"Too many levels|differs from"):
+        remote.copy(entry, tmp_path / "home/a")
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-def test_a_name_that_is_file_and_folder_is_an_error_of_that_file(
+def test_a_name_that_is_both_file_and_folder_is_an_error(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
-    far = source(loop, ["a", "a/b"])
+    remote = source(loop, ["a", "a/b"])
     (tmp_path / "a").write_text("came first")
     with pytest.raises((OSError, SourceChangedError)):
-        far.copy(far.scan()[1], tmp_path / "a/b")
+        remote.copy(remote.scan()[1], tmp_path / "a/b")
     assert (tmp_path / "a").read_text() == "came first"

@@ -1,4 +1,4 @@
-"""What tasks that share another machine are given of it, once somebody has looked there."""
+"""Tasks that share a remote node get their parts of its cores and GPUs from its probe answer."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from tfcluster.nodes.orders import AssignedResources, deal
+from tfcluster.nodes.orders import AssignedResources, assign_resources
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import PlanContext
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.spec.model import ClusterSpec
 
-FAR = ProbeAnswer("10.0.0.1", gpus=("H100",) * 4, core_nodes=((0, 1, 2, 3), (4, 5, 6, 7)))
+ANSWER = ProbeAnswer("10.0.0.1", gpus=("H100",) * 4, core_nodes=((0, 1, 2, 3), (4, 5, 6, 7)))
 TWO = ["10.0.0.1:2222", "10.0.0.1:2223"]
 NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 
@@ -25,8 +25,8 @@ def plan_of(workers: list[Any], **sections: Any) -> Plan:
     return make_plan(spec, PlanContext(environ={}, spec_dir="/specs"))
 
 
-def dealt(plan: Plan, seen: ProbeAnswer = FAR) -> list[AssignedResources]:
-    found = deal(plan, seen)
+def assigned(plan: Plan, answer: ProbeAnswer = ANSWER) -> list[AssignedResources]:
+    found = assign_resources(plan, answer)
     return [found[task.id] for task in plan.tasks if task.id in found]
 
 
@@ -34,37 +34,37 @@ def env(share: AssignedResources) -> dict[str, str]:
     return {var.name: var.value for var in share.env}
 
 
-def test_each_gets_its_part_of_the_cores_and_gpus() -> None:
-    first, second = dealt(plan_of(TWO))
-    assert (first.cores, second.cores) == FAR.core_nodes
+def test_each_task_gets_its_part_of_the_cores_and_gpus() -> None:
+    first, second = assigned(plan_of(TWO))
+    assert (first.cores, second.cores) == ANSWER.core_nodes
     assert env(first).items() >= dict.fromkeys(NAMES, "4").items()
     assert [env(share)["CUDA_VISIBLE_DEVICES"] for share in (first, second)] == ["0,1", "2,3"]
 
 
-def test_a_task_alone_on_its_machine_gets_none_of_it() -> None:
-    assert dealt(plan_of(["10.0.0.1:2222", "10.0.0.2:2222"])) == []
+def test_a_single_task_on_a_node_is_assigned_nothing() -> None:
+    assert assigned(plan_of(["10.0.0.1:2222", "10.0.0.2:2222"])) == []
 
 
-def test_a_machine_whose_cores_nobody_knows_is_left_alone() -> None:
-    assert dealt(plan_of(TWO), ProbeAnswer("10.0.0.1")) == []
+def test_a_node_whose_cores_are_unknown_is_not_divided() -> None:
+    assert assigned(plan_of(TWO), ProbeAnswer("10.0.0.1")) == []
 
 
-def test_what_its_own_environment_says_stays() -> None:
-    seen = replace(FAR, named=("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"))
-    first, _ = dealt(plan_of(TWO), seen)
+def test_variables_that_the_node_sets_are_kept() -> None:
+    answer = replace(ANSWER, named=("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"))
+    first, _ = assigned(plan_of(TWO), answer)
     assert not env(first).keys() & {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
     assert env(first)["TF_NUM_INTRAOP_THREADS"] == "4"
 
 
-def test_what_the_spec_says_stays() -> None:
+def test_variables_that_the_spec_sets_are_kept() -> None:
     plan = plan_of(
         [{"address": TWO[0], "env": {"OMP_NUM_THREADS": "7"}}, TWO[1]],
         resources={"gpus": 1, "pin": False},
     )
-    first, second = dealt(plan, replace(FAR, named=("OMP_NUM_THREADS",)))
+    first, second = assigned(plan, replace(ANSWER, named=("OMP_NUM_THREADS",)))
     assert "OMP_NUM_THREADS" not in env(first)
-    assert env(second)["OMP_NUM_THREADS"] == "4", "only the other task's own variable was seen"
-    assert "CUDA_VISIBLE_DEVICES" not in env(first), "the plan has numbered them already"
+    assert env(second)["OMP_NUM_THREADS"] == "4", "the probe saw only the first task's variable"
+    assert "CUDA_VISIBLE_DEVICES" not in env(first), "the plan has assigned GPUs already"
     assert first.cores is None
 
 
@@ -73,17 +73,17 @@ def test_what_the_spec_says_stays() -> None:
     [(TWO, "all"), ([{"address": TWO[0], "gpus": "all"}, TWO[1]], None)],
     ids=["for all", "for one"],
 )
-def test_all_gpus_are_all_of_them(workers: list[Any], gpus: str | None) -> None:
-    for share in dealt(plan_of(workers, resources={"gpus": gpus})):
+def test_gpus_all_hides_no_gpu(workers: list[Any], gpus: str | None) -> None:
+    for share in assigned(plan_of(workers, resources={"gpus": gpus})):
         assert "CUDA_VISIBLE_DEVICES" not in env(share)
 
 
-def test_a_driver_that_does_not_answer_is_no_machine_without_gpus() -> None:
-    first, _ = dealt(plan_of(TWO), replace(FAR, gpus=(), gpu_trouble="no answer"))
+def test_a_driver_that_does_not_answer_does_not_mean_no_gpus() -> None:
+    first, _ = assigned(plan_of(TWO), replace(ANSWER, gpus=(), gpu_trouble="no answer"))
     assert "CUDA_VISIBLE_DEVICES" not in env(first)
 
 
-def test_what_one_task_wants_is_not_given_to_another() -> None:
+def test_gpus_that_one_task_requests_are_not_given_to_another() -> None:
     plan = plan_of([{"address": TWO[0], "gpus": [0, 1, 2]}, TWO[1]])
-    found = deal(plan, FAR)
+    found = assign_resources(plan, ANSWER)
     assert env(found[TaskId("worker", 1)])["CUDA_VISIBLE_DEVICES"] == "3"

@@ -1,4 +1,4 @@
-"""How long agents' answers are waited for, and what is told meanwhile."""
+"""`Answers` waits for the agents' answers, and reports what it waits for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
-from tests.launcher.coordinator.test_attempts import Lines
+from tests.launcher.coordinator.test_attempts import FakeHub
 
 from tfcluster.errors import NodeLostError
 from tfcluster.nodes import orders
@@ -24,17 +24,17 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Scene:
-    """The agents of `a` and `b`; what is told in their place, and what they say when."""
+    """A fake hub with the agents `a` and `b`, and the reported waits."""
 
     def __init__(self, folder: Path) -> None:
-        self.lines, self.told = Lines(RunPaths(folder)), list[str | None]()
+        self.hub, self.waits = FakeHub(RunPaths(folder)), list[str | None]()
 
     async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
         while not condition():
-            await self.lines.turn(0.01)
+            await self.hub.turn(0.01)
 
     def wait(self, *, work_s: float | None = 0.0, lost: Collection[str] = ()) -> None:
-        waiting = Answers(self.lines, self.until, self.told.append).require(
+        waiting = Answers(self.hub, self.until, self.waits.append).require(
             ["a", "b"], "ports_held", what="to hold ports", work_s=work_s, is_lost=lost.__contains__
         )
 
@@ -45,41 +45,41 @@ class Scene:
         asyncio.run(within_seconds())
 
 
-def test_a_quick_answer_is_not_told_of(tmp_path: Path) -> None:
+def test_a_quick_answer_is_not_reported_as_a_wait(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.lines.keep("a", HELD)
-    scene.lines.keep("b", HELD)
+    scene.hub.keep("a", HELD)
+    scene.hub.keep("b", HELD)
     scene.wait()
-    assert scene.told == []
+    assert scene.waits == []
 
 
-def test_who_does_not_answer_is_named_and_given_up(tmp_path: Path) -> None:
+def test_an_agent_that_does_not_answer_is_named_and_given_up(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.lines.keep("b", HELD)
-    with pytest.raises(NodeLostError, match="a: the agent was told to hold ports, and does"):
+    scene.hub.keep("b", HELD)
+    with pytest.raises(NodeLostError, match="a: the agent was asked to hold ports, and does"):
         scene.wait()
-    assert scene.told == ["a to hold ports", None]
+    assert scene.waits == ["a to hold ports", None]
 
 
 def test_a_node_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
-    scene.lines.keep("b", HELD)
+    scene.hub.keep("b", HELD)
     scene.wait(lost={"a"})
-    assert scene.told == []
+    assert scene.waits == []
 
 
 @pytest.mark.parametrize("work_s", [60.0, None])
-def test_an_answer_that_takes_its_time_is_waited_for(tmp_path: Path, work_s: float | None) -> None:
+def test_an_answer_to_slow_work_is_waited_for(tmp_path: Path, work_s: float | None) -> None:
     scene = Scene(tmp_path)
-    scene.lines.keep("a", HELD)
+    scene.hub.keep("a", HELD)
 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
-        if scene.told:
-            await asyncio.sleep(0.3)  # longer than any answer but this one may take
-            scene.lines.keep("b", HELD)
+        if scene.waits:
+            await asyncio.sleep(0.3)  # longer than `ANSWER_S`
+            scene.hub.keep("b", HELD)
         while not condition():
-            await scene.lines.turn(0.01)
+            await scene.hub.turn(0.01)
 
     scene.until = until  # type: ignore[method-assign]
     scene.wait(work_s=work_s)
-    assert scene.told == ["b to hold ports", None]
+    assert scene.waits == ["b to hold ports", None]

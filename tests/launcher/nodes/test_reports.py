@@ -1,4 +1,4 @@
-"""Whatever an agent passes on from its tasks becomes an event, or nothing; never an error."""
+"""Messages of agents and reports of tasks become events or nothing, never an error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tfcluster.agent import budgets
 from tfcluster.nodes.reports import PREPARE, saved, to_event
-from tfcluster.nodes.task_reports import cleaned
+from tfcluster.nodes.task_reports import clean
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 
@@ -17,8 +17,8 @@ NAMED: dict[str, Any] = {"task": "worker:0", "attempt": 1}
 
 
 def report(**event: Any) -> Event | None:
-    """What a task's report becomes behind the border."""
-    if (taken := cleaned(event)) is None:
+    """Return the event for a task's report after its validation."""
+    if (taken := clean(event)) is None:
         return None
     return to_event("local", {"type": "task_event", **NAMED, "event": taken})
 
@@ -37,11 +37,11 @@ TABLE: list[tuple[dict[str, Any], Event | None]] = [
     ({"type": "log_lost", **NAMED, "bytes": 3, "reason": "disk full"},
      ev.LogLost(**NAMED, bytes=3, reason="disk full")),
     ({"type": "unkillable", **NAMED, "pids": [7]},
-     ev.Warned(message="worker:0 (pid 7) was killed and still lives, in uninterruptible sleep:"
-                       " a dead file server, a device driver")),
+     ev.Warned(message="worker:0 (pid 7) was killed but still lives, in uninterruptible sleep"
+                       " (a dead file server, a device driver)")),
     ({"type": "unkillable", "task": None, "pids": [7, 8]},
-     ev.Warned(message="something an earlier attempt left running (pid 7, 8) was killed and still"
-                       " lives, in uninterruptible sleep: a dead file server, a device driver")),
+     ev.Warned(message="a process of an earlier attempt (pid 7, 8) was killed but still"
+                       " lives, in uninterruptible sleep (a dead file server, a device driver)")),
     ({"type": "task_started", "task": PREPARE, "attempt": 0, "pid": 7},
      ev.PrepareStarted(node="local")),
     ({"type": "task_exited", "task": PREPARE, "attempt": 0, "exit_code": 4, "duration_s": 2.0},
@@ -66,7 +66,7 @@ def test_reports_of_a_task() -> None:
     assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
         ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
     )
-    found = cleaned({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
+    found = clean({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
     assert found is not None
     assert saved(found) == ("ckpt-3", 3, 7)
 
@@ -93,8 +93,8 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("event", MALFORMED, ids=repr)
-def test_a_malformed_report_does_not_count(event: dict[str, Any]) -> None:
-    assert cleaned(event) is None
+def test_a_malformed_report_is_dropped(event: dict[str, Any]) -> None:
+    assert clean(event) is None
 
 
 @pytest.mark.parametrize(
@@ -109,26 +109,26 @@ def test_a_malformed_report_does_not_count(event: dict[str, Any]) -> None:
     ],
     ids=repr,
 )
-def test_of_a_report_with_a_wrong_field_the_rest_counts(
+def test_an_invalid_optional_field_is_left_out(
     given: dict[str, Any], taken: dict[str, Any]
 ) -> None:
-    assert cleaned({"type": "progress", "step": 1, **given}) == (
+    assert clean({"type": "progress", "step": 1, **given}) == (
         {"type": "progress", "step": 1} | taken
     )
 
 
-def test_a_saved_without_a_usable_step_has_none() -> None:
+def test_a_saved_report_without_a_valid_step_has_none() -> None:
     for step in ("3", 3.5, True, [3]):
-        found = cleaned({"type": "saved", "path": "ckpt", "step": step})
+        found = clean({"type": "saved", "path": "ckpt", "step": step})
         assert found is not None
         assert saved(found) == ("ckpt", None, None)
 
 
-def test_what_is_too_long_is_cut() -> None:
+def test_long_strings_and_many_metrics_are_cut() -> None:
     many = {f"{number} " + "n" * 999: 1.0 for number in range(500)}
-    found = cleaned({"type": "progress", "step": 1, "metrics": many})
+    found = clean({"type": "progress", "step": 1, "metrics": many})
     assert found is not None
     assert len(found["metrics"]) == budgets.REPORT_NAMES
     assert {len(name) for name in found["metrics"]} == {budgets.REPORT_NAME}
-    note = cleaned({"type": "note", "message": "x" * 50_000})
+    note = clean({"type": "note", "message": "x" * 50_000})
     assert note == {"type": "note", "message": "x" * budgets.NOTE_TEXT + " …"}

@@ -1,4 +1,4 @@
-"""Whether another machine sees the workdir itself, and what its tasks' paths become there."""
+"""Finding out that another machine sees the workdir, and the paths of its tasks there."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ from typing import Any
 
 import pytest
 
-from tfcluster.agent.files.outgoing import look
-from tfcluster.nodes.code_sync import Mark, marked
+from tfcluster.agent.files.outgoing import find_marked_folder
+from tfcluster.nodes.code_sync import Mark, placed_mark
 from tfcluster.plan.plan import Command, EnvVar
-from tfcluster.plan.remote_paths import There
+from tfcluster.plan.remote_paths import NodePaths
 
 CACHE = "/home/bo/.cache/tfcluster"
 WORK = "~/.cache/tfcluster/nodes/$TFCLUSTER_RUN_ID/h/work"
 BUNDLE = "~/.cache/tfcluster/bundles/0123"
 
 
-def seen(mark: Mark, *folders: str, **changes: Any) -> str | None:
+def find(mark: Mark, *folders: str, **changes: Any) -> str | None:
     order = {"id": 1, "folders": folders, "name": mark.name, "text": mark.text}
-    folder: str | None = look({**order, "inode": mark.inode, **changes})["folder"]
+    folder: str | None = find_marked_folder({**order, "inode": mark.inode, **changes})["folder"]
     return folder
 
 
-def test_a_folder_is_the_same_where_the_mark_is(tmp_path: Path) -> None:
+def test_a_folder_with_the_mark_is_the_same_folder(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    with marked(tmp_path) as mark:
+    with placed_mark(tmp_path) as mark:
         assert mark is not None
-        here, other = str(tmp_path), str(tmp_path / "other")
-        assert seen(mark, here) == here
-        assert seen(mark, "/no/such", other, here) == here
-        assert seen(mark, other) is None
-        assert seen(mark, here, text="0" * 32) is None
-        assert seen(mark, here, inode=mark.inode + 1) is None
+        folder, other = str(tmp_path), str(tmp_path / "other")
+        assert find(mark, folder) == folder
+        assert find(mark, "/no/such", other, folder) == folder
+        assert find(mark, other) is None
+        assert find(mark, folder, text="0" * 32) is None
+        assert find(mark, folder, inode=mark.inode + 1) is None
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 def test_a_copy_of_the_mark_is_not_the_mark(tmp_path: Path) -> None:
-    """What a synchronising program has copied to another disk is another folder."""
+    """A copy made by a synchronising program is in another folder."""
     (tmp_path / "copy").mkdir()
-    with marked(tmp_path) as mark:
+    with placed_mark(tmp_path) as mark:
         assert mark is not None
         (tmp_path / "copy" / mark.name).write_text(mark.text)
-        assert seen(mark, str(tmp_path / "copy")) is None
+        assert find(mark, str(tmp_path / "copy")) is None
         (tmp_path / "copy" / mark.name).unlink()
         (tmp_path / "copy" / mark.name).symlink_to(tmp_path / mark.name)
-        assert seen(mark, str(tmp_path / "copy")) is None
+        assert find(mark, str(tmp_path / "copy")) is None
 
 
-def test_where_nothing_can_be_written_there_is_no_mark() -> None:
-    with marked(Path("/proc/self/task")) as mark:
+def test_a_folder_that_is_not_writable_gets_no_mark() -> None:
+    with placed_mark(Path("/proc/self/task")) as mark:
         assert mark is None
 
 
 def test_a_folder_in_which_the_host_may_not_write_needs_a_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with marked(tmp_path) as mark:
+    with placed_mark(tmp_path) as mark:
         assert mark is not None
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-        assert seen(mark, str(tmp_path)) is None
+        assert find(mark, str(tmp_path)) is None
 
 
 def test_a_folder_below_the_host_s_home_may_be_named(
@@ -69,9 +69,9 @@ def test_a_folder_below_the_host_s_home_may_be_named(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "code").mkdir()
-    with marked(tmp_path / "code") as mark:
+    with placed_mark(tmp_path / "code") as mark:
         assert mark is not None
-        assert seen(mark, "~/code") == str(tmp_path / "code")
+        assert find(mark, "~/code") == str(tmp_path / "code")
 
 
 def command() -> Command:
@@ -84,8 +84,8 @@ def command() -> Command:
     return Command(words, env, WORK)
 
 
-def test_what_we_named_becomes_the_node_s_and_a_user_s_words_stay() -> None:
-    there = There(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
+def test_our_paths_become_the_node_s_and_the_user_s_arguments_stay() -> None:
+    there = NodePaths(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
     work = f"{CACHE}/nodes/run-1/h/work"
     boot = f"{CACHE}/bundles/0123/boot.py"
     python = "/home/bo/venv/bin/python"
@@ -98,8 +98,8 @@ def test_what_we_named_becomes_the_node_s_and_a_user_s_words_stay() -> None:
     }
 
 
-def test_over_a_shared_folder_tasks_work_in_the_folder_itself() -> None:
-    there = There(CACHE, "run-1", None, (WORK, "/mnt/code")).command(command())
+def test_tasks_with_a_shared_folder_run_in_it() -> None:
+    there = NodePaths(CACHE, "run-1", None, (WORK, "/mnt/code")).command(command())
     assert there.argv[3] == "/mnt/code/a.py"
     assert there.cwd == "/mnt/code"
 
@@ -115,5 +115,5 @@ def test_over_a_shared_folder_tasks_work_in_the_folder_itself() -> None:
     ],
 )
 def test_the_python_of_a_node(named: str, agents: str, becomes: str) -> None:
-    wanted = replace(command(), argv=(named, "x"))
-    assert There(CACHE, "run-1", agents).command(wanted).argv == (becomes, "x")
+    planned = replace(command(), argv=(named, "x"))
+    assert NodePaths(CACHE, "run-1", agents).command(planned).argv == (becomes, "x")

@@ -1,4 +1,4 @@
-"""The folders of tasks on other machines, some of which go while they are filled."""
+"""The folders of tasks on other machines, some of which are lost while they are filled."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.nodes.task_folders import Folders
+from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan
-from tfcluster.plan.remote_paths import There
+from tfcluster.plan.remote_paths import NodePaths
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
 
 NODES = ("10.0.0.1", "10.0.0.2")
 
 
-class Lines:
-    """Two agents: each answers an order to receive files as the test says, or is gone."""
+class FakeHub:
+    """Two agents that answer file orders with fixed messages, or are lost (None)."""
 
     def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
         self._paths, self._answers = paths, answers
@@ -34,9 +34,9 @@ class Lines:
             self.orders.append((node, message["type"]))
             answer = self._answers[node]
             if answer is None:
-                self._files[node].lost()
+                self._files[node].mark_lost()
             else:
-                self._files[node].hear({**answer, "id": message["id"]})
+                self._files[node].handle({**answer, "id": message["id"]})
 
         return hear
 
@@ -44,7 +44,7 @@ class Lines:
         raise AssertionError("there is nothing to send")
 
     def site(self, node: str) -> Site:
-        return Site(node, "run", self._paths, There("/cache", "run"))
+        return Site(node, "run", self._paths, NodePaths("/cache", "run"))
 
     def files(self, node: str) -> RemoteFiles:
         return self._files[node]
@@ -62,7 +62,7 @@ def put_back(folder: Path, **answers: dict[str, Any] | None) -> None:
     by_node = dict(zip(NODES, answers.values(), strict=True))
 
     async def scenario() -> None:
-        folders = Folders(plan, paths, cast(Hub, Lines(paths, by_node)))
+        folders = TaskFolders(plan, paths, cast(Hub, FakeHub(paths, by_node)))
         async with asyncio.timeout(30):
             await folders.put_back((), [task.id for task in plan.tasks])
 
@@ -73,26 +73,28 @@ RECEIVED = {"type": "received"}
 FAILED = {"type": "receive_failed", "error": "No space left on device"}
 
 
-def test_a_node_that_is_lost_meanwhile_is_no_fault_of_the_run_folder(tmp_path: Path) -> None:
+def test_a_node_that_is_lost_during_a_restore_is_no_run_folder_error(
+    tmp_path: Path,
+) -> None:
     put_back(tmp_path, first=RECEIVED, second=None)
 
 
-def test_a_node_that_cannot_write_is_told(tmp_path: Path) -> None:
+def test_a_node_that_cannot_write_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RemoteFilesError, match="No space left"):
         put_back(tmp_path, first=RECEIVED, second=FAILED)
 
 
-def test_a_node_is_asked_once_for_the_curves_of_all_its_tasks(tmp_path: Path) -> None:
+def test_a_node_is_asked_once_for_the_tensorboard_files_of_all_its_tasks(tmp_path: Path) -> None:
     plan = plan_of(*(f"worker:{index}" for index in range(30)))
     nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES)
     tasks = tuple(replace(task, node=NODES[task.id.index % 2]) for task in plan.tasks)
     nothing = {"type": "scanned", "entries": []}
-    lines = Lines(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
+    hub = FakeHub(RunPaths(tmp_path), dict.fromkeys(NODES, nothing))
 
     async def scenario() -> None:
         spread = replace(plan, nodes=nodes, tasks=tasks)
-        folders = Folders(spread, RunPaths(tmp_path), cast(Hub, lines))
-        await asyncio.to_thread(folders.bring_tensorboard, stopped=lambda: False)
+        folders = TaskFolders(spread, RunPaths(tmp_path), cast(Hub, hub))
+        await asyncio.to_thread(folders.fetch_tensorboard, stopped=lambda: False)
 
     asyncio.run(scenario())
-    assert lines.orders == [(node, "scan") for node in NODES]
+    assert hub.orders == [(node, "scan") for node in NODES]

@@ -1,7 +1,8 @@
-"""A machine that is the same everywhere, so that plans can be compared word for word."""
+"""Fixtures that plan specs on a fixed machine, so that plans can be compared exactly."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -31,20 +32,20 @@ Planner = Callable[..., Plan]
 
 @pytest.fixture
 def machine() -> PlanContext:
-    """Four cores, no GPU, TensorFlow 2.21 with both generations of Keras."""
+    """Return a machine with four cores, no GPU, and TensorFlow 2.21 with Keras 2 and 3."""
     return MACHINE
 
 
 @pytest.fixture
 def spec_of() -> Callable[[dict[str, Any]], ClusterSpec]:
-    """Sections laid over the smallest spec: two workers and a script."""
+    """Return a function that adds sections to the smallest spec: two workers and a script."""
 
     def build(sections: dict[str, Any]) -> ClusterSpec:
         smallest = {"cluster": {"worker": 2}, "job": {"script": "train.py"}}
         sections = {"job": smallest["job"] | sections.get("job", {})} | {
             k: v for k, v in sections.items() if k != "job"
         }
-        return ClusterSpec.model_validate_json(_json(smallest | sections))
+        return ClusterSpec.model_validate_json(json.dumps(smallest | sections))
 
     return build
 
@@ -58,9 +59,3 @@ def plan_of(machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpe
         return make_plan(spec_of(sections or {}), context, set_paths=set_paths)
 
     return build
-
-
-def _json(value: Any) -> str:
-    import json
-
-    return json.dumps(value)

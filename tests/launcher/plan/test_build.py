@@ -1,4 +1,4 @@
-"""What a spec becomes on a machine of four cores."""
+"""The plans of specs on a machine with four cores."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfcluster.plan.context import PlanContext
 from tfcluster.plan.imports import Code
 from tfcluster.plan.plan import EnvVar, Interpreter, Plan, TaskId, plan_from_json, plan_to_json
 from tfcluster.plan.preloading import preload_on
-from tfcluster.plan.resources import EVEN
+from tfcluster.plan.resources import EVEN_SHARE
 from tfcluster.spec.model import ClusterSpec
 
 Planner = Callable[..., Plan]
@@ -33,7 +33,7 @@ def source(plan: Plan, name: str) -> str:
     return found[name].source
 
 
-def test_a_number_of_workers_runs_here_on_ports_to_be_chosen(plan_of: Planner) -> None:
+def test_a_number_of_workers_runs_locally_on_ports_chosen_at_the_start(plan_of: Planner) -> None:
     plan = plan_of({"cluster": {"worker": 3}})
     assert [str(t.id) for t in plan.tasks] == ["worker:0", "worker:1", "worker:2"]
     assert {(t.node, t.address) for t in plan.tasks} == {("local", "127.0.0.1:0")}
@@ -65,7 +65,7 @@ def test_the_command_of_a_task(plan_of: Planner, job: dict[str, Any], argv: tupl
     assert plan_of({"job": job}).tasks[0].command.argv == argv
 
 
-def test_arguments_behind_the_dashes_follow_the_specs_own(
+def test_arguments_after_the_dashes_follow_the_specs(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({"job": {"args": ["a"]}})
@@ -84,7 +84,7 @@ ROLES = {
 }
 
 
-def test_a_job_or_a_task_may_have_a_program_or_arguments_of_its_own(
+def test_single_jobs_or_tasks_may_have_another_program_or_other_arguments(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
@@ -98,23 +98,23 @@ def test_a_job_or_a_task_may_have_a_program_or_arguments_of_its_own(
         "evaluator:0": ("bash", "eval.sh", "-x"),
     }
     assert [str(task.id) for task in plan.tasks if task.has_own_command] == ["evaluator:0"]
-    assert "PYTHONPATH" in env(plan, "evaluator:0"), "what boot does for the others"
+    assert "PYTHONPATH" in env(plan, "evaluator:0"), "boot does it for the others"
     assert "PYTHONPATH" not in env(plan, "ps:0")
     assert plan.hooks
     assert plan.needs_tensorflow
 
 
-def test_a_task_may_have_a_program_of_its_job_and_arguments_of_its_own(plan_of: Planner) -> None:
-    own = {"worker": {"command": ["run"], "args": ["a"]}, "worker:1": {"args": ["b"]}}
-    plan = plan_of({"job": {"args": ["x"], "per_task": own}})
+def test_a_task_may_override_only_the_arguments_of_its_jobs_program(plan_of: Planner) -> None:
+    steps = {"worker": {"command": ["run"], "args": ["a"]}, "worker:1": {"args": ["b"]}}
+    plan = plan_of({"job": {"args": ["x"], "per_task": steps}})
     assert [task.command.argv for task in plan.tasks] == [("run", "a"), ("run", "b")]
 
 
-def test_commands_of_their_own_are_no_forks(plan_of: Planner) -> None:
+def test_tasks_with_their_own_command_are_not_preloaded(plan_of: Planner) -> None:
     sections = {"job": {"per_task": {"worker:0": {"command": ["run"]}}}}
     plan = plan_of(sections, code=Code(imports=frozenset({"tensorflow"})))
-    assert (ahead := preload_on(plan, "local")) is not None
-    assert ahead.tasks == {"worker:1"}
+    assert (preload := preload_on(plan, "local")) is not None
+    assert preload.tasks == {"worker:1"}
     assert not [note for note in plan.notes if "worker:0" in note]
     alone = plan_of(sections | {"cluster": {"worker": 1}}, code=Code(frozenset({"tensorflow"})))
     assert preload_on(alone, "local") is None
@@ -127,12 +127,12 @@ def test_a_plan_with_programs_of_single_tasks_comes_back_from_its_file(plan_of: 
     assert [task.has_own_command for task in again.tasks] == [False] * 4 + [True]
 
 
-def test_a_hooked_task_keeps_its_pythonpath_as_it_is(plan_of: Planner) -> None:
+def test_a_task_with_hooks_keeps_its_pythonpath(plan_of: Planner) -> None:
     assert "PYTHONPATH" not in env(plan_of())
 
 
 @pytest.mark.parametrize("job", [{"hooks": "off"}, {"script": None, "command": ["./run.sh"]}])
-def test_elsewhere_the_workers_half_comes_last_on_pythonpath(
+def test_without_hooks_tfcluster_workers_comes_last_on_pythonpath(
     plan_of: Planner, job: dict[str, Any]
 ) -> None:
     assert env(plan_of({"job": job}))["PYTHONPATH"] == f"{BUNDLE}/workers"
@@ -142,7 +142,7 @@ def test_elsewhere_the_workers_half_comes_last_on_pythonpath(
     assert env(written)["PYTHONPATH"] == f"/theirs:{BUNDLE}/workers"
 
 
-def test_the_last_of_all_layers_wins(plan_of: Planner) -> None:
+def test_the_last_layer_wins(plan_of: Planner) -> None:
     names = "ABCDE"
     sections = {
         "cluster": {"worker": [{"address": "127.0.0.1:2222", "env": {"D": "task"}}]},
@@ -179,17 +179,17 @@ def test_a_secret_comes_from_the_launcher_and_stays_hidden(plan_of: Planner) -> 
     assert (key.value, key.secret) == ("s3", True)
 
 
-def test_a_secret_that_is_nowhere_set_is_the_users_mistake(plan_of: Planner) -> None:
+def test_a_secret_that_is_not_set_is_refused(plan_of: Planner) -> None:
     with pytest.raises(UsageError, match="KEY"):
         plan_of({"job": {"secrets": ["KEY"]}})
 
 
-def test_no_place_in_another_cluster_is_inherited(plan_of: Planner) -> None:
+def test_variables_of_another_cluster_are_not_inherited(plan_of: Planner) -> None:
     unset = plan_of().tasks[0].command.unset
     assert {"TF_CONFIG", "KERASTUNER_TUNER_ID", "TFCLUSTER_RESTORED_STEP"} <= set(unset)
 
 
-def test_cores_are_divided_and_every_thread_pool_with_them(plan_of: Planner) -> None:
+def test_cores_and_thread_pools_are_divided(plan_of: Planner) -> None:
     plan = plan_of()
     assert env(plan)["TF_NUM_INTRAOP_THREADS"] == "2"
     assert plan.tasks[0].cores is None
@@ -197,7 +197,7 @@ def test_cores_are_divided_and_every_thread_pool_with_them(plan_of: Planner) -> 
     assert [t.cores for t in pinned.tasks] == [(0, 1), (2, 3)]
 
 
-def test_threads_the_user_has_set_are_left_alone(plan_of: Planner) -> None:
+def test_thread_settings_of_the_user_are_kept(plan_of: Planner) -> None:
     shell = plan_of(environ={"OMP_NUM_THREADS": "7"})
     assert env(shell)["OMP_NUM_THREADS"] == "7"
     assert env(shell)["TF_NUM_INTRAOP_THREADS"] == "2"
@@ -208,9 +208,9 @@ def test_threads_the_user_has_set_are_left_alone(plan_of: Planner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "environ", "told"),
+    ("sections", "environ", "expected"),
     [
-        ({}, {}, EVEN),
+        ({}, {}, EVEN_SHARE),
         ({}, {"OMP_NUM_THREADS": "7"}, "this shell"),
         ({"resources": {"cpus": 3}}, {}, "resources.cpus"),
         ({"resources": {"threads": 3}}, {"OMP_NUM_THREADS": "7"}, "resources.threads"),
@@ -222,16 +222,16 @@ def test_threads_the_user_has_set_are_left_alone(plan_of: Planner) -> None:
         ),
     ],
 )
-def test_who_has_set_a_pool_is_told(
-    plan_of: Planner, sections: dict[str, Any], environ: dict[str, str], told: str
+def test_the_source_of_a_thread_setting_is_shown(
+    plan_of: Planner, sections: dict[str, Any], environ: dict[str, str], expected: str
 ) -> None:
     plan = plan_of(sections, environ=environ)
-    assert source(plan, "OMP_NUM_THREADS") == told
+    assert source(plan, "OMP_NUM_THREADS") == expected
     others = {source(plan, name) for name in ("TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")}
-    assert others == {told if told.startswith("resources") else EVEN}
+    assert others == {expected if expected.startswith("resources") else EVEN_SHARE}
 
 
-def test_one_task_alone_keeps_the_defaults_of_its_libraries(plan_of: Planner) -> None:
+def test_a_single_task_keeps_the_defaults_of_its_libraries(plan_of: Planner) -> None:
     assert "TF_NUM_INTRAOP_THREADS" not in env(plan_of({"cluster": {"worker": 1}}))
 
 
@@ -246,7 +246,7 @@ def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
     assert env(plan_of({"resources": {"gpus": 0}}))["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
-def test_a_tasks_own_gpus_win_over_the_share(plan_of: Planner) -> None:
+def test_the_gpus_of_a_task_override_its_share(plan_of: Planner) -> None:
     cluster = {"worker": [{"address": "127.0.0.1:1", "gpus": [3]}, "127.0.0.1:2"]}
     plan = plan_of({"cluster": cluster}, gpus=(0, 1, 2, 3))
     assert [t.gpus for t in plan.tasks] == [(3,), (0, 1, 2)]
@@ -257,7 +257,7 @@ def packages(tensorflow: str, *, keras: str = "3.15.1", tf_keras: str = "") -> d
     return {name: version for name, version in found.items() if version}
 
 
-MENDED = packages("2.21.0", tf_keras="2.21.0")
+PATCHED = packages("2.21.0", tf_keras="2.21.0")
 TOO_NEW = packages("2.21.0", keras="3.16.0", tf_keras="2.21.0")
 ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
 
@@ -265,25 +265,25 @@ ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
 @pytest.mark.parametrize(
     ("sections", "packages", "legacy"),
     [
-        ({}, MENDED, False),
+        ({}, PATCHED, False),
         ({}, packages("2.21.0", keras="3.3.0", tf_keras="2.21.0"), False),
         ({}, TOO_NEW, True),
         ({}, packages("2.16.1", keras="3.2.1", tf_keras="2.16"), True),
-        ({"keras": {"version": "2"}}, MENDED, True),
+        ({"keras": {"version": "2"}}, PATCHED, True),
         ({"keras": {"version": "3"}}, TOO_NEW, False),
-        ({"job": {"hooks": "off"}}, MENDED, True),
-        ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, MENDED, True),
-        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, MENDED, True),
+        ({"job": {"hooks": "off"}}, PATCHED, True),
+        ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, PATCHED, True),
+        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, PATCHED, True),
         ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, packages("2.21.0"), False),
         ({}, packages("2.15.1", keras="2.15.0", tf_keras="2.15"), False),
         ({}, packages("2.21.0"), False),
         (ONE_WORKER, TOO_NEW, False),
-        (ONE_WORKER | {"keras": {"version": "2"}}, MENDED, True),
+        (ONE_WORKER | {"keras": {"version": "2"}}, PATCHED, True),
         ({"strategy": {"name": "mirrored"}}, TOO_NEW, False),
         ({"job": {"kind": "plain"}}, TOO_NEW, False),
     ],
 )
-def test_tf_keras_stands_in_where_keras_3_would_fail(
+def test_tf_keras_replaces_keras_3_where_it_would_fail(
     plan_of: Planner, sections: dict[str, Any], packages: dict[str, str], legacy: bool
 ) -> None:
     python = Interpreter("/venv/bin/python", "why", "3.11.7", packages)
@@ -298,24 +298,24 @@ def test_a_command_cannot_be_patched(plan_of: Planner) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "reason"),
     [
         ({"job": {"hooks": "off"}}, "without hooks"),
         ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, "TFCLUSTER_KERAS3_SHIM is off"),
     ],
 )
-def test_why_keras_3_is_not_patched_is_said(
-    plan_of: Planner, sections: dict[str, Any], said: str
+def test_a_note_says_why_keras_3_is_not_patched(
+    plan_of: Planner, sections: dict[str, Any], reason: str
 ) -> None:
     (note,) = plan_of(sections).notes
-    assert said in note
+    assert reason in note
     assert "tf_keras 2.21.0 is used" in note
-    (asked,) = plan_of(sections | {"keras": {"version": "3"}}).notes
-    assert said in asked
-    assert "is used" not in asked
+    (requested,) = plan_of(sections | {"keras": {"version": "3"}}).notes
+    assert reason in requested
+    assert "is used" not in requested
 
 
-def test_a_switch_in_the_launchers_own_environment_is_seen_where_tasks_inherit_it(
+def test_the_switch_in_the_launchers_environment_counts_for_tasks_that_inherit_it(
     plan_of: Planner,
 ) -> None:
     environ = {"HOME": "/home/ann", "TFCLUSTER_KERAS3_SHIM": "off"}
@@ -325,30 +325,30 @@ def test_a_switch_in_the_launchers_own_environment_is_seen_where_tasks_inherit_i
     assert "TFCLUSTER_KERAS3_SHIM is off" in note
     own = {"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "on"}}}
     assert "TF_USE_LEGACY_KERAS" not in env(plan_of(own, environ=environ))
-    python = Interpreter("/usr/bin/python3", "why", "3.11.7", MENDED)
+    python = Interpreter("/usr/bin/python3", "why", "3.11.7", PATCHED)
     hosts = {"cluster": {"worker": ["other-1:2222", "other-2:2222"]}}
-    far = plan_of(hosts, environ=environ, interpreters={"other-1": python, "other-2": python})
-    assert {task.node for task in far.tasks} == {"other-1", "other-2"}
-    assert "TF_USE_LEGACY_KERAS" not in env(far)
+    remote = plan_of(hosts, environ=environ, interpreters={"other-1": python, "other-2": python})
+    assert {task.node for task in remote.tasks} == {"other-1", "other-2"}
+    assert "TF_USE_LEGACY_KERAS" not in env(remote)
 
 
-def test_a_keras_3_that_is_patched_needs_no_word(plan_of: Planner) -> None:
+def test_a_patched_keras_3_gives_no_note(plan_of: Planner) -> None:
     assert plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes == ()
 
 
-def test_a_script_that_imports_keras_is_told_that_this_is_keras_3(plan_of: Planner) -> None:
+def test_a_script_that_imports_keras_gets_a_note_that_it_is_keras_3(plan_of: Planner) -> None:
     imports = frozenset({"tensorflow", "keras.layers"})
     (note,) = plan_of({"job": {"hooks": "off"}}, imports=imports).notes
     assert "write `import tf_keras as keras`" in note
     assert "is used" not in note
 
 
-def test_what_the_user_says_about_keras_is_not_overruled(plan_of: Planner) -> None:
+def test_the_users_tf_use_legacy_keras_is_kept(plan_of: Planner) -> None:
     plan = plan_of({"job": {"env": {"TF_USE_LEGACY_KERAS": "0"}}})
     assert env(plan)["TF_USE_LEGACY_KERAS"] == "0"
 
 
-def test_settings_travel_to_the_workers_half(plan_of: Planner) -> None:
+def test_settings_are_passed_to_tfcluster_workers(plan_of: Planner) -> None:
     sections = {"strategy": {"communication": "RING"}, "keras": {"precision": "mixed_bfloat16"}}
     plan = plan_of(sections)
     assert json.loads(env(plan)["TFCLUSTER_SETTINGS"]) == {
@@ -360,25 +360,25 @@ def test_settings_travel_to_the_workers_half(plan_of: Planner) -> None:
     assert plan.settings == {"communication": "RING", "precision": "mixed_bfloat16"}
 
 
-def test_a_strategy_that_a_script_makes_anyway_needs_no_reading(plan_of: Planner) -> None:
+def test_the_default_strategy_is_not_a_changed_setting(plan_of: Planner) -> None:
     assert plan_of({"strategy": {"name": "multi_worker_mirrored"}}).settings == {}
     assert plan_of({"strategy": {"name": "default"}}).settings == {"strategy": "default"}
 
 
-def test_the_data_folder_is_the_hosts_own_or_the_usual_one(plan_of: Planner) -> None:
+def test_the_data_folder_is_the_hosts_or_the_default(plan_of: Planner) -> None:
     assert env(plan_of())["TFDS_DATA_DIR"] == "/home/ann/tensorflow_datasets"
     hosts = {"runtime": {"hosts": {"*": {"data_dir": "/mnt/tfds"}}}}
     assert env(plan_of(hosts))["TFDS_DATA_DIR"] == "/mnt/tfds"
     assert "TFDS_DATA_DIR" not in env(plan_of(environ={"TFDS_DATA_DIR": "/own", "HOME": "/h"}))
 
 
-def test_with_a_proxy_grpc_goes_past_it(plan_of: Planner) -> None:
+def test_grpc_bypasses_a_proxy(plan_of: Planner) -> None:
     plan = plan_of(environ={"https_proxy": "http://proxy:3128", "no_proxy": "corp"})
     assert env(plan)["no_grpc_proxy"] == "corp,127.0.0.1"
     assert "enable_http_proxy=0" in env(plan)["TF_GRPC_DEFAULT_OPTIONS"]
 
 
-def test_prepare_runs_once_a_node_without_a_place_in_the_cluster(plan_of: Planner) -> None:
+def test_prepare_runs_once_per_node_without_tf_config(plan_of: Planner) -> None:
     job = {"env": {"A": "1"}, "prepare": {"module": "data.prepare", "args": ["--all"]}}
     step = plan_of({"job": job}).prepare["local"]
     assert step.argv == ("/venv/bin/python", "-m", "data.prepare", "--all")
@@ -408,7 +408,7 @@ def test_tasks_that_only_serve_and_evaluators_are_marked(plan_of: Planner) -> No
     }
 
 
-def test_folders_of_the_spec_are_relative_to_its_own(plan_of: Planner) -> None:
+def test_folders_of_the_spec_are_relative_to_the_spec(plan_of: Planner) -> None:
     plan = plan_of({"checkpoints": {"dir": "gs://bucket/x", "to": "../results"}})
     assert plan.checkpoints.dir == "gs://bucket/x"
     assert plan.checkpoints.to == "/home/ann/project/results"
@@ -422,7 +422,7 @@ def test_a_plan_depends_on_its_values_only(
 
 
 @pytest.mark.parametrize(
-    ("given", "typed", "handed"),
+    ("given", "typed", "passed"),
     [
         ([], [], ()),
         (["--epochs", "3"], [], ()),
@@ -431,26 +431,26 @@ def test_a_plan_depends_on_its_values_only(
         (["--data-dir=/d"], ["--dataset=mnist"], ("--data-dir=/d", "--dataset=mnist")),
     ],
 )
-def test_our_prepare_step_prepares_the_data_set_the_job_is_told(
+def test_the_prepare_step_of_an_example_job_gets_its_data_options(
     spec_of: Callable[[dict[str, Any]], ClusterSpec],
     machine: PlanContext,
     given: list[str],
     typed: list[str],
-    handed: tuple[str, ...],
+    passed: tuple[str, ...],
 ) -> None:
     prepare = {"module": "tfcluster_workers.data.prepare"}
     spec = spec_of({"job": {"args": given, "prepare": prepare}})
     command = make_plan(spec, machine, args=typed).prepare["local"]
-    assert command.argv == ("/venv/bin/python", "-m", prepare["module"], *handed)
+    assert command.argv == ("/venv/bin/python", "-m", prepare["module"], *passed)
 
 
-def test_a_prepare_step_of_ones_own_gets_its_own_arguments_only(plan_of: Planner) -> None:
+def test_another_prepare_step_gets_its_own_arguments_only(plan_of: Planner) -> None:
     prepare = {"module": "data.prepare", "args": ["--all"]}
     plan = plan_of({"job": {"args": ["--dataset", "mnist"], "prepare": prepare}})
     assert plan.prepare["local"].argv[2:] == ("data.prepare", "--all")
 
 
-def test_files_in_which_secrets_are_written_are_not_sent_to_other_hosts(
+def test_files_with_secrets_are_not_sent_to_other_hosts(
     machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpec]
 ) -> None:
     context = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})

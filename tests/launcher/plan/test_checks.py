@@ -1,4 +1,4 @@
-"""What stands in the way of a plan is found before anything is started."""
+"""Errors in the environment are found before anything is started."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def obstacles(spec: ClusterSpec, context: PlanContext) -> list[SurroundingsError
     return list(checks.find(spec, make_plan(spec, context), context))
 
 
-def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: PlanContext) -> None:
+def test_a_good_environment_has_no_obstacles(spec_of: SpecOf, machine: PlanContext) -> None:
     assert obstacles(spec_of({}), machine) == []
 
 
@@ -37,15 +37,15 @@ def test_nothing_stands_in_the_way(spec_of: SpecOf, machine: PlanContext) -> Non
         ("3.8.18", {"script": None, "command": ["./train"]}, False),
     ],
 )
-def test_an_old_python_cannot_run_what_we_put_into_tasks(
+def test_a_python_that_is_too_old_for_the_hooks_is_refused(
     spec_of: SpecOf, machine: PlanContext, version: str, job: dict[str, Any], *, is_refused: bool
 ) -> None:
     old = replace(BARE, version=version)
     found = obstacles(
         spec_of({"job": job}), replace(machine, imports=None, interpreters={"local": old})
     )
-    told = f"Python 3.9 or newer is needed, and {old.path} ({old.why}) is 3.8.18"
-    assert [error.message for error in found] == ([told] if is_refused else [])
+    message = f"Python 3.9 or newer is needed, but {old.path} ({old.why}) is 3.8.18"
+    assert [error.message for error in found] == ([message] if is_refused else [])
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_old_python_cannot_run_what_we_put_into_tasks(
         ({"script": None, "command": ["python", "train.py"]}, {"tensorflow"}, False),
     ],
 )
-def test_tensorflow_is_asked_for_where_the_job_surely_needs_it(
+def test_tensorflow_is_required_if_the_job_needs_it_for_certain(
     spec_of: SpecOf,
     machine: PlanContext,
     job: dict[str, Any],
@@ -75,18 +75,18 @@ def test_tensorflow_is_asked_for_where_the_job_surely_needs_it(
     found = obstacles(spec_of({"job": job}), context)
     assert [type(obstacle) for obstacle in found] == ([InterpreterError] if needed else [])
     if needed:
-        assert "/bare/bin/python (.venv in the workdir) has none" in str(found[0])
+        assert "/bare/bin/python (.venv in the workdir) does not have it" in str(found[0])
         assert "/bare/bin/python -m pip install tensorflow" in found[0].fix
 
 
-def test_a_python_nobody_has_looked_at_is_not_judged(spec_of: SpecOf, machine: PlanContext) -> None:
+def test_an_unknown_python_is_not_checked(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
     unknown = {host: Interpreter("python3", "its PATH") for host in ("10.0.0.1", "10.0.0.2")}
     assert obstacles(spec, replace(machine, interpreters=unknown)) == []
 
 
 @pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
-def test_an_estimator_is_not_started_on_a_tensorflow_that_has_none(
+def test_an_estimator_is_refused_on_a_tensorflow_without_estimator(
     spec_of: SpecOf, machine: PlanContext, version: str, stopped: bool
 ) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": version})
@@ -96,7 +96,7 @@ def test_an_estimator_is_not_started_on_a_tensorflow_that_has_none(
     assert ["TensorFlow 2.15" in str(obstacle) for obstacle in found] == [True] * stopped
 
 
-def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: PlanContext) -> None:
+def test_requested_keras_2_must_be_installed(spec_of: SpecOf, machine: PlanContext) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
     context = replace(machine, interpreters={"local": python})
     (found,) = obstacles(spec_of({"keras": {"version": "2"}}), context)
@@ -122,7 +122,7 @@ def test_keras_2_that_is_asked_for_must_be_there(spec_of: SpecOf, machine: PlanC
         ),
     ],
 )
-def test_a_keras_3_that_cannot_be_patched_is_refused_where_nothing_stands_in(
+def test_a_keras_3_that_can_be_neither_patched_nor_replaced_is_refused(
     spec_of: SpecOf,
     machine: PlanContext,
     sections: dict[str, Any],
@@ -133,14 +133,14 @@ def test_a_keras_3_that_cannot_be_patched_is_refused_where_nothing_stands_in(
     found = {"tensorflow": "2.21.0"} | versions
     python = Interpreter("/v/bin/python", "why", "3.11.7", found)
     context = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
-    told = [str(obstacle) for obstacle in obstacles(spec_of(sections), context)]
-    assert ([] if fix is None else [True]) == [(fix or "") in line for line in told]
+    errors = [str(obstacle) for obstacle in obstacles(spec_of(sections), context)]
+    assert ([] if fix is None else [True]) == [(fix or "") in error for error in errors]
 
 
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
-        ((), "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"),
+        ((), "strategy.communication is NCCL, but there is no GPU for worker:0, worker:1"),
         ((0,), "NCCL cannot run two tasks on one GPU (0)"),
         ((0, 1), None),
     ],
@@ -154,46 +154,46 @@ def test_nccl_needs_a_gpu_for_each_task(
     assert all(o.exit_code == 3 for o in found)
 
 
-TWO_HERE = [{"address": "localhost:0", "gpus": [0]}, {"address": "localhost:0"}]
+TWO_LOCAL = [{"address": "localhost:0", "gpus": [0]}, {"address": "localhost:0"}]
 
 
 @pytest.mark.parametrize(
-    ("sections", "gpus", "said"),
+    ("sections", "gpus", "message"),
     [
         (
             {"resources": {"gpus": 1}},
             (),
-            "resources.gpus asks for 1 GPU for each of worker:0, worker:1,"
-            " and this machine has no GPU",
+            "resources.gpus requests 1 GPU for each of worker:0, worker:1,"
+            " but this machine has no GPU",
         ),
         (
             {"resources": {"gpus": 1}},
             (4,),
-            "resources.gpus asks for 1 GPU for each of worker:0, worker:1,"
-            " and this machine has 1 (GPU 4)",
+            "resources.gpus requests 1 GPU for each of worker:0, worker:1,"
+            " but this machine has 1 (GPU 4)",
         ),
         ({"resources": {"gpus": 1}}, (0, 1), None),
         ({"resources": {"gpus": 1}}, None, None),
         (
             {"resources": {"gpus": [0, 7, 8]}},
             (0, 1),
-            "resources.gpus asks for GPU 7, 8, and this machine has 2 (GPU 0, 1)",
+            "resources.gpus requests GPU 7, 8, but this machine has 2 (GPU 0, 1)",
         ),
         ({"resources": {"gpus": [1]}}, (0, 1), None),
         ({"resources": {"gpus": 0}}, (), None),
         ({"resources": {"gpus": "all"}}, (), None),
         ({}, (), None),
         (
-            {"cluster": {"worker": TWO_HERE}},
+            {"cluster": {"worker": TWO_LOCAL}},
             (),
-            "cluster.worker.0.gpus asks for GPU 0, and this machine has no GPU",
+            "cluster.worker.0.gpus requests GPU 0, but this machine has no GPU",
         ),
         (
-            {"cluster": {"worker": TWO_HERE}, "resources": {"gpus": 1}},
+            {"cluster": {"worker": TWO_LOCAL}, "resources": {"gpus": 1}},
             (0,),
-            "resources.gpus asks for 1 GPU for worker:1, and this machine has no GPU left",
+            "resources.gpus requests 1 GPU for worker:1, but this machine has no GPU left",
         ),
-        ({"cluster": {"worker": TWO_HERE}, "resources": {"gpus": 1}}, (0, 1), None),
+        ({"cluster": {"worker": TWO_LOCAL}, "resources": {"gpus": 1}}, (0, 1), None),
         ({"cluster": {"chief": 1, "worker": 1, "ps": 1}, "resources": {"gpus": 1}}, (0, 1), None),
         (
             {"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}, "resources": {"gpus": 1}},
@@ -203,46 +203,46 @@ TWO_HERE = [{"address": "localhost:0", "gpus": [0]}, {"address": "localhost:0"}]
         (
             {"runtime": {"backend": "docker"}, "resources": {"gpus": [3]}},
             (0,),
-            "resources.gpus asks for GPU 3, and this machine has 1 (GPU 0)",
+            "resources.gpus requests GPU 3, but this machine has 1 (GPU 0)",
         ),
     ],
 )
-def test_gpus_that_are_asked_for_must_be_there(
+def test_requested_gpus_must_be_present(
     spec_of: SpecOf,
     machine: PlanContext,
     sections: dict[str, Any],
     gpus: tuple[int, ...] | None,
-    said: str | None,
+    message: str | None,
 ) -> None:
-    context = replace(machine, gpus=gpus, docker_is_here="runtime" in sections)
+    context = replace(machine, gpus=gpus, docker_is_local="runtime" in sections)
     found = obstacles(spec_of(sections), context)
-    assert [(o.message, o.exit_code) for o in found] == ([(said, 3)] if said else [])
+    assert [(o.message, o.exit_code) for o in found] == ([(message, 3)] if message else [])
     assert all("nvidia-smi" in o.fix for o in found)
 
 
-def test_missing_gpus_are_told_with_the_field_to_change_and_what_the_shell_hides(
+def test_missing_gpus_are_reported_with_the_field_and_cuda_visible_devices(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
-    sections = {"cluster": {"worker": TWO_HERE}}
+    sections = {"cluster": {"worker": TWO_LOCAL}}
     shell = {**machine.environ, "CUDA_VISIBLE_DEVICES": "MIG-7"}
     (found,) = obstacles(spec_of(sections), replace(machine, gpus=(), environ=shell))
     assert found.message.endswith("has no GPU; CUDA_VISIBLE_DEVICES is 'MIG-7' in this shell")
     assert "--set cluster.worker.0.gpus=0" in found.fix
 
 
-def test_the_gpus_of_another_machines_docker_are_not_known_here(
+def test_the_gpus_of_a_remote_docker_daemon_are_not_checked(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
-    assert obstacles(spec, replace(machine, gpus=(), docker_is_here=False)) == []
+    assert obstacles(spec, replace(machine, gpus=(), docker_is_local=False)) == []
 
 
-def test_all_gpus_of_a_machine_without_any_is_worth_a_note(
+def test_all_gpus_of_a_machine_without_gpus_give_a_note(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"resources": {"gpus": "all"}})
     notes = make_plan(spec, replace(machine, gpus=())).notes
-    assert 'gpus is "all", and this machine has none: its tasks train on the CPU' in notes
+    assert 'gpus is "all", but this machine has no GPU: its tasks train on the CPU' in notes
     assert make_plan(spec, replace(machine, gpus=(0,))).notes != notes
 
 
@@ -254,7 +254,7 @@ def test_all_gpus_of_a_machine_without_any_is_worth_a_note(
         (("127.0.0.1", "127.0.0.1"), {}, False),
     ],
 )
-def test_parameter_servers_over_several_hosts_share_their_storage(
+def test_parameter_servers_on_several_hosts_need_shared_storage(
     spec_of: SpecOf,
     machine: PlanContext,
     hosts: tuple[str, str],
@@ -274,11 +274,14 @@ def test_parameter_servers_over_several_hosts_share_their_storage(
         ({}, None),
         ({"cluster": {"worker": ["localhost:0", "127.0.0.1:2222", "[::1]:2223"]}}, None),
         ({"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.1:2223"]}}, "10.0.0.1 (worker:0)"),
-        ({"checkpoints": {"dir": "gs://bucket/run"}}, "gs://bucket/run cannot be reached"),
+        (
+            {"checkpoints": {"dir": "gs://bucket/run"}},
+            "cannot reach checkpoints.dir gs://bucket/run",
+        ),
         ({"checkpoints": {"dir": "file:///mnt/run"}}, None),
     ],
 )
-def test_a_private_network_has_nothing_in_it_but_loopback(
+def test_a_private_network_has_loopback_only(
     spec_of: SpecOf, machine: PlanContext, changes: dict[str, Any], words: str | None
 ) -> None:
     machine = replace(machine, addresses=machine.addresses | {"10.0.0.1"})
@@ -291,7 +294,7 @@ def test_a_private_network_has_nothing_in_it_but_loopback(
         assert "runtime.network=host" in obstacle.fix
 
 
-def test_require_raises_the_first_of_them(spec_of: SpecOf, machine: PlanContext) -> None:
+def test_require_raises_the_first_obstacle(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"strategy": {"communication": "NCCL"}})
     with pytest.raises(SurroundingsError, match="NCCL"):
         checks.require(spec, make_plan(spec, machine), machine)
@@ -303,16 +306,16 @@ SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search
 def test_workers_that_would_each_run_a_whole_search_are_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
-    """They would overwrite each other's trials in one folder, and end with 0."""
+    """Separate searches would overwrite each other's trials in one folder, and end with 0."""
     context = replace(machine, code=SEARCHES)
     (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), context)
     assert str(found) == (
-        "the job calls KerasTuner's search: 3 tasks would each run all of it, in one folder\n"
-        "  → --set job.kind=tuner --set cluster.chief=1 makes it one search, with the workers as"
-        " its tuners; --set job.kind=training leaves it as it is"
+        "the job calls KerasTuner's search: 3 tasks would each run the whole search, in one folder"
+        "\n  → run one search with the workers as tuners: --set job.kind=tuner --set"
+        " cluster.chief=1; to run it as it is: --set job.kind=training"
     )
     (found,) = obstacles(spec_of({"cluster": {"chief": 1, "worker": 2}}), context)
-    assert "--set job.kind=tuner makes it one search" in str(found)
+    assert "with the workers as tuners: --set job.kind=tuner;" in str(found)
 
 
 @pytest.mark.parametrize(
@@ -327,9 +330,9 @@ def test_workers_that_would_each_run_a_whole_search_are_refused(
         ({"cluster": {"worker": 2}}, replace(SEARCHES, sets=frozenset({"KERASTUNER_ORACLE_IP"}))),
         ({"cluster": {"worker": 2}}, None),
     ],
-    ids=["alone", "tuner", "plain", "meant", "own variables", "imported", "set by it", "unread"],
+    ids=["alone", "tuner", "plain", "training", "variables", "imported", "set by it", "unread"],
 )
-def test_a_search_that_is_one_or_was_meant_is_left_alone(
+def test_a_proper_or_intended_search_is_allowed(
     spec_of: SpecOf, machine: PlanContext, spec: dict[str, Any], code: Code | None
 ) -> None:
     assert obstacles(spec_of(spec), replace(machine, code=code)) == []

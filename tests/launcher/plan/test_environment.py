@@ -1,4 +1,4 @@
-"""Precedence and provenance of variables."""
+"""The precedence and the sources of environment variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster.plan.environment import (
 from tfcluster.plan.plan import EnvVar
 
 
-def test_a_later_layer_wins_and_is_named() -> None:
+def test_a_later_layer_wins_and_is_the_source() -> None:
     layers = [Layer("job.env", {"A": "1", "B": "1"}), Layer("task", {"B": "2"})]
     found = resolve(layers, launcher={}, secrets=())
     assert found == {"A": EnvVar("A", "1", "job.env"), "B": EnvVar("B", "2", "task")}
@@ -27,14 +27,14 @@ def test_null_takes_the_launchers_value() -> None:
     assert found["A"] == EnvVar("A", "x", "job.env, the launcher's value")
 
 
-def test_null_of_an_unset_variable_is_the_users_mistake() -> None:
+def test_null_for_an_unset_variable_is_refused() -> None:
     with pytest.raises(UsageError, match=r"job\.env takes A .* not set there") as caught:
         resolve([Layer("job.env", {"A": None})], launcher={}, secrets=())
     assert caught.value.exit_code == 2
     assert caught.value.fix == "export A=…, or write its value in the spec"
 
 
-def test_nobody_is_told_to_write_a_secret_down() -> None:
+def test_the_fix_for_a_secret_does_not_suggest_the_spec() -> None:
     with pytest.raises(UsageError) as caught:
         resolve([Layer("job.secrets", {"KEY": None})], launcher={}, secrets={"KEY"})
     assert caught.value.fix == "export KEY=…"
@@ -46,19 +46,19 @@ def test_a_secret_is_not_shown() -> None:
     assert "s3" not in found["KEY"].shown
 
 
-def test_set_outranks_every_place_of_the_spec() -> None:
-    values, ruled = {"A": "set", "B": "file"}, {"job.env.A"}
+def test_set_overrides_every_field_of_the_spec() -> None:
+    values, set_paths = {"A": "set", "B": "file"}, {"job.env.A"}
     layers = [
-        without_set_env(values, "job.env", ruled),
+        without_set_env(values, "job.env", set_paths),
         Layer("runtime.hosts.*.env", {"A": "host", "B": "host"}),
-        only_set_env(values, "job.env", ruled),
+        only_set_env(values, "job.env", set_paths),
     ]
     found = resolve(layers, launcher={}, secrets=())
     assert found["A"] == EnvVar("A", "set", "--set")
     assert found["B"].value == "host"
 
 
-def test_an_env_file_is_read_as_people_write_it() -> None:
+def test_an_env_file_may_have_comments_quotes_and_export() -> None:
     text = "# comment\n\nexport A=1\nB = 'two words'\nC=\"x=y\"\nD=\n"
     assert parse_env_file(text, name="e") == (
         ("A", "1"),
@@ -68,13 +68,13 @@ def test_an_env_file_is_read_as_people_write_it() -> None:
     )
 
 
-def test_every_bad_line_of_an_env_file_is_named() -> None:
+def test_every_bad_line_of_an_env_file_is_reported() -> None:
     with pytest.raises(SpecError) as caught:
         parse_env_file("A=1\nwhat\n2B=3\n", name="my.env")
     assert [p.place for p in caught.value.problems] == ["my.env:2", "my.env:3"]
 
 
-def test_without_a_proxy_nothing_is_guarded() -> None:
+def test_without_a_proxy_no_variables_are_set() -> None:
     assert proxy_guards({}, {"no_proxy": "x"}, ["10.0.0.1"]) == {}
 
 
@@ -87,7 +87,7 @@ def test_grpc_is_kept_off_a_proxy() -> None:
     }
 
 
-def test_options_of_the_user_stay_beside_the_guard() -> None:
+def test_grpc_options_of_the_user_are_kept() -> None:
     found = {
         "grpc_proxy": EnvVar("grpc_proxy", "p:1", "job.env"),
         "TF_GRPC_DEFAULT_OPTIONS": EnvVar(

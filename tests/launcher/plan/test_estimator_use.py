@@ -1,4 +1,4 @@
-"""A job that surely uses Estimator is refused where TensorFlow has none; one that may is not."""
+"""A job that uses Estimator for certain is refused without it; one that may use it is not."""
 
 from __future__ import annotations
 
@@ -134,27 +134,27 @@ PERHAPS = {
 NEVER = {
     "scikit-learn's": "from sklearn import base\nbase.estimator.fit()\nself.estimator = 1",
     "a variable": "import tensorflow as tf\nestimator = tf.keras.Model()\nestimator.fit()",
-    "a text": "import tensorflow as tf\nprint('tf.estimator')",
+    "a string": "import tensorflow as tf\nprint('tf.estimator')",
     "no Python": "print 'tf.estimator'",
 }
 
 
 @pytest.mark.parametrize("source", SURE.values(), ids=SURE)
-def test_a_use_that_is_sure(source: str) -> None:
+def test_a_certain_use(source: str) -> None:
     found = Code.read(source, file="train.py").estimator
     assert found.sure()
     assert set(found.sure()) <= set(found.places)
 
 
 @pytest.mark.parametrize("source", PERHAPS.values(), ids=PERHAPS)
-def test_a_use_that_another_tensorflow_may_be_meant_for(source: str) -> None:
+def test_a_use_that_may_be_for_an_older_tensorflow(source: str) -> None:
     found = Code.read(source, file="train.py").estimator
     assert found.sure() == ()
     assert found.places
 
 
 @pytest.mark.parametrize("source", NEVER.values(), ids=NEVER)
-def test_what_is_no_use(source: str) -> None:
+def test_code_that_does_not_use_estimator(source: str) -> None:
     assert Code.read(source).estimator.places == ()
 
 
@@ -168,7 +168,7 @@ def test_a_function_of_another_file_counts_once_the_script_calls_it() -> None:
     assert (script | module).estimator.sure() == ("model.py:3",)
 
 
-def test_a_function_of_another_file_with_a_name_of_the_script_is_another() -> None:
+def test_functions_of_the_same_name_in_two_files_are_not_confused() -> None:
     utils = "import tensorflow as tf\ndef helper(): pass\ndef main():\n    tf.estimator.A()\nX = 1"
     script = "from utils import helper\ndef main():\n    helper()\nmain()"
     module = Code.read(utils, file="utils.py", is_start=False)
@@ -186,7 +186,7 @@ def test_a_function_of_another_file_with_a_name_of_the_script_is_another() -> No
         ("def use():\n    import old", False),
     ],
 )
-def test_the_top_of_another_file_counts_where_it_is_surely_imported(
+def test_the_top_level_of_another_file_counts_if_it_is_imported_for_certain(
     script: str, sure: bool
 ) -> None:
     top = "import tensorflow as tf\nx = tf.estimator.Estimator(1)"
@@ -196,38 +196,38 @@ def test_the_top_of_another_file_counts_where_it_is_surely_imported(
 
 
 @pytest.mark.parametrize("summands", [700, 100_000])
-def test_of_an_expression_too_deep_to_be_read_nothing_is_claimed(summands: int) -> None:
+def test_an_expression_too_deep_to_be_read_gives_no_result(summands: int) -> None:
     deep = "import tensorflow as tf\nx = " + "+".join(["1"] * summands)
     assert Code.read(f"{deep}\ntf.estimator.Estimator(1)").imports <= {"tensorflow"}
 
 
-def around_of(machine: PlanContext, source: str, python: Interpreter) -> PlanContext:
+def context_of(machine: PlanContext, source: str, python: Interpreter) -> PlanContext:
     code = Code.read(source, file="train.py")
     return replace(machine, imports=code.imports, code=code, interpreters={"local": python})
 
 
-def test_it_is_said_before_the_start_with_the_line(spec_of: SpecOf, machine: PlanContext) -> None:
+def test_a_certain_use_is_refused_with_its_line(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({})
-    context = around_of(machine, TUTORIAL, NEWEST)
+    context = context_of(machine, TUTORIAL, NEWEST)
     (found,) = checks.find(spec, make_plan(spec, context), context)
     assert found.exit_code == 3
     assert found.message == (
-        "tf.estimator ended with TensorFlow 2.15 (train.py:8 uses it),"
-        " and /v/bin/python ($VIRTUAL_ENV) has 2.21.0"
+        "TensorFlow 2.15 was the last with tf.estimator (train.py:8 uses it),"
+        " but /v/bin/python ($VIRTUAL_ENV) has 2.21.0"
     )
     assert "--python PATH" in found.fix
-    context = around_of(machine, TUTORIAL, LAST)
+    context = context_of(machine, TUTORIAL, LAST)
     assert list(checks.find(spec, make_plan(spec, context), context)) == []
 
 
-def test_what_may_not_run_is_only_worth_a_note(spec_of: SpecOf, machine: PlanContext) -> None:
+def test_a_possible_use_gives_only_a_note(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({})
-    note = "train.py:3 names tf.estimator, which TensorFlow 2.21.0 does not have"
-    context = around_of(machine, PERHAPS["a version check"], NEWEST)
+    note = "train.py:3 uses tf.estimator, which TensorFlow 2.21.0 does not have"
+    context = context_of(machine, PERHAPS["a version check"], NEWEST)
     plan = make_plan(spec, context)
     assert list(checks.find(spec, plan, context)) == []
     assert [note in one for one in plan.notes].count(True) == 1
-    context = around_of(machine, PERHAPS["a version check"], LAST)
+    context = context_of(machine, PERHAPS["a version check"], LAST)
     assert not any("estimator" in one for one in make_plan(spec, context).notes)
 
 
@@ -236,7 +236,7 @@ def test_another_host_is_refused_once_its_tensorflow_is_known(
     spec_of: SpecOf, machine: PlanContext, version: str, stopped: bool
 ) -> None:
     spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
-    plan = make_plan(spec, around_of(machine, TUTORIAL, NEWEST))
+    plan = make_plan(spec, context_of(machine, TUTORIAL, NEWEST))
     seen = ProbeAnswer("10.0.0.1", python="3.11.7", packages={"tensorflow": version})
     found = rules.judge([seen], rules.needs_of(plan))
     assert [(f.check, f.is_fatal) for f in found] == ([("TensorFlow", True)] if stopped else [])

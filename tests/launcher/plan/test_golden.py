@@ -1,6 +1,6 @@
-"""Every ready spec, planned on one imaginary machine, word for word.
+"""The plan of every example spec on a fixed machine, compared with a golden file.
 
-After a change that is meant to alter plans, renew the files and read their diff::
+After an intended change of plans, renew the files and review their diff::
 
     RENEW_GOLDEN=1 pytest tests/launcher/plan/test_golden.py
 """
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan import attempt as tf_config
 from tfcluster.plan.attempt import Attempt
+from tfcluster.plan.attempt import build as build_tf_config
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import PlanContext
 from tfcluster.plan.plan import Plan, plan_from_json, plan_to_json
@@ -27,10 +27,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def whole(plan: Plan) -> dict[str, Any]:
-    """The plan, and every TF_CONFIG of a first attempt; chosen ports are 40000 and up."""
+    """Return the plan and every TF_CONFIG of a first attempt; chosen ports begin at 40000."""
     ports = {task.id: task.port or 40000 + place for place, task in enumerate(plan.tasks)}
     attempt = Attempt(plan, 1, tuple(ports), ports)
-    configs = {str(task): tf_config.build(attempt, task) for task in ports}
+    configs = {str(task): build_tf_config(attempt, task) for task in ports}
     found: dict[str, Any] = json.loads(
         json.dumps({"plan": plan_to_json(plan), "tf_config": configs})
     )
@@ -38,7 +38,7 @@ def whole(plan: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_ready_spec_is_planned_as_it_was(path: Path, machine: PlanContext) -> None:
+def test_the_plan_of_an_example_spec_is_unchanged(path: Path, machine: PlanContext) -> None:
     plan = make_plan(load(path), machine, spec_path=f"{machine.spec_dir}/{path.name}")
     found, golden = whole(plan), GOLDEN / f"{path.stem}.json"
     if os.environ.get("RENEW_GOLDEN"):
@@ -48,6 +48,6 @@ def test_a_ready_spec_is_planned_as_it_was(path: Path, machine: PlanContext) -> 
     assert plan_from_json(found["plan"]) == plan
 
 
-def test_every_ready_spec_has_its_golden_file_and_no_other() -> None:
+def test_every_example_spec_has_one_golden_file() -> None:
     assert SPECS
     assert {path.stem for path in SPECS} == {path.stem for path in GOLDEN.glob("*.json")}

@@ -1,4 +1,4 @@
-"""Only an import that surely happens is evidence that a job needs a module."""
+"""Imports count only if they happen for certain; variables set and searches are found too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_certain_imports(source: str, expected: set[str]) -> None:
         ("import tensorflow as tf\ntf.constant(1)", set()),
     ],
 )
-def test_parts_of_tensorflow_that_are_named(source: str, parts: set[str]) -> None:
+def test_parts_of_tensorflow_that_are_used(source: str, parts: set[str]) -> None:
     assert Code.read(source).parts == parts
 
 
@@ -84,10 +84,10 @@ def test_variables_that_are_set(source: str, names: set[str]) -> None:
         ("index.search(query)", False),
     ],
 )
-def test_a_search_is_more_than_an_import(source: str, searches: bool) -> None:
+def test_a_search_needs_a_call_as_well_as_an_import(source: str, searches: bool) -> None:
     assert Code.read(source).searches is searches
 
 
-def test_a_search_may_be_spread_over_files() -> None:
+def test_a_search_may_span_several_files() -> None:
     model, main = Code.read("import keras_tuner"), Code.read("make_tuner().search(x=x)")
     assert (model | main).searches

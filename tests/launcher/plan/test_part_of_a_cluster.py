@@ -1,4 +1,4 @@
-"""The part of a cluster that one machine starts knows the whole, and is complete without it."""
+"""A part of a cluster, started by `join` or `up --except`, still knows the whole cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from tfcluster.plan import attempt as search
 from tfcluster.plan.attempt import Attempt, build, environment, fixed
 from tfcluster.plan.checks import find
 from tfcluster.plan.context import PlanContext
-from tfcluster.plan.placement import apart, mine, named, part, seats
+from tfcluster.plan.placement import (
+    exclude_tasks,
+    find_task,
+    keep_tasks,
+    local_tasks,
+    place_tasks,
+)
 from tfcluster.plan.plan import Plan, TaskId, plan_from_json, plan_to_json
 from tfcluster.rundir.chaos import parse
 
@@ -34,64 +40,64 @@ def whole(plan_of: Planner) -> Plan:
     return plan_of({"cluster": CLUSTER, "checkpoints": {"dir": "/shared/"}})
 
 
-def test_a_machines_tasks_are_those_at_its_addresses(spec_of: Any) -> None:
-    listed = seats(spec_of({"cluster": CLUSTER}), ())
-    assert mine(listed, {HERE, "laptop"}) == OURS
+def test_local_tasks_are_those_at_this_machines_addresses(spec_of: Any) -> None:
+    listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
+    assert local_tasks(listed, {HERE, "laptop"}) == OURS
 
 
-def test_with_no_task_of_its_own_it_is_told_its_addresses_and_the_specs(spec_of: Any) -> None:
-    listed = seats(spec_of({"cluster": CLUSTER}), ())
+def test_a_machine_without_tasks_is_refused_with_its_addresses_and_the_specs(spec_of: Any) -> None:
+    listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
     with pytest.raises(SurroundingsError) as refused:
-        mine(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
-    assert "it is 192.168.7.9, laptop, and the spec names 10.0.0.2, 192.168.7.1" in str(refused)
+        local_tasks(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
+    assert "it is 192.168.7.9, laptop, and the spec lists 10.0.0.2, 192.168.7.1" in str(refused)
     assert "--task evaluator:0" in refused.value.fix
 
 
 @pytest.mark.parametrize("name", ["worker:9", "worker", "boss:0"])
 def test_an_unknown_task_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
-        named(OURS, name)
+        find_task(OURS, name)
 
 
-def test_its_tf_config_is_that_of_the_whole_cluster(whole: Plan) -> None:
-    joined = part(whole, OURS)
+def test_the_tf_config_of_a_part_is_that_of_the_whole_cluster(whole: Plan) -> None:
+    joined = keep_tasks(whole, OURS)
     held = Attempt(joined, 1, OURS, {task.id: task.port for task in joined.tasks})
     for task in OURS:
         assert build(held, task) == build(fixed(whole), task)
 
 
-def test_only_its_own_are_to_start(whole: Plan) -> None:
-    joined = part(whole, OURS)
+def test_only_the_kept_tasks_are_started(whole: Plan) -> None:
+    joined = keep_tasks(whole, OURS)
     assert tuple(task.id for task in joined.tasks) == OURS
     assert [node.name for node in joined.nodes] == ["local"]
     assert joined.chief == TaskId("chief", 0)
 
 
-def test_a_port_that_is_to_be_chosen_is_refused_wherever_it_is(plan_of: Planner) -> None:
+def test_a_port_that_is_not_fixed_is_refused_on_any_machine(plan_of: Planner) -> None:
     whole = plan_of({"cluster": {"worker": [f"{HERE}:2222", f"{THERE}:0"]}})
-    with pytest.raises(UsageError, match="fixed in the spec: worker:1 without"):
-        part(whole, [TaskId("worker", 0)])
+    with pytest.raises(UsageError, match="fixed ports in the spec: none for worker:1"):
+        keep_tasks(whole, [TaskId("worker", 0)])
 
 
 def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
     job = {"script": "train.py", "kind": "plain"}
     whole = plan_of({"cluster": {"worker": [f"{HERE}:0", f"{THERE}:0"]}, "job": job})
-    assert len(part(whole, [TaskId("worker", 0)]).tasks) == 1
+    assert len(keep_tasks(whole, [TaskId("worker", 0)]).tasks) == 1
 
 
-def test_a_part_written_down_is_read_back_whole(whole: Plan) -> None:
-    joined = part(whole, OURS)
+def test_a_part_comes_back_from_its_json(whole: Plan) -> None:
+    joined = keep_tasks(whole, OURS)
     assert plan_from_json(json.loads(json.dumps(plan_to_json(joined)))) == joined
 
 
 def test_parameter_servers_need_storage_that_all_machines_share(
     plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
-    """Also where the others are on this machine: each that joins has a run of its own."""
+    """Each machine that joins has its own run, so this holds even for tasks on this machine."""
     sections = {"cluster": CLUSTER}
-    joined = part(plan_of(sections), OURS)
+    joined = keep_tasks(plan_of(sections), OURS)
     assert [error.message for error in find(spec_of(sections), joined, machine)] == [
-        "a parameter-server job over several hosts needs storage that all of them share"
+        "a parameter-server job on several hosts needs storage that all its tasks share"
     ]
 
 
@@ -101,20 +107,20 @@ def test_an_evaluator_needs_the_chief_beside_it_or_shared_storage(
     sections = {"cluster": {"worker": [f"{HERE}:2222"], "evaluator": [f"{HERE}:2225"]}}
     whole = plan_of(sections)
     evaluator, worker = TaskId("evaluator", 0), TaskId("worker", 0)
-    (error,) = find(spec_of(sections), part(whole, [evaluator]), machine)
-    assert error.message.startswith("an evaluator over several hosts needs storage")
-    assert not [*find(spec_of(sections), part(whole, [evaluator, worker]), machine)]
-    assert not [*find(spec_of(sections), part(whole, [worker]), machine)]
+    (error,) = find(spec_of(sections), keep_tasks(whole, [evaluator]), machine)
+    assert error.message.startswith("an evaluator on several hosts needs storage")
+    assert not [*find(spec_of(sections), keep_tasks(whole, [evaluator, worker]), machine)]
+    assert not [*find(spec_of(sections), keep_tasks(whole, [worker]), machine)]
 
 
-def test_nobody_is_alone_in_a_private_network(
+def test_a_task_in_a_private_network_cannot_join(
     plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {
         "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
         "runtime": {"network": "private"},
     }
-    joined = part(plan_of(sections), [TaskId("worker", 0)])
+    joined = keep_tasks(plan_of(sections), [TaskId("worker", 0)])
     (error,) = find(spec_of(sections), joined, machine)
     assert "worker:1" in error.message
 
@@ -129,7 +135,7 @@ def test_tuners_that_join_share_a_folder_although_each_machine_has_its_own_run(
         "name": "search",
     }
     worker = TaskId("worker", 0)
-    joined = part(plan_of(sections), [worker])
+    joined = keep_tasks(plan_of(sections), [worker])
     attempt = Attempt(joined, 1, (worker,), {})
     env = environment(
         attempt, worker, run_id="R", checkpoint_dir="", tensorboard_dir="", tuner_dir="own"
@@ -143,9 +149,9 @@ def test_tuners_that_join_share_a_folder_although_each_machine_has_its_own_run(
 # -- started by hand ------------------------------------------------------------------------
 
 
-def test_a_task_started_by_hand_is_named_by_the_port_that_is_held_for_it(plan_of: Planner) -> None:
+def test_a_task_started_by_hand_has_the_port_that_is_held_for_it(plan_of: Planner) -> None:
     first, second = TaskId("worker", 0), TaskId("worker", 1)
-    plan = apart(plan_of(), [second])
+    plan = exclude_tasks(plan_of(), [second])
     assert [task.id for task in plan.tasks] == [first]
     assert [task.id for task in plan.by_hand] == [second]
     order = hold_ports(plan, "local")["ports"]
@@ -157,63 +163,63 @@ def test_a_task_started_by_hand_is_named_by_the_port_that_is_held_for_it(plan_of
     assert "elsewhere" not in plan_to_json(plan_of())
 
 
-def test_those_that_join_hold_the_ports_of_nobody_else(plan_of: Planner) -> None:
+def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None:
     cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
-    joined = part(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
+    joined = keep_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
     assert joined.by_hand == ()
     assert [held["task"] for held in hold_ports(joined, "local")["ports"]] == ["worker:0"]
 
 
 @pytest.mark.parametrize(
-    ("sections", "tasks", "said"),
+    ("sections", "tasks", "message"),
     [
         ({}, "worker:0 worker:1", "--except leaves no task to start"),
         ({"runtime": {"backend": "docker"}}, "worker:1", "a task in a container"),
         (
             {"cluster": {"worker": [f"{HERE}:0", f"{THERE}:2222"]}},
             "worker:1",
-            "--except worker:1 needs ports that are fixed in the spec: worker:0 without one",
+            "--except worker:1 needs fixed ports in the spec: none for worker:0",
         ),
         (
             {"cluster": {"worker": [f"{HERE}:0", f"{THERE}:2222"]}},
             "worker:0",
-            "--except worker:0 needs ports that are fixed in the spec: worker:0 without one",
+            "--except worker:0 needs fixed ports in the spec: none for worker:0",
         ),
     ],
 )
-def test_what_nobody_could_start_by_hand_is_refused(
-    plan_of: Planner, sections: dict[str, Any], tasks: str, said: str
+def test_tasks_that_cannot_be_started_by_hand_are_refused(
+    plan_of: Planner, sections: dict[str, Any], tasks: str, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=re.escape(said)):
-        apart(plan_of(sections), list(map(TaskId.parse, tasks.split())))
+    with pytest.raises(UsageError, match=re.escape(message)):
+        exclude_tasks(plan_of(sections), list(map(TaskId.parse, tasks.split())))
 
 
-def test_with_ports_of_its_own_a_task_of_another_host_may_be_left_out(plan_of: Planner) -> None:
+def test_with_fixed_ports_a_task_of_another_host_may_be_excluded(plan_of: Planner) -> None:
     cluster = {"worker": [f"{HERE}:2222", f"{THERE}:2222"]}
-    plan = apart(plan_of({"cluster": cluster}), [TaskId("worker", 1)])
+    plan = exclude_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 1)])
     assert [node.name for node in plan.nodes] == ["local"]
     assert plan.task(TaskId("worker", 1)).address == f"{THERE}:2222"
 
 
-def test_an_evaluator_follows_nobody_that_is_started_by_hand(
+def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
     plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {"cluster": {"worker": 2, "evaluator": 1}}
     whole = plan_of(sections)
-    (error,) = find(spec_of(sections), apart(whole, [TaskId("worker", 0)]), machine)
-    assert error.message.startswith("an evaluator beside a chief that is started by hand needs")
-    assert not [*find(spec_of(sections), apart(whole, [TaskId("worker", 1)]), machine)]
+    (error,) = find(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 0)]), machine)
+    assert error.message.startswith("an evaluator whose chief is started by hand needs storage")
+    assert not [*find(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine)]
 
 
 def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
     plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
     sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
-    plan = apart(plan_of(sections), [TaskId("ps", 0)])
+    plan = exclude_tasks(plan_of(sections), [TaskId("ps", 0)])
     assert not [*find(spec_of(sections), plan, machine)]
 
 
 def test_no_fault_is_injected_into_a_task_started_by_hand(plan_of: Planner) -> None:
-    plan = apart(plan_of(), [TaskId("worker", 1)])
+    plan = exclude_tasks(plan_of(), [TaskId("worker", 1)])
     with pytest.raises(UsageError, match="worker:1 is not started from here"):
         parse(["kill worker:1 at step 5"], plan)

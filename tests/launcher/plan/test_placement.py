@@ -1,4 +1,4 @@
-"""An address says by itself on which node its task runs."""
+"""The node of a task follows from its address and the backend."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ OWN = frozenset({"10.0.0.5", "fe80::1", "gpu1"})
     ],
 )
 def test_a_host_is_placed(host: str, backend: str, expected: Place) -> None:
-    assert place(host, backend=backend, own=OWN) == expected
+    assert place(host, backend=backend, local_addresses=OWN) == expected

@@ -1,4 +1,4 @@
-"""A plan as people and shells see it."""
+"""The output of a plan for people and shells."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def a_plan() -> Plan:
     )
 
 
-def test_the_table_names_place_python_and_what_stands_in_the_way() -> None:
+def test_the_table_shows_address_python_notes_and_obstacles() -> None:
     obstacle = InterpreterError("no TensorFlow", fix="install it")
     text = "\n".join(format_plan(a_plan(), [obstacle], width=100))
     assert "127.0.0.1, port chosen at start" in text
@@ -65,15 +65,15 @@ def test_the_table_names_place_python_and_what_stands_in_the_way() -> None:
     assert "Python 3.11.7, TensorFlow 2.21.0" in text
     assert "communication RING" in text
     assert "note: mind the gap" in text
-    assert "this would stop `up`: no TensorFlow" in text
+    assert "problem that would stop `up`: no TensorFlow" in text
 
 
-def test_on_a_narrow_terminal_only_words_for_copying_are_longer_than_the_line() -> None:
+def test_on_a_narrow_terminal_only_single_words_exceed_the_width() -> None:
     for line in format_plan(a_plan(), [], width=40):
         assert len(line) <= 40 or " " not in line.strip()
 
 
-def test_the_lines_of_one_task_mean_in_a_shell_what_they_say() -> None:
+def test_the_lines_of_one_task_run_in_a_shell() -> None:
     lines = format_task(a_plan(), WORKER)
     script = "\n".join([*lines, 'printf "%s|%s" "$GREETING" "$TFCLUSTER_TASK"'])
     result = subprocess.run(["sh", "-eu", "-c", script], capture_output=True, text=True)
@@ -92,7 +92,7 @@ def test_every_variable_has_its_source_and_a_secret_stays_secret() -> None:
     assert "s3cret" not in json.dumps(plan_to_json(a_plan()))
 
 
-def test_exports_leave_out_secrets_and_name_those_the_shell_lacks() -> None:
+def test_exports_leave_out_secrets_and_name_those_missing_in_the_shell() -> None:
     env = a_plan().task(WORKER).command.env
     lines = format_exports(a_plan(), WORKER, env, known={})
     assert lines[0] == "unset TF_CONFIG"
@@ -116,8 +116,8 @@ def test_keys_of_a_newer_version_are_ignored() -> None:
     assert plan_from_json(json.loads(json.dumps(data))).name == "demo"
 
 
-def test_the_lines_of_a_far_task_mean_there_what_they_say(plan_of: Planner, tmp_path: Path) -> None:
-    """Its home and the run's id are its own; a user's words stay what they were."""
+def test_the_lines_of_a_remote_task_run_in_its_shell(plan_of: Planner, tmp_path: Path) -> None:
+    """Home and run id are the remote ones; the user's arguments are unchanged."""
     hosts = {"*": {"python": "~/my venv", "data_dir": "~/my data"}}
     job: dict[str, Any] = {
         "script": "tr ain.py",
@@ -127,8 +127,8 @@ def test_the_lines_of_a_far_task_mean_there_what_they_say(plan_of: Planner, tmp_
     }
     job["env"] = {"OWN": "~/y"}
     sections = {"cluster": {"worker": ["10.0.0.1:2222"]}, "runtime": {"hosts": hosts}, "job": job}
-    far = {"10.0.0.1": Interpreter("~/my venv/bin/python", "runtime.hosts.*.python")}
-    lines = format_task(plan_of(sections, interpreters=far), WORKER)
+    remote = {"10.0.0.1": Interpreter("~/my venv/bin/python", "runtime.hosts.*.python")}
+    lines = format_task(plan_of(sections, interpreters=remote), WORKER)
     home = tmp_path / "ho me"
     work = home / ".cache/tfcluster/nodes/RUN/10.0.0.1/work"
     work.mkdir(parents=True)
@@ -150,7 +150,7 @@ def test_the_lines_of_a_far_task_mean_there_what_they_say(plan_of: Planner, tmp_
     assert result.stdout.splitlines() == expected
 
 
-def test_what_single_tasks_run_instead_is_shown_with_their_names(plan_of: Planner) -> None:
+def test_other_programs_of_single_tasks_are_shown_with_their_names(plan_of: Planner) -> None:
     job = {"args": ["train"], "per_task": {"ps": {"args": ["serve"]}}}
     plan = plan_of({"cluster": {"chief": 1, "worker": 2, "ps": 1}, "job": job})
     rows = [line for line in format_plan(plan, [], width=200) if line.startswith("command")]
@@ -164,10 +164,10 @@ def test_what_single_tasks_run_instead_is_shown_with_their_names(plan_of: Planne
 def test_many_hosts_do_not_fill_the_screen(plan_of: Planner) -> None:
     addresses = [f"10.0.0.{number}:2222" for number in range(1, 65)]
     hosts = {"10.0.0.2": {"workdir": "/scratch"}}
-    far = {f"10.0.0.{n}": Interpreter("python3", "python3 on its PATH") for n in range(1, 65)}
-    far["10.0.0.3"] = Interpreter("/opt/python", "runtime.hosts.10.0.0.3.python")
+    remote = {f"10.0.0.{n}": Interpreter("python3", "python3 on its PATH") for n in range(1, 65)}
+    remote["10.0.0.3"] = Interpreter("/opt/python", "runtime.hosts.10.0.0.3.python")
     sections = {"cluster": {"worker": addresses}, "runtime": {"hosts": hosts}}
-    plan = plan_of(sections, interpreters=far)
+    plan = plan_of(sections, interpreters=remote)
     text = "\n".join(format_plan(plan, [], width=120))
     head = text.partition("task ")[0].splitlines()
     assert len(head) < 20

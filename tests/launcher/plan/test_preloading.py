@@ -1,4 +1,4 @@
-"""When one process imports for several tasks, and which tasks it may become."""
+"""The modules that are preloaded, and the tasks that may fork from the preloader."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PLAIN_JOB = Code(frozenset({"json", "numpy"}))
 
 
 def on(plan: Plan, node: str = "local") -> Preload:
-    ahead = preload_on(plan, node)
-    assert ahead is not None
-    return ahead
+    preload = preload_on(plan, node)
+    assert preload is not None
+    return preload
 
 
 @pytest.mark.parametrize(
-    ("code", "wish", "names"),
+    ("code", "setting", "names"),
     [
         (KERAS_JOB, "auto", ("tensorflow", "tensorflow:keras.Model", "numpy")),
         (KERAS_JOB, "on", ("tensorflow", "tensorflow:keras.Model", "numpy")),
@@ -34,13 +34,13 @@ def on(plan: Plan, node: str = "local") -> Preload:
         (None, "auto", ()),
     ],
 )
-def test_what_is_imported_ahead(
-    plan_of: Planner, code: Code | None, wish: str, names: tuple[str, ...]
+def test_the_modules_to_preload(
+    plan_of: Planner, code: Code | None, setting: str, names: tuple[str, ...]
 ) -> None:
-    assert plan_of({"runtime": {"preload": wish}}, code=code).preload == names
+    assert plan_of({"runtime": {"preload": setting}}, code=code).preload == names
 
 
-def test_a_job_that_sets_what_is_read_at_the_import_imports_by_itself(plan_of: Planner) -> None:
+def test_a_job_that_sets_variables_read_at_the_import_is_not_preloaded(plan_of: Planner) -> None:
     code = Code(frozenset({"tensorflow"}), sets=frozenset({"TF_CPP_MIN_LOG_LEVEL"}))
     plan = plan_of(code=code, imports=code.imports)
     assert plan.preload == ()
@@ -50,23 +50,23 @@ def test_a_job_that_sets_what_is_read_at_the_import_imports_by_itself(plan_of: P
 
 
 @pytest.mark.parametrize(
-    ("wish", "code", "words"),
+    ("setting", "code", "words"),
     [
-        ("on", Code(frozenset({"json"})), "import none of"),
-        ("on", Code(frozenset({"numpy"}), sets=frozenset({"?"})), "only it knows"),
+        ("on", Code(frozenset({"json"})), "import no module that can be preloaded"),
+        ("on", Code(frozenset({"numpy"}), sets=frozenset({"?"})), "names are computed"),
         ("auto", Code(frozenset({"json"}), sets=frozenset({"PATH"})), None),
         ("off", KERAS_JOB, None),
     ],
 )
-def test_a_wish_that_comes_to_nothing_is_told(
-    plan_of: Planner, wish: str, code: Code, words: str | None
+def test_preload_that_has_no_effect_gives_a_note(
+    plan_of: Planner, setting: str, code: Code, words: str | None
 ) -> None:
-    plan = plan_of({"runtime": {"preload": wish}}, code=code, imports=code.imports)
-    notes = [note for note in plan.notes if "import" in note]
+    plan = plan_of({"runtime": {"preload": setting}}, code=code, imports=code.imports)
+    notes = [note for note in plan.notes if "no preloading" in note]
     assert (words is None and not notes) or (words is not None and words in notes[0])
 
 
-def test_a_job_may_set_what_is_read_later(plan_of: Planner) -> None:
+def test_a_job_may_set_variables_that_are_read_later(plan_of: Planner) -> None:
     names = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MY_OWN", "XLA_FLAGS"}
     names |= {"GRPC_FAIL_FAST", "TF_DETERMINISTIC_OPS", "DNNL_VERBOSE", "PYTHONHASHSEED"}
     for name in names:
@@ -77,15 +77,15 @@ def test_a_job_may_set_what_is_read_later(plan_of: Planner) -> None:
 def test_without_hooks_no_task_is_a_fork(plan_of: Planner) -> None:
     plan = plan_of({"job": {"hooks": "off"}, "runtime": {"preload": "on"}}, code=KERAS_JOB)
     assert plan.preload == ()
-    assert any("without hooks" in note for note in plan.notes)
+    assert any("it needs the hooks" in note for note in plan.notes)
 
 
-def test_the_importer_gets_what_all_tasks_share(plan_of: Planner) -> None:
+def test_the_preloader_gets_the_variables_that_all_tasks_share(plan_of: Planner) -> None:
     plan = plan_of({"job": {"env": {"TF_CPP_MIN_LOG_LEVEL": "1"}}}, code=KERAS_JOB)
-    ahead = on(plan)
-    assert ahead.tasks == {"worker:0", "worker:1"}
-    assert ahead.command.argv[:3] == (*plan.tasks[0].command.argv[:2], "preload")
-    env = {var.name: var.value for var in ahead.command.env}
+    preload = on(plan)
+    assert preload.tasks == {"worker:0", "worker:1"}
+    assert preload.command.argv[:3] == (*plan.tasks[0].command.argv[:2], "preload")
+    env = {var.name: var.value for var in preload.command.env}
     assert env["TF_CPP_MIN_LOG_LEVEL"] == "1"
     assert env["OPENBLAS_NUM_THREADS"] == "1", "OpenBLAS would start threads at the import"
     assert "TF_NUM_INTRAOP_THREADS" not in env
@@ -99,7 +99,7 @@ def test_the_importer_gets_what_all_tasks_share(plan_of: Planner) -> None:
      ("MY_OWN", {"worker:0", "worker:1", "worker:2"}),
      ("CUDA_VISIBLE_DEVICES", {"worker:0", "worker:1", "worker:2"})],
 )  # fmt: skip
-def test_a_task_that_differs_in_what_is_read_at_the_import_starts_cold(
+def test_a_task_with_other_variables_read_at_the_import_starts_cold(
     plan_of: Planner, variable: str, forks: set[str]
 ) -> None:
     first = {"address": "127.0.0.1:0", "env": {variable: "x"}}
@@ -107,10 +107,12 @@ def test_a_task_that_differs_in_what_is_read_at_the_import_starts_cold(
     plan = plan_of({"cluster": {"worker": workers}}, code=KERAS_JOB)
     assert on(plan).tasks == forks
     cold = {"worker:0", "worker:1", "worker:2"} - forks
-    assert [note.partition(" ")[0] for note in plan.notes if "by itself" in note] == sorted(cold)
+    assert [note.partition(" ")[0] for note in plan.notes if "not preloaded" in note] == sorted(
+        cold
+    )
 
 
-def test_the_importer_is_told_no_secret(plan_of: Planner) -> None:
+def test_the_preloader_gets_no_secret(plan_of: Planner) -> None:
     job = {"env": {"MY_TOKEN": "s3cret"}}
     plan = plan_of({"job": job}, code=KERAS_JOB)
     assert any(var.secret for var in plan.tasks[0].command.env)
@@ -120,7 +122,7 @@ def test_the_importer_is_told_no_secret(plan_of: Planner) -> None:
 @pytest.mark.parametrize(
     ("workers", "restarts", "is_worth_it"), [(2, 0, True), (1, 3, True), (1, 0, False)]
 )
-def test_it_is_worth_it_for_several_tasks_or_restarts(
+def test_preloading_needs_several_tasks_or_restarts(
     plan_of: Planner, workers: int, restarts: int, is_worth_it: bool
 ) -> None:
     sections: dict[str, Any] = {"cluster": {"worker": workers}}
@@ -128,13 +130,13 @@ def test_it_is_worth_it_for_several_tasks_or_restarts(
     assert (preload_on(plan, "local") is not None) == is_worth_it
 
 
-def test_each_node_has_its_own(plan_of: Planner) -> None:
+def test_each_node_has_its_own_preloader(plan_of: Planner) -> None:
     addresses = ["10.0.0.1:2222", "10.0.0.1:2223", "10.0.0.2:2222"]
     plan = plan_of({"cluster": {"worker": addresses}}, code=KERAS_JOB)
     assert on(plan, "10.0.0.1").tasks == {"worker:0", "worker:1"}
     assert on(plan, "10.0.0.2").tasks == {"worker:2"}
 
 
-def test_a_container_imports_for_itself(plan_of: Planner) -> None:
+def test_containers_are_not_preloaded(plan_of: Planner) -> None:
     plan = plan_of({"runtime": {"backend": "docker"}}, code=KERAS_JOB)
     assert [preload_on(plan, node.name) for node in plan.nodes] == [None, None]

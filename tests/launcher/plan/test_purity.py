@@ -1,4 +1,4 @@
-"""plan/ is functions of values: nothing in it can touch a disk, a clock or a network."""
+"""The package plan is pure: nothing in it can use a disk, a clock or a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cores, threads and GPUs are divided so that tasks do not trample each other."""
+"""The division of cores, threads and GPUs between tasks."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tfcluster.plan.plan import Gpus, Resources, TaskId
 from tfcluster.plan.resources import (
     Cores,
     Share,
+    background_tasks,
     deal,
     divide_gpus,
     gpu_env,
     shared_gpus,
     shares,
-    stand_aside,
     thread_env,
 )
 
 ONE = ((0, 1, 2, 3, 4, 5, 6, 7),)
 TWO = ((0, 1, 2, 3, 4, 5, 6, 7), (8, 9, 10, 11, 12, 13, 14, 15))
 SMT = ((0, 4, 1, 5, 2, 6, 3, 7),)
-"""Of four cores with two threads each."""
+"""Four cores with two threads each."""
 
 
 def tasks(*names: str) -> list[TaskId]:
@@ -76,24 +76,26 @@ def test_shares_are_disjoint_as_long_as_there_are_enough_cores(
     used = [core for share in found for core in share]
     assert len(found) == parts
     assert all(found)
-    assert len({len(share) for share in found}) == 1, "who waits for each other is equal"
+    assert len({len(share) for share in found}) == 1, "all shares are equal"
     if parts <= len(every):
         assert len(used) == len(set(used))
     else:
-        assert max(map(used.count, used)) - min(map(used.count, every)) <= 1, "none has far more"
+        assert max(map(used.count, used)) - min(map(used.count, every)) <= 1, (
+            "none is reused far more often"
+        )
 
 
-def test_a_number_of_cores_each_begins_again_where_they_run_out() -> None:
+def test_cores_are_reused_if_they_run_out() -> None:
     assert deal(((0, 1, 2),), 2, each=2) == [(0, 1), (2, 0)]
     assert deal(((0, 1),), 2, each=5) == [(0, 1), (0, 1)]
 
 
 def shared(
-    names: str, *, cores: Cores | None, is_search: bool = False, **wishes: Any
+    names: str, *, cores: Cores | None, is_search: bool = False, **requested: Any
 ) -> list[Share]:
     ids = tasks(*names.split())
-    aside = stand_aside(ids, is_search=is_search)
-    found = shares(ids, Resources(**wishes), cores=cores, gpus=(), aside=aside)
+    background = background_tasks(ids, is_search=is_search)
+    found = shares(ids, Resources(**requested), cores=cores, gpus=(), background=background)
     return [found[task] for task in ids]
 
 
@@ -109,7 +111,7 @@ def shared(
         ("worker:0", False, [None]),
     ],
 )
-def test_who_only_looks_on_takes_no_cores_from_those_that_train(
+def test_background_tasks_take_no_cores_from_those_that_train(
     names: str, is_search: bool, expected: list[int | None]
 ) -> None:
     found = shared(names, cores=Cores(ONE), is_search=is_search)
@@ -117,7 +119,7 @@ def test_who_only_looks_on_takes_no_cores_from_those_that_train(
 
 
 @pytest.mark.parametrize(
-    ("cores", "wishes", "threads"),
+    ("cores", "requested", "threads"),
     [
         (Cores(ONE), {}, 4),
         (Cores(ONE, limit=3.5), {}, 1),
@@ -130,13 +132,13 @@ def test_who_only_looks_on_takes_no_cores_from_those_that_train(
     ],
 )
 def test_threads_follow_the_share_of_the_cores(
-    cores: Cores | None, wishes: dict[str, Any], threads: int | None
+    cores: Cores | None, requested: dict[str, Any], threads: int | None
 ) -> None:
-    found = shared("worker:0 worker:1", cores=cores, **wishes)
+    found = shared("worker:0 worker:1", cores=cores, **requested)
     assert [share.threads for share in found] == [threads, threads]
 
 
-def test_of_several_numa_nodes_each_task_has_one() -> None:
+def test_each_task_is_pinned_to_one_of_several_numa_nodes() -> None:
     four = "worker:0 worker:1 worker:2 worker:3"
     assert [s.cores for s in shared(four, cores=Cores(TWO))] == [*TWO[:1] * 2, *TWO[1:] * 2]
     assert [s.cores for s in shared("worker:0", cores=Cores(TWO))] == [None]
@@ -148,7 +150,7 @@ def test_of_several_numa_nodes_each_task_has_one() -> None:
     assert [s.cores for s in pinned] == [TWO[0][:4], TWO[0][4:], TWO[1][:4], TWO[1][4:]]
 
 
-def test_every_thread_pool_is_held_to_the_budget() -> None:
+def test_every_thread_pool_is_limited() -> None:
     assert thread_env(4) == {
         "TF_NUM_INTRAOP_THREADS": "4",
         "TF_NUM_INTEROP_THREADS": "4",
@@ -164,7 +166,7 @@ def test_a_coordinator_keeps_a_thread_for_each_worker_it_waits_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "available", "wish", "expected"),
+    ("names", "available", "requested", "expected"),
     [
         ("worker:0 worker:1", (0, 1, 2, 3), None, [(0, 1), (2, 3)]),
         ("worker:0 worker:1", (0, 1, 2), None, [(0,), (1,)]),
@@ -186,16 +188,16 @@ def test_a_coordinator_keeps_a_thread_for_each_worker_it_waits_for() -> None:
 def test_gpus_are_divided_over_the_tasks_that_train(
     names: str,
     available: tuple[int, ...] | None,
-    wish: Gpus,
+    requested: Gpus,
     expected: list[tuple[int, ...] | None],
 ) -> None:
     ids = tasks(*names.split())
-    found = divide_gpus(ids, available, wish)
+    found = divide_gpus(ids, available, requested)
     assert [found[task] for task in ids] == expected
 
 
 @pytest.mark.parametrize(
-    ("own", "wish", "expected"),
+    ("own", "requested", "expected"),
     [
         ({"worker:0": [2, 3]}, None, [(2, 3), (0,), (1,)]),
         ({"worker:0": 1, "worker:1": 1}, None, [(0,), (1,), (2, 3)]),
@@ -204,27 +206,27 @@ def test_gpus_are_divided_over_the_tasks_that_train(
         ({"worker:0": "all"}, 1, [(0, 1, 2, 3), (0,), (1,)]),
     ],
 )
-def test_what_one_task_wants_is_not_given_to_another(
-    own: dict[str, Gpus], wish: Gpus, expected: list[tuple[int, ...]]
+def test_gpus_requested_by_one_task_are_not_given_to_another(
+    own: dict[str, Gpus], requested: Gpus, expected: list[tuple[int, ...]]
 ) -> None:
     ids = tasks("worker:0", "worker:1", "worker:2")
-    wanted = {TaskId.parse(name): gpus for name, gpus in own.items()}
-    found = divide_gpus(ids, (0, 1, 2, 3), wish, wanted)
+    of_tasks = {TaskId.parse(name): gpus for name, gpus in own.items()}
+    found = divide_gpus(ids, (0, 1, 2, 3), requested, of_tasks)
     assert [found[task] for task in ids] == expected
 
 
-def test_an_evaluator_takes_no_gpu_that_was_given() -> None:
+def test_an_evaluator_gets_no_gpu_of_another_task() -> None:
     ids = tasks("worker:0", "evaluator:0")
     found = divide_gpus(ids, (0, 1), None, {ids[0]: [0, 1]})
     assert found[ids[1]] == ()
 
 
-def test_a_task_without_gpus_is_told_so() -> None:
+def test_gpu_variables() -> None:
     assert gpu_env((), shared=False) == {"CUDA_VISIBLE_DEVICES": "-1"}
     assert gpu_env((2, 3), shared=False) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert gpu_env(None, shared=False) == {}
 
 
-def test_tasks_that_share_a_gpu_grow_into_it() -> None:
+def test_tasks_that_share_a_gpu_allocate_memory_on_demand() -> None:
     assert shared_gpus([(0, 1), (1, 2), None]) == {1}
     assert gpu_env((1,), shared=True)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"

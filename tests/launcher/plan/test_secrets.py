@@ -1,4 +1,4 @@
-"""Which variables are secret, and what is left of them in what a run keeps."""
+"""Secret variables are recognised, and left out of the stored spec."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tfcluster.errors import UsageError
 from tfcluster.plan.environment import Layer, resolve
-from tfcluster.plan.secrets import covered, holds_secrets, is_secret
+from tfcluster.plan.secrets import holds_secrets, is_secret, redact_spec
 
 
 @pytest.mark.parametrize(
@@ -17,7 +17,7 @@ from tfcluster.plan.secrets import covered, holds_secrets, is_secret
         "SSH_KEY_PASSPHRASE", "GITHUB_PAT", "BASIC_AUTH", "API_KEYS", "PASSWORDS",
     ],
 )  # fmt: skip
-def test_names_that_tell_a_secret(name: str) -> None:
+def test_names_of_secrets(name: str) -> None:
     assert is_secret(name, named=(), shown=())
     assert not is_secret(name, named=(), shown=(name,))
     assert is_secret(name, named=(name,), shown=(name,)), "job.secrets says so itself"
@@ -31,12 +31,12 @@ def test_names_that_tell_a_secret(name: str) -> None:
         "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK", "AUTHOR", "TF_CPP_MIN_LOG_LEVEL",
     ],
 )  # fmt: skip
-def test_names_that_do_not(name: str) -> None:
+def test_names_that_are_not_secret(name: str) -> None:
     assert not is_secret(name, named=(), shown=())
     assert is_secret(name, named=(name,), shown=())
 
 
-def test_a_variable_of_such_a_name_is_hidden_whoever_set_it() -> None:
+def test_a_variable_with_a_secret_name_is_hidden_in_any_layer() -> None:
     layers = [Layer("job.env", {"API_KEY": "a", "PAD_TOKEN": "b", "SEED": "1"})]
     found = resolve(layers, launcher={}, secrets=(), not_secret=("PAD_TOKEN",))
     assert {name: var.shown for name, var in found.items()} == {
@@ -44,13 +44,13 @@ def test_a_variable_of_such_a_name_is_hidden_whoever_set_it() -> None:
     }  # fmt: skip
 
 
-def test_the_kept_spec_says_where_such_values_come_from_instead() -> None:
+def test_secret_values_are_null_in_the_stored_spec() -> None:
     spec = {
         "cluster": {"worker": [{"address": "a:1", "env": {"HF_TOKEN": "x", "SEED": "1"}}, "b:1"]},
         "job": {"script": "a.py", "env": {"API_KEY": "x", "PAD_TOKEN": "y"}, "args": ["env"]},
         "runtime": {"hosts": {"*": {"env": {"DB_PASSWORD": "x"}, "python": "p"}}},
     }
-    assert covered(spec, shown=["PAD_TOKEN"]) == {
+    assert redact_spec(spec, shown=["PAD_TOKEN"]) == {
         "cluster": {"worker": [{"address": "a:1", "env": {"HF_TOKEN": None, "SEED": "1"}}, "b:1"]},
         "job": {"script": "a.py", "env": {"API_KEY": None, "PAD_TOKEN": "y"}, "args": ["env"]},
         "runtime": {"hosts": {"*": {"env": {"DB_PASSWORD": None}, "python": "p"}}},
@@ -59,7 +59,7 @@ def test_the_kept_spec_says_where_such_values_come_from_instead() -> None:
     assert not holds_secrets({"job": {"env": {"API_KEY": None, "SEED": "1"}}}, shown=())
 
 
-def test_resuming_without_such_a_value_says_how_to_give_it() -> None:
+def test_a_missing_secret_is_reported_with_its_export_command() -> None:
     with pytest.raises(UsageError, match="takes API_KEY from your environment") as caught:
         resolve([Layer("job.env", {"API_KEY": None})], launcher={}, secrets=())
     assert caught.value.fix == "export API_KEY=…"

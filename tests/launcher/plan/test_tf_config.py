@@ -1,4 +1,4 @@
-"""TF_CONFIG, word for word as TensorFlow reads it."""
+"""TF_CONFIG, exactly as TensorFlow reads it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan import attempt as tf_config
-from tfcluster.plan.attempt import Attempt, environment, fixed
+from tfcluster.plan.attempt import Attempt, build, environment, fixed
 from tfcluster.plan.plan import (
     CheckpointPlan,
     Command,
@@ -21,7 +20,7 @@ from tfcluster.plan.plan import (
 
 
 def a_plan(*tasks: str, kind: Kind = "training", directory: str | None = None) -> Plan:
-    """A plan of these tasks, each on a port of its own."""
+    """Return a plan of these tasks, each on its own port."""
     ids = [TaskId.parse(task) for task in tasks]
     return Plan(
         name="p",
@@ -50,7 +49,7 @@ def a_plan(*tasks: str, kind: Kind = "training", directory: str | None = None) -
 def config(plan: Plan, task: str, *, without: str | None = None) -> dict[str, Any]:
     whole = fixed(plan)
     members = tuple(m for m in whole.members if str(m) != without)
-    return tf_config.build(Attempt(plan, 1, members, whole.ports), TaskId.parse(task))
+    return build(Attempt(plan, 1, members, whole.ports), TaskId.parse(task))
 
 
 def values(attempt: Attempt, task: str, restored_step: int | None = None) -> dict[str, str]:
@@ -66,7 +65,7 @@ def values(attempt: Attempt, task: str, restored_step: int | None = None) -> dic
     return {var.name: var.value for var in found}
 
 
-def test_two_workers_see_one_cluster_and_their_own_place() -> None:
+def test_two_workers_have_one_cluster_and_their_own_index() -> None:
     plan = a_plan("worker:0", "worker:1")
     cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
     assert config(plan, "worker:0") == {
@@ -81,7 +80,7 @@ def test_one_worker_is_a_cluster_too() -> None:
     assert config(a_plan("worker:0"), "worker:0")["cluster"] == {"worker": ["127.0.0.1:2222"]}
 
 
-def test_an_evaluator_is_named_in_its_own_tf_config_only() -> None:
+def test_an_evaluator_is_only_in_its_own_tf_config() -> None:
     plan = a_plan("worker:0", "worker:1", "evaluator:0")
     assert "evaluator" not in config(plan, "worker:0")["cluster"]
     assert config(plan, "evaluator:0") == {
@@ -93,7 +92,7 @@ def test_an_evaluator_is_named_in_its_own_tf_config_only() -> None:
     }
 
 
-def test_jobs_stand_in_tensorflows_order() -> None:
+def test_jobs_are_in_tensorflows_order() -> None:
     plan = a_plan("ps:0", "worker:1", "worker:0", "chief:0")
     assert list(config(plan, "ps:0")["cluster"]) == ["chief", "worker", "ps"]
     assert config(plan, "ps:0")["cluster"]["worker"] == ["127.0.0.1:2224", "127.0.0.1:2223"]
@@ -118,7 +117,7 @@ def test_the_variable_is_one_line_of_json() -> None:
     assert json.loads(text) == config(plan, "worker:1")
 
 
-def test_chosen_ports_take_the_place_of_the_specs() -> None:
+def test_chosen_ports_replace_the_specs() -> None:
     plan = a_plan("worker:0")
     attempt = Attempt(plan, 2, (TaskId("worker", 0),), {TaskId("worker", 0): 40001})
     found = values(attempt, "worker:0")
@@ -147,8 +146,8 @@ def test_a_shared_checkpoint_folder_replaces_each_tasks_own() -> None:
     assert shared["TFCLUSTER_CHECKPOINT_DIR"] == "gs://b/x"
 
 
-def test_a_large_gang_has_its_addresses_written_once() -> None:
-    """Each task's own would be a million for a thousand tasks, at every start."""
+def test_the_tasks_of_a_large_gang_share_one_list_of_addresses() -> None:
+    """A list per task would hold a million addresses for a thousand tasks, at every start."""
     attempt = fixed(a_plan(*(f"worker:{index}" for index in range(50)), "evaluator:0"))
-    found = [tf_config.build(attempt, task)["cluster"]["worker"] for task in attempt.members]
+    found = [build(attempt, task)["cluster"]["worker"] for task in attempt.members]
     assert all(addresses is found[0] for addresses in found)

@@ -1,4 +1,4 @@
-"""What each task of a KerasTuner search gets: its place in the search, a folder, no TF_CONFIG."""
+"""The environment of the tasks of a KerasTuner search: KerasTuner's variables, no TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def test_the_chief_s_port_is_the_oracle_s_and_each_tuner_has_an_id(plan_of: Plan
         assert found["KERASTUNER_ORACLE_IP"] == "127.0.0.1"
         assert found["KERASTUNER_ORACLE_PORT"] == "4000"
         assert found["KERASTUNER_TUNER_ID"] == tuner
-        # KerasTuner takes for the chief whoever has these letters in its id.
+        # For KerasTuner, the chief is the process with these letters in its id.
         assert ("chief" in tuner) == (task == "chief:0")
 
 
-def test_a_tuner_that_is_started_again_keeps_its_id(plan_of: Planner) -> None:
+def test_a_restarted_tuner_keeps_its_id(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
     again = values(plan, "worker:1", number=2)
     assert again["KERASTUNER_TUNER_ID"] == values(plan, "worker:1")["KERASTUNER_TUNER_ID"]
 
 
-def test_a_tuner_alone_needs_no_oracle(plan_of: Planner) -> None:
+def test_a_single_tuner_needs_no_oracle(plan_of: Planner) -> None:
     found = values(plan_of(SEARCH | {"cluster": {"worker": 1}}), "worker:0")
     assert not [name for name in found if name.startswith("KERASTUNER")]
     assert found["TFCLUSTER_TUNER_DIR"] == "/run/tuner"
@@ -58,15 +58,15 @@ def test_tuners_train_alone(plan_of: Planner) -> None:
     assert plan.strategy == "default"
     assert "TF_CONFIG" not in values(plan, "worker:0")
     assert '"strategy": "default"' in planned(plan, "worker:0")["TFCLUSTER_SETTINGS"]
-    # Keras 3's fault has to do with several workers, so nothing keeps a search from Keras 3.
+    # Keras 3 fails with several workers only, so a search may use it.
     assert "TF_USE_LEGACY_KERAS" not in planned(plan, "worker:0")
 
 
-def test_another_strategy_is_the_user_s_choice(plan_of: Planner) -> None:
+def test_the_strategy_in_the_spec_is_kept(plan_of: Planner) -> None:
     assert plan_of(SEARCH | {"strategy": {"name": "mirrored"}}).strategy == "mirrored"
 
 
-def test_the_folder_of_the_search_is_one_run_s_and_all_tasks_share_it(plan_of: Planner) -> None:
+def test_all_tasks_of_a_run_share_the_folder_of_the_search(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
     assert {values(plan, str(task.id))["TFCLUSTER_TUNER_DIR"] for task in plan.tasks} == {
         "/run/tuner"
@@ -75,19 +75,19 @@ def test_the_folder_of_the_search_is_one_run_s_and_all_tasks_share_it(plan_of: P
     assert values(shared, "worker:0")["TFCLUSTER_TUNER_DIR"] == "gs://bucket/exp7/tuner/r-1"
 
 
-def test_other_jobs_have_no_such_folder(plan_of: Planner) -> None:
+def test_other_jobs_have_no_search_folder(plan_of: Planner) -> None:
     assert "TFCLUSTER_TUNER_DIR" not in values(plan_of(), "worker:0")
 
 
-@pytest.mark.parametrize("wish", [None, 1, "all", [0, 1]])
-def test_the_chief_takes_no_gpu_from_the_tuners(plan_of: Planner, wish: object) -> None:
-    plan = plan_of(SEARCH | ({"resources": {"gpus": wish}} if wish else {}), gpus=(0, 1))
+@pytest.mark.parametrize("gpus", [None, 1, "all", [0, 1]])
+def test_the_chief_takes_no_gpu_from_the_tuners(plan_of: Planner, gpus: object) -> None:
+    plan = plan_of(SEARCH | ({"resources": {"gpus": gpus}} if gpus else {}), gpus=(0, 1))
     assert planned(plan, "chief:0")["CUDA_VISIBLE_DEVICES"] == "-1"
-    seen = planned(plan, "worker:0")["CUDA_VISIBLE_DEVICES"]
-    assert seen == ("0,1" if wish in ("all", [0, 1]) else "0")
+    visible = planned(plan, "worker:0")["CUDA_VISIBLE_DEVICES"]
+    assert visible == ("0,1" if gpus in ("all", [0, 1]) else "0")
 
 
-def test_a_chief_gets_the_gpus_it_is_given(plan_of: Planner) -> None:
+def test_a_chief_gets_the_gpus_that_the_spec_gives_it(plan_of: Planner) -> None:
     cluster = {"chief": [{"address": "127.0.0.1:0", "gpus": [0]}], "worker": ["127.0.0.1:0"]}
     plan = plan_of(SEARCH | {"cluster": cluster}, gpus=(0, 1))
     assert planned(plan, "chief:0")["CUDA_VISIBLE_DEVICES"] == "0"
@@ -96,7 +96,7 @@ def test_a_chief_gets_the_gpus_it_is_given(plan_of: Planner) -> None:
     assert planned(one, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true", "it is shared"
 
 
-def test_only_the_oracle_s_port_must_be_known_beforehand(plan_of: Planner) -> None:
+def test_only_the_port_of_the_oracle_must_be_fixed(plan_of: Planner) -> None:
     cluster = {"chief": ["127.0.0.1:8000"], "worker": ["127.0.0.1:0", "127.0.0.1:0"]}
     assert fixed(plan_of(SEARCH | {"cluster": cluster})).ports[TaskId("chief", 0)] == 8000
     with pytest.raises(ValueError, match="no port yet for chief:0"):

@@ -1,4 +1,4 @@
-"""What `doctor` says of nodes whose agents answer otherwise than they should: it never waits."""
+"""`doctor` reports agents that refuse, go away or lose their guard, without waiting for them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.coordinator.test_attempts import Lines
+from tests.launcher.coordinator.test_attempts import FakeHub
 
 from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.plan.plan import NodePlan
@@ -21,12 +21,13 @@ from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir.paths import RunPaths
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
+REFUSED = "its agent could not carry out an order"
 HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
 Answers = dict[str, list[dict[str, Any]]]
 
 
 class Agent:
-    """Answers each kind of order with these messages; `gone` is that its line ends."""
+    """An agent that answers each kind of order with fixed messages; after `gone` its link ends."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
     heard_goodbye, has_ended, heard_at = True, False, 0.0
@@ -36,17 +37,17 @@ class Agent:
         self.files = SimpleNamespace(is_lost=False)
         self.is_closed = False
         self._answers = answers
-        self._said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def connect(self, node: NodePlan, **_: object) -> Agent:
         return self
 
     async def send(self, message: dict[str, Any]) -> None:
         for answer in self._answers.get(message["type"], ()):
-            self._said.put_nowait(answer)
+            self._outgoing.put_nowait(answer)
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        while (message := await self._said.get())["type"] != "gone":
+        while (message := await self._outgoing.get())["type"] != "gone":
             yield message
         self.files.is_lost = True
 
@@ -55,7 +56,7 @@ class Agent:
 
     async def close(self, **_: object) -> tuple[str, ...]:
         self.is_closed = True
-        self._said.put_nowait({"type": "gone"})
+        self._outgoing.put_nowait({"type": "gone"})
         return ()
 
 
@@ -64,7 +65,7 @@ Examine = Callable[[Answers], PreflightReport]
 
 @pytest.fixture
 def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
-    def look(answers: Answers) -> PreflightReport:
+    def run(answers: Answers) -> PreflightReport:
         def backend_of(node: NodePlan) -> Backend:
             agent: Any = Agent(answers)
             return agent  # type: ignore[no-any-return]
@@ -77,38 +78,41 @@ def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
         monkeypatch.setattr(doctor, "_backend_of", backend_of)
         return asyncio.run(within_seconds())
 
-    return look
+    return run
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "error"),
     [
-        ({"type": "refused", "reason": ENOSPC}, f"its agent could not obey ({ENOSPC})"),
+        (
+            {"type": "refused", "reason": ENOSPC},
+            f"its agent could not carry out an order ({ENOSPC})",
+        ),
         ({"type": "guard_lost"}, "the guard beside its agent was killed"),
         ({"type": "gone"}, "its agent went away (killed)"),
     ],
     ids=str,
 )
-def test_an_agent_that_cannot_hold_ports_is_a_finding_in_its_words(
-    examine: Examine, message: dict[str, Any], said: str
+def test_an_agent_that_cannot_hold_ports_is_a_finding_with_its_reason(
+    examine: Examine, message: dict[str, Any], error: str
 ) -> None:
     (finding,) = examine({"hold_ports": [message]}).fatal
-    assert (finding.node, finding.what) == ("local", said)
+    assert (finding.node, finding.what) == ("local", error)
 
 
-def test_one_that_refuses_to_be_looked_at_is_a_finding_too(examine: Examine) -> None:
+def test_an_agent_that_refuses_the_probe_is_a_finding(examine: Examine) -> None:
     refused = {"type": "refused", "reason": "start: OSError: no room"}
     (finding,) = examine({"hold_ports": [HELD], "start": [refused]}).fatal
-    assert "its agent could not obey (start: OSError: no room)" in finding.what
+    assert f"{REFUSED} (start: OSError: no room)" in finding.what
 
 
-def test_a_node_that_goes_just_before_the_look_is_a_finding(tmp_path: Path) -> None:
+def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
-    lines = Lines(paths)
+    lines = FakeHub(paths)
     lines.keep("local", {"type": "start_failed", "task": "preflight", "error": "it went away"})
 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
-        assert condition(), "nothing will come in any more"
+        assert condition(), "no more messages will come"
 
-    look = asyncio.run(NodeProbes(plan_of(), paths, lines, until).look(["local"], {}))
-    assert [finding.what for finding in look.fatal] == ["it cannot be looked at: it went away"]
+    report = asyncio.run(NodeProbes(plan_of(), paths, lines, until).run(["local"], {}))
+    assert [finding.what for finding in report.fatal] == ["the checks could not run: it went away"]

@@ -1,4 +1,4 @@
-"""What a look at the nodes finds wrong, and what it lets pass."""
+"""The preflight rules: what they report, what is fatal and what is only a warning."""
 
 from __future__ import annotations
 
@@ -18,69 +18,69 @@ from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.supervision.connectivity import between
-from tfcluster.ui.preflight_table import table
+from tfcluster.ui.preflight_table import format_report
 
 VERSIONS = {"tensorflow": "2.15.1", "keras": "2.15.0", "numpy": "1.26.4", "protobuf": "4.25.9"}
 A = ProbeAnswer("a", "3.11.7", VERSIONS, free_bytes=10**12, clock_ahead_s=0.1)
 B, C = replace(A, node="b"), replace(A, node="c")
 
 
-def found(*those: ProbeAnswer, **needs: Any) -> list[Finding]:
-    return list(rules.judge(those, Needs(**needs)))
+def found(*answers: ProbeAnswer, **needs: Any) -> list[Finding]:
+    return list(rules.judge(answers, Needs(**needs)))
 
 
-def test_equal_nodes_that_reach_each_other_are_well() -> None:
+def test_equal_nodes_that_reach_each_other_have_no_findings() -> None:
     assert found(A, B, C) == []
 
 
-def test_the_one_with_another_version_is_named_not_the_two_that_agree() -> None:
+def test_the_node_with_another_version_is_named_not_the_two_that_agree() -> None:
     (finding,) = found(A, replace(B, packages={**VERSIONS, "tensorflow": "2.16.1"}), C)
     assert finding.node == "b"
-    assert finding.what == "TensorFlow is 2.16.1 there, 2.15.1 on the others"
+    assert finding.what == "TensorFlow: 2.16.1 on this node, 2.15.1 on the others"
     assert finding.is_fatal
 
 
-def test_another_numpy_is_told_and_ends_nothing() -> None:
+def test_another_numpy_is_a_warning() -> None:
     (finding,) = found(A, B, replace(C, packages={**VERSIONS, "numpy": "2.0.0"}))
     assert (finding.node, finding.is_fatal) == ("c", False)
 
 
-def test_a_python_without_tensorflow_matters_to_a_job_that_imports_it() -> None:
+def test_a_python_without_tensorflow_is_fatal_only_for_a_job_that_imports_it() -> None:
     bare = [replace(one, packages={}) for one in (A, B)]
     assert [finding.what for finding in found(*bare)] == ["its Python has no TensorFlow"] * 2
     assert found(*bare, tensorflow=False) == []
 
 
-def test_a_patch_of_python_does_not_matter_its_minor_does() -> None:
+def test_another_minor_version_of_python_is_a_finding_a_patch_version_is_not() -> None:
     assert found(A, replace(B, python="3.11.2")) == []
     (finding,) = found(A, B, replace(C, python="3.12.1"))
-    assert finding.what == "Python is 3.12 there, 3.11 on the others"
+    assert finding.what == "Python: 3.12 on this node, 3.11 on the others"
 
 
-def test_gpus_must_be_as_many_and_of_one_kind() -> None:
+def test_nodes_must_have_the_same_number_and_model_of_gpus() -> None:
     two = replace(A, gpus=("H100", "H100"))
     (finding,) = found(two, replace(B, gpus=two.gpus), replace(C, gpus=("H100",)))
-    assert finding.what == "GPUs is 1 × H100 there, 2 × H100 on the others"
+    assert finding.what == "GPUs: 1 × H100 on this node, 2 × H100 on the others"
 
 
-def test_a_blocked_port_is_told_from_the_side_that_cannot_reach_it() -> None:
+def test_a_blocked_port_is_reported_for_the_node_that_cannot_connect() -> None:
     line = ("b", "worker:1", "10.0.0.2", 2222, "Connection timed out")
     (finding,) = found(replace(A, unreachable=(line,)), B)
     assert finding.node == "a"
-    assert "worker:1 (10.0.0.2:2222) cannot be reached from there" in finding.what
+    assert "cannot connect to worker:1 (10.0.0.2:2222)" in finding.what
 
 
-def test_that_nobody_reaches_a_host_that_gave_no_report_is_no_news() -> None:
+def test_an_unreachable_node_that_did_not_answer_is_not_reported_again() -> None:
     line = ("b", "worker:1", "10.0.0.2", 2222, "Connection refused")
     assert rules.judge([replace(A, unreachable=(line,))], Needs(), silent={"b"}) == ()
 
 
-def test_a_name_of_another_host_a_full_disk_and_a_wrong_clock() -> None:
+def test_a_foreign_name_is_fatal_a_full_disk_and_a_wrong_clock_are_warnings() -> None:
     bad = replace(A, strange_names=("gpu7",), free_bytes=10**6, clock_ahead_s=-90.0)
     assert [(f.what, f.is_fatal) for f in found(bad, B)] == [
-        ("gpu7 is not one of its own addresses", True),
+        ("gpu7 is not an address of this node", True),
         ("only 1 MB of disk are free", False),
-        ("its clock differs from ours by -90 s", False),
+        ("its clock differs from this machine's by -90 s", False),
     ]
 
 
@@ -89,9 +89,9 @@ def test_parameter_servers_and_tuners_need_not_be_alike() -> None:
     assert found(A, other, tensorflow=False, gang=False) == []
 
 
-def test_what_is_no_report_is_refused() -> None:
+def test_a_line_that_is_not_a_probe_answer_is_refused() -> None:
     for line in ("", "no JSON", "[]", json.dumps({"node": "a"})):
-        with pytest.raises(ValueError, match="not a probe's report"):
+        with pytest.raises(ValueError, match="not a probe's answer"):
             probe_answers.read(line, now=0.0)
 
 
@@ -121,23 +121,23 @@ REPORT: dict[str, Any] = {
     ],
     ids=str,
 )
-def test_what_is_no_report_of_ours_is_refused(field: str, value: object) -> None:
-    with pytest.raises(ValueError, match=r"report|values to unpack|invalid literal"):
+def test_an_answer_with_a_bad_field_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=r"answer|values to unpack|invalid literal"):
         probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
 
 
 @pytest.mark.parametrize("field", REPORT)
 @pytest.mark.parametrize("value", [5, "x", None, [{}], [[]], {"a": [1]}, {"error": {}}], ids=str)
-def test_what_is_taken_for_a_report_can_be_judged(field: str, value: object) -> None:
+def test_every_accepted_answer_can_be_judged_and_shown(field: str, value: object) -> None:
     try:
         one = probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
     except ValueError:
         return
     found(one, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
-    assert table(PreflightReport(("a",), (one,), ()), width=None, colours=False)
+    assert format_report(PreflightReport(("a",), (one,), ()), width=None, colours=False)
 
 
-def test_the_error_tells_all_of_it_with_the_cures() -> None:
+def test_the_error_lists_all_findings_with_their_fixes() -> None:
     error = PreflightError([("a", "no TensorFlow", "install it"), ("b", "no disk", "make room")])
     assert error.exit_code == 3
     assert str(error) == (
@@ -145,23 +145,23 @@ def test_the_error_tells_all_of_it_with_the_cures() -> None:
     )
 
 
-def test_a_driver_that_hangs_is_no_machine_without_gpus() -> None:
+def test_a_driver_that_hangs_does_not_mean_no_gpus() -> None:
     silent = replace(B, gpu_trouble="nvidia-smi did not answer within 5 s")
     two = replace(A, gpus=("H100", "H100"))
     (finding,) = found(two, silent, nccl={"a": ["worker:0"], "b": ["worker:1"]})
     assert (finding.node, finding.what, finding.is_fatal) == ("b", silent.gpu_trouble, False)
 
 
-def test_nccl_without_a_gpu_and_a_gpu_that_is_not_there() -> None:
+def test_nccl_without_a_gpu_and_a_missing_gpu_are_fatal() -> None:
     nccl = found(A, nccl={"a": ["worker:0", "worker:1"]})
     assert [f.what for f in nccl] == [
         "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"
     ]
     (finding,) = found(replace(A, gpus=("H100",)), gpu_indexes={"a": 1})
-    assert finding.what == "GPU 1 is asked for, and it has 1"
+    assert finding.what == "GPU index 1 is requested, but the node's GPU count is 1"
 
 
-def test_a_folder_all_write_to_must_be_writable_a_data_set_may_be_read_only() -> None:
+def test_the_checkpoint_folder_must_be_writable_a_data_set_may_be_read_only() -> None:
     one = replace(A, unwritable=(("/mnt/exp", "Read-only file system"), ("/mnt/data", "…")))
     assert [(f.what, f.is_fatal) for f in found(one, writes="/mnt/exp")] == [
         ("/mnt/exp cannot be written: Read-only file system", True),
@@ -169,35 +169,35 @@ def test_a_folder_all_write_to_must_be_writable_a_data_set_may_be_read_only() ->
     ]
 
 
-def test_another_script_on_a_shared_folder_is_no_accident() -> None:
+def test_another_script_in_a_shared_folder_is_a_finding() -> None:
     one = replace(A, script_sha256="aa")
     assert found(one, script_sha256="aa") == []
     assert [f.check for f in found(one, script_sha256="bb")] == ["script"]
-    assert found(A, script_sha256="bb") == []  # where it is not there yet it will be sent
+    assert found(A, script_sha256="bb") == []  # a missing script will be sent
 
 
-def test_an_import_that_fails_is_told_with_its_last_line() -> None:
+def test_an_import_that_fails_is_reported_with_its_last_line() -> None:
     one = replace(A, imported={"error": "ImportError: libcudart.so.12"}, executable="/tf/python")
     (finding,) = found(one)
     assert finding.what == "import tensorflow fails: ImportError: libcudart.so.12"
     assert "/tf/python" in finding.fix
 
 
-def test_a_look_is_read_back_as_it_was_written() -> None:
-    look = PreflightReport(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
-    again = PreflightReport.from_json(json.loads(json.dumps(look.to_json())))
-    assert json.dumps(again.to_json()) == json.dumps(look.to_json())
-    assert look.told == look.findings
-    look.require()
+def test_a_report_is_read_back_as_it_was_written() -> None:
+    report = PreflightReport(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
+    again = PreflightReport.from_json(json.loads(json.dumps(report.to_json())))
+    assert json.dumps(again.to_json()) == json.dumps(report.to_json())
+    assert report.warnings == report.findings
+    report.require()
 
 
-def test_a_look_that_found_something_fatal_says_all_of_it() -> None:
-    look = PreflightReport(("a",), (A,), ()).with_more([Finding("a", "ports", "taken", "another")])
+def test_a_report_with_a_fatal_finding_raises() -> None:
+    finding = Finding("a", "ports", "taken", "another")
     with pytest.raises(PreflightError, match="a: taken"):
-        look.require()
+        PreflightReport(("a",), (A,), ()).with_more([finding]).require()
 
 
-def test_a_node_is_asked_for_the_script_of_the_first_task_or_for_none(paths: RunPaths) -> None:
+def test_a_node_is_asked_for_the_script_of_the_first_task_or_for_no_script(paths: RunPaths) -> None:
     plan = plan_of("worker:0", "worker:1", "worker:2")
     scripts = ("/job/train.py", "/job/other.py", "/job/train.py")
     tasks = tuple(

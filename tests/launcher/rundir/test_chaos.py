@@ -1,4 +1,4 @@
-"""`--chaos`: what can be written, who is told, and what is refused before anything starts."""
+"""`--chaos`: the faults that can be written, who injects them, and what is rejected."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tfcluster.rundir.paths import RunPaths
 W0, W1 = TaskId("worker", 0), TaskId("worker", 1)
 
 
-def one(text: str, plan: Plan | None = None) -> Fault:
+def parse_one(text: str, plan: Plan | None = None) -> Fault:
     (fault,) = chaos.parse([text], plan or plan_of())
     return fault
 
 
-def refused(text: str, plan: Plan | None = None) -> str:
+def error_of(text: str, plan: Plan | None = None) -> str:
     with pytest.raises(UsageError) as caught:
         chaos.parse([text], plan or plan_of())
     return str(caught.value)
@@ -46,17 +46,15 @@ def refused(text: str, plan: Plan | None = None) -> str:
         ("kill-agent worker:1 at step 7", {"do": "report", "place": "step", "number": 7}),
     ],
 )
-def test_a_task_is_told_of_its_own_faults_in_their_attempt(
-    text: str, expected: dict[str, Any]
-) -> None:
-    fault = one(text)
-    told = {"fault": " ".join(text.split()), **expected}
-    assert chaos.settings_for([fault], W1, 1) == [told]
+def test_a_task_gets_its_faults_in_their_attempt_only(text: str, expected: dict[str, Any]) -> None:
+    fault = parse_one(text)
+    record = {"fault": " ".join(text.split()), **expected}
+    assert chaos.settings_for([fault], W1, 1) == [record]
     assert chaos.settings_for([fault], W1, 2) == []
     assert chaos.settings_for([fault], W0, 1) == []
 
 
-def test_several_at_once_and_in_a_later_attempt() -> None:
+def test_several_faults_and_a_later_attempt() -> None:
     texts = [
         "kill worker:1 at step 5; stop worker:0 at save in attempt 2;",
         "term worker:0 at start",
@@ -67,53 +65,53 @@ def test_several_at_once_and_in_a_later_attempt() -> None:
     ]  # fmt: skip
 
 
-def test_an_agent_is_ordered_to_die_and_other_faults_are_the_tasks_own() -> None:
+def test_the_coordinator_kills_agents_and_tasks_inject_other_faults() -> None:
     faults = chaos.parse(["kill-agent local at step 7", "kill worker:1 at step 7"], plan_of())
     assert faults[0].witness == W0, "the chief counts"
     assert chaos.order(faults, faults[0].text) == ("local", {"type": "die"})
     assert chaos.order(faults, faults[1].text) is None
 
 
-def test_what_serves_is_hit_at_a_step_of_the_chief_who_counts_them() -> None:
+def test_steps_of_a_serving_task_are_those_of_the_chief() -> None:
     plan = plan_of("chief:0", "worker:0", "ps:0")
-    fault = one("kill ps:0 at step 50", plan)
-    (told,) = chaos.settings_for([fault], TaskId("chief", 0), 1)
-    assert (told["do"], told["task"]) == ("report", "ps:0")
+    fault = parse_one("kill ps:0 at step 50", plan)
+    (record,) = chaos.settings_for([fault], TaskId("chief", 0), 1)
+    assert (record["do"], record["task"]) == ("report", "ps:0")
     node, order = chaos.order([fault], fault.text) or ("", {})
     assert (node, order["signal"], order["tasks"]) == ("local", signal.SIGKILL, ["ps:0"])
-    assert one("hang ps:0 at start", plan).witness == TaskId("ps", 0)
-    assert "ps:0 only serves" in refused("hang ps:0 at step 50", plan)
+    assert parse_one("hang ps:0 at start", plan).witness == TaskId("ps", 0)
+    assert "ps:0 only serves" in error_of("hang ps:0 at step 50", plan)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kil worker:1 at step 5", "'kil' is not a fault"),
-        ("kill worker:1", "here it ends, and 'at' is missing"),
-        ("kill worker at step 5", "'worker' is no task"),
-        ("kill worker:7 at step 5", "there is no worker:7 in the cluster"),
+        ("kill worker:1", "'at' is missing"),
+        ("kill worker at step 5", "'worker' is not a task"),
+        ("kill worker:7 at step 5", "the cluster has no worker:7"),
         ("kill-agent gpu9 at step 5", "the nodes are local"),
-        ("kill worker:1 on step 5", "'at' belongs here, not 'on'"),
+        ("kill worker:1 on step 5", "expected 'at', not 'on'"),
         ("kill worker:1 at noon", "'noon' is not a place"),
-        ("kill worker:1 at step 0", "a step is a number, 1 or more, not '0'"),
+        ("kill worker:1 at step 0", "a step must be an integer of at least 1, not '0'"),
         ("kill worker:1 at step ³", "not '³'"),
-        ("exit 256 worker:1 at start", "0 to 255, not '256'"),
-        ("exit worker:1 at start", "an exit code is a number"),
+        ("exit 256 worker:1 at start", "from 0 to 255, not '256'"),
+        ("exit worker:1 at start", "an exit code must be an integer"),
         ("kill worker:1 at step 5 in attempt", "an attempt is missing"),
-        ("kill worker:1 at step 5 in attempt 2 now", "nothing may follow here"),
+        ("kill worker:1 at step 5 in attempt 2 now", "unexpected text at the end"),
         ("", "a fault is missing"),
-        ("kill worker:1 at step 5; kill worker:1  at step 5", "stands there twice"),
+        ("kill worker:1 at step 5; kill worker:1  at step 5", "is given twice"),
     ],
 )
-def test_a_wrong_fault_is_refused_with_what_is_wrong(text: str, said: str) -> None:
-    assert said in refused(text)
+def test_a_malformed_fault_is_rejected_with_the_reason(text: str, message: str) -> None:
+    assert message in error_of(text)
 
 
 WORDS = [*chaos.VERBS, *chaos.PLACES, "at", "in", "attempt", "worker:1", "worker:9", "3", "0", ";"]
 
 
 @given(st.lists(st.sampled_from(WORDS) | st.text(max_size=4), max_size=9).map(" ".join))
-def test_any_words_are_a_fault_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     try:
         faults = chaos.parse([text], plan_of())
     except UsageError:
@@ -122,28 +120,28 @@ def test_any_words_are_a_fault_or_refused(text: str) -> None:
         assert chaos.parse([fault.text], plan_of()) == (fault,), "its text says it all"
 
 
-def test_the_wrong_word_is_pointed_at_and_the_cure_named() -> None:
-    lines = refused("kill worker:7  at step 5").splitlines()
+def test_the_error_points_at_the_wrong_word_and_names_the_fix() -> None:
+    lines = error_of("kill worker:7  at step 5").splitlines()
     assert lines[1:] == [
         "    kill worker:7 at step 5",
         "         ^^^^^^^^",
         "  → the tasks are worker:0, worker:1",
     ]
-    assert "kill worker:1 at step 50" in refused("kill"), "the grammar, with an example"
+    assert "kill worker:1 at step 50" in error_of("kill"), "the grammar, with an example"
 
 
 @pytest.mark.parametrize("place", ["step 5", "start", "join", "save"])
-def test_without_our_boot_nothing_can_be_injected(place: str) -> None:
-    said = refused(f"kill worker:1 at {place}", plan_of(hooks=False))
-    assert "it is a command, or its hooks are off" in said
-    assert ("reports no steps" in said) is (place == "step 5")
+def test_without_hooks_nothing_can_be_injected(place: str) -> None:
+    message = error_of(f"kill worker:1 at {place}", plan_of(hooks=False))
+    assert "it is a command, or its hooks are off" in message
+    assert ("reports no steps" in message) is (place == "step 5")
 
 
-def test_a_plain_job_reports_no_steps_and_waits_for_nobody() -> None:
+def test_a_plain_job_reports_no_steps_and_waits_for_no_peer() -> None:
     plain = plan_of(kind="plain")
-    assert "reports no steps" in refused("kill worker:1 at step 5", plain)
-    assert "never waits" in refused("kill worker:1 at join", plain)
-    assert one("kill worker:1 at start", plain).place == "start"
+    assert "reports no steps" in error_of("kill worker:1 at step 5", plain)
+    assert "never waits" in error_of("kill worker:1 at join", plain)
+    assert parse_one("kill worker:1 at start", plain).place == "start"
 
 
 def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> None:
@@ -152,7 +150,7 @@ def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> Non
     tasks = tuple(replace(t, command=replace(t.command, env=(settings,))) for t in plan.tasks)
     attempt = Attempt(replace(plan, tasks=tasks), 1, (W0, W1), {W0: 1000, W1: 1001})
     faults = chaos.parse(["kill worker:1 at step 5"], plan)
-    order = orders.start(attempt, site_of("local", paths, {}), holds_ports=True, chaos=faults)
+    order = orders.start(attempt, site_of("local", paths, {}), holds_ports=True, faults=faults)
     found = [json.loads(task["env"]["TFCLUSTER_SETTINGS"]) for task in order["tasks"]]
     assert found[0] == {"communication": "RING"}
     assert found[1] == {"communication": "RING", "chaos": chaos.settings_for(faults, W1, 1)}

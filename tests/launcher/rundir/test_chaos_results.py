@@ -1,4 +1,4 @@
-"""What the summary says of rehearsed faults: noticed, trained on, or never injected."""
+"""The summary of injected faults: when each was detected and resumed, or why it never happened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def injected(fault: str = "kill worker:1 at step 5") -> Event:
     return ev.ChaosInjected(fault=fault, **W1, attempt=1, step=5)
 
 
-def told(*history: tuple[float, Event]) -> list[dict[str, Any]]:
+def fold_events(*history: tuple[float, Event]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for now, event in history:
         chaos.apply(records, event, now)
@@ -35,10 +35,8 @@ def step(task: str, attempt: int, number: int) -> Event:
     return ev.Progress(task=task, attempt=attempt, step=number)
 
 
-def test_a_killed_task_is_noticed_by_its_end_and_resumed_with_the_next_attempts_first_step() -> (
-    None
-):
-    (record,) = told(
+def test_a_kill_is_detected_by_the_exit_and_resumed_with_the_next_first_step() -> None:
+    (record,) = fold_events(
         (100.0, injected()),
         (100.25, killed("worker:1")),
         (101.0, step("worker:0", 1, 6)),
@@ -53,8 +51,8 @@ def test_a_killed_task_is_noticed_by_its_end_and_resumed_with_the_next_attempts_
     }  # fmt: skip
 
 
-def test_a_task_without_steps_is_resumed_when_it_is_ready_again() -> None:
-    (record,) = told(
+def test_a_task_without_steps_has_resumed_when_it_is_ready_again() -> None:
+    (record,) = fold_events(
         (1.0, injected()), (2.0, killed("worker:1")), (4.0, ev.TaskReady(**W1, attempt=2))
     )
     assert record["resumed_after_s"] == 3.0
@@ -71,13 +69,13 @@ def test_a_task_without_steps_is_resumed_when_it_is_ready_again() -> None:
         ("kill-agent local at step 5", ev.NodeLost(node="local", reason="its agent died")),
     ],
 )
-def test_the_first_sign_of_a_fault(fault: str, sign: Event) -> None:
-    (record,) = told((1.0, injected(fault)), (3.5, sign))
+def test_the_first_event_that_shows_a_fault(fault: str, sign: Event) -> None:
+    (record,) = fold_events((1.0, injected(fault)), (3.5, sign))
     assert record["detected_after_s"] == 2.5
 
 
-def test_what_others_do_is_no_sign_and_an_early_end_with_0_is_none() -> None:
-    (record,) = told(
+def test_events_of_other_tasks_and_exit_code_0_show_no_fault() -> None:
+    (record,) = fold_events(
         (1.0, injected("term worker:1 at step 5")),
         (2.0, killed("worker:0")),
         (2.5, ev.NodeLost(node="other", reason="")),
@@ -89,7 +87,7 @@ def test_what_others_do_is_no_sign_and_an_early_end_with_0_is_none() -> None:
 
 
 NEVER = [
-    ("kill worker:1 at step 5000", 375, 1, "worker:1 got to step 375"),
+    ("kill worker:1 at step 5000", 375, 1, "worker:1 reached step 375"),
     ("kill worker:1 at step 5000", None, 1, "the job reports no steps"),
     ("kill worker:1 at step 5 in attempt 2", 375, 1, "there was no attempt 2"),
     ("kill worker:1 at save 3", 375, 1, "worker:1 did not save that often"),
@@ -98,7 +96,7 @@ NEVER = [
 
 
 @pytest.mark.parametrize(("text", "at", "attempt", "why"), NEVER)
-def test_a_fault_that_was_never_injected_says_why(
+def test_a_fault_that_was_never_injected_is_warned_about(
     state: RunSnapshot, text: str, at: int | None, attempt: int, why: str
 ) -> None:
     state.attempt, state.tasks[1].step = attempt, at
@@ -121,6 +119,6 @@ def test_each_fault_keeps_its_own_times() -> None:
         (1.0, injected()), (2.0, killed("worker:1")), (3.0, step("worker:1", 2, 3)),
         (4.0, other), (4.5, killed("worker:0")), (5.5, step("worker:1", 3, 3)),
     )  # fmt: skip
-    first, second = told(*history)
+    first, second = fold_events(*history)
     assert (first["detected_after_s"], first["resumed_after_s"]) == (1.0, 2.0)
     assert (second["detected_after_s"], second["resumed_after_s"]) == (0.5, 1.5)

@@ -1,4 +1,4 @@
-"""The coordinator's socket: what it answers, also to those who talk nonsense."""
+"""The control socket answers valid requests of this user, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
-def test_another_user_is_hung_up_on(paths: RunPaths) -> None:
-    """Also where the modes of folder and socket let them in."""
+def test_another_user_is_disconnected(paths: RunPaths) -> None:
+    """The user is checked even where the modes of folder and socket allow the access."""
     path = paths.control_socket
 
     def ask_as_another() -> bytes:
@@ -87,20 +87,18 @@ def test_another_user_is_hung_up_on(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"op": "dance"}', b"\xff\xfe"])
-def test_nonsense_is_answered_with_the_reason(paths: RunPaths, line: bytes) -> None:
+def test_invalid_requests_are_answered_with_the_reason(paths: RunPaths, line: bytes) -> None:
     path = paths.control_socket
     assert b'"ok": false' in with_server(path, lambda: say(path, line + b"\n"))
 
 
-def test_a_line_without_end_is_hung_up_on(
-    paths: RunPaths, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_endless_line_is_disconnected(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
     path = paths.control_socket
     assert with_server(path, lambda: say(path, b"x" * 200_000)) == b""
     assert caplog.text == "", "nothing is written beside the views"
 
 
-def test_a_client_that_stays_holds_nobody_up(
+def test_a_client_that_stays_does_not_block_others(
     paths: RunPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = paths.control_socket
@@ -123,17 +121,15 @@ def test_a_socket_that_a_killed_coordinator_left_is_replaced(paths: RunPaths) ->
     assert with_server(path, lambda: control.ask(path, {"op": "status"}))["ok"] is True
 
 
-def test_a_folder_that_is_too_deep_is_named_with_the_cure(tmp_path: Path) -> None:
+def test_a_path_that_is_too_long_is_reported_with_the_fix(tmp_path: Path) -> None:
     path = tmp_path / ("d" * 120) / "demo.ctl"
     with pytest.raises(SurroundingsError, match="XDG_RUNTIME_DIR"):
         with_server(path, lambda: None)
 
 
-def test_a_socket_that_was_cleared_away_is_made_again(
-    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the user's last session goes XDG_RUNTIME_DIR, and a run in the background goes on."""
-    monkeypatch.setattr(control, "_LISTEN_AGAIN_S", 0.01)
+def test_a_removed_socket_is_made_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A logout may remove XDG_RUNTIME_DIR while a run in the background goes on."""
+    monkeypatch.setattr(control, "_CHECK_INTERVAL_S", 0.01)
     path = paths.control_socket
 
     def clear_and_ask() -> dict[str, Any]:

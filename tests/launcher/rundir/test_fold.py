@@ -1,4 +1,4 @@
-"""What a history of events makes of a run's state."""
+"""Events fold into the state of a run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def tasks(state: RunSnapshot) -> dict[str, str]:
     return {task.task: task.state for task in state.tasks}
 
 
-def test_before_anything_has_happened(state: RunSnapshot) -> None:
+def test_the_first_state(state: RunSnapshot) -> None:
     assert state.status is Status.STARTING
     assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
 
@@ -91,7 +91,7 @@ def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
         ),
     ],
 )
-def test_how_a_task_ended(
+def test_the_exit_of_a_task_sets_its_state(
     state: RunSnapshot, paths: RunPaths, exited: Event, expected: str
 ) -> None:
     replay(state, paths, [*STARTED, exited])
@@ -109,7 +109,7 @@ def test_tasks_of_a_lost_node_are_lost_unless_their_end_is_known(
     assert tasks(replay(state, paths, [late]))["worker:1"] == "stopped"
 
 
-def test_a_run_that_is_stopped_and_finished(state: RunSnapshot, paths: RunPaths) -> None:
+def test_a_stopped_run_finishes(state: RunSnapshot, paths: RunPaths) -> None:
     replay(state, paths, [*STARTED, ev.RunStopping(why="Ctrl-C")])
     assert state.status is Status.STOPPING
     replay(state, paths, [ev.RunFinished(status="interrupted", exit_code=130)])
@@ -117,9 +117,7 @@ def test_a_run_that_is_stopped_and_finished(state: RunSnapshot, paths: RunPaths)
     assert (state.reason, state.hint) == (None, None)
 
 
-def test_why_a_run_ended_is_kept_where_no_task_is_to_blame(
-    state: RunSnapshot, paths: RunPaths
-) -> None:
+def test_the_reason_is_kept_where_no_task_is_to_blame(state: RunSnapshot, paths: RunPaths) -> None:
     error = PrepareError("prepare failed on local", fix="look at its log")
     replay(state, paths, [Outcome(Status.FAILED, 3, error).event()])
     assert (state.diagnosis, state.reason) == (None, "prepare failed on local")
@@ -128,7 +126,7 @@ def test_why_a_run_ended_is_kept_where_no_task_is_to_blame(
     assert (again.reason, again.hint) == (state.reason, state.hint)
 
 
-def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPaths) -> None:
+def test_the_state_survives_its_file(state: RunSnapshot, paths: RunPaths) -> None:
     error = ev.TaskError(task="worker:0", attempt=1, exception="ValueError", message="no", line=3)
     cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
     lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
@@ -139,9 +137,7 @@ def test_what_the_state_holds_survives_its_file(state: RunSnapshot, paths: RunPa
     assert (state.task("worker:0").error or {})["line"] == 3
 
 
-def test_a_loss_that_is_no_number_is_written_as_json_has_it(
-    state: RunSnapshot, paths: RunPaths
-) -> None:
+def test_a_loss_that_is_nan_is_valid_json(state: RunSnapshot, paths: RunPaths) -> None:
     """Python would write NaN, at which every other reader of JSON stops."""
     metrics = {"loss": math.nan, "norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
     step = ev.Progress(task="worker:0", attempt=1, step=3, metrics=metrics)
@@ -154,15 +150,15 @@ def test_a_loss_that_is_no_number_is_written_as_json_has_it(
     assert read == {"norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
 
 
-def test_a_metric_that_no_float_can_hold_is_damage(state: RunSnapshot) -> None:
-    """No view could show it."""
+def test_a_metric_beyond_float_is_rejected(state: RunSnapshot) -> None:
+    """No view could display such a metric."""
     damaged = state.to_json()
     damaged["tasks"][0]["metrics"] = {"loss": 10**400}
     with pytest.raises(ValueError, match="metrics"):
         RunSnapshot.from_json(damaged)
 
 
-def test_every_kind_of_event_has_a_name_of_its_own() -> None:
+def test_every_event_has_a_unique_type() -> None:
     kinds = Event.__subclasses__()
     names = {kind.type for kind in kinds}
     assert "run_finished" in names
@@ -170,7 +166,7 @@ def test_every_kind_of_event_has_a_name_of_its_own() -> None:
     assert all(fields(kind) for kind in kinds)
 
 
-def test_a_task_whose_restart_was_called_off_is_not_restarting_for_ever(
+def test_a_task_whose_restart_was_cancelled_does_not_stay_restarting(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     killed = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, duration_s=1.0)
@@ -180,7 +176,7 @@ def test_a_task_whose_restart_was_called_off_is_not_restarting_for_ever(
     assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
 
 
-def test_late_news_of_an_attempt_that_another_has_followed_change_nothing(
+def test_late_events_of_an_earlier_attempt_change_nothing(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)

@@ -1,4 +1,4 @@
-"""Where a run keeps its things is its user's alone."""
+"""The run folder and the folder of sockets are private to their user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def a_link(place: Path) -> None:
     ("prepare", "words"),
     [(writable_by_all, "other users can write to it"), (a_link, "not a folder but a link")],
 )
-def test_sockets_are_not_put_where_somebody_else_was_first(
+def test_a_folder_of_another_user_is_not_used_for_sockets(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     prepare: Callable[[Path], None],
@@ -40,16 +40,14 @@ def test_sockets_are_not_put_where_somebody_else_was_first(
     assert "XDG_RUNTIME_DIR" in raised.value.fix
 
 
-def test_the_folder_of_sockets_is_made_for_its_user_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_of_sockets_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "tfcluster"
     monkeypatch.setattr(journal, "runtime_dir", lambda: place)
     journal.make_runtime_dir()
     assert place.stat().st_mode & 0o777 == 0o700
 
 
-def test_an_id_that_another_run_has_is_not_taken(home_dir: Path) -> None:
+def test_the_id_of_another_run_is_not_reused(home_dir: Path) -> None:
     ids = iter(["demo-1", "demo-1", "demo-2"])
     first = journal.make_new(lambda: next(ids), home_dir)
     second = journal.make_new(lambda: next(ids), home_dir)
@@ -57,7 +55,7 @@ def test_an_id_that_another_run_has_is_not_taken(home_dir: Path) -> None:
     assert (home_dir / "latest").resolve() == second.root
 
 
-def test_a_home_that_is_a_file_is_no_id_that_is_taken(home_dir: Path) -> None:
+def test_a_home_that_is_a_file_is_an_error(home_dir: Path) -> None:
     home_dir.write_text("")
     with pytest.raises(RunFolderError, match="File exists"):
         journal.make_new(lambda: "demo-1", home_dir)
@@ -72,7 +70,7 @@ def test_a_home_that_is_a_file_is_no_id_that_is_taken(home_dir: Path) -> None:
         ({"XDG_RUNTIME_DIR": "/nowhere"}, "/elsewhere", "/tmp"),
     ],
 )
-def test_sockets_lie_in_the_temp_folder_where_its_path_is_short(
+def test_a_short_temp_folder_is_used_for_sockets(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], temp: str, above: str
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", temp)

@@ -1,4 +1,4 @@
-"""Nothing that happened is lost to a full disk; files are whole at every moment."""
+"""No event is lost to a full disk, and files are complete at every moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = ev.Progress(task="worker:0", attempt=1, step=1)
 
 
 class Disk:
-    """Takes `room` bytes of ``events.jsonl`` more, and no state while it is full."""
+    """A disk with `room` bytes left for ``events.jsonl``, and none for the state while full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
@@ -59,7 +59,7 @@ def seqs(paths: RunPaths) -> list[int]:
     return [json.loads(line)["seq"] for line in paths.events.read_text().splitlines()]
 
 
-def test_events_that_found_no_room_follow_whole_and_in_order(
+def test_events_delayed_by_a_full_disk_follow_complete_and_in_order(
     disk: Disk, state: RunSnapshot, paths: RunPaths
 ) -> None:
     kept = Journal(state, paths)
@@ -84,7 +84,7 @@ def test_events_that_found_no_room_follow_whole_and_in_order(
     ]
 
 
-def test_a_disk_that_stays_full_is_told_and_the_old_state_stays_readable(
+def test_a_disk_that_stays_full_is_reported_and_the_old_state_stays_readable(
     disk: Disk, state: RunSnapshot, paths: RunPaths
 ) -> None:
     kept = Journal(state, paths)
@@ -94,7 +94,7 @@ def test_a_disk_that_stays_full_is_told_and_the_old_state_stays_readable(
     assert json.loads(paths.state.read_text())["status"] == "starting"
 
 
-def test_progress_alone_writes_the_state_four_times_a_second(
+def test_progress_writes_the_state_four_times_a_second(
     state: RunSnapshot, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
@@ -121,7 +121,7 @@ def test_progress_alone_writes_the_state_four_times_a_second(
     kept.close()
 
 
-def test_a_large_state_is_written_in_a_tenth_of_the_time(
+def test_writing_a_large_state_takes_a_tenth_of_the_time(
     monkeypatch: pytest.MonkeyPatch, state: RunSnapshot, paths: RunPaths
 ) -> None:
     now, written = 100.0, 0
@@ -147,9 +147,7 @@ def test_a_large_state_is_written_in_a_tenth_of_the_time(
     kept.close()
 
 
-def test_a_disk_that_is_full_is_tried_now_and_then(
-    disk: Disk, state: RunSnapshot, paths: RunPaths
-) -> None:
+def test_writing_to_a_full_disk_is_retried(disk: Disk, state: RunSnapshot, paths: RunPaths) -> None:
     now = 100.0
     kept = Journal(state, paths, timer=lambda: now)
     disk.room = 0

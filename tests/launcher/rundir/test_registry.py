@@ -1,4 +1,4 @@
-"""Which run a user means, and what `ps`-like commands see of runs whose coordinator is gone."""
+"""The registry finds the run a user means, and runs whose coordinator is gone are lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfcluster.rundir.events import Status
 from tfcluster.rundir.registry import ProcessIdentity
 
 
-def test_by_id_last_four_characters_name_and_spec_file(
+def test_runs_are_found_by_id_suffix_name_and_spec_file(
     make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -31,7 +31,7 @@ def test_by_id_last_four_characters_name_and_spec_file(
     assert registry.resolve(None) == other
 
 
-def test_what_is_to_be_ended_is_the_one_that_lives(make_run: MakeRun) -> None:
+def test_live_only_prefers_the_live_run(make_run: MakeRun) -> None:
     live = make_run("alpha", status=Status.RUNNING, started=1.0)
     over = make_run("alpha", started=2.0)
     assert registry.resolve("alpha") == over
@@ -39,7 +39,7 @@ def test_what_is_to_be_ended_is_the_one_that_lives(make_run: MakeRun) -> None:
     assert registry.resolve(over.run_id, live_only=True) == over
 
 
-def test_a_run_that_is_not_known_is_named_with_what_is_near(make_run: MakeRun) -> None:
+def test_an_unknown_run_is_reported_with_similar_names(make_run: MakeRun) -> None:
     make_run("resnet")
     with pytest.raises(UnknownRunError) as caught:
         registry.resolve("resmet")
@@ -48,7 +48,7 @@ def test_a_run_that_is_not_known_is_named_with_what_is_near(make_run: MakeRun) -
     assert caught.value.exit_code == 2
 
 
-def test_nothing_means_the_only_live_run_or_the_list(make_run: MakeRun) -> None:
+def test_without_a_name_the_only_live_run_is_meant(make_run: MakeRun) -> None:
     make_run("over")
     with pytest.raises(UnknownRunError, match="no run is live"):
         registry.resolve(None, live_only=True)
@@ -64,25 +64,25 @@ def test_nothing_means_the_only_live_run_or_the_list(make_run: MakeRun) -> None:
     assert "over" not in caught.value.message
 
 
-def test_wait_means_the_live_run_else_background_runs_from_the_latest_on(make_run: MakeRun) -> None:
+def test_wait_means_the_live_run_else_the_latest_background_run(make_run: MakeRun) -> None:
     older = make_run("older", started=1.0, background=True)
     newer = make_run("newer", started=2.0, background=True)
     make_run("foreground", started=3.0)
-    assert registry.to_wait_for() == newer
+    assert registry.resolve_for_wait() == newer
     newer.waited.touch()
-    assert registry.to_wait_for() == older
+    assert registry.resolve_for_wait() == older
     older.waited.touch()
     with pytest.raises(UnknownRunError, match="no run is live"):
-        registry.to_wait_for()
+        registry.resolve_for_wait()
 
     live = make_run("live", status=Status.RUNNING, started=4.0)
-    assert registry.to_wait_for() == live
+    assert registry.resolve_for_wait() == live
     make_run("second", status=Status.RUNNING, started=5.0)
     with pytest.raises(UnknownRunError, match="2 runs are live"):
-        registry.to_wait_for()
+        registry.resolve_for_wait()
 
 
-def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
+def test_a_lost_run_is_open_until_it_is_cleaned_up(
     make_run: MakeRun,
 ) -> None:
     paths = make_run(status=Status.LOST)
@@ -100,7 +100,7 @@ def test_after_a_lost_run_there_is_something_to_end_until_it_was_cleaned_up(
     assert "down" not in caught.value.fix
 
 
-def test_the_socket_is_where_the_coordinator_made_it(
+def test_the_control_socket_is_in_the_coordinators_runtime_folder(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     paths = make_run(status=Status.RUNNING)
@@ -113,7 +113,7 @@ def test_the_socket_is_where_the_coordinator_made_it(
     )
 
 
-def test_no_run_at_all(home_dir: Path) -> None:
+def test_without_runs_the_error_says_how_to_start_one(home_dir: Path) -> None:
     assert registry.runs(home_dir) == []
     with pytest.raises(UnknownRunError, match="there is no run yet"):
         registry.resolve(None)
@@ -127,7 +127,7 @@ def test_a_run_whose_coordinator_is_gone_is_lost(make_run: MakeRun) -> None:
     assert registry.load(make_run(status=Status.RUNNING)).status is Status.RUNNING
 
 
-def test_a_coordinator_that_ends_its_run_while_we_look_is_not_lost(
+def test_a_run_that_ends_while_it_is_read_is_not_lost(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = make_run(status=Status.RUNNING)
@@ -142,7 +142,7 @@ def test_a_coordinator_that_ends_its_run_while_we_look_is_not_lost(
 
 
 def test_a_recycled_pid_is_not_the_coordinator(make_run: MakeRun) -> None:
-    """Same number, another start time: process 1 has its own."""
+    """The process id is in use, but with another start time."""
     paths = make_run(status=Status.RUNNING, pid=1)
     assert registry.load(paths).status is Status.LOST
 
@@ -156,13 +156,13 @@ def test_an_unreadable_state_is_an_error_that_says_what_to_do(make_run: MakeRun,
     assert [paths for paths, _ in registry.runs()] == [sound], "the others are still listed"
 
 
-def test_an_id_is_unlike_every_other_and_easy_to_type() -> None:
+def test_ids_are_unique_and_easy_to_type() -> None:
     ids = {registry.new_run_id("demo", 0.0) for _ in range(200)}
     assert len(ids) >= 195, "a million ids: five clashes among 200 do not happen"
     assert not set("0o1l") & set("".join(found[-4:] for found in ids))
 
 
-def test_delete_takes_the_socket_of_a_killed_coordinator_along(make_run: MakeRun) -> None:
+def test_delete_removes_the_socket_of_a_killed_coordinator(make_run: MakeRun) -> None:
     paths = make_run(status=Status.LOST)
     paths.control_socket.parent.mkdir(parents=True, exist_ok=True)
     paths.control_socket.touch()
@@ -171,7 +171,7 @@ def test_delete_takes_the_socket_of_a_killed_coordinator_along(make_run: MakeRun
     assert not paths.control_socket.exists()
 
 
-def test_latest_goes_with_the_run_it_names(make_run: MakeRun) -> None:
+def test_delete_removes_the_link_latest(make_run: MakeRun) -> None:
     older, newer = make_run(), make_run()
     latest = newer.root.parent.parent / "latest"
     registry.delete(older)
@@ -188,4 +188,4 @@ def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path)
     outside.write_bytes(b"x" * 5000)
     (tmp_path / "runs" / "one" / "link").symlink_to(outside)
     link_bytes = len(str(outside))
-    assert registry.bytes_of(tmp_path) == 1024 + link_bytes
+    assert registry.count_bytes(tmp_path) == 1024 + link_bytes

@@ -1,4 +1,4 @@
-"""The table of states: every state can be reached, every end is one, nothing leads back."""
+"""The table of states: every state can be reached, and final states are never left."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def test_a_run_reaches_every_state_that_is_not_final_and_leaves_no_final_one() -
     assert all(states.RUN[status] == {} for status in Status if status.is_final)
 
 
-def test_what_the_table_does_not_name_changes_nothing() -> None:
+def test_unknown_events_change_no_state() -> None:
     assert states.after(states.RUN, Status.SUCCEEDED, "restarting") is Status.SUCCEEDED
     assert states.after(states.RUN, Status.STOPPING, "restarting") is Status.STOPPING
     assert states.after(states.TASK, "succeeded", "node_lost") == "succeeded"
     assert states.after(states.TASK, "lost", "exited_badly") == "failed"
 
 
-def test_a_task_that_ended_starts_again_only_through_a_start() -> None:
+def test_an_ended_task_restarts_only_by_a_start() -> None:
     for ended in ("succeeded", "failed", "stopped", "lost"):
         onward = set(states.TASK[ended].values())
         assert onward <= {"restarting", "starting", "succeeded", "failed", "stopped", "lost"}

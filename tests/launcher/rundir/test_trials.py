@@ -1,4 +1,4 @@
-"""What is known of the trials of a search, as their events come in."""
+"""Reports about the trials of a search fold into records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfcluster.nodes.reports import to_event
-from tfcluster.nodes.task_reports import cleaned
+from tfcluster.nodes.task_reports import clean
 from tfcluster.rundir.events import Trial, to_line
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
@@ -26,8 +26,8 @@ def replay(state: RunSnapshot, paths: RunPaths, *events: Trial) -> RunSnapshot:
     return state
 
 
-def said(report: dict[str, Any], *, task: str = "chief:0") -> Any:
-    if (taken := cleaned(report)) is None:
+def message(report: dict[str, Any], *, task: str = "chief:0") -> Any:
+    if (taken := clean(report)) is None:
         return None
     return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": taken})
 
@@ -35,41 +35,44 @@ def said(report: dict[str, Any], *, task: str = "chief:0") -> Any:
 # -- from reports to events
 
 
-def test_the_oracle_s_word_becomes_an_event_with_the_tuner_s_task() -> None:
+def test_the_oracle_s_report_becomes_an_event_with_the_tuner_s_task() -> None:
     values = {"units": 64, "rate": 1e-3}
-    event = said({"type": "trial", "id": "3", "status": "RUNNING", "tuner": "worker-1", **FOUND,
+    event = message({"type": "trial", "id": "3", "status": "RUNNING", "tuner": "worker-1", **FOUND,
                   "values": values, "score": None, "best_step": 0})  # fmt: skip
     assert (event.id, event.status, event.tuner) == ("3", "RUNNING", "worker:1")
     assert (event.values, event.score) == (values, None)
     assert b'"type":"trial"' in to_line(event, seq=1, time=0.0)
 
 
-def test_a_tuner_that_searches_alone_is_called_by_its_task() -> None:
+def test_a_tuner_without_a_chief_is_named_by_its_task() -> None:
     report = {"type": "trial", "id": "0", "status": "COMPLETED", "tuner": "tuner0", "score": 0.5}
-    assert said(report, task="worker:0").tuner == "worker:0"
+    assert message(report, task="worker:0").tuner == "worker:0"
 
 
-def test_a_score_that_is_no_number_is_none() -> None:
+def test_a_score_of_nan_is_none() -> None:
     assert (
-        said({"type": "trial", "id": "0", "status": "INVALID", "score": float("nan")}).score is None
+        message({"type": "trial", "id": "0", "status": "INVALID", "score": float("nan")}).score
+        is None
     )
 
 
-def test_a_tuner_s_own_word_is_news_where_it_says_why() -> None:
-    assert said({"type": "trial_ended", "id": "0", "message": None}) is None
-    event = said({"type": "trial_ended", "id": "0", "message": "ValueError: x"}, task="worker:0")
+def test_a_tuner_s_report_counts_if_it_has_a_message() -> None:
+    assert message({"type": "trial_ended", "id": "0", "message": None}) is None
+    event = message({"type": "trial_ended", "id": "0", "message": "ValueError: x"}, task="worker:0")
     assert (event.id, event.status, event.message) == ("0", None, "ValueError: x")
 
 
 @pytest.mark.parametrize("report", [{"type": "trial"}, {"type": "trial", "id": "0"}])
-def test_a_malformed_report_is_nobody_s_event(report: dict[str, Any]) -> None:
-    assert said(report) is None
+def test_a_malformed_report_is_no_event(report: dict[str, Any]) -> None:
+    assert message(report) is None
 
 
 # -- from events to the state
 
 
-def test_a_trial_is_known_from_its_start_to_its_score(state: RunSnapshot, paths: RunPaths) -> None:
+def test_a_trial_is_recorded_from_its_start_to_its_score(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
     begun = trial("0", "RUNNING", tuner="worker:1", values={"units": 8}, **FOUND)
     replay(state, paths, begun)
     assert state.trials == [
@@ -93,17 +96,17 @@ def test_the_best_is_by_the_objective_s_direction(state: RunSnapshot, paths: Run
     assert state.best_trial == "2"
 
 
-def test_of_equal_trials_the_first_is_the_best(state: RunSnapshot, paths: RunPaths) -> None:
+def test_of_equal_trials_the_first_is_best(state: RunSnapshot, paths: RunPaths) -> None:
     replay(state, paths, *(trial(n, "COMPLETED", score=0.5, **FOUND) for n in "012"))
     assert state.best_trial == "0"
 
 
-def test_a_failed_or_half_done_trial_is_never_the_best(state: RunSnapshot, paths: RunPaths) -> None:
+def test_an_incomplete_trial_is_never_the_best(state: RunSnapshot, paths: RunPaths) -> None:
     replay(state, paths, trial("0", "INVALID", score=0.1), trial("1", "RUNNING"))
     assert state.best_trial is None
 
 
-def test_a_trial_that_is_begun_again_is_the_same_one(state: RunSnapshot, paths: RunPaths) -> None:
+def test_a_trial_that_begins_again_is_the_same_trial(state: RunSnapshot, paths: RunPaths) -> None:
     failed = trial("0", "INVALID", message="ValueError: x", score=0.1)
     replay(state, paths, trial("0", "RUNNING", tuner="worker:0"), failed)
     replay(state, paths, trial("0", "RUNNING", tuner="worker:1"))
@@ -112,7 +115,9 @@ def test_a_trial_that_is_begun_again_is_the_same_one(state: RunSnapshot, paths: 
     ]
 
 
-def test_why_it_failed_may_come_from_the_tuner(state: RunSnapshot, paths: RunPaths) -> None:
+def test_the_reason_of_a_failed_trial_may_come_from_the_tuner(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
     replay(state, paths, trial("0", "FAILED"), trial("0", None, message="ValueError: x"))
     (known,) = state.trials
     assert (known["status"], known["message"]) == ("FAILED", "ValueError: x")

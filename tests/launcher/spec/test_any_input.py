@@ -1,4 +1,4 @@
-"""Whatever a file holds, the loader answers with a spec or with SpecError, never otherwise."""
+"""The loader returns a spec or raises SpecError for any input, never another error."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PATHS = [path for path in paths(RICH) if path]
 
 @st.composite
 def mutated_specs(draw: st.DrawFn) -> Any:
-    """The rich spec with up to four parts replaced, removed, added or given a new key."""
+    """Return the rich spec with up to four parts replaced, removed, added or given a new key."""
     value = copy.deepcopy(RICH)
     for _ in range(draw(st.integers(1, 4))):
         *above, last = draw(st.sampled_from(PATHS))
@@ -100,11 +100,11 @@ def load_bytes(data: bytes, name: str = "a.json") -> ClusterSpec | SpecError:
         try:
             return load(path)
         except SpecError as error:
-            assert_is_told(error, name)
+            assert_is_explained(error, name)
             return error
 
 
-def assert_is_told(error: SpecError, name: str) -> None:
+def assert_is_explained(error: SpecError, name: str) -> None:
     assert error.problems
     for problem in error.problems:
         assert f"{name}" in problem.place
@@ -115,13 +115,13 @@ def assert_is_told(error: SpecError, name: str) -> None:
         assert "Input should" not in problem.message
 
 
-def test_the_rich_spec_is_right() -> None:
+def test_the_rich_spec_is_valid() -> None:
     assert isinstance(load_bytes(json.dumps(RICH).encode()), ClusterSpec)
 
 
 @settings(max_examples=75)
 @given(mutated_specs())
-def test_a_mutated_spec_is_taken_or_explained(value: Any) -> None:
+def test_a_mutated_spec_is_accepted_or_explained(value: Any) -> None:
     found = load_bytes(json.dumps(value).encode())
     if isinstance(found, ClusterSpec):
         again = load_bytes(found.model_dump_json(by_alias=True).encode())
@@ -135,14 +135,14 @@ def test_a_mutated_spec_is_taken_or_explained(value: Any) -> None:
     new=st.binary(max_size=12) | st.sampled_from([b"{", b"]", b'"', b"//", b"/*", b"\\u", b"1e9"]),
     name=st.sampled_from(["a.json", "a.jsonc"]),
 )
-def test_mutated_bytes_are_taken_or_explained(at: int, cut: int, new: bytes, name: str) -> None:
+def test_mutated_bytes_are_accepted_or_explained(at: int, cut: int, new: bytes, name: str) -> None:
     data = json.dumps(RICH).encode()
     load_bytes(data[:at] + new + data[at + cut :], name)
 
 
 @settings(max_examples=80)
 @given(st.lists(st.tuples(st.sampled_from(PATHS), TEXTS), max_size=3), TEXTS)
-def test_any_override_is_taken_or_explained(
+def test_any_override_is_accepted_or_explained(
     options: list[tuple[tuple[str | int, ...], str]], wild: str
 ) -> None:
     sets = [f"{'.'.join(map(str, path))}={value}" for path, value in options]
@@ -166,7 +166,7 @@ def test_the_reader_agrees_with_the_standard_library(value: Any) -> None:
 
 @settings(max_examples=80)
 @given(st.text(alphabet='{}[]",:/*\\ \n019.eE+-truefalsn\u00e9\ud800', max_size=30))
-def test_the_reader_takes_what_the_standard_library_takes_and_no_more(text: str) -> None:
+def test_the_reader_accepts_exactly_what_the_standard_library_accepts(text: str) -> None:
     try:
         expected = json.loads(text, parse_constant=lambda word: [][len(word)])
     except (ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""What a user may get wrong in a file: each with its place, what is wrong and what to write."""
+"""Mistakes in a spec file: each is reported with its place, a message and a fix."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import pytest
 from .writing import problems_of
 
 JOB = '"job": {"script": "t.py"}'
-HERE = '"cluster": {"worker": 2}'
+TWO = '"cluster": {"worker": 2}'
 
-# (the file with § where the mistake is, a part of the message, a part of the cure)
+# (the file with § where the mistake is, a part of the message, a part of the fix)
 MARKED = {
-    "a list": ("§[1]", "a spec is a JSON object", '{"cluster"'),
+    "a list": ("§[1]", "a spec must be a JSON object", '{"cluster"'),
     "not closed": ('{"cluster": §{', "never closed", "add '}'"),
-    "no comma": ('{"a": 1\n §"b": 2}', "a ',' or '}' is expected", "comma missing"),
-    "comma at the end": ('{"a": 1§,}', "a comma before '}'", "remove the comma"),
+    "no comma": ('{"a": 1\n §"b": 2}', "expected ',' or '}'", "missing comma"),
+    "comma at the end": ('{"a": 1§,}', "unexpected comma before '}'", "remove the comma"),
     "comment in .json": ("{\n§// two workers\n}", "comments", ".jsonc"),
-    "single quotes": ("{§'a': 1}", '"double quotes"', '"double quotes" only'),
-    "bare word": ('{"a": §RING}', "'RING' is no value", '"quotes"'),
-    "Python's True": ('{"a": §True}', "'True' is no value", "write true"),
-    "NaN": ('{"a": §NaN}', "'NaN' is no value", "no such number"),
+    "single quotes": ("{§'a': 1}", '"double quotes"', 'use "double quotes"'),
+    "bare word": ('{"a": §RING}', "'RING' is not valid JSON", '"double quotes"'),
+    "Python's True": ('{"a": §True}', "'True' is not valid JSON", "write true"),
+    "NaN": ('{"a": §NaN}', "'NaN' is not valid JSON", "finite number"),
     "too large a float": ('{"a": §1e999}', "too large", "smaller"),
-    "text not closed": ('{"a": §"b\n}', "never closed", "closing"),
-    "wrong escape": ('{"a": "C:§\\data"}', "\\d is no escape", "backslash"),
+    "string not closed": ('{"a": §"b\n}', "never closed", "closing"),
+    "wrong escape": ('{"a": "C:§\\data"}', "\\d is not a JSON escape", "backslash"),
     "half a character": ('{"a": "§\\ud800"}', "surrogate", "write the character"),
     "NUL": ('{"a": "b§\\u0000"}', "cannot be passed", "remove it"),
-    "text behind the end": ("{} §{}", "after the end", "remove it"),
+    "text after the end": ("{} §{}", "after the end", "remove it"),
     "no cluster": (f"§{{{JOB}}}", '"cluster" is missing', '{"worker": 2}'),
-    "no job": (f"§{{{HERE}}}", '"job" is missing', '{"script": "train.py"}'),
+    "no job": (f"§{{{TWO}}}", '"job" is missing', '{"script": "train.py"}'),
     "unknown key": (
-        f'{{{HERE},\n {JOB},\n §"stratgy": {{}}}}',
+        f'{{{TWO},\n {JOB},\n §"stratgy": {{}}}}',
         "unknown key 'stratgy'",
         'did you mean "strategy"?',
     ),
     "key of another section": (
-        f'{{{HERE}, {JOB}, §"max_restarts": 1}}',
+        f'{{{TWO}, {JOB}, §"max_restarts": 1}}',
         "unknown key 'max_restarts'",
         "it belongs to supervision.max_restarts",
     ),
@@ -46,24 +46,28 @@ MARKED = {
         'did you mean "chief"?',
     ),
     "key like nothing": (
-        f'{{{HERE}, {JOB}, "keras": {{§"zzz": 1}}}}',
+        f'{{{TWO}, {JOB}, "keras": {{§"zzz": 1}}}}',
         "unknown key 'zzz' in keras",
-        "known here: precision",
+        "known keys: precision",
     ),
-    "key twice": (f"{{{HERE}, {JOB},\n§{HERE}}}", "the key 'cluster' is written twice", "keep one"),
+    "key twice": (
+        f"{{{TWO}, {JOB},\n§{TWO}}}",
+        "the key 'cluster' is written twice",
+        "keep one",
+    ),
     "several workers on a TPU": (
-        f'{{{HERE}, {JOB}, "strategy": {{"name": §"tpu"}}}}',
-        "tpu has no use for several workers",
+        f'{{{TWO}, {JOB}, "strategy": {{"name": §"tpu"}}}}',
+        "tpu runs with one worker only",
         '"cluster": {"worker": 1}',
     ),
-    "no amount of memory": (
-        f'{{{HERE}, {JOB}, "resources": {{"memory": §"2 GB"}}}}',
-        "'2 GB' is no amount of memory",
+    "not an amount of memory": (
+        f'{{{TWO}, {JOB}, "resources": {{"memory": §"2 GB"}}}}',
+        "'2 GB' is not an amount of memory",
         '"512m" or "8g"',
     ),
-    "no user": (
-        f'{{{HERE}, {JOB}, "runtime": {{"user": §"--privileged"}}}}',
-        "'--privileged' is no user",
+    "not a user": (
+        f'{{{TWO}, {JOB}, "runtime": {{"user": §"--privileged"}}}}',
+        "'--privileged' is not a user",
         '"root" or "1000:1000"',
     ),
     "another machine for docker": (
@@ -72,18 +76,22 @@ MARKED = {
         '"worker": 1',
     ),
     "loopback as a container": (
-        f'{{{HERE}, {JOB}, "runtime": {{"backend": "docker", "hosts": {{§"127.0.0.1": {{}}}}}}}}',
+        f'{{{TWO}, {JOB}, "runtime": {{"backend": "docker", "hosts": {{§"127.0.0.1": {{}}}}}}}}',
         "no address of the cluster has the host '127.0.0.1'",
         'one of worker-0, worker-1, or "*"',
     ),
     "newer version": (
         '{"version": §2, "nonsense": 1}',
-        "has version 2, this tfcluster reads 1",
+        "has version 2, but this tfcluster reads version 1",
         "",
     ),
-    "version as text": (f'{{"version": §"1", {HERE}, {JOB}}}', "version: '1' is not 1", "mean 1?"),
-    "version 0": (f'{{"version": §0, {HERE}, {JOB}}}', "0 is not 1", "1"),
-    "impossible name": (f'{{"name": §"a/b", {HERE}, {JOB}}}', "'a/b'", "letters"),
+    "version as a string": (
+        f'{{"version": §"1", {TWO}, {JOB}}}',
+        "version: '1' is not 1",
+        "mean 1?",
+    ),
+    "version 0": (f'{{"version": §0, {TWO}, {JOB}}}', "0 is not 1", "1"),
+    "impossible name": (f'{{"name": §"a/b", {TWO}, {JOB}}}', "'a/b'", "letters"),
     "no worker": (f'{{"cluster": §{{}}, {JOB}}}', "no task that trains", '{"worker": 2}'),
     "zero workers": (f'{{"cluster": {{"worker": §0}}, {JOB}}}', "too small", "1"),
     "no worker listed": (
@@ -117,86 +125,86 @@ MARKED = {
         "need a chief and workers: no chief and worker",
         "add chief and worker",
     ),
-    "runtime.hosts of nobody": (
-        f'{{{HERE}, {JOB}, "runtime": {{"hosts": {{§"gpu1": {{}}}}}}}}',
+    "runtime.hosts of an unknown host": (
+        f'{{{TWO}, {JOB}, "runtime": {{"hosts": {{§"gpu1": {{}}}}}}}}',
         "no address of the cluster has the host 'gpu1'",
         '"*"',
     ),
-    "two starts": (
-        f'{{{HERE}, "job": {{"script": "t.py", §"module": "t"}}}}',
+    "two programs": (
+        f'{{{TWO}, "job": {{"script": "t.py", §"module": "t"}}}}',
         "both script and module",
         "keep one of",
     ),
-    "no start": (f'{{{HERE}, "job": §{{}}}}', "nothing to run", '"script"'),
-    "empty script": (f'{{{HERE}, "job": {{"script": §""}}}}', "empty text", "train"),
+    "no program": (f'{{{TWO}, "job": §{{}}}}', "nothing to run", '"script"'),
+    "empty script": (f'{{{TWO}, "job": {{"script": §""}}}}', "empty string", "train"),
     "module as a file": (
-        f'{{{HERE}, "job": {{"module": §"a/t.py"}}}}',
-        "not the name of a module",
+        f'{{{TWO}, "job": {{"module": §"a/t.py"}}}}',
+        "not a module name",
         ".py",
     ),
-    "args as one text": (
-        f'{{{HERE}, "job": {{"script": "t.py", "args": §"--x"}}}}',
-        "a list is expected here, not '--x'",
+    "args as one string": (
+        f'{{{TWO}, "job": {{"script": "t.py", "args": §"--x"}}}}',
+        "expected a list, not '--x'",
         '["--x"]',
     ),
     "args as a command line": (
-        f'{{{HERE}, "job": {{"script": "t.py", "args": §"--epochs 3 --name \'a b\'"}}}}',
-        "a list is expected here",
+        f'{{{TWO}, "job": {{"script": "t.py", "args": §"--epochs 3 --name \'a b\'"}}}}',
+        "expected a list",
         '["--epochs", "3", "--name", "a b"]',
     ),
     "a command as a command line": (
-        f'{{{HERE}, "job": {{"command": §"bash run.sh"}}}}',
-        "a list is expected here",
+        f'{{{TWO}, "job": {{"command": §"bash run.sh"}}}}',
+        "expected a list",
         '["bash", "run.sh"]',
     ),
     "a quote of a command line that is not closed": (
-        f'{{{HERE}, "job": {{"script": "t.py", "args": §"it\'s"}}}}',
-        "a list is expected here",
+        f'{{{TWO}, "job": {{"script": "t.py", "args": §"it\'s"}}}}',
+        "expected a list",
         """["it's"]""",
     ),
-    "arguments that are an empty text": (
-        f'{{{HERE}, "job": {{"script": "t.py", "args": §""}}}}',
-        "a list is expected here, not ''",
+    "arguments that are an empty string": (
+        f'{{{TWO}, "job": {{"script": "t.py", "args": §""}}}}',
+        "expected a list, not ''",
         'leave it out, or write a list: ["--epochs", "30"]',
     ),
     "a command of spaces": (
-        f'{{{HERE}, "job": {{"command": §" "}}}}',
-        "a list is expected here",
+        f'{{{TWO}, "job": {{"command": §" "}}}}',
+        "expected a list",
         'leave it out, or write a list: ["bash", "train.sh"]',
     ),
-    "arguments of no job": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"workers": {{}}}}}}}}',
-        "'workers' names no job and no task",
+    "arguments of an unknown job": (
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"workers": {{}}}}}}}}',
+        "'workers' is neither a job nor a task",
         'did you mean "worker"?',
     ),
     "arguments of a task with a typing error": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"wroker:1": {{}}}}}}}}',
-        "'wroker:1' names no job and no task",
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"wroker:1": {{}}}}}}}}',
+        "'wroker:1' is neither a job nor a task",
         'did you mean "worker:1"?',
     ),
-    "arguments of a task that is none": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"worker:x": {{}}}}}}}}',
-        "'worker:x' names no job and no task",
-        'write one of chief, worker, ps, evaluator, or one task of them: "worker:1"',
+    "arguments of an invalid task": (
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"worker:x": {{}}}}}}}}',
+        "'worker:x' is neither a job nor a task",
+        'write one of chief, worker, ps, evaluator, or a task such as "worker:1"',
     ),
     "arguments of a job that the cluster does not have": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"ps": {{"args": []}}}}}}}}',
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"ps": {{"args": []}}}}}}}}',
         "the cluster has no ps",
         "it has worker, worker:0, worker:1",
     ),
     "arguments of a task that the cluster does not have": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{§"worker:2": {{"args": []}}}}}}}}',
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{§"worker:2": {{"args": []}}}}}}}}',
         "the cluster has no worker:2",
         "it has worker, worker:0, worker:1",
     ),
     "two programs of one task": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{"worker": {{"script": "a.py", '
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{"worker": {{"script": "a.py", '
         f'§"module": "b"}}}}}}}}',
         "both script and module are given",
         "keep one of script and module",
     ),
     "an unknown key of a task": (
-        f'{{{HERE}, "job": {{"script": "t.py", "per_task": {{"worker": {{§"arg": []}}}}}}}}',
+        f'{{{TWO}, "job": {{"script": "t.py", "per_task": {{"worker": {{§"arg": []}}}}}}}}',
         "unknown key 'arg' in job.per_task.worker",
         'did you mean "args"?',
     ),
@@ -206,73 +214,73 @@ MARKED = {
         "list each index once",
     ),
     "a glob with a space": (
-        f'{{{HERE}, {JOB}, "checkpoints": {{"outputs": §"my plots/*"}}}}',
-        "a list is expected here",
+        f'{{{TWO}, {JOB}, "checkpoints": {{"outputs": §"my plots/*"}}}}',
+        "expected a list",
         '["my plots/*"]',
     ),
     "a variable that is a number": (
-        f'{{{HERE}, "job": {{"script": "t", "env": {{"A": §3}}}}}}',
-        "a text is expected here, not 3",
+        f'{{{TWO}, "job": {{"script": "t", "env": {{"A": §3}}}}}}',
+        "expected a string, not 3",
         'in quotes: "3"',
     ),
-    "a variable of ours": (
-        f'{{{HERE}, "job": {{"script": "t", "env": {{§"TF_CONFIG": ""}}}}}}',
+    "a variable that tfcluster sets": (
+        f'{{{TWO}, "job": {{"script": "t", "env": {{§"TF_CONFIG": ""}}}}}}',
         "TF_CONFIG is set by tfcluster",
         "leave it out",
     ),
     "a variable with a space": (
-        f'{{{HERE}, "job": {{"script": "t", "env": {{§"A B": ""}}}}}}',
-        "'A B' is not a variable's name",
+        f'{{{TWO}, "job": {{"script": "t", "env": {{§"A B": ""}}}}}}',
+        "'A B' is not a variable name",
         "letters",
     ),
     "a secret with its value": (
-        f'{{{HERE}, "job": {{"script": "t", "secrets": [§"K"], "env": {{"K": "v"}}}}}}',
+        f'{{{TWO}, "job": {{"script": "t", "secrets": [§"K"], "env": {{"K": "v"}}}}}}',
         "the value of the secret K is written",
-        "leave it out of job.env",
+        "remove it from job.env",
     ),
     "unknown choice": (
-        f'{{{HERE}, {JOB}, "strategy": {{"communication": §"NCLL"}}}}',
+        f'{{{TWO}, {JOB}, "strategy": {{"communication": §"NCLL"}}}}',
         "'NCLL' is not 'AUTO', 'RING' or 'NCCL'",
         'did you mean "NCCL"?',
     ),
     "a strategy without its tasks": (
-        f'{{{HERE}, {JOB}, "strategy": {{"name": §"parameter_server"}}}}',
+        f'{{{TWO}, {JOB}, "strategy": {{"name": §"parameter_server"}}}}',
         "needs ps tasks",
         'add "ps"',
     ),
-    "no duration": (
-        f'{{{HERE}, {JOB}, "supervision": {{"grace_s": §"soon"}}}}',
+    "not a duration": (
+        f'{{{TWO}, {JOB}, "supervision": {{"grace_s": §"soon"}}}}',
         "'soon' is not a duration",
         '"90s"',
     ),
     "a negative duration": (
-        f'{{{HERE}, {JOB}, "supervision": {{"grace_s": §-1}}}}',
+        f'{{{TWO}, {JOB}, "supervision": {{"grace_s": §-1}}}}',
         "between 0 and",
         "90s",
     ),
     "a deadline of nothing": (
-        f'{{{HERE}, {JOB}, "supervision": {{"run_deadline_s": §0}}}}',
+        f'{{{TWO}, {JOB}, "supervision": {{"run_deadline_s": §0}}}}',
         "would end every run",
         "leave it out",
     ),
-    "more needed than there are": (
-        f'{{{HERE}, {JOB}, "supervision": {{"min_workers": §3}}}}',
-        "min_workers is 3, the cluster has 2",
+    "more workers needed than there are": (
+        f'{{{TWO}, {JOB}, "supervision": {{"min_workers": §3}}}}',
+        "min_workers is 3, but the cluster has 2",
         "1 to 2",
     ),
-    "text for a switch": (
-        f'{{{HERE}, {JOB}, "resources": {{"pin": §"yes"}}}}',
-        "true or false is expected here, not 'yes'",
+    "string for a switch": (
+        f'{{{TWO}, {JOB}, "resources": {{"pin": §"yes"}}}}',
+        "expected true or false, not 'yes'",
         "true",
     ),
-    "half a GPU": (f'{{{HERE}, {JOB}, "resources": {{"gpus": §0.5}}}}', 'or "all"', '"all"'),
+    "half a GPU": (f'{{{TWO}, {JOB}, "resources": {{"gpus": §0.5}}}}', 'or "all"', '"all"'),
     "null for a section": (
-        f'{{{HERE}, {JOB}, "resources": §null}}',
-        "an object is expected",
+        f'{{{TWO}, {JOB}, "resources": §null}}',
+        "expected an object",
         '{"gpus"',
     ),
     "ssh option for a host": (
-        f'{{{HERE}, {JOB}, "runtime": {{"hosts": {{"*": {{"ssh": §"-oProxyCommand=x"}}}}}}}}',
+        f'{{{TWO}, {JOB}, "runtime": {{"hosts": {{"*": {{"ssh": §"-oProxyCommand=x"}}}}}}}}',
         "is not a host",
         "user@host",
     ),
@@ -280,7 +288,7 @@ MARKED = {
 
 
 @pytest.mark.parametrize(("marked", "message", "fix"), MARKED.values(), ids=MARKED)
-def test_a_mistake_is_told_with_place_and_cure(
+def test_a_mistake_is_reported_with_place_and_fix(
     marked: str, message: str, fix: str, tmp_path: Path
 ) -> None:
     before = marked.partition("§")[0]
@@ -291,7 +299,7 @@ def test_a_mistake_is_told_with_place_and_cure(
     assert fix in found.fix
 
 
-# (the file, place, a part of the message, a part of the cure)
+# (the file, place, a part of the message, a part of the fix)
 UNREADABLE = {
     "empty": ("", "a.json", "empty", "tfcluster init"),
     "only space": (" \n\t", "a.json", "empty", "tfcluster init"),
@@ -299,12 +307,17 @@ UNREADABLE = {
     "deep": ("[" * 100_000, "a.json:1:66", "nested more than", ""),
     "latin-1": (b'{\n"name": "caf\xe9"}', "a.json:2:13", "0xe9 is not UTF-8", "as UTF-8"),
     "UTF-16": ("{}".encode("utf-16"), "a.json:1:1", "not UTF-8", "as UTF-8"),
-    "too large": (b" " * 5_000_000, "a.json", "larger than 4 MiB", "is this a spec file?"),
+    "too large": (
+        b" " * 5_000_000,
+        "a.json",
+        "larger than 4 MiB",
+        "this is a spec file",
+    ),
 }
 
 
 @pytest.mark.parametrize(("data", "place", "message", "fix"), UNREADABLE.values(), ids=UNREADABLE)
-def test_a_file_that_is_no_json_at_all_is_told_too(
+def test_a_file_that_is_not_json_is_reported(
     data: str | bytes, place: str, message: str, fix: str, tmp_path: Path
 ) -> None:
     (found,) = problems_of(data, tmp_path)
@@ -323,7 +336,7 @@ ADDRESSES = {
     "10.0.0.1:999999": "is not a port",
     "10.0.0.256:1": "10.0.0.256 is not an IPv4 address",
     "10.0.0:1": "10.0.0 is not an IPv4 address",
-    "0.0.0.0:1": "no address that can be reached",
+    "0.0.0.0:1": "0.0.0.0 cannot be reached",
     "anna@gpu1:2222": "has a user name",
     "grpc://gpu1:2222": "has a scheme",
     "::1:2222": "more than one colon",
@@ -355,14 +368,12 @@ BETWEEN = {
     "loopback beside remote": ('["gpu1:1", §"localhost:2"]', "is loopback"),
     "127.x beside remote": ('[§"127.1.2.3:1", "gpu1:2"]', "is loopback"),
     "IPv6 loopback beside remote": ('[§"[::1]:1", "gpu1:2"]', "is loopback"),
-    "a number beside addresses": ('["gpu1:1"], "evaluator": §1', "says no place"),
+    "a number beside addresses": ('["gpu1:1"], "evaluator": §1', "a number has no host"),
 }
 
 
 @pytest.mark.parametrize(("marked", "message"), BETWEEN.values(), ids=BETWEEN)
-def test_addresses_that_cannot_stand_side_by_side_are_refused(
-    marked: str, message: str, tmp_path: Path
-) -> None:
+def test_addresses_that_conflict_are_refused(marked: str, message: str, tmp_path: Path) -> None:
     text = f'{{"cluster": {{"worker": {marked}}}, {JOB}}}'
     (found,) = problems_of(text.replace("§", ""), tmp_path)
     assert found.place == f"a.json:1:{text.index('§') + 1}"
@@ -370,7 +381,7 @@ def test_addresses_that_cannot_stand_side_by_side_are_refused(
     assert found.fix
 
 
-def test_all_mistakes_of_a_file_are_told_together_in_its_order(tmp_path: Path) -> None:
+def test_all_mistakes_of_a_file_are_reported_in_its_order(tmp_path: Path) -> None:
     text = """{
   "cluster": {"worker": ["a:1", "b:70000"], "workers": 2},
   "job": {"script": 3, "script": "t.py", "argz": []},
@@ -384,7 +395,9 @@ def test_all_mistakes_of_a_file_are_told_together_in_its_order(tmp_path: Path) -
     ]  # fmt: skip
 
 
-def test_rules_between_sections_are_told_beside_mistakes_in_other_fields(tmp_path: Path) -> None:
+def test_rules_between_sections_are_checked_despite_other_mistakes(
+    tmp_path: Path,
+) -> None:
     text = '{"cluster": {"worker": ["a:1"]}, "job": {}, "runtime": {"hosts": {"c": {}}}}'
     found = problems_of(text, tmp_path)
     assert [problem.message for problem in found] == [
@@ -393,7 +406,7 @@ def test_rules_between_sections_are_told_beside_mistakes_in_other_fields(tmp_pat
     ]
 
 
-def test_a_newer_version_is_told_in_one_line_before_all_else(tmp_path: Path) -> None:
+def test_a_newer_version_is_reported_alone_in_one_line(tmp_path: Path) -> None:
     (found,) = problems_of('{"version": 7, "cluster": 3, "cluster": 4}', tmp_path)
     assert "\n" not in str(found)
     assert "pip install --upgrade tfcluster" in str(found)

@@ -1,4 +1,4 @@
-"""What a user may write, and what it means."""
+"""Valid specs and their meaning."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.keras_settings import tuned_settings
+from tfcluster.plan.keras_settings import changed_settings
+from tfcluster.spec.cluster import TaskEntry
 from tfcluster.spec.load import from_value, load, load_file
-from tfcluster.spec.model import ClusterSpec, TaskEntry
+from tfcluster.spec.model import ClusterSpec
 
 from .writing import HOSTS, LEAST, spec_of
 
@@ -73,7 +74,7 @@ def test_keys_with_x_are_ignored_everywhere(tmp_path: Path) -> None:
     assert spec_of(value, tmp_path) == spec_of({**LEAST, "job": {"script": "t.py"}}, tmp_path)
 
 
-def test_what_is_stored_reads_back_as_the_same_spec(tmp_path: Path) -> None:
+def test_a_stored_spec_loads_as_the_same_spec(tmp_path: Path) -> None:
     value = {
         **HOSTS,
         "$schema": "s.json",
@@ -94,7 +95,7 @@ def test_comments_and_last_commas_are_read_in_jsonc(tmp_path: Path) -> None:
     assert load(path).job.script == "a//b.py"
 
 
-def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LEAST).encode())
     assert load(path).cluster == {"worker": 2}
@@ -105,14 +106,14 @@ def test_a_byte_order_mark_is_no_mistake(tmp_path: Path) -> None:
     [("lab.json", "lab"), ("my spec (2).json", "my-spec-2"), ("...json", "tfcluster"),
      ("été.json", "t"), ("x" * 80 + ".json", "x" * 63)],
 )  # fmt: skip
-def test_a_spec_without_a_name_is_called_like_its_file(
+def test_a_spec_without_a_name_is_named_after_its_file(
     file: str, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / file).write_text(json.dumps(LEAST))
     assert load(tmp_path / file).name == name
 
 
-def test_the_folder_s_own_spec_is_the_default(
+def test_the_spec_in_the_working_directory_is_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -140,9 +141,9 @@ def test_a_spec_made_from_options_needs_no_file() -> None:
     assert (spec.name, spec.keras.version) == ("train", "2")
 
 
-def test_parameter_servers_need_no_chief_where_the_script_has_its_own(tmp_path: Path) -> None:
-    """TensorFlow 1: worker:0 is the chief of a MonitoredTrainingSession."""
+def test_parameter_servers_need_no_chief_with_the_default_strategy(tmp_path: Path) -> None:
+    """TensorFlow 1 makes worker:0 the chief of a MonitoredTrainingSession."""
     cluster = {"worker": 2, "ps": 1}
     spec = spec_of({**LEAST, "cluster": cluster, "strategy": {"name": "default"}}, tmp_path)
     assert spec.task_count == 3
-    assert tuned_settings(spec) == {}, "a script has nothing to read there"
+    assert changed_settings(spec) == {}, "a script has nothing to read there"

@@ -1,4 +1,4 @@
-"""Hosts on the command line: files and lists of them, and parts of a spec's cluster."""
+"""Hosts on the command line: host files, host lists, ``--include`` and ``--exclude``."""
 
 from __future__ import annotations
 
@@ -49,36 +49,36 @@ def refused(value: Any, folder: Path, choice: HostChoice) -> list[tuple[str, str
     ]
 
 
-def test_a_file_of_hosts_becomes_workers_on_ports_that_are_chosen_there(tmp_path: Path) -> None:
+def test_a_host_file_becomes_workers_whose_ports_are_chosen_on_the_host(tmp_path: Path) -> None:
     path = tmp_path / "lab"
     path.write_text(FILE)
     for choice in (HostChoice(hosts=str(path)), HostChoice(hostfile=str(path))):
         spec = loaded(LEAST, tmp_path, choice).spec
         gpu1, last = ["gpu1:0"] * 2, ["[2001:db8::5]:0"] * 2
         assert addresses(spec) == [*gpu1, "gpu2:0", *last]
-        logins = {host: said.ssh for host, said in spec.runtime.hosts.items()}
+        logins = {host: settings.ssh for host, settings in spec.runtime.hosts.items()}
         assert logins == {"gpu1": "anna@gpu1"}
 
 
 def test_a_list_of_hosts_does_the_same(tmp_path: Path) -> None:
     spec = loaded(LEAST, tmp_path, HostChoice("gpu1,anna@gpu2:2, b@[2001:db8::5]")).spec
     assert addresses(spec) == ["gpu1:0", "gpu2:0", "gpu2:0", "[2001:db8::5]:0"]
-    logins = {host: said.ssh for host, said in spec.runtime.hosts.items()}
+    logins = {host: settings.ssh for host, settings in spec.runtime.hosts.items()}
     assert logins == {"gpu2": "anna@gpu2", "[2001:db8::5]": "b@2001:db8::5"}
 
 
-def test_what_was_expanded_is_a_spec_that_stands_alone(tmp_path: Path) -> None:
+def test_the_expanded_spec_loads_without_the_options(tmp_path: Path) -> None:
     spec = loaded(LEAST, tmp_path, HostChoice("gpu1:2,anna@gpu2")).spec
     kept = spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
     assert loaded(kept, tmp_path, HostChoice()).spec == spec
 
 
-def test_a_spec_may_leave_its_cluster_to_the_hosts(tmp_path: Path) -> None:
+def test_a_spec_without_a_cluster_takes_the_hosts(tmp_path: Path) -> None:
     spec = loaded({"job": LEAST["job"]}, tmp_path, HostChoice("gpu1,gpu2")).spec
     assert addresses(spec) == ["gpu1:0", "gpu2:0"]
 
 
-def test_the_other_jobs_stay_as_many_as_they_are(tmp_path: Path) -> None:
+def test_other_jobs_keep_their_number_of_tasks(tmp_path: Path) -> None:
     cluster = {"chief": 1, "worker": 9, "ps": ["10.0.0.1:1"], "evaluator": 1}
     value = {**LEAST, "cluster": cluster, "checkpoints": {"dir": "/mnt"}}
     spec = loaded(value, tmp_path, HostChoice("gpu1:3,gpu2:2")).spec
@@ -89,7 +89,7 @@ def test_the_other_jobs_stay_as_many_as_they_are(tmp_path: Path) -> None:
     assert problem[:2] == ("--hosts", "3 slots for 4 tasks: 1 chief, 1 worker, 1 ps, 1 evaluator")
 
 
-def test_settings_of_hosts_stay_with_those_that_are_used(tmp_path: Path) -> None:
+def test_settings_of_used_hosts_are_kept(tmp_path: Path) -> None:
     hosts = {"10.0.0.1": {"python": "/a"}, "gpu1": {"python": "/b"}, "*": {"python": "/c"}}
     value = {**PLACED, "runtime": {"hosts": hosts}}
     spec = loaded(value, tmp_path, HostChoice("anna@gpu1")).spec
@@ -102,7 +102,7 @@ def test_settings_of_hosts_stay_with_those_that_are_used(tmp_path: Path) -> None
     assert problem[1] == "no address of the cluster has the host 'gpu1'"
 
 
-def test_a_run_takes_so_many_slots_as_it_has_workers() -> None:
+def test_a_run_uses_one_slot_per_worker() -> None:
     value = {**LEAST, "name": "train"}
     for workers, expected in ((None, 4), (3, 3)):
         at = HostChoice("gpu1:2,gpu2:2", workers=workers)
@@ -113,28 +113,32 @@ def test_a_run_takes_so_many_slots_as_it_has_workers() -> None:
         from_value(value, where="tfcluster run", hosts=at)
 
 
-# (a line of a file, a part of the message, a part of the cure)
+# (a line of a file, a part of the message, a part of the fix)
 BAD_LINES = {
-    "no slots": ("gpu1 slots=0", "'0' is no number of slots", "1 to 10000"),
-    "slots that are no number": ("gpu1 slots=two", "'two' is no number", "1 to 10000"),
-    "slots apart": ("gpu1 slots = 2", "'slots' is not known", "host slots=2"),
+    "no slots": ("gpu1 slots=0", "'0' is not a number of slots", "1 to 10000"),
+    "slots that are not a number": ("gpu1 slots=two", "'two' is not a number", "1 to 10000"),
+    "slots apart": ("gpu1 slots = 2", "'slots' is not a known setting", "host slots=2"),
     "slots twice": ("gpu1:2 slots=2", "written twice", "keep one"),
-    "another key": ("gpu1 max_slots=2", "'max_slots=2' is not known", "host slots=2"),
-    "an address": ("gpu1:22222222", "'22222222' is no number of slots", "ports are chosen"),
+    "another key": ("gpu1 max_slots=2", "'max_slots=2' is not a known setting", "host slots=2"),
+    "an address": (
+        "gpu1:22222222",
+        "'22222222' is not a number of slots",
+        "chooses the ports",
+    ),
     "a scheme": ("ssh://gpu1", "has a scheme", '"user@host"'),
     "no user": ("@gpu1", "no user before the @", '"user@host"'),
     "an option of ssh": ("-oProxyCommand=x@gpu1", "no user before the @", '"user@host"'),
-    "a range": ("gpu[1-4]", "not the name of a host", 'write "host"'),
-    "bare IPv6": ("2001:db8::5", "not the name of a host", '"[2001:db8::5]"'),
-    "any address": ("0.0.0.0", "not the name of a host", "by which the other tasks reach"),
-    "too large a number": ("10.0.0.300", "not the name of a host", "four numbers"),
-    "a list": ("gpu1,gpu2", "not the name of a host", 'write "host"'),
-    "a host again": ("GPU0", "GPU0 is named before: ", "slots=2"),
+    "a range": ("gpu[1-4]", "not a host name", 'write "host"'),
+    "bare IPv6": ("2001:db8::5", "not a host name", '"[2001:db8::5]"'),
+    "any address": ("0.0.0.0", "not a host name", "by which the other tasks reach"),
+    "too large a number": ("10.0.0.300", "not a host name", "four numbers"),
+    "a list": ("gpu1,gpu2", "not a host name", 'write "host"'),
+    "a host again": ("GPU0", "GPU0 is already listed: ", "slots=2"),
 }
 
 
 @pytest.mark.parametrize(("line", "message", "fix"), BAD_LINES.values(), ids=BAD_LINES)
-def test_a_bad_line_is_told_with_its_place(
+def test_a_bad_line_is_reported_with_its_place(
     tmp_path: Path, line: str, message: str, fix: str
 ) -> None:
     (tmp_path / "lab").write_text(f"gpu0\n# two\n{line}\n@\n")
@@ -144,9 +148,9 @@ def test_a_bad_line_is_told_with_its_place(
     assert fix in first[2]
 
 
-def test_a_file_that_cannot_be_one(tmp_path: Path) -> None:
+def test_an_invalid_host_file_is_refused(tmp_path: Path) -> None:
     for name, content, message in (
-        ("empty", b"# nothing\n\n", "no host is named"),
+        ("empty", b"# nothing\n\n", "no host is listed"),
         ("binary", b"gpu1\n\xff\n", "not UTF-8"),
         ("large", b"#" * 2_000_000, "larger than 1 MiB"),
     ):
@@ -157,10 +161,10 @@ def test_a_file_that_cannot_be_one(tmp_path: Path) -> None:
         (problem,) = refused(LEAST, tmp_path, HostChoice(name))
         assert "cannot be read: " in problem[1]
     (problem,) = refused(LEAST, tmp_path, HostChoice("gpu1", "hosts"))
-    assert problem == ("--hostfile", "--hosts says where the tasks run, too", "keep one")
+    assert problem == ("--hostfile", "cannot be combined with --hosts", "keep one of them")
 
 
-def test_what_the_model_refuses_is_told_at_the_host(tmp_path: Path) -> None:
+def test_mistakes_that_the_model_finds_are_reported_at_the_host(tmp_path: Path) -> None:
     (problem,) = refused(LEAST, tmp_path, HostChoice("gpu1,localhost"))
     assert problem[0] == "--hosts localhost"
     (tmp_path / "lab").write_text("gpu1\n127.0.0.1 slots=1\n")
@@ -168,7 +172,7 @@ def test_what_the_model_refuses_is_told_at_the_host(tmp_path: Path) -> None:
     assert problem[0] == "lab:2"
 
 
-def test_a_spec_that_is_none_is_refused_as_ever(tmp_path: Path) -> None:
+def test_an_invalid_spec_is_refused_with_host_options_too(tmp_path: Path) -> None:
     broken: list[Any] = [
         [],
         {},
@@ -180,16 +184,16 @@ def test_a_spec_that_is_none_is_refused_as_ever(tmp_path: Path) -> None:
             assert refused(value, tmp_path, choice)
 
 
-def test_settings_of_a_task_are_not_lost_in_silence(tmp_path: Path) -> None:
+def test_settings_of_a_task_are_not_dropped_silently(tmp_path: Path) -> None:
     value = {**LEAST, "cluster": {"worker": [{"address": "gpu1:0", "gpus": 1}]}}
     (problem,) = refused(value, tmp_path, HostChoice("gpu2"))
-    assert "cluster.worker.0 has gpus or env of its own" in problem[1]
+    assert "cluster.worker.0 has its own gpus or env" in problem[1]
 
 
-# (--include, --exclude, what is left)
+# (--include, --exclude, the remaining workers)
 SELECTIONS = {
     "a host": ([], ["10.0.0.1"], [1, 2, 3]),
-    "worker:0, whose place another takes": ([], ["10.0.0.1", "[::5]"], [1, 2]),
+    "worker:0, replaced by another": ([], ["10.0.0.1", "[::5]"], [1, 2]),
     "hosts with commas": ([], ["10.0.0.1,[::5]"], [1, 2]),
     "a task by name": ([], ["10.0.0.2:worker:2"], [0, 1, 3]),
     "a task as files are named": ([], ["10.0.0.2:worker-1"], [0, 2, 3]),
@@ -201,13 +205,13 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize(("include", "exclude", "left"), SELECTIONS.values(), ids=SELECTIONS)
-def test_a_part_of_the_cluster_is_taken(
-    tmp_path: Path, include: list[str], exclude: list[str], left: list[int]
+@pytest.mark.parametrize(("include", "exclude", "remaining"), SELECTIONS.values(), ids=SELECTIONS)
+def test_a_part_of_the_cluster_is_selected(
+    tmp_path: Path, include: list[str], exclude: list[str], remaining: list[int]
 ) -> None:
     choice = HostChoice(include=tuple(include), exclude=tuple(exclude))
     spec = loaded(PLACED, tmp_path, choice).spec
-    assert addresses(spec) == [PLACED["cluster"]["worker"][index] for index in left]
+    assert addresses(spec) == [PLACED["cluster"]["worker"][index] for index in remaining]
 
 
 def test_settings_move_with_their_task(tmp_path: Path) -> None:
@@ -229,14 +233,14 @@ def test_programs_of_tasks_move_with_their_tasks(tmp_path: Path) -> None:
     args = {name: {"args": [name]} for name in ("worker", "worker:0", "worker:2", "evaluator")}
     value = {"cluster": cluster, "job": {"script": "t.py", "per_task": args}}
     spec = loaded(value, tmp_path, HostChoice(exclude=("10.0.0.1",))).spec
-    assert {key: own.args for key, own in spec.job.per_task.items()} == {
+    assert {key: step.args for key, step in spec.job.per_task.items()} == {
         "worker": ("worker",),
         "worker:1": ("worker:2",),
     }
 
 
 @pytest.mark.parametrize("choice", [HostChoice(), HostChoice(exclude=("10.0.0.2",))])
-def test_keys_of_the_users_own_name_no_task_and_no_host(tmp_path: Path, choice: HostChoice) -> None:
+def test_x_keys_are_neither_tasks_nor_hosts(tmp_path: Path, choice: HostChoice) -> None:
     value = {
         "cluster": {"worker": ["10.0.0.1:0", "10.0.0.2:0"]},
         "job": {"script": "t.py", "per_task": {"x-why": "b", "x-a:b": 1, "worker": {"args": []}}},
@@ -247,18 +251,18 @@ def test_keys_of_the_users_own_name_no_task_and_no_host(tmp_path: Path, choice: 
     assert set(spec.runtime.hosts) == {"10.0.0.1"}
 
 
-def test_what_names_nothing_is_told_with_what_there_is(tmp_path: Path) -> None:
+def test_an_unknown_item_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     exclude = ("10.0.0.9", "10.0.0.1:worker:1", "10.0.0.1:7")
     first, second, third = refused(PLACED, tmp_path, HostChoice(exclude=exclude))
     assert first == (
         "--exclude 10.0.0.9",
         "no task is on the host '10.0.0.9'",
-        "write one of 10.0.0.1, 10.0.0.2, [::5]",
+        "use one of 10.0.0.1, 10.0.0.2, [::5]",
     )
     assert second[1:] == ("10.0.0.1 has no task 'worker:1'", "its tasks are worker:0")
     assert third[1] == "10.0.0.1 has no task '7'"
     (problem,) = refused(LEAST, tmp_path, HostChoice(exclude=("gpu1",)))
-    assert "the cluster gives numbers" in problem[2]
+    assert "the cluster lists no addresses" in problem[2]
 
 
 def test_neither_chief_nor_the_last_worker_or_ps_can_be_left_out(tmp_path: Path) -> None:
@@ -267,7 +271,7 @@ def test_neither_chief_nor_the_last_worker_or_ps_can_be_left_out(tmp_path: Path)
     for number, job in enumerate(cluster):
         (problem,) = refused(value, tmp_path, HostChoice(exclude=(f"10.0.0.{number}",)))
         place = f"--exclude 10.0.0.{number}"
-        assert problem[:2] == (place, f"no {job} would be left; the spec has 1, on 10.0.0.{number}")
+        assert problem[:2] == (place, f"no {job} would remain; the spec has 1, on 10.0.0.{number}")
 
 
 def test_an_evaluator_may_be_left_out(tmp_path: Path) -> None:
@@ -276,8 +280,8 @@ def test_an_evaluator_may_be_left_out(tmp_path: Path) -> None:
     assert set(spec.cluster) == {"worker"}
 
 
-def test_what_is_too_little_for_the_rest_of_the_spec_is_told_there(tmp_path: Path) -> None:
+def test_too_few_remaining_workers_are_reported_at_min_workers(tmp_path: Path) -> None:
     value = {**PLACED, "supervision": {"min_workers": 4}}
     (problem,) = refused(value, tmp_path, HostChoice(exclude=("10.0.0.1",)))
     assert problem[0].startswith("a.json:1:")
-    assert "min_workers is 4, the cluster has 3" in problem[1]
+    assert "min_workers is 4, but the cluster has 3" in problem[1]

@@ -1,4 +1,4 @@
-"""``--set``: any field, in the file's own terms, and mistakes that point at the option."""
+"""``--set`` overrides any field of the spec, and mistakes in it name the option."""
 
 from __future__ import annotations
 
@@ -63,39 +63,39 @@ def test_a_later_option_wins(tmp_path: Path) -> None:
 BAD = {
     "supervision.grace=5": ("unknown key 'grace' in supervision", 'did you mean "grace_s"?'),
     "grace_s=5": ("unknown key 'grace_s'", "it belongs to supervision.grace_s"),
-    "foo": ("no FIELD=VALUE", "--set supervision.grace_s=60"),
-    "=5": ("no FIELD=VALUE", "--set"),
-    "..=5": ("unknown key ''", "known here"),
+    "foo": ("not FIELD=VALUE", "--set supervision.grace_s=60"),
+    "=5": ("not FIELD=VALUE", "--set"),
+    "..=5": ("unknown key ''", "known keys"),
     "supervision.grace_s=soon": ("'soon' is not a duration", "90s"),
-    "supervision.max_restarts=many": ("'many' is no value of JSON", "max_restarts=10"),
+    "supervision.max_restarts=many": ("'many' is not valid JSON", "max_restarts=10"),
     "supervision.max_restarts=-1": ("too small", "at least 0"),
-    "job.args=--x": ("no value of JSON", """--set job.args='["--epochs", "30"]'"""),
+    "job.args=--x": ("not valid JSON", """--set job.args='["--epochs", "30"]'"""),
     "strategy.communication=ring": ("'ring' is not 'AUTO'", 'did you mean "RING"?'),
-    "cluster.worker.5=a:1": ("has 2 items, and none with the number 5", "count from 0"),
+    "cluster.worker.5=a:1": ("has 2 items: there is no item 5", "use 0 to 2"),
     "cluster.worker.0=a": ("'a' has no port", "host:port"),
     "cluster.chief=2": ("at most one chief", "keep one"),
     "runtime.hosts.gpu9.python=p": ("no address of the cluster has the host 'gpu9'", "10.0.0.1"),
-    "runtime.hosts.10.0.0.1.pythn=p": ("'p' is no value of JSON", "data_dir, env, python"),
+    "runtime.hosts.10.0.0.1.pythn=p": ("'p' is not valid JSON", "data_dir, env, python"),
     "version=2": ("has version 2", ""),
     "job.script.x=3": ("unknown key 'x' in job.script", "remove it"),
     "job.env.A=\udcff": ("not UTF-8", "UTF-8"),
 }
 
 
-@pytest.mark.parametrize(("option", "told"), BAD.items(), ids=[ascii(option) for option in BAD])
-def test_a_mistake_points_at_the_option(option: str, told: tuple[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "expected"), BAD.items(), ids=[ascii(option) for option in BAD])
+def test_a_mistake_names_the_option(option: str, expected: tuple[str, str], tmp_path: Path) -> None:
     found = problems_of(json.dumps(HOSTS), tmp_path, sets=["name=fine", option])
-    message, fix = told
+    message, fix = expected
     assert any(message in problem.message and fix in problem.fix for problem in found), found
     assert {problem.place for problem in found} == {f"--set {option}"}
 
 
 def test_an_item_of_a_number_is_refused(tmp_path: Path) -> None:
     (found,) = problems_of(json.dumps(LEAST), tmp_path, sets=["cluster.worker.0=a:1"])
-    assert found.message == "cluster.worker is no list in the file"
+    assert found.message == "cluster.worker is not a list in the file"
 
 
-def test_an_option_changes_the_file(tmp_path: Path) -> None:
+def test_an_option_replaces_a_mistake_in_the_file(tmp_path: Path) -> None:
     value = {**LEAST, "job": {"script": "t.py", "args": "--x"}}
     assert spec_of(value, tmp_path, sets=["job.args=[]"]).job.args == ()
 
@@ -104,5 +104,5 @@ def test_other_options_are_named_in_their_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(LEAST))
     assert load_file(path, options={"--name": ("name", "exp7")}).spec.name == "exp7"
-    with pytest.raises(SpecError, match=r"^--name: name: 'a/b' cannot be the name"):
+    with pytest.raises(SpecError, match=r"^--name: name: 'a/b' is not a valid run name"):
         load_file(path, options={"--name": ("name", "a/b")})

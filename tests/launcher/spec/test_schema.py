@@ -1,4 +1,4 @@
-"""The published schema and the reference page say what the model says."""
+"""The published schema and the reference page agree with the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def properties(node: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]
 PROPERTIES = list(properties(published_schema.schema()))
 
 
-def test_the_published_schema_is_the_model_s() -> None:
+def test_the_published_schema_is_current() -> None:
     assert published_schema.text() == schema.render(), "run: python -m tfcluster.spec.schema"
 
 
@@ -42,7 +42,7 @@ def test_the_reference_page_is_current() -> None:
     assert page == reference.render(), "run: python -m tfcluster.spec.reference docs/spec.md"
 
 
-def test_the_schema_is_one() -> None:
+def test_the_schema_is_a_valid_json_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(published_schema.schema())
     assert len(PROPERTIES) > 50
 
@@ -57,7 +57,7 @@ def test_every_property_has_a_description_a_default_and_an_example(field: dict[s
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_ready_spec_is_right_for_the_loader_and_for_editors(path: Path) -> None:
+def test_an_example_spec_is_valid_for_the_loader_and_for_editors(path: Path) -> None:
     VALIDATOR.validate(json.loads(path.read_text()))
     spec = load(path)
     assert spec.name == path.stem
@@ -66,7 +66,7 @@ def test_a_ready_spec_is_right_for_the_loader_and_for_editors(path: Path) -> Non
     ).parent / published_schema.SCHEMA_FILE
 
 
-def test_every_ready_spec_is_a_template_and_is_explained() -> None:
+def test_every_example_spec_is_a_template_with_a_description() -> None:
     readme = (ROOT / "cluster_specs" / "README.md").read_text()
     assert [template.name for template in templates.templates()] == [p.stem for p in SPECS]
     for template in templates.templates():
@@ -92,7 +92,7 @@ def test_editors_see_the_common_mistakes(wrong: Any) -> None:
     assert not VALIDATOR.is_valid(wrong)
 
 
-def test_editors_take_what_the_loader_takes() -> None:
+def test_editors_accept_what_the_loader_accepts() -> None:
     VALIDATOR.validate(
         {
             "x-note": 1,

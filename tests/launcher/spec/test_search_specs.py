@@ -1,4 +1,4 @@
-"""What a spec of a KerasTuner search may say, and what it may not."""
+"""The rules for the spec of a KerasTuner search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfcluster.plan.attempt import VARIABLES
-from tfcluster.spec.model import SET_BY_US
+from tfcluster.spec.model import TUNER_VARIABLES
 
 from .writing import problems_of, spec_of
 
@@ -30,11 +30,11 @@ def test_one_tuner_alone_or_any_number_with_a_chief(
     [
         ({"worker": 2}, "several tuners need a chief"),
         ({"chief": 1}, "needs tuners: no worker"),
-        ({"chief": 1, "worker": 1, "ps": 1}, "no use for ps"),
-        ({"chief": 1, "worker": 1, "evaluator": 1}, "no use for evaluator"),
+        ({"chief": 1, "worker": 1, "ps": 1}, "a search has no ps"),
+        ({"chief": 1, "worker": 1, "evaluator": 1}, "a search has no evaluator"),
     ],
 )
-def test_a_search_has_a_chief_and_tuners_and_nobody_else(
+def test_a_search_has_a_chief_and_tuners_only(
     cluster: dict[str, int], message: str, tmp_path: Path
 ) -> None:
     (found,) = problems_of(json.dumps({"cluster": cluster, "job": TUNER}), tmp_path)
@@ -55,17 +55,17 @@ PLACES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_kerastuner_s_variables_are_ours_in_a_search(place: str, tmp_path: Path) -> None:
+def test_kerastuner_s_variables_cannot_be_set_in_a_search(place: str, tmp_path: Path) -> None:
     spec = {"cluster": {"chief": 1, "worker": 2}, "job": TUNER} | PLACES[place]
     (found,) = problems_of(json.dumps(spec), tmp_path)
     assert "is set by tfcluster for each task of a search" in found.message
     assert found.fix == "leave it out"
 
 
-def test_in_any_other_job_they_are_the_user_s(tmp_path: Path) -> None:
+def test_kerastuner_s_variables_may_be_set_in_other_jobs(tmp_path: Path) -> None:
     job = {"script": "tune.py", "kind": "plain", "env": {"KERASTUNER_TUNER_ID": "chief"}}
     assert spec_of({"cluster": {"worker": 2}, "job": job}, tmp_path).job.env == job["env"]
 
 
-def test_both_rooms_know_the_same_variables() -> None:
-    assert SET_BY_US == VARIABLES
+def test_spec_and_plan_name_the_same_variables() -> None:
+    assert TUNER_VARIABLES == VARIABLES

@@ -1,4 +1,4 @@
-"""Writes a spec where a test wants it, and reads back what is wrong with it."""
+"""Helpers that write a spec to a test's folder and load it, or return its problems."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spec_of(value: Any, folder: Path, *, sets: Sequence[str] = ()) -> ClusterSpe
 def problems_of(
     text: str | bytes, folder: Path, *, sets: Sequence[str] = (), name: str = "a.json"
 ) -> list[Problem]:
-    """The problems of a file, with places relative to its folder; fails if there are none."""
+    """Return the problems of a file, with places relative to its folder; fail if there are none."""
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     try:
@@ -37,4 +37,4 @@ def problems_of(
             Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)
             for problem in error.problems
         ]
-    raise AssertionError("the spec was taken")
+    raise AssertionError("the spec was accepted")

@@ -1,4 +1,4 @@
-"""A supervisor told step by step what happens, and what it has wanted so far."""
+"""A supervisor under replay: tests feed it inputs with their times and read its orders."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ COLLATERAL = "UnavailableError: Collective ops is aborted by: Socket closed"
 
 
 @dataclass
-class Story:
-    """A supervisor, its time, and what it has wanted so far."""
+class Replay:
+    """A supervisor, the present time, and its events and orders so far."""
 
     plan: Plan
     now: float = 100.0
@@ -40,10 +40,12 @@ class Story:
             jitter=lambda: 0.0,
         )
 
-    def begin(self, number: int, *, within_s: float = 0.0) -> Story:
-        """All tasks of the attempt are told to start, and do."""
-        again = self.supervisor.again
-        members = again.members if again else tuple(task.id for task in self.plan.tasks)
+    def begin(self, number: int, *, within_s: float = 0.0) -> Replay:
+        """Begin the attempt, and report the start of all its tasks."""
+        next_attempt = self.supervisor.next_attempt
+        members = (
+            next_attempt.members if next_attempt else tuple(task.id for task in self.plan.tasks)
+        )
         for task in self.supervisor.begin(number, members):
             self.supervisor.started(str(task), number, self.now + within_s)
         self._take()
@@ -56,8 +58,8 @@ class Story:
             else:
                 self.orders.append(action)
 
-    def after(self, seconds: float) -> Story:
-        """Let time pass, doing what is due when it is due."""
+    def after(self, seconds: float) -> Replay:
+        """Let time pass, and act on each timer when it is due."""
         until = self.now + seconds
         while (due := self.supervisor.wake_at) is not None and due <= until:
             self.now = max(self.now, due)
@@ -76,7 +78,7 @@ class Story:
         last: str = "",
         error: dict[str, Any] | None = None,
         oom: str | None = None,
-    ) -> Story:
+    ) -> Replay:
         attempt = next(m.attempt for m in self.supervisor.gang if str(m.id) == task)
         event = ev.TaskExited(
             task=task,
@@ -90,28 +92,28 @@ class Story:
         self._take()
         return self
 
-    def ended(self, *tasks: str) -> Story:
-        """They obey our SIGTERM."""
+    def ended(self, *tasks: str) -> Replay:
+        """Report that `tasks` ended by tfcluster's SIGTERM."""
         for task in tasks:
             self.exits(task, killed=signal.SIGTERM, by="tfcluster")
         return self
 
-    def says(self, task: str, kind: str, **facts: Any) -> Story:
+    def says(self, task: str, kind: str, **facts: Any) -> Replay:
         attempt = next(m.attempt for m in self.supervisor.gang if str(m.id) == task)
         self.supervisor.reported(task, attempt, {"type": kind, **facts}, self.now)
         self._take()
         return self
 
-    def home(self, step: int | None = None, *, name: str | None = None) -> Story:
-        """What the chief saved is home, and all that was ordered is done."""
+    def gather(self, step: int | None = None, *, name: str | None = None) -> Replay:
+        """Report that the chief's checkpoints are gathered; earlier orders are forgotten."""
         assert do.GatherCheckpoints() in self.orders
         self.orders.clear()
-        self.supervisor.home(step, self.now, name=name)
+        self.supervisor.checkpoints_gathered(step, self.now, name=name)
         self._take()
         return self
 
     def stopped(self) -> list[str]:
-        """The tasks that were told to end, in order."""
+        """Return the tasks that were ordered to stop, in order."""
         return [t for o in self.orders if isinstance(o, do.StopTasks) for t in o.tasks]
 
     def last(self, kind: type[Event]) -> Any:
@@ -126,6 +128,6 @@ class Story:
         return found.status, found.exit_code
 
 
-def story(*tasks: str, kind: str = "training", **supervision: Any) -> Story:
+def replay_of(*tasks: str, kind: str = "training", **supervision: Any) -> Replay:
     plan = plan_of(*tasks, kind=kind)  # type: ignore[arg-type]
-    return Story(replace(plan, supervision=Supervision(**supervision)))
+    return Replay(replace(plan, supervision=Supervision(**supervision)))

@@ -1,4 +1,4 @@
-"""Whose link is lost, from what the nodes could not dial, and what becomes of the run."""
+"""Lost links are found from the nodes' failed connections, and restart or end the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import COLLATERAL, Story
+from tests.launcher.supervision.story import COLLATERAL, Replay
 
 from tfcluster.plan.plan import NodePlan, Supervision, TaskId
 from tfcluster.rundir.events import Status
@@ -30,52 +30,54 @@ def cut(source: int, target: int, why: str = "timed out") -> Cut:
     return Cut(NODES[source], NODES[target], f"worker:{target}", why)
 
 
-def far_story(count: int = 3, **supervision: Any) -> Story:
-    """One worker on each of `count` hosts."""
+def far_story(count: int = 3, **supervision: Any) -> Replay:
+    """Return the replay of a run with one worker on each of `count` hosts."""
     plan = plan_of(*(f"worker:{number}" for number in range(count)))
     tasks = tuple(
         replace(task, node=node, host=node)
         for task, node in zip(plan.tasks, NODES[:count], strict=True)
     )
     nodes = tuple(NodePlan(name, "ssh", None, "/job") for name in NODES[:count])
-    wanted = Supervision(**supervision)
-    return Story(replace(plan, tasks=tasks, nodes=nodes, supervision=wanted))
+    requested = Supervision(**supervision)
+    return Replay(replace(plan, tasks=tasks, nodes=nodes, supervision=requested))
 
 
-def test_the_host_that_no_other_reaches_is_the_one() -> None:
-    found = connectivity.lost([cut(0, 2), cut(1, 2), cut(2, 0), cut(2, 1)], chief_node=NODES[0])
+def test_the_host_that_no_other_reaches_is_named() -> None:
+    found = connectivity.find_lost_links(
+        [cut(0, 2), cut(1, 2), cut(2, 0), cut(2, 1)], chief_node=NODES[0]
+    )
     assert list(found) == [NODES[2]]
     assert found[NODES[2]].startswith(f"link to host {NODES[2]} lost: ")
     assert f"{NODES[0]} cannot connect to worker:2 on {NODES[2]} (timed out)" in found[NODES[2]]
 
 
-def test_of_two_hosts_it_is_the_one_without_the_chief() -> None:
+def test_of_two_hosts_the_one_without_the_chief_is_named() -> None:
     for cuts in ([cut(0, 1), cut(1, 0)], [cut(1, 0)], [cut(0, 1)]):
-        assert list(connectivity.lost(cuts, chief_node=NODES[0])) == [NODES[1]]
-        assert list(connectivity.lost(cuts, chief_node=NODES[1])) == [NODES[0]]
+        assert list(connectivity.find_lost_links(cuts, chief_node=NODES[0])) == [NODES[1]]
+        assert list(connectivity.find_lost_links(cuts, chief_node=NODES[1])) == [NODES[0]]
 
 
-def test_a_chief_that_nobody_reaches_is_named_all_the_same() -> None:
-    found = connectivity.lost([cut(1, 0), cut(2, 0)], chief_node=NODES[0])
+def test_a_chief_host_that_no_other_reaches_is_named() -> None:
+    found = connectivity.find_lost_links([cut(1, 0), cut(2, 0)], chief_node=NODES[0])
     assert list(found) == [NODES[0]]
 
 
 @given(st.lists(st.builds(cut, st.integers(0, 2), st.integers(0, 2))))
-def test_every_line_that_is_cut_is_explained(cuts: list[Cut]) -> None:
-    found = connectivity.lost(cuts, chief_node=NODES[0])
+def test_every_cut_link_is_explained(cuts: list[Cut]) -> None:
+    found = connectivity.find_lost_links(cuts, chief_node=NODES[0])
     assert all(one.source in found or one.target in found for one in cuts)
     assert len(found) <= len(cuts)
 
 
 @given(st.one_of(st.text(), st.recursive(st.none() | st.integers(), st.lists).map(json.dumps)))
-def test_what_is_no_report_tells_nothing(line: str) -> None:
-    assert connectivity.read(NODES[0], line, attempt=1) == ()
+def test_malformed_reports_are_ignored(line: str) -> None:
+    assert connectivity.parse_report(NODES[0], line, attempt=1) == ()
 
 
-def test_a_report_of_another_attempt_tells_nothing() -> None:
+def test_reports_of_another_attempt_are_ignored() -> None:
     line = json.dumps({"attempt": 1, "cut": [[NODES[1], "worker:1", NODES[1], 2222, "timed out"]]})
-    assert connectivity.read(NODES[0], line, attempt=1) == (cut(0, 1),)
-    assert connectivity.read(NODES[0], line, attempt=2) == ()
+    assert connectivity.parse_report(NODES[0], line, attempt=1) == (cut(0, 1),)
+    assert connectivity.parse_report(NODES[0], line, attempt=2) == ()
 
 
 def test_each_node_dials_the_tasks_of_all_others() -> None:
@@ -90,74 +92,74 @@ def test_each_node_dials_the_tasks_of_all_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "node"), [(HEARTBEAT, NODES[1]), (UNHEALTHY, NODES[2]), ("Socket closed", None)]
+    ("message", "node"), [(HEARTBEAT, NODES[1]), (UNHEALTHY, NODES[2]), ("Socket closed", None)]
 )
-def test_the_task_that_tensorflow_heard_nothing_of_tells_the_link(said: str, node: str) -> None:
-    failure = Failure("worker:0", 1, None, node=NODES[0], last_lines=said)
+def test_a_missed_heartbeat_names_the_lost_link(message: str, node: str) -> None:
+    failure = Failure("worker:0", 1, None, node=NODES[0], last_lines=message)
     nodes = {f"worker:{number}": name for number, name in enumerate(NODES)}
-    assert list(connectivity.missed([failure], nodes)) == ([node] if node else [])
+    assert list(connectivity.find_missed_heartbeats([failure], nodes)) == ([node] if node else [])
     same_host = dict.fromkeys(nodes, NODES[0])
-    assert connectivity.missed([failure], same_host) == {}
+    assert connectivity.find_missed_heartbeats([failure], same_host) == {}
 
 
 def test_the_nodes_dial_once_when_the_first_task_blames_another() -> None:
-    told = far_story()
-    assert told.orders == []
-    told.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", 1, last=COLLATERAL)
-    assert told.orders.count(do.AskLinks(1)) == 1
+    replay = far_story()
+    assert replay.orders == []
+    replay.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", 1, last=COLLATERAL)
+    assert replay.orders.count(do.ProbeLinks(1)) == 1
 
 
-def test_tasks_of_one_machine_ask_for_nothing() -> None:
-    told = Story(plan_of("worker:0", "worker:1"))
-    told.exits("worker:0", 1, last=COLLATERAL)
-    assert do.AskLinks(1) not in told.orders
+def test_on_one_machine_no_links_are_probed() -> None:
+    replay = Replay(plan_of("worker:0", "worker:1"))
+    replay.exits("worker:0", 1, last=COLLATERAL)
+    assert do.ProbeLinks(1) not in replay.orders
 
 
-def test_a_task_that_fails_by_itself_asks_for_nothing() -> None:
-    told = far_story()
-    told.exits("worker:0", None, killed=9)
-    assert do.AskLinks(1) not in told.orders
+def test_after_a_failure_with_its_own_cause_no_links_are_probed() -> None:
+    replay = far_story()
+    replay.exits("worker:0", None, killed=9)
+    assert do.ProbeLinks(1) not in replay.orders
 
 
-def test_a_lost_link_ends_the_gang_at_once_and_starts_it_again() -> None:
-    told = far_story(2)
-    told.exits("worker:0", 1, last=COLLATERAL)
-    assert told.stopped() == []
-    words = f"link to host {NODES[1]} lost: no answer"
-    told.supervisor.linked({NODES[1]: words}, told.now)
-    told._take()
-    assert told.stopped() == ["worker:1"]
-    told.ended("worker:1").home()
-    assert told.cause()["kind"] == Kind.LINK_LOST
-    assert told.cause()["reason"] == words
-    assert told.cause()["node"] == NODES[1]
-    assert told.cause()["docs"] == "docs/failures.md#link-lost"
-    assert told.supervisor.again is not None
+def test_a_lost_link_restarts_the_gang_at_once() -> None:
+    replay = far_story(2)
+    replay.exits("worker:0", 1, last=COLLATERAL)
+    assert replay.stopped() == []
+    description = f"link to host {NODES[1]} lost: no answer"
+    replay.supervisor.links_probed({NODES[1]: description}, replay.now)
+    replay._take()
+    assert replay.stopped() == ["worker:1"]
+    replay.ended("worker:1").gather()
+    assert replay.cause()["kind"] == Kind.LINK_LOST
+    assert replay.cause()["reason"] == description
+    assert replay.cause()["node"] == NODES[1]
+    assert replay.cause()["docs"] == "docs/failures.md#link-lost"
+    assert replay.supervisor.next_attempt is not None
 
 
-def test_what_a_task_did_by_itself_comes_before_a_lost_link() -> None:
-    told = far_story(2)
-    told.exits("worker:0", 1, last=COLLATERAL)
-    told.exits("worker:1", None, killed=9)
-    told.supervisor.linked({NODES[0]: "link lost"}, told.now)
-    told._take()
-    told.home()
-    assert told.cause()["task"] == "worker:1"
+def test_a_failure_with_its_own_cause_comes_before_a_lost_link() -> None:
+    replay = far_story(2)
+    replay.exits("worker:0", 1, last=COLLATERAL)
+    replay.exits("worker:1", None, killed=9)
+    replay.supervisor.links_probed({NODES[0]: "link lost"}, replay.now)
+    replay._take()
+    replay.gather()
+    assert replay.cause()["task"] == "worker:1"
 
 
-def test_a_line_that_is_whole_again_is_known_by_the_missed_heartbeats() -> None:
-    told = far_story(2)
-    told.exits("worker:0", 1, last=HEARTBEAT).exits("worker:1", 1, last=COLLATERAL)
-    told.supervisor.linked({}, told.now)
-    told._take()
-    told.home()
-    assert told.cause()["reason"].startswith(f"link to host {NODES[1]} lost: ")
+def test_a_link_that_works_again_is_found_by_missed_heartbeats() -> None:
+    replay = far_story(2)
+    replay.exits("worker:0", 1, last=HEARTBEAT).exits("worker:1", 1, last=COLLATERAL)
+    replay.supervisor.links_probed({}, replay.now)
+    replay._take()
+    replay.gather()
+    assert replay.cause()["reason"].startswith(f"link to host {NODES[1]} lost: ")
 
 
-def test_without_restarts_a_lost_link_ends_the_run_with_3() -> None:
-    told = far_story(2, max_restarts=0)
-    told.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", 1, last=COLLATERAL)
-    told.supervisor.linked({NODES[1]: f"link to host {NODES[1]} lost"}, told.now)
-    told._take()
-    told.home()
-    assert told.outcome() == (Status.FAILED, 3)
+def test_without_restarts_a_lost_link_ends_the_run_with_exit_code_3() -> None:
+    replay = far_story(2, max_restarts=0)
+    replay.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", 1, last=COLLATERAL)
+    replay.supervisor.links_probed({NODES[1]: f"link to host {NODES[1]} lost"}, replay.now)
+    replay._take()
+    replay.gather()
+    assert replay.outcome() == (Status.FAILED, 3)

@@ -1,4 +1,4 @@
-"""What the tasks' exits mean for the run, as a table."""
+"""The next step of a run for every combination of task ends, as a table."""
 
 from __future__ import annotations
 
@@ -66,5 +66,5 @@ def test_a_gang(tasks: str, expected: Next) -> None:
         ("worker:0 ok, worker:1 ok", Next.SUCCEED),
     ],
 )
-def test_plain_tasks_have_nothing_to_do_with_each_other(tasks: str, expected: Next) -> None:
+def test_plain_tasks_are_independent(tasks: str, expected: Next) -> None:
     assert judge(ends(tasks), chief=TaskId("worker", 0), gang=False) is expected

@@ -1,4 +1,4 @@
-"""Who dials whom: in a small run all dial all, in a large one enough to find what is cut."""
+"""Every node dials all tasks in a small run; a large one dials every link and port once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster.supervision.connectivity import DialPlan, between
 
 
 def spread(tasks: int, nodes: int) -> tuple[Plan, list[str], dict[TaskId, int]]:
-    """So many workers dealt out over so many nodes, with a port each."""
+    """Return a plan of `tasks` workers spread over `nodes` nodes, with a port each."""
     names = [f"node-{number}" for number in range(nodes)]
     plan = plan_of(*(f"worker:{index}" for index in range(tasks)))
     placed = [replace(t, node=names[t.id.index % nodes]) for t in plan.tasks]
@@ -34,7 +34,7 @@ def test_in_a_small_run_every_node_dials_every_task_of_the_others() -> None:
 
 
 @given(st.integers(65, 300), st.integers(2, 40))
-def test_in_a_large_one_every_line_and_every_port_is_tried(tasks: int, nodes: int) -> None:
+def test_in_a_large_run_every_link_and_every_port_is_dialled(tasks: int, nodes: int) -> None:
     plan, names, ports = spread(tasks, nodes)
     calls = between(plan, names, ports)
     for caller in names:
@@ -44,10 +44,10 @@ def test_in_a_large_one_every_line_and_every_port_is_tried(tasks: int, nodes: in
     assert all(calls.callers[task] for task in ports)
 
 
-def test_a_thousand_tasks_on_fifty_nodes_are_dialled_no_more_often_than_lines_are_there() -> None:
+def test_a_thousand_tasks_on_fifty_nodes_are_dialled_once_per_link() -> None:
     assert count(between(*spread(1000, 50))) == 50 * 49
     assert count(between(*spread(1000, 2))) == 1000
 
 
-def test_a_run_on_one_node_dials_nobody() -> None:
+def test_a_run_on_one_node_dials_nothing() -> None:
     assert count(between(*spread(100, 1))) == 0

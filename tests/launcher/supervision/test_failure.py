@@ -1,4 +1,4 @@
-"""What kind of end a task had, and how that is said."""
+"""The kind, reason, hint and section of every kind of failure."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (fails(f"{RUNTIME}.UnknownError", "Could not start gRPC server"), Kind.PORT_TAKEN, None),
         (fails("OSError", "[Errno 98] Address already in use"), Kind.EXCEPTION, None),
         (fails(f"{RUNTIME}.InternalError", ABORTED), Kind.COLLATERAL, None),
-        (ended(None, None, observed=Kind.LATE, words="it hung"), Kind.LATE, "it hung"),
+        (ended(None, None, observed=Kind.LATE, description="it hung"), Kind.LATE, "it hung"),
         (ended(None, None, observed=Kind.FROZEN), Kind.FROZEN, "stopped by a signal"),
-        (ended(0, observed=Kind.PERMANENT, words="no trial"), Kind.PERMANENT, "no trial"),
+        (ended(0, observed=Kind.PERMANENT, description="no trial"), Kind.PERMANENT, "no trial"),
     ],
 )
 def test_kind_and_reason(failure: Failure, kind: Kind, reason: str | None) -> None:
@@ -90,14 +90,14 @@ def test_kind_and_reason(failure: Failure, kind: Kind, reason: str | None) -> No
     assert failure.is_collateral == (kind is Kind.COLLATERAL)
 
 
-def test_tensorflows_own_exceptions_are_called_by_their_short_name() -> None:
+def test_tensorflows_exceptions_have_short_names() -> None:
     failure = fails(f"{RUNTIME}.UnknownError", "Could not start gRPC server")
     assert failure.reason == "UnknownError: Could not start gRPC server (main.py:12)"
     assert failure.signature == (f"{RUNTIME}.UnknownError", "/job/main.py", 12)
     assert fails("requests.exceptions.Timeout", "x").reason.startswith("requests.exceptions.T")
 
 
-def test_a_message_that_holds_a_tensor_is_shown_by_its_ends() -> None:
+def test_a_message_with_a_tensor_is_cut_in_the_middle() -> None:
     values = "\n".join(f"  [0.{row}, 0.{row}]," for row in range(40))
     message = f"Attempt to convert a value (PerReplica:{{\n{values}\n}})"
     shown = fails("ValueError", message).reason.splitlines()
@@ -107,8 +107,8 @@ def test_a_message_that_holds_a_tensor_is_shown_by_its_ends() -> None:
     assert shown[-1] == "}) (main.py:12)"
 
 
-def test_of_a_graphs_error_the_cause_is_shown_and_not_where_the_graph_was_made() -> None:
-    """As TensorFlow 2.15 and 2.21 write it."""
+def test_a_graph_error_shows_the_cause_without_the_graphs_stack() -> None:
+    """The message is as TensorFlow 2.15 and 2.21 write it."""
     stack = "".join(f'  File "/env/keras/training.py", line {n}, in step\n\n' for n in range(30))
     message = (
         "Graph execution error:\n\nDetected at node loss/Xent defined at (most recent call last):\n"
@@ -126,9 +126,9 @@ def test_an_endless_line_is_cut() -> None:
     assert len(fails("ValueError", "x" * 5000).reason) < 500
 
 
-def test_a_sigkill_without_evidence_names_the_usual_suspects() -> None:
+def test_a_sigkill_without_evidence_names_possible_causes() -> None:
     failure = ended(None, signal.SIGKILL, "ImportError: an optional one, caught\n")
-    assert "short of memory" in str(failure.hint)
+    assert "out of memory" in str(failure.hint)
     assert failure.docs == "docs/failures.md#sigkill"
 
 
@@ -142,7 +142,7 @@ def test_a_sigkill_without_evidence_names_the_usual_suspects() -> None:
         (fails("KeyError", "'x'"), None),
         (ended(None, 9, out_of_memory="x"), "out-of-memory"),
         (ended(42), "preempted"),
-        (ended(None, None, observed=Kind.NODE_LOST, words="gone"), "node-lost"),
+        (ended(None, None, observed=Kind.NODE_LOST, description="gone"), "node-lost"),
         (ended(log="'https' scheme not supported in proxy URI\n" + "x\n" * 99), "proxy"),
         (ended(log="'https' scheme not supported in proxy URI\n" + TRACEBACK), None),
         (
@@ -157,7 +157,7 @@ def test_a_sigkill_without_evidence_names_the_usual_suspects() -> None:
         ),
     ],
 )
-def test_where_it_is_explained(failure: Failure, anchor: str | None) -> None:
+def test_failures_link_to_their_section(failure: Failure, anchor: str | None) -> None:
     assert failure.docs == (anchor and f"docs/failures.md#{anchor}")
 
 
@@ -172,7 +172,7 @@ def test_where_it_is_explained(failure: Failure, anchor: str | None) -> None:
 def test_every_end_has_a_kind_and_a_reason(
     exit_code: int | None,
     number: int | None,
-    words: str,
+    description: str,
     reported: dict[str, str] | None,
     memory: str | None,
     observed: Kind | None,
@@ -182,7 +182,7 @@ def test_every_end_has_a_kind_and_a_reason(
         exit_code,
         number,
         error=reported,
-        last_lines=words,
+        last_lines=description,
         out_of_memory=memory,
         observed=observed,
     )
@@ -201,8 +201,10 @@ def test_every_end_has_a_kind_and_a_reason(
     ],
     ids=["argparse", "click", "absl"],
 )
-def test_refused_arguments_are_told_in_the_scripts_words(code: int, log: str, reason: str) -> None:
-    """Of such a task it was said "exit code 2", and it was started again."""
+def test_rejected_arguments_are_reported_with_the_scripts_message(
+    code: int, log: str, reason: str
+) -> None:
+    """The reason was "exit code 2" before, and such a task was restarted."""
     failure = ended(code, log=log)
     assert failure.reason == f"exit code {code}: {reason}"
     assert failure.kind is Kind.PERMANENT
@@ -213,7 +215,7 @@ def test_refused_arguments_are_told_in_the_scripts_words(code: int, log: str, re
     ("code", "log"),
     [(3, USAGE + "no"), (2, "worker: error rate 0.3\n"), (1, USAGE + "no"), (2, "")],
 )
-def test_an_exit_code_alone_tells_of_no_arguments(code: int, log: str) -> None:
+def test_an_exit_code_alone_is_no_rejection_of_arguments(code: int, log: str) -> None:
     failure = ended(code, log=log)
     assert (failure.reason, failure.kind) == (f"exit code {code}", Kind.EXIT_CODE)
 
@@ -226,6 +228,8 @@ def test_an_exit_code_alone_tells_of_no_arguments(code: int, log: str) -> None:
         ("no data in ./mnist", False),
     ],
 )
-def test_who_exits_with_what_tensorflow_said_of_a_peer_follows_it(text: str, blames: bool) -> None:
+def test_exiting_with_tensorflows_message_about_a_peer_is_collateral(
+    text: str, blames: bool
+) -> None:
     failure = ended(error=error("SystemExit", text))
     assert failure.is_collateral is blames

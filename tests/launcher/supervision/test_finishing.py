@@ -1,4 +1,4 @@
-"""What happens after the chief's success: who may finish, who is ended, and how the run ends."""
+"""After the chief's success: which tasks may finish, which are stopped, how the run ends."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import Story, story
+from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
@@ -17,136 +17,136 @@ from tfcluster.supervision.supervisor import EVALUATOR_S
 PARAMETER_SERVER = ("chief:0", "worker:0", "worker:1", "ps:0")
 
 
-def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> Story:
-    """A job whose strategy is `parameter_server`, as `make_plan` makes it."""
+def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> Replay:
+    """Return the replay of a job with the strategy `parameter_server`, as `make_plan` builds it."""
     plan = plan_of(*(tasks or PARAMETER_SERVER), hooks=hooks)
     served = tuple(replace(task, serves=task.id.job in ("worker", "ps")) for task in plan.tasks)
-    return Story(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
+    return Replay(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
 
 
-def warnings(told: Story) -> list[str]:
-    return [event.message for event in told.events if isinstance(event, ev.Warned)]
+def warnings(replay: Replay) -> list[str]:
+    return [event.message for event in replay.events if isinstance(event, ev.Warned)]
 
 
 # -- parameter servers
 
 
-def test_workers_that_serve_are_ended_with_the_ps_after_the_chief() -> None:
-    told = parameter_server()
+def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
+    replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
-        told.says(task, "ready").says(task, "serving")
-    told.exits("chief:0")
-    assert told.stopped() == ["worker:0", "worker:1", "ps:0"]
-    told.ended("worker:0", "worker:1", "ps:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(told) == []
+        replay.says(task, "ready").says(task, "serving")
+    replay.exits("chief:0")
+    assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
+    replay.ended("worker:0", "worker:1", "ps:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    assert warnings(replay) == []
 
 
 @pytest.mark.parametrize("named", ["parameter_server", "default"])
-def test_workers_that_train_by_themselves_may_finish_and_the_ps_goes_last(named: str) -> None:
-    tell = parameter_server if named == "parameter_server" else story
-    told = tell(*PARAMETER_SERVER).says("ps:0", "serving")
-    told.says("worker:0", "progress", step=7)
-    told.exits("chief:0").after(16)
-    assert told.stopped() == []
-    told.exits("worker:0").after(16)
-    assert told.stopped() == [], "worker:1 still needs the ps"
-    told.exits("worker:1")
-    assert told.stopped() == ["ps:0"]
-    told.ended("ps:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -> None:
+    tell = parameter_server if named == "parameter_server" else replay_of
+    replay = tell(*PARAMETER_SERVER).says("ps:0", "serving")
+    replay.says("worker:0", "progress", step=7)
+    replay.exits("chief:0").after(16)
+    assert replay.stopped() == []
+    replay.exits("worker:0").after(16)
+    assert replay.stopped() == [], "worker:1 still needs the ps"
+    replay.exits("worker:1")
+    assert replay.stopped() == ["ps:0"]
+    replay.ended("ps:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_worker_that_is_ended_before_it_had_finished_fails_the_run() -> None:
-    told = parameter_server(finish_grace_s=60)
-    told.says("worker:0", "progress", step=7).exits("chief:0").after(61)
-    assert told.stopped() == ["worker:0", "worker:1", "ps:0"]
-    told.ended("worker:0", "worker:1", "ps:0")
-    assert told.outcome() == (Status.FAILED, 1)
-    cause = told.cause()
+def test_a_worker_that_is_stopped_before_it_finished_fails_the_run() -> None:
+    replay = parameter_server(finish_grace_s=60)
+    replay.says("worker:0", "progress", step=7).exits("chief:0").after(61)
+    assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
+    replay.ended("worker:0", "worker:1", "ps:0")
+    assert replay.outcome() == (Status.FAILED, 1)
+    cause = replay.cause()
     assert (cause["task"], cause["kind"], cause["also"]) == ("worker:0", "unfinished", ["worker:1"])
     assert "60 s after the chief" in cause["reason"]
     assert "supervision.finish_grace_s" in cause["hint"]
 
 
-def test_those_that_still_run_after_the_chief_are_named_once() -> None:
-    told = parameter_server(finish_grace_s=60).says("ps:0", "serving")
-    told.says("worker:0", "progress", step=7).exits("chief:0").after(4)
-    assert [event for event in told.events if isinstance(event, ev.Finishing)] == []
-    told.after(1).says("worker:0", "progress", step=8).after(20)
-    (said,) = [event for event in told.events if isinstance(event, ev.Finishing)]
-    assert (said.tasks, said.left_s) == (["worker:0", "worker:1", "ps:0"], 55)
+def test_tasks_that_still_run_after_the_chief_are_named_once() -> None:
+    replay = parameter_server(finish_grace_s=60).says("ps:0", "serving")
+    replay.says("worker:0", "progress", step=7).exits("chief:0").after(4)
+    assert [event for event in replay.events if isinstance(event, ev.Finishing)] == []
+    replay.after(1).says("worker:0", "progress", step=8).after(20)
+    (message,) = [event for event in replay.events if isinstance(event, ev.Finishing)]
+    assert (message.tasks, message.left_s) == (["worker:0", "worker:1", "ps:0"], 55)
 
 
-def test_the_workers_of_a_coordinator_that_starts_one_again_are_not_waited_for() -> None:
-    told = parameter_server()
+def test_workers_of_a_coordinator_are_not_awaited_after_a_restart() -> None:
+    replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
-        told.says(task, "serving")
-    told.exits("worker:1", killed=signal.SIGKILL).after(1.1)
-    told.supervisor.started("worker:1", 2, told.now)
-    told.exits("chief:0")
-    assert told.stopped() == ["worker:0", "worker:1", "ps:0"]
+        replay.says(task, "serving")
+    replay.exits("worker:1", killed=signal.SIGKILL).after(1.1)
+    replay.supervisor.started("worker:1", 2, replay.now)
+    replay.exits("chief:0")
+    assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
 
 
-def test_without_hooks_workers_get_the_grace_time_and_a_warning_says_what_is_unknown() -> None:
-    told = parameter_server(hooks=False, finish_grace_s=60).exits("chief:0").after(59)
-    assert told.stopped() == []
-    told.after(2)
-    told.ended("worker:0", "worker:1", "ps:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    (warning,) = warnings(told)
+def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
+    replay = parameter_server(hooks=False, finish_grace_s=60).exits("chief:0").after(59)
+    assert replay.stopped() == []
+    replay.after(2)
+    replay.ended("worker:0", "worker:1", "ps:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    (warning,) = warnings(replay)
     assert warning.startswith("worker:0, worker:1 did not end within 60 s after the chief")
     assert "hooks" in warning
     assert "supervision.finish_grace_s" in warning
 
 
-def test_a_chief_that_trains_by_itself_outlives_its_workers() -> None:
-    """It may export for as long as it likes; a coordinator without workers may not."""
-    told = parameter_server().exits("worker:0").exits("worker:1").after(3600)
-    assert told.stopped() == []
-    told.exits("chief:0")
-    assert told.stopped() == ["ps:0"]
+def test_a_chief_that_trains_independently_outlives_its_workers() -> None:
+    """Such a chief may export without a limit; a coordinator without workers may not."""
+    replay = parameter_server().exits("worker:0").exits("worker:1").after(3600)
+    assert replay.stopped() == []
+    replay.exits("chief:0")
+    assert replay.stopped() == ["ps:0"]
 
-    told = parameter_server(max_restarts=0)
+    replay = parameter_server(max_restarts=0)
     for task in ("worker:0", "worker:1"):
-        told.says(task, "serving").exits(task, killed=signal.SIGKILL)
-    told.after(61)
-    assert told.stopped() == ["chief:0", "ps:0"]
+        replay.says(task, "serving").exits(task, killed=signal.SIGKILL)
+    replay.after(61)
+    assert replay.stopped() == ["chief:0", "ps:0"]
 
 
-def test_a_chief_that_trains_on_is_no_victim_of_workers_that_failed_for_good() -> None:
-    told = parameter_server(max_restarts=0).says("chief:0", "progress", step=5)
-    told.exits("worker:0", 3).exits("worker:1", 3).after(3600)
-    assert told.stopped() == []
-    told.exits("chief:0").ended("ps:0")
-    assert told.outcome() == (Status.FAILED, 1)
-    assert told.cause()["task"] == "worker:0"
+def test_a_chief_that_trains_on_survives_workers_that_failed_for_good() -> None:
+    replay = parameter_server(max_restarts=0).says("chief:0", "progress", step=5)
+    replay.exits("worker:0", 3).exits("worker:1", 3).after(3600)
+    assert replay.stopped() == []
+    replay.exits("chief:0").ended("ps:0")
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert replay.cause()["task"] == "worker:0"
 
 
 # -- workers
 
 
-def test_a_worker_that_trained_step_by_step_with_the_chief_may_be_ended_late() -> None:
-    """TensorFlow's return from `fit` can outlast any patience; nothing of the training is lost."""
-    told = story(finish_grace_s=60)
+def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
+    """TensorFlow may take very long to return from `fit`; nothing of the training is lost."""
+    replay = replay_of(finish_grace_s=60)
     for task in ("worker:0", "worker:1"):
-        told.says(task, "waiting_for_peers").says(task, "ready")
-    told.exits("worker:0").after(59)
-    assert told.stopped() == []
-    told.after(2)
-    assert told.stopped() == ["worker:1"]
-    told.ended("worker:1")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(told) == ["worker:1 did not end within 60 s after the chief: ended"]
+        replay.says(task, "waiting_for_peers").says(task, "ready")
+    replay.exits("worker:0").after(59)
+    assert replay.stopped() == []
+    replay.after(2)
+    assert replay.stopped() == ["worker:1"]
+    replay.ended("worker:1")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    assert warnings(replay) == ["worker:1 did not end within 60 s after the chief: stopped"]
 
 
-def test_a_worker_that_works_by_itself_and_is_ended_late_fails_the_run() -> None:
-    told = story(finish_grace_s=5).says("worker:1", "progress", step=3)
-    told.exits("worker:0").after(6)
-    assert told.stopped() == ["worker:1"]
-    told.ended("worker:1")
-    assert told.outcome() == (Status.FAILED, 1)
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "unfinished")
+def test_a_late_independent_worker_fails_the_run() -> None:
+    replay = replay_of(finish_grace_s=5).says("worker:1", "progress", step=3)
+    replay.exits("worker:0").after(6)
+    assert replay.stopped() == ["worker:1"]
+    replay.ended("worker:1")
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "unfinished")
 
 
 # -- evaluators
@@ -154,43 +154,49 @@ def test_a_worker_that_works_by_itself_and_is_ended_late_fails_the_run() -> None
 EVALUATED = ("chief:0", "evaluator:0")
 
 
-def evaluated(*, last: int | None, seen: int | None, finish_grace_s: float = 60) -> Story:
-    """The chief has saved outside of its checkpoint directory, `seen` was evaluated, it leaves."""
-    told = story(*EVALUATED, finish_grace_s=finish_grace_s)
-    told.says("chief:0", "saved_elsewhere", step=last)
-    if seen is not None:
-        told.says("evaluator:0", "evaluated", step=seen)
-    return told.exits("chief:0")
+def evaluated(
+    *, last: int | None, evaluated_step: int | None, finish_grace_s: float = 60
+) -> Replay:
+    """Return a replay in which the chief saved elsewhere and exited after an evaluation."""
+    replay = replay_of(*EVALUATED, finish_grace_s=finish_grace_s)
+    replay.says("chief:0", "saved_elsewhere", step=last)
+    if evaluated_step is not None:
+        replay.says("evaluator:0", "evaluated", step=evaluated_step)
+    return replay.exits("chief:0")
 
 
-def test_an_evaluator_that_never_ends_is_ended_after_the_last_checkpoint_wherever_it_is() -> None:
-    told = evaluated(last=300, seen=200, finish_grace_s=200).after(120)
-    assert told.stopped() == []
-    told.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
-    assert told.stopped() == [], "it may leave by itself"
-    told.after(1)
-    assert told.stopped() == ["evaluator:0"]
-    told.ended("evaluator:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(told) == []
+def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> None:
+    replay = evaluated(last=300, evaluated_step=200, finish_grace_s=200).after(120)
+    assert replay.stopped() == []
+    replay.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
+    assert replay.stopped() == [], "it may leave by itself"
+    replay.after(1)
+    assert replay.stopped() == ["evaluator:0"]
+    replay.ended("evaluator:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    assert warnings(replay) == []
 
 
 @pytest.mark.parametrize(
-    ("last", "seen", "words"),
+    ("last", "evaluated_step", "description"),
     [
-        (300, None, "evaluator:0 was ended 60 s after the chief: it had evaluated nothing. Give"),
-        (None, None, "it had evaluated nothing. Give it longer: --set supervision.finish_grace_s="),
+        (300, None, "evaluator:0 was stopped 60 s after the chief: it had evaluated nothing. Give"),
+        (
+            None,
+            None,
+            "it had evaluated nothing. Give it more time: --set supervision.finish_grace_s=",
+        ),
         (1300, 200, "not evaluated the last checkpoint, of step 1,300, only step 200. Give it"),
         (1300, 200, "EvalSpec(start_delay_secs=0, throttle_secs=10)"),
-        (None, 200, "evaluator:0 did not end within 60 s after the chief: ended"),
+        (None, 200, "evaluator:0 did not end within 60 s after the chief: stopped"),
     ],
 )
-def test_what_an_evaluator_has_missed_is_said_with_what_to_set(
-    last: int | None, seen: int | None, words: str
+def test_a_late_evaluator_is_warned_about_with_the_setting(
+    last: int | None, evaluated_step: int | None, description: str
 ) -> None:
-    told = evaluated(last=last, seen=seen).after(61)
-    assert told.stopped() == ["evaluator:0"]
-    told.ended("evaluator:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
-    (warning,) = warnings(told)
-    assert words in warning
+    replay = evaluated(last=last, evaluated_step=evaluated_step).after(61)
+    assert replay.stopped() == ["evaluator:0"]
+    replay.ended("evaluator:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    (warning,) = warnings(replay)
+    assert description in warning

@@ -1,4 +1,4 @@
-"""How long a task gets when it is asked to end, and who of the gang is to blame."""
+"""The grace of a task that is stopped, and the tasks of a gang that are blamed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_grace(
     assert member.stop_grace_s(most_s) == expected
 
 
-def test_tasks_that_are_stopped_alike_are_one_order() -> None:
+def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
     gang = started("worker:0", "worker:1", "worker:2")
     saver = gang.get("worker:1")
     assert saver is not None
@@ -67,14 +67,14 @@ def test_tasks_that_are_stopped_alike_are_one_order() -> None:
     assert longest_grace_s([]) == 0.0
 
 
-def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", words: str = "") -> None:
+def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str = "") -> None:
     member = gang.get(task)
     assert member is not None
     event = TaskExited(task=task, attempt=1, exit_code=1, ended_by=ended_by)
-    gang.note_exit(member, event, error=None, last_lines=words)
+    gang.note_exit(member, event, error=None, last_lines=description)
 
 
-def test_a_task_we_ended_is_never_to_blame() -> None:
+def test_a_task_stopped_by_tfcluster_is_never_blamed() -> None:
     gang = started()
     exit_of(gang, "worker:0", ended_by="tfcluster")
     assert gang.failures == []
@@ -82,7 +82,7 @@ def test_a_task_we_ended_is_never_to_blame() -> None:
 
 
 def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
-    said = "Traceback (most recent call last):\nValueError: Cannot convert '1' to a shape.\n"
+    message = "Traceback (most recent call last):\nValueError: Cannot convert '1' to a shape.\n"
     for version, is_asked in (("3", True), ("auto", False)):
         spec = ClusterSpec.model_validate(
             {"cluster": {"worker": 1}, "job": {"script": "x.py"}, "keras": {"version": version}}
@@ -91,12 +91,12 @@ def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
         plan = plan_of("worker:0")
         command = replace(plan.tasks[0].command, env=(settings,))
         gang = Gang(replace(plan, tasks=(replace(plan.tasks[0], command=command),)))
-        exit_of(gang, "worker:0", words=said)
+        exit_of(gang, "worker:0", description=message)
         (failure,) = gang.failures
         assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
 
 
-def test_idle_tasks_are_told_once_and_servers_only_when_no_worker_trains() -> None:
+def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() -> None:
     gang = started("ps:0", "worker:0", "worker:1")
     serving, training = gang.get("worker:0"), gang.get("worker:1")
     assert serving is not None
@@ -119,8 +119,8 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     assert gang.get("worker:7") is gang.get(None) is None
 
 
-def test_what_ran_before_a_restart_has_started_although_the_next_attempt_has_not() -> None:
-    """Else a run that is stopped while the state is put back would not copy its outputs."""
+def test_a_gang_that_ran_before_a_restart_counts_as_started() -> None:
+    """Otherwise a run that is stopped while checkpoints are restored would not copy its outputs."""
     gang = started("worker:0", "worker:1")
     gang.enlist([member.id for member in gang], 2)
     assert gang.has_started

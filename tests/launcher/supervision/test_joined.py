@@ -1,4 +1,4 @@
-"""A part of a gang: what fails elsewhere is blamed on nobody here, and nothing starts again."""
+"""A part of a gang blames none of its tasks for a failure elsewhere, and restarts nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import COLLATERAL, Story
+from tests.launcher.supervision.story import COLLATERAL, Replay
 
 from tfcluster.errors import CollateralError, DeadlineError
 from tfcluster.plan.plan import Supervision
@@ -17,8 +17,8 @@ from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
 
 
-class Part(Story):
-    """A story in which `absent` cannot be reached."""
+class Part(Replay):
+    """A replay in which the tasks `absent` cannot be reached."""
 
     absent: tuple[str, ...] = ()
 
@@ -26,97 +26,102 @@ class Part(Story):
         return Supervisor(self.plan, jitter=lambda: 0.0, absent=lambda: self.absent)
 
 
-def part(*ours: str, of: tuple[str, ...], joins: bool = True, **supervision: Any) -> Part:
-    """A supervisor that has `ours` to watch, of a gang `of` these."""
+def part(*local: str, of: tuple[str, ...], joins: bool = True, **supervision: Any) -> Part:
+    """Return the replay of the tasks `local`, which are a part of the gang `of`."""
     whole = plan_of(*of)
-    here = tuple(task for task in whole.tasks if str(task.id) in ours)
-    there = tuple(task for task in whole.tasks if task not in here)
+    tasks = tuple(task for task in whole.tasks if str(task.id) in local)
+    others = tuple(task for task in whole.tasks if task not in tasks)
     policy = Supervision(**supervision)
-    return Part(replace(whole, joins=joins, tasks=here, elsewhere=there, supervision=policy))
+    return Part(replace(whole, joins=joins, tasks=tasks, elsewhere=others, supervision=policy))
 
 
 THREE = ("worker:0", "worker:1", "worker:2")
 
 
-def test_who_hangs_when_all_others_leave_is_no_cause_where_only_a_part_is_seen() -> None:
-    told = part("worker:1", "worker:2", of=THREE)
-    told.exits("worker:1", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 1)
-    assert told.stopped() == ["worker:2"]
-    told.ended("worker:2").home()
-    assert told.outcome() == (Status.FAILED, 5)
-    assert isinstance(told.supervisor.outcome and told.supervisor.outcome.error, CollateralError)
-    assert told.cause()["task"] == "another machine"
-    assert told.cause()["reason"] == "worker:0 failed first"
-    assert told.last(ev.Diagnosis).collateral == ("worker:1",)
+def test_a_hanging_task_of_a_part_is_not_blamed() -> None:
+    replay = part("worker:1", "worker:2", of=THREE)
+    replay.exits("worker:1", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 1)
+    assert replay.stopped() == ["worker:2"]
+    replay.ended("worker:2").gather()
+    assert replay.outcome() == (Status.FAILED, 5)
+    assert isinstance(
+        replay.supervisor.outcome and replay.supervisor.outcome.error, CollateralError
+    )
+    assert replay.cause()["task"] == "another machine"
+    assert replay.cause()["reason"] == "worker:0 failed first"
+    assert replay.last(ev.Diagnosis).collateral == ("worker:1",)
 
 
-def test_who_only_follows_a_task_started_by_hand_is_a_failed_job_not_started_again() -> None:
-    told = part("worker:0", "worker:2", of=THREE, joins=False, max_restarts=5)
-    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 1)
-    told.ended("worker:2").home()
-    assert told.supervisor.again is None
-    assert told.outcome() == (Status.FAILED, 1)
-    assert told.cause()["task"] == "worker:1"
-    assert "worker:1 failed first; its own terminal says why" in told.cause()["reason"]
-    assert "by hand" in told.cause()["not_restarted"]
+def test_a_failure_caused_by_a_task_started_by_hand_is_not_restarted() -> None:
+    replay = part("worker:0", "worker:2", of=THREE, joins=False, max_restarts=5)
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 1)
+    replay.ended("worker:2").gather()
+    assert replay.supervisor.next_attempt is None
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert replay.cause()["task"] == "worker:1"
+    assert (
+        "worker:1 failed first; it was started by hand: see its terminal"
+        in replay.cause()["reason"]
+    )
+    assert "by hand" in replay.cause()["not_restarted"]
 
 
-def test_without_its_chief_the_checkpoints_of_nobody_else_count() -> None:
-    told = part("worker:1", "worker:2", of=THREE, joins=False)
-    assert str(told.supervisor.chief) == "worker:0"
-    told.exits("worker:1").exits("worker:2")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+def test_in_a_part_without_the_chief_no_checkpoints_count() -> None:
+    replay = part("worker:1", "worker:2", of=THREE, joins=False)
+    assert str(replay.supervisor.chief) == "worker:0"
+    replay.exits("worker:1").exits("worker:2")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
 @pytest.mark.parametrize(
     "end", [{"code": 42}, {"killed": 9}, {"code": 1, "last": "Could not start gRPC server"}]
 )
-def test_not_even_what_costs_nothing_is_started_again(end: dict[str, Any]) -> None:
-    told = part("worker:1", of=THREE, max_restarts=5, restart_on_error=True)
-    told.exits("worker:1", **end).home()
-    assert told.supervisor.again is None
-    assert told.outcome() == (Status.FAILED, 1)
-    assert "join" in told.cause()["not_restarted"]
+def test_a_part_is_not_even_restarted_for_free(end: dict[str, Any]) -> None:
+    replay = part("worker:1", of=THREE, max_restarts=5, restart_on_error=True)
+    replay.exits("worker:1", **end).gather()
+    assert replay.supervisor.next_attempt is None
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert "join" in replay.cause()["not_restarted"]
 
 
-def test_a_failure_of_its_own_counts_more_than_one_that_followed() -> None:
-    told = part("worker:1", "worker:2", of=THREE)
-    told.exits("worker:1", 1, last=COLLATERAL).exits("worker:2", 3).home()
-    assert told.outcome() == (Status.FAILED, 1)
-    assert told.cause()["task"] == "worker:2"
+def test_a_local_cause_comes_before_a_remote_one() -> None:
+    replay = part("worker:1", "worker:2", of=THREE)
+    replay.exits("worker:1", 1, last=COLLATERAL).exits("worker:2", 3).gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert replay.cause()["task"] == "worker:2"
 
 
 def test_a_worker_may_end_long_before_the_others_elsewhere() -> None:
-    told = part("worker:1", "worker:2", of=THREE, finish_grace_s=5)
-    told.exits("worker:1").after(500)
-    assert not told.stopped()
-    told.exits("worker:2")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+    replay = part("worker:1", "worker:2", of=THREE, finish_grace_s=5)
+    replay.exits("worker:1").after(500)
+    assert not replay.stopped()
+    replay.exits("worker:2")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_an_evaluator_alone_is_watched_without_a_gang() -> None:
-    told = part("evaluator:0", of=("chief:0", "evaluator:0"))
-    told.exits("evaluator:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+def test_a_part_with_only_an_evaluator_has_no_gang() -> None:
+    replay = part("evaluator:0", of=("chief:0", "evaluator:0"))
+    replay.exits("evaluator:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_the_start_deadline_names_those_elsewhere_and_blames_nobody_who_waits() -> None:
-    told = part("worker:1", of=THREE, start_deadline_s=10)
-    told.absent = ("worker:0 at 10.0.0.1:2222: nothing listens there yet",)
-    told.says("worker:1", "waiting_for_peers").after(12)
-    told.ended("worker:1")
-    assert told.outcome() == (Status.TIMED_OUT, 4)
-    error = told.supervisor.outcome and told.supervisor.outcome.error
+def test_the_start_deadline_names_tasks_elsewhere_and_blames_no_waiting_task() -> None:
+    replay = part("worker:1", of=THREE, start_deadline_s=10)
+    replay.absent = ("worker:0 at 10.0.0.1:2222: nothing listens there yet",)
+    replay.says("worker:1", "waiting_for_peers").after(12)
+    replay.ended("worker:1")
+    assert replay.outcome() == (Status.TIMED_OUT, 4)
+    error = replay.supervisor.outcome and replay.supervisor.outcome.error
     assert isinstance(error, DeadlineError)
-    assert told.absent[0] in error.message
+    assert replay.absent[0] in error.message
     assert "worker:1" not in error.message
-    assert not [event for event in told.events if isinstance(event, ev.Diagnosis)]
+    assert not [event for event in replay.events if isinstance(event, ev.Diagnosis)]
 
 
-def test_where_all_elsewhere_can_be_reached_those_here_are_named() -> None:
-    told = part("worker:1", of=THREE, start_deadline_s=10)
-    told.says("worker:1", "waiting_for_peers").after(12)
-    told.ended("worker:1")
-    error = told.supervisor.outcome and told.supervisor.outcome.error
+def test_where_all_tasks_elsewhere_can_be_reached_the_local_ones_are_named() -> None:
+    replay = part("worker:1", of=THREE, start_deadline_s=10)
+    replay.says("worker:1", "waiting_for_peers").after(12)
+    replay.ended("worker:1")
+    error = replay.supervisor.outcome and replay.supervisor.outcome.error
     assert isinstance(error, DeadlineError)
     assert "worker:1 waits for its peers" in error.message

@@ -1,4 +1,4 @@
-"""Known messages, each as TensorFlow, Keras or Python writes it, with its cure and its section."""
+"""Every known error is recognized from the message that TensorFlow, Keras or Python writes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tfcluster.supervision import failure as hints
-from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision import known_errors
+from tfcluster.supervision.failure import CIRCUMSTANCES, WITHOUT_KERAS_3, Failure, Kind, find
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/failures.md").read_text()
-ROWS = [*hints.MESSAGES, *hints.CIRCUMSTANCES.values()]
+ROWS = [*known_errors.MESSAGES, *CIRCUMSTANCES.values()]
 RUNTIME = "tensorflow.python.framework.errors_impl"
 GRAPH = (
     "Graph execution error:\n\nDetected at node IteratorGetNext defined at"
@@ -65,8 +65,8 @@ MESSAGES = [
         "keras-3-refused",
         Kind.PERMANENT,
         "tfcluster_workers.keras3.release.Keras3Error",
-        "the metric `top` was made outside strategy.scope(), so each worker would count its own"
-        " share only: make it inside",
+        "the metric `top` was made outside strategy.scope(), so each worker would count only its"
+        " own share: make it inside the scope",
     ),
     (
         "keras-3-refused",
@@ -397,21 +397,21 @@ def test_a_task_without_an_exception_is_known_by_its_last_lines(
 
 
 @pytest.mark.parametrize(
-    "words",
+    "description",
     [
         "its container r-worker-1 was killed (docker kill, docker stop, a daemon that ended)",
-        "its container r-worker-1 is paused; `docker unpause r-worker-1` lets it go on",
+        "its container r-worker-1 is paused; `docker unpause r-worker-1` resumes it",
         "its container r-worker-1 has been removed",
         "its container r-worker-1 ended with exit code 1: no such file",
     ],
 )
-def test_the_end_of_a_container_is_known(words: str) -> None:
-    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, words=words)
+def test_the_end_of_a_container_is_recognized(description: str) -> None:
+    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, description=description)
     assert failure.kind is Kind.NODE_LOST
     assert failure.docs == "docs/failures.md#container-lost"
 
 
-def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
+def test_an_unreadable_tf_config_is_recognized_by_its_traceback() -> None:
     traceback = (
         "Traceback (most recent call last):\n"
         '  File "/x/site-packages/tensorflow/python/distribute/cluster_resolver/'
@@ -426,11 +426,11 @@ def test_an_unreadable_tf_config_is_known_by_the_traceback() -> None:
     assert elsewhere.kind is Kind.EXCEPTION
 
 
-def test_a_line_that_the_message_names_is_not_said_twice() -> None:
-    said = "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone"
-    error = {"exception": "tfcluster_workers.errors.ClusterChangedError", "message": said}
+def test_a_line_in_the_message_is_not_repeated() -> None:
+    message = "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone"
+    error = {"exception": "tfcluster_workers.errors.ClusterChangedError", "message": message}
     failure = Failure("worker:0", 1, None, error=error | {"file": "/job/main.py", "line": 3})
-    assert failure.reason == f"ClusterChangedError: {said}"
+    assert failure.reason == f"ClusterChangedError: {message}"
 
 
 @pytest.mark.parametrize(
@@ -444,17 +444,17 @@ def test_a_line_that_the_message_names_is_not_said_twice() -> None:
         ("ValueError", "Unrecognized keyword arguments passed to Dense: {'unit': 3}"),
     ],
 )
-def test_a_slip_of_the_script_is_no_matter_of_keras(exception: str, message: str) -> None:
-    assert hints.find(f"{exception}: {message}") is None
+def test_a_mistake_in_the_script_is_not_blamed_on_keras(exception: str, message: str) -> None:
+    assert find(f"{exception}: {message}") is None
 
 
 @pytest.mark.parametrize("anchor", ["keras-2-script", "keras-3", "keras-3-parameter-server"])
-def test_where_keras_3_was_asked_for_the_hint_is_to_leave_it(anchor: str) -> None:
+def test_where_the_spec_asks_for_keras_3_the_hint_is_keras_2(anchor: str) -> None:
     message = next(message for name, _, _, message in MESSAGES if name == anchor)
     error = {"exception": "ValueError", "message": message}
-    assert Failure("worker:0", 1, None, error=error).hint != hints.WITHOUT_KERAS_3
+    assert Failure("worker:0", 1, None, error=error).hint != WITHOUT_KERAS_3
     asked = Failure("worker:0", 1, None, error=error, asks_for_keras_3=True)
-    assert asked.hint == hints.WITHOUT_KERAS_3
+    assert asked.hint == WITHOUT_KERAS_3
     assert asked.docs == f"docs/failures.md#{anchor}"
 
 
@@ -467,7 +467,7 @@ BENIGN = [
 
 
 @pytest.mark.parametrize("line", BENIGN)
-def test_what_healthy_tasks_say_is_no_failure(line: str) -> None:
+def test_output_of_healthy_tasks_matches_no_known_error(line: str) -> None:
     failure = Failure("worker:0", 3, None, last_lines=f"{line}\n" * 3)
     assert failure.hint is None
     assert failure.kind is Kind.EXIT_CODE
@@ -482,21 +482,21 @@ def test_every_row_has_its_section_and_every_section_its_row() -> None:
 
 def test_sections_say_which_failures_are_permanent() -> None:
     section = re.compile(r'^<a id="([\w-]+)"></a>\n### (.*)$', re.MULTILINE)
-    said = {anchor for anchor, title in section.findall(PAGE) if title.endswith("(permanent)")}
-    rows = {row.anchor for row in ROWS if row.kind == hints.PERMANENT}
-    assert said == rows | {"start-failed"}
+    message = {anchor for anchor, title in section.findall(PAGE) if title.endswith("(permanent)")}
+    rows = {row.anchor for row in ROWS if row.kind == known_errors.PERMANENT}
+    assert message == rows | {"start-failed"}
 
 
-def test_every_message_row_is_tried_here() -> None:
+def test_every_known_message_is_tested() -> None:
     tried = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
     tried |= {"container-lost"}
-    assert {row.anchor for row in hints.MESSAGES} == tried
+    assert {row.anchor for row in known_errors.MESSAGES} == tried
 
 
 def test_the_page_is_linked_from_the_readme() -> None:
     assert "](docs/failures.md)" in (ROOT / "README.md").read_text()
 
 
-def test_where_files_are_put_by_hand_is_no_sign_of_a_race() -> None:
-    said = "mnist: its files belong into /home/ann/tensorflow_datasets/downloads/manual/mnist"
-    assert hints.find(said) is None
+def test_a_folder_for_manual_downloads_is_no_sign_of_a_race() -> None:
+    message = "mnist: its files belong into /home/ann/tensorflow_datasets/downloads/manual/mnist"
+    assert find(message) is None

@@ -1,4 +1,4 @@
-"""Who blames another task, in the words that real TensorFlow was heard to say."""
+"""Errors that blame another task are recognized in recorded output of real TensorFlow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tfcluster.supervision import log_errors
 from tfcluster.supervision.failure import Failure, Kind
-from tfcluster.supervision.log_errors import Raised
+from tfcluster.supervision.log_errors import RaisedError
 
 RECORDINGS = Path(__file__).parents[2] / "integration/faults/recordings.json"
 RUNTIME = "tensorflow.python.framework.errors_impl"
@@ -26,23 +26,23 @@ MEANWHILE = "\n\nDuring handling of the above exception, another exception occur
 def recorded() -> list[Any]:
     found = json.loads(RECORDINGS.read_text())
     return [
-        pytest.param(said, role, id=f"{version}-{situation}-{role}")
+        pytest.param(message, role, id=f"{version}-{situation}-{role}")
         for version, about in found.items()
         for situation, roles in about["situations"].items()
-        for role, said in roles.items()
-        if said["exit_code"] or said["signal"]
+        for role, message in roles.items()
+        if message["exit_code"] or message["signal"]
     ]
 
 
-@pytest.mark.parametrize(("said", "role"), recorded())
-def test_what_tensorflow_said_is_understood(said: dict[str, Any], role: str) -> None:
-    """By the task's own report, and by the log of one that has no hooks."""
-    log = "\n".join(said["last_lines"])
+@pytest.mark.parametrize(("message", "role"), recorded())
+def test_recorded_tensorflow_errors_are_classified(message: dict[str, Any], role: str) -> None:
+    """The error is read from the task's report, or from the log of a task without hooks."""
+    log = "\n".join(message["last_lines"])
     error = None
-    if said["exception"]:
-        error = {"exception": said["exception"], "message": said["message"]}
-        log += f"\n{OPENING}\n{said['exception']}: {said['message']}\n"
-    ends = said["exit_code"], said["signal"]
+    if message["exception"]:
+        error = {"exception": message["exception"], "message": message["message"]}
+        log += f"\n{OPENING}\n{message['exception']}: {message['message']}\n"
+    ends = message["exit_code"], message["signal"]
     for failure in (Failure("w", *ends, error=error), Failure("w", *ends, last_lines=log)):
         assert failure.is_collateral == (role == "survivor")
 
@@ -72,8 +72,8 @@ def test_what_tensorflow_said_is_understood(said: dict[str, Any], role: str) -> 
         ),
     ],
 )
-def test_only_the_runtimes_own_words_count(exception: str, message: str, blames: bool) -> None:
-    assert log_errors.blames_a_peer(Raised(exception, message)) is blames
+def test_only_messages_of_the_runtime_count(exception: str, message: str, blames: bool) -> None:
+    assert log_errors.is_lost_peer_error(RaisedError(exception, message)) is blames
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,9 @@ def test_only_the_runtimes_own_words_count(exception: str, message: str, blames:
         (f"{GONE}{DIRECT}{ANSWER}\ncaught, trying again\n{ANSWER}", False),
     ],
 )
-def test_an_answer_to_a_lost_peer_is_a_consequence_too(traceback: str, blames: bool) -> None:
+def test_an_exception_while_handling_a_lost_peer_is_collateral(
+    traceback: str, blames: bool
+) -> None:
     error = {"exception": "RuntimeError", "message": "training failed", "traceback": traceback}
     assert Failure("w", 1, None, error=error).is_collateral is blames
     assert Failure("w", 1, None, last_lines=f"epoch 2\n{traceback}").is_collateral is blames
@@ -103,11 +105,11 @@ def test_an_answer_to_a_lost_peer_is_a_consequence_too(traceback: str, blames: b
     ],
 )
 def test_a_log_without_an_exception(line: str, tells: bool) -> None:
-    assert log_errors.tells_of_a_lost_peer(f"{line}\n") is tells
-    assert not log_errors.tells_of_a_lost_peer(f"{line}\n" + "epoch 3\n" * 30)
+    assert log_errors.has_lost_peer_message(f"{line}\n") is tells
+    assert not log_errors.has_lost_peer_message(f"{line}\n" + "epoch 3\n" * 30)
 
 
-def test_the_last_frame_of_the_users_own_code_is_named() -> None:
+def test_the_last_frame_of_the_users_code_is_named() -> None:
     log = (
         "WARNING: All log messages before absl::InitializeLog()\n"
         f"{OPENING}\n"
@@ -118,20 +120,24 @@ def test_the_last_frame_of_the_users_own_code_is_named() -> None:
         '  File "/usr/lib/python3.11/multiprocessing/pool.py", line 774, in get\n'
         "data.Broken: row 3\nand row 4\n"
     )
-    assert log_errors.read(log) == Raised("data.Broken", "row 3\nand row 4", "/job/model.py", 3)
+    assert log_errors.parse_exception(log) == RaisedError(
+        "data.Broken", "row 3\nand row 4", "/job/model.py", 3
+    )
 
 
 def test_an_exception_that_was_caught_long_ago_did_not_end_the_task() -> None:
     log = f"{ANSWER}" + "going on\n" * 500
-    assert log_errors.read(log) is None
+    assert log_errors.parse_exception(log) is None
     assert Failure("w", 1, None, last_lines=log).kind is Kind.EXIT_CODE
 
 
 def test_a_script_that_python_cannot_read() -> None:
     log = "  File \"/job/main.py\", line 3\n    if x\n        ^\nSyntaxError: expected ':'\n"
-    assert log_errors.read(log) == Raised("SyntaxError", "expected ':'", "/job/main.py", 3)
+    assert log_errors.parse_exception(log) == RaisedError(
+        "SyntaxError", "expected ':'", "/job/main.py", 3
+    )
     imported = f'{OPENING}\n  File "/job/main.py", line 1, in <module>\n    import model\n'
-    assert log_errors.read(imported + log.replace("main", "model")) == Raised(
+    assert log_errors.parse_exception(imported + log.replace("main", "model")) == RaisedError(
         "SyntaxError", "expected ':'", "/job/model.py", 3
     )
 
@@ -149,7 +155,7 @@ KERAS_2 = (
 
 
 @pytest.mark.parametrize(
-    ("message", "said"),
+    ("message", "shortened"),
     [
         (
             KERAS_3,
@@ -172,18 +178,20 @@ KERAS_2 = (
     ],
     ids=["Keras 3", "Keras 2", "gRPC"],
 )
-def test_of_what_keras_and_grpc_say_the_sentence_is_left(message: str, said: str) -> None:
-    assert log_errors.brief(message, place="(main.py:10)") == said
+def test_noise_of_keras_and_grpc_is_removed(message: str, shortened: str) -> None:
+    assert log_errors.shorten(message, place="(main.py:10)") == shortened
 
 
-def test_a_line_of_our_own_package_and_of_cython_is_nobodys_in_a_log() -> None:
+def test_frames_of_tfcluster_and_cython_are_not_the_users() -> None:
     wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3/trainer.py"
     log = (
         f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
         f'  File "{wrapper}", line 121, in call\n    return original()\nValueError: no\n'
     )
-    assert log_errors.read(log) == Raised("ValueError", "no", "/job/main.py", 10)
+    assert log_errors.parse_exception(log) == RaisedError("ValueError", "no", "/job/main.py", 10)
     job = "/x/tfcluster_workers/jobs/broken.py"
-    assert log_errors.read(log.replace("/job/main.py", job)) == Raised("ValueError", "no", job, 10)
+    assert log_errors.parse_exception(log.replace("/job/main.py", job)) == RaisedError(
+        "ValueError", "no", job, 10
+    )
     cython = log.replace(wrapper, "h5py/h5f.pyx")
-    assert log_errors.read(cython) == Raised("ValueError", "no", "/job/main.py", 10)
+    assert log_errors.parse_exception(cython) == RaisedError("ValueError", "no", "/job/main.py", 10)

@@ -1,4 +1,4 @@
-"""A gang is counted by standings: the same answers as from all its members, at a constant price."""
+"""Counting a gang by standings agrees with a scan of all members, at a constant cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import COLLATERAL, story
+from tests.launcher.supervision.story import COLLATERAL, replay_of
 
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import TaskExited
@@ -38,13 +38,13 @@ CHANGES: list[Callable[[Gang, Member, float], object]] = [
     lambda gang, member, now: _exit(member, 143, by="tfcluster"),
     lambda gang, member, now: member.fails(last_lines=COLLATERAL),
     lambda gang, member, now: setattr(member, "is_lost", True),
-    lambda gang, member, now: setattr(member, "is_due_again", True),
+    lambda gang, member, now: setattr(member, "is_restart_due", True),
     lambda gang, member, now: gang.renew(member),
 ]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_its_answers_are_those_of_a_look_at_every_member(seed: int) -> None:
+def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
     chance = random.Random(seed)
     gang = Gang(plan_of("worker:0", "worker:1", "worker:2", "ps:0", "evaluator:0"))
     for now in range(60):
@@ -54,7 +54,7 @@ def test_its_answers_are_those_of_a_look_at_every_member(seed: int) -> None:
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
         assert gang.member_counts.waits_since() == min(filter(None, waiting), default=None)
-        assert {one.answer_by for one in gang.member_counts.standings() if one.lives} == {
+        assert {one.answer_by for one in gang.member_counts.standings() if one.may_run} == {
             m.answer_by for m in living
         }
         for is_gang in (True, False):
@@ -64,35 +64,35 @@ def test_its_answers_are_those_of_a_look_at_every_member(seed: int) -> None:
             )
 
 
-def test_an_event_costs_as_much_in_a_gang_of_hundreds_as_in_one_of_ten(
+def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """From the start through reports and a crash to the end of the last survivor."""
-    assert _looks_per_task(300, monkeypatch) <= _looks_per_task(10, monkeypatch) * 1.1
+    """The events go from the start through reports and a crash to the last survivor's end."""
+    assert _evaluations_per_task(300, monkeypatch) <= _evaluations_per_task(10, monkeypatch) * 1.1
 
 
-def _looks_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How often a member's standing is found, or its end looked at."""
-    looks = 0
+def _evaluations_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Count how often a member's standing or end is evaluated."""
+    evaluations = 0
     standing_of, end = member_counts.standing_of, Member.end
 
     def counted(member: Member) -> Any:
-        nonlocal looks
-        looks += 1
+        nonlocal evaluations
+        evaluations += 1
         return standing_of(member)
 
     def counted_end(member: Member) -> Any:
-        nonlocal looks
-        looks += 1
+        nonlocal evaluations
+        evaluations += 1
         return end(member)
 
     with monkeypatch.context() as patch:
         patch.setattr(member_counts, "standing_of", counted)
         patch.setattr(Member, "end", counted_end)
         names = [f"worker:{index}" for index in range(size)]
-        told = story(*names)
+        replay = replay_of(*names)
         for kind in ("waiting_for_peers", "ready", "progress"):
             for name in names:
-                told.says(name, kind, step=1)
-        told.exits(names[-1], 1).ended(*names[:-1])
-    return looks / size
+                replay.says(name, kind, step=1)
+        replay.exits(names[-1], 1).ended(*names[:-1])
+    return evaluations / size

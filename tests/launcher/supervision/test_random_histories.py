@@ -1,7 +1,7 @@
-"""Histories nobody wrote down: whatever happens to the tasks, a run ends, and ends well-ordered.
+"""Random histories: whatever happens to the tasks, a run ends, and no task is left running.
 
-A small world stands in for agents and tasks. It obeys the supervisor, as agents do, and lets
-things befall the tasks at random; after that it lets everything go its way.
+A small simulation replaces agents and tasks. It obeys the supervisor, as agents do, and injects
+random faults into the tasks; then it lets the run end undisturbed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tfcluster.supervision.decisions import Stop
 from tfcluster.supervision.supervisor import Supervisor
 
 HISTORIES = 30
-"""Of each kind; thousands were run by hand."""
+"""The number of histories of each kind; thousands were run by hand."""
 LAST_LINES = (
     "",
     "UnavailableError: Collective ops is aborted by: Socket closed",
@@ -35,7 +35,7 @@ ERROR = {"exception": "ValueError", "message": "bad", "file": "main.py", "line":
 
 @dataclass
 class Process:
-    """A task's process as its agent knows it."""
+    """The process of a task as its agent knows it."""
 
     id: TaskId
     attempt: int
@@ -45,11 +45,11 @@ class Process:
     is_frozen: bool = False
     kill_at: float | None = None
     is_part_of_all: bool = False
-    """It serves, or it has joined a strategy whose steps are those of all."""
+    """True if it serves, or has joined a strategy in which all tasks train every step together."""
 
 
 class World:
-    """Agents and tasks under one supervisor; `step` makes something happen."""
+    """A simulation of agents and tasks under one supervisor; `step` causes a random event."""
 
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.random = plan, random.Random(seed)
@@ -57,17 +57,17 @@ class World:
         self.storm = self.random.choice((0.0, 0.04, 0.2))
         self.supervisor = Supervisor(plan, jitter=self.random.random)
         self.alive: dict[tuple[str, int], Process] = {}
-        self.alone: list[do.StartAlone] = []
+        self.to_restart: list[do.StartAlone] = []
         self.codes: dict[str, int | None] = {}
-        """How each task last ended."""
+        """Task → its last exit code."""
         self.cut_off: dict[str, bool] = {}
-        """Whether it was ended while it worked by itself."""
+        """Task → whether it was stopped while it worked independently."""
         self.lost: set[str] = set()
         self.gone: set[str] = set()
         self.deaf: set[str] = set()
-        """Nodes whose agents do nothing any more."""
+        """Nodes whose agents no longer answer."""
         self.is_homing = self.is_stopped = self.is_calm = False
-        self.begun: list[tuple[float, do.Again]] = []
+        self.begun: list[tuple[float, do.NextAttempt]] = []
         self.events: list[ev.Event] = []
         self.supervisor.begin_run(self.now)
         self._begin(1, tuple(task.id for task in plan.tasks))
@@ -76,11 +76,11 @@ class World:
 
     def _begin(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
-        self.alone.clear()
+        self.to_restart.clear()
         core = [p for p in self.alive.values() if p.id.job != "evaluator"]
         assert core == [], "a gang began while one before it was alive"
         if not self.is_calm and self.random.random() < 0.2:  # something crosses the put-back
-            self._befall()
+            self._inject()
         self._order(to_start, number)
 
     def _order(self, tasks: list[TaskId], number: int) -> None:
@@ -98,7 +98,7 @@ class World:
                 case do.StopTasks(node, tasks, grace_s):
                     self._stop(node, tasks, grace_s)
                 case do.StartAlone():
-                    self.alone.append(action)
+                    self.to_restart.append(action)
                 case do.GatherCheckpoints():
                     self.is_homing = True
                 case do.DropNode(node):
@@ -122,24 +122,24 @@ class World:
         for node in sorted(self.lost - self.gone):
             if not self.is_calm and self.random.random() < 0.2:
                 self.gone.add(node)
-                self.supervisor.gone(node, "no route", self.now)
+                self.supervisor.node_gone(node, "no route", self.now)
                 self.obey()
             else:
                 self.lost.discard(node)
 
-    def start_what_is_due(self) -> None:
-        if (again := self.supervisor.again) is not None:
+    def start_due_tasks(self) -> None:
+        if (next_attempt := self.supervisor.next_attempt) is not None:
             assert not self.is_stopped, "a restart after a stop was asked for"
-            self.begun.append((self.now, again))
-            self.pass_time(again.delay_s)
-            if self.supervisor.again is again:
+            self.begun.append((self.now, next_attempt))
+            self.pass_time(next_attempt.delay_s)
+            if self.supervisor.next_attempt is next_attempt:
                 self._reconnect()
-            if self.supervisor.again is again:
-                self._begin(again.number, again.members)
-        elif self.alone:
-            wanted = self.alone.pop(0)
+            if self.supervisor.next_attempt is next_attempt:
+                self._begin(next_attempt.number, next_attempt.members)
+        elif self.to_restart:
+            requested = self.to_restart.pop(0)
             self._reconnect()
-            self._order([wanted.task], wanted.attempt)
+            self._order([requested.task], requested.attempt)
 
     # -- what happens
 
@@ -190,44 +190,44 @@ class World:
         self.supervisor.exited(event, self.now, error=error, last_lines=last)
         self.obey()
 
-    def _befall(self) -> None:
-        """Something that can happen to anybody."""
-        found = self.random
-        if found.random() < self.storm:
-            node = found.choice(self.plan.nodes).name
+    def _inject(self) -> None:
+        """Inject a fault into a node, the run or a task."""
+        rng = self.random
+        if rng.random() < self.storm:
+            node = rng.choice(self.plan.nodes).name
             if node not in self.lost:
                 self._lose(node)
                 self.supervisor.node_lost(node, "no route", self.now)
-        elif found.random() < 0.02:
-            self.deaf.add(found.choice(self.plan.nodes).name)
-        elif found.random() < 0.02:
+        elif rng.random() < 0.02:
+            self.deaf.add(rng.choice(self.plan.nodes).name)
+        elif rng.random() < 0.02:
             self.is_stopped = True
-            self.supervisor.stop(Stop("Ctrl-C", 130, now=found.random() < 0.2), self.now)
+            self.supervisor.stop(Stop("Ctrl-C", 130, now=rng.random() < 0.2), self.now)
         elif self._reachable():
-            self._befall_task(found.choice(self._reachable()))
+            self._inject_into_task(rng.choice(self._reachable()))
         self.obey()
 
-    def _befall_task(self, process: Process) -> None:
-        found = self.random
+    def _inject_into_task(self, process: Process) -> None:
+        rng = self.random
         task, attempt = str(process.id), process.attempt
         reports: list[dict[str, object]] = [
             {"type": "waiting_for_peers"},
             {"type": "ready"},
-            {"type": "progress", "step": found.randrange(50)},
-            {"type": "saved", "path": "ckpt", "step": found.randrange(50)},
+            {"type": "progress", "step": rng.randrange(50)},
+            {"type": "saved", "path": "ckpt", "step": rng.randrange(50)},
             {"type": "saved", "path": "ckpt"},
-            {"type": "saved_elsewhere", "step": found.randrange(50)},
+            {"type": "saved_elsewhere", "step": rng.randrange(50)},
             {"type": "error", "traceback": "", **ERROR},
             {"type": "saves_on_sigterm"},
-            {"type": "evaluated", "step": found.randrange(50)},
+            {"type": "evaluated", "step": rng.randrange(50)},
             {"type": "verdict", "ok": False, "reason": "all failed"},
         ]
-        match found.randrange(12):
+        match rng.randrange(12):
             case 0:
-                code = found.choice((0, 0, 1, 3, 42, 143))
-                self._exit(process, code, last=found.choice(LAST_LINES))
+                code = rng.choice((0, 0, 1, 3, 42, 143))
+                self._exit(process, code, last=rng.choice(LAST_LINES))
             case 1:
-                self._exit(process, None, found.choice((signal.SIGKILL, signal.SIGSEGV)))
+                self._exit(process, None, rng.choice((signal.SIGKILL, signal.SIGSEGV)))
             case 2 if not process.is_stopping:
                 process.is_frozen = not process.is_frozen
                 if process.is_frozen:
@@ -235,11 +235,11 @@ class World:
                 else:
                     self.supervisor.thawed(task, attempt)
             case 3:
-                self.supervisor.gathered(found.choice((None, found.randrange(50))), self.now)
-            case 4 if found.random() < 0.1:
+                self.supervisor.gathered(rng.choice((None, rng.randrange(50))), self.now)
+            case 4 if rng.random() < 0.1:
                 self._fail_to_start(process)
             case _:
-                self._say(process, found.choice(reports))
+                self._say(process, rng.choice(reports))
 
     def _fail_to_start(self, process: Process) -> None:
         for other in self.alive.values():
@@ -255,36 +255,39 @@ class World:
         if awaited and choice < 0.5:
             self._start(awaited[0])
         elif self.is_homing and choice < 0.6:
-            self._bring_home()
-        elif (self.supervisor.again or self.alone) and choice < 0.7:
-            self.start_what_is_due()
+            self._gather()
+        elif (self.supervisor.next_attempt or self.to_restart) and choice < 0.7:
+            self.start_due_tasks()
         elif choice < 0.85:
-            self._befall()
+            self._inject()
         else:
             self.pass_time(self.random.choice((0.0, 0.1, 1.0, 5.0, 20.0, 200.0)))
         self.obey()
 
-    def _bring_home(self) -> None:
+    def _gather(self) -> None:
         self.is_homing = False
-        self.supervisor.home(self.random.choice((None, self.random.randrange(50))), self.now)
+        self.supervisor.checkpoints_gathered(
+            self.random.choice((None, self.random.randrange(50))), self.now
+        )
 
     def calm_down(self) -> None:
-        """Nothing befalls anybody any more: who trains ends with 0, who serves stays.
+        """Let the run end without further faults: tasks that train exit with 0, servers stay.
 
-        An agent that was told nothing goes on, for nobody could tell: local ones send no pings.
+        A dead agent without a pending order counts as alive again: local agents send no pings, so
+        nothing could show that it is dead.
         """
         self.is_calm = True
-        told = {p.node for p in self.alive.values() if p.is_stopping or not p.is_started}
-        self.deaf &= told
+        ordered = {p.node for p in self.alive.values() if p.is_stopping or not p.is_started}
+        self.deaf &= ordered
         self.obey()
         for process in [p for p in self.alive.values() if not p.is_started]:
             if process.node not in self.deaf:
                 self._start(process)
                 self.obey()
         if self.is_homing:
-            self._bring_home()
-        elif self.supervisor.again or self.alone:
-            self.start_what_is_due()
+            self._gather()
+        elif self.supervisor.next_attempt or self.to_restart:
+            self.start_due_tasks()
         for process in self._reachable():
             if process.is_frozen and not process.is_stopping:
                 process.is_frozen = False
@@ -302,34 +305,34 @@ class World:
         return serves or job in ("ps", "evaluator") or self._waits_for_its_chief(process)
 
     def _waits_for_its_chief(self, process: Process) -> bool:
-        """A search's hands ask for work as long as nobody tells them that it is done."""
-        is_hand = self.plan.kind == "tuner" and process.id.job == "worker"
-        living = any(p.id.job == "chief" for p in self.alive.values())
-        return is_hand and not living and self.codes.get("chief:0") != 0
+        """Return whether a tuner still asks for work: its chief is dead and has not succeeded."""
+        is_tuner = self.plan.kind == "tuner" and process.id.job == "worker"
+        chief_lives = any(p.id.job == "chief" for p in self.alive.values())
+        return is_tuner and not chief_lives and self.codes.get("chief:0") != 0
 
-    # -- what must hold
+    # -- invariants
 
     def check(self) -> None:
         outcome = self.supervisor.outcome
         if self.is_stopped:
-            assert self.supervisor.again is None
+            assert self.supervisor.next_attempt is None
         if outcome is not None:
             running = [p for p in self.alive.values() if p.is_started]
             assert all(p.is_stopping for p in running), f"forgotten: {running}"
             if outcome.status is Status.SUCCEEDED and self.plan.hooks:
-                hands = [m for m in self.supervisor.gang if m.id.job in ("chief", "worker")]
-                cut = [t.id for t in hands if self.cut_off.get(str(t.id))]
-                assert not cut or self.plan.kind == "tuner", f"ended at work: {cut}"
+                trainers = [m for m in self.supervisor.gang if m.id.job in ("chief", "worker")]
+                cut = [t.id for t in trainers if self.cut_off.get(str(t.id))]
+                assert not cut or self.plan.kind == "tuner", f"stopped at work: {cut}"
         restarts = [e for e in self.events if isinstance(e, ev.Restarting)]
         for unit, count in Counter(e.task for e in restarts if not e.members).items():
             last = next(e for e in reversed(restarts) if e.task == unit)
             assert count <= last.of - 1, f"{unit}: {count} restarts of {last.of} attempts"
-        assert len(self.supervisor.gang.lone_failures) <= 3 * len(self.plan.tasks)
+        assert len(self.supervisor.gang.task_failures) <= 3 * len(self.plan.tasks)
 
 
 def kinds() -> dict[str, Plan]:
     def spread(plan: Plan) -> Plan:
-        """The odd ones of each job on another node."""
+        """Return `plan` with the odd tasks of each job and the evaluator on another node."""
         tasks = tuple(
             replace(t, node="far" if t.id.index % 2 or t.id.job == "evaluator" else "local")
             for t in plan.tasks
@@ -344,7 +347,7 @@ def kinds() -> dict[str, Plan]:
     served = plan_of("chief:0", "worker:0", "worker:1", "ps:0")
     served = replace(served, tasks=tuple(replace(t, serves=True) for t in served.tasks))
     served = replace(served, tasks=(replace(served.tasks[0], serves=False), *served.tasks[1:]))
-    trained_apart = served  # by workers that never say that they serve
+    trained_apart = served  # its workers never report that they serve
     served = replace(served, strategy="parameter_server")
     search = plan_of("chief:0", "worker:0", "worker:1", kind="tuner")
     plain = plan_of("worker:0", "worker:1", kind="plain")
@@ -404,8 +407,8 @@ def test_every_history_ends(kind: str) -> None:
             raise
 
 
-def always(befall: Callable[[World, Process], None], kind: str) -> World:
-    """The same befalls each task as soon as it has started, for ever."""
+def always(inject: Callable[[World, Process], None], kind: str) -> World:
+    """Call `inject` for every task as soon as it has started, until the run ends."""
     world = World(KINDS[kind], 0)
     for _ in range(1000):
         world.is_calm = True
@@ -419,13 +422,13 @@ def always(befall: Callable[[World, Process], None], kind: str) -> World:
             if process.is_stopping:
                 world._exit(process, None, signal.SIGTERM)
             else:
-                befall(world, process)
+                inject(world, process)
                 world.obey()
         if world.is_homing:
             world.is_homing = False
-            world.supervisor.home(7, world.now)
+            world.supervisor.checkpoints_gathered(7, world.now)
         world.obey()
-        world.start_what_is_due()
+        world.start_due_tasks()
         world.pass_time(1.0)
     raise AssertionError("it goes on for ever")
 
@@ -435,12 +438,12 @@ def always(befall: Callable[[World, Process], None], kind: str) -> World:
     ("code", "last"),
     [(1, ""), (3, ""), (42, ""), (143, ""), *((1, last) for last in LAST_LINES[1:])],
 )
-def test_what_fails_alike_each_time_is_given_up(kind: str, code: int, last: str) -> None:
+def test_a_task_that_always_fails_the_same_way_is_given_up(kind: str, code: int, last: str) -> None:
     reports = [{"type": "saved", "path": "x", "step": 7}, {"type": "progress", "step": 5}]
 
-    def befall(world: World, process: Process) -> None:
+    def inject(world: World, process: Process) -> None:
         for report in reports:
             world.supervisor.reported(str(process.id), process.attempt, report, world.now)
         world._exit(process, code, last=last)
 
-    always(befall, kind)
+    always(inject, kind)

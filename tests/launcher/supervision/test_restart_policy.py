@@ -1,4 +1,4 @@
-"""What is started again, after how long, and why not (a table)."""
+"""The restart policy as a table: which failures are restarted, after which delay, and why not."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tfcluster.supervision.restart_policy import (
     FREE_IN_A_ROW,
     LONGEST_BACKOFF_S,
     GiveUp,
-    Past,
     Restart,
+    RestartHistory,
     attempts_in_all,
     decide,
     restarts_alone,
@@ -36,10 +36,15 @@ RAISED = failure(1, error=ERROR)
 
 
 def verdict(
-    failed: Failure, past: Past, *, advanced: bool = False, jitter: float = 0.0, **policy: Any
+    failed: Failure,
+    history: RestartHistory,
+    *,
+    advanced: bool = False,
+    jitter: float = 0.0,
+    **policy: Any,
 ) -> Restart | GiveUp:
     return decide(
-        failed, past, Supervision(**policy), advanced=advanced, progressed=False, jitter=jitter
+        failed, history, Supervision(**policy), advanced=advanced, progressed=False, jitter=jitter
     )
 
 
@@ -50,11 +55,11 @@ def verdict(
         (KILLED, {"max_restarts": 0}, False, False),
         (failure(number=signal.SIGSEGV), {}, False, True),
         (failure(number=signal.SIGKILL, out_of_memory="cgroup"), {}, False, True),
-        (failure(observed=Kind.NODE_LOST, words="gone"), {}, False, True),
-        (failure(observed=Kind.FROZEN, words="SIGSTOP"), {}, False, True),
-        (failure(observed=Kind.STALLED, words="silent"), {}, False, True),
-        (failure(observed=Kind.LATE, words="hung"), {}, False, True),
-        (failure(observed=Kind.START_FAILED, words="no such file"), {}, True, False),
+        (failure(observed=Kind.NODE_LOST, description="gone"), {}, False, True),
+        (failure(observed=Kind.FROZEN, description="SIGSTOP"), {}, False, True),
+        (failure(observed=Kind.STALLED, description="silent"), {}, False, True),
+        (failure(observed=Kind.LATE, description="hung"), {}, False, True),
+        (failure(observed=Kind.START_FAILED, description="no such file"), {}, True, False),
         (RAISED, {}, False, False),
         (RAISED, {}, True, True),
         (RAISED, {"restart_on_error": True}, False, True),
@@ -72,51 +77,55 @@ def verdict(
 def test_what_is_restarted(
     failed: Failure, policy: dict[str, Any], advanced: bool, restarted: bool
 ) -> None:
-    found = verdict(failed, Past(), advanced=advanced, **policy)
+    found = verdict(failed, RestartHistory(), advanced=advanced, **policy)
     assert isinstance(found, Restart) is restarted, found
 
 
 def test_only_what_counts_spends_the_budget() -> None:
-    past = Past()
+    history = RestartHistory()
     for failed in (KILLED, failure(42), failure(1, last_lines="Could not start gRPC server")):
-        found = verdict(failed, past)
+        found = verdict(failed, history)
         assert isinstance(found, Restart)
-        past = found.past
-    assert (past.spent, past.free) == (1, 2)
-    assert attempts_in_all(past, Supervision(max_restarts=3)) == 6
+        history = found.history
+    assert (history.spent, history.free) == (1, 2)
+    assert attempts_in_all(history, Supervision(max_restarts=3)) == 6
 
 
-def test_the_budget_names_itself_when_it_is_used_up() -> None:
-    found = verdict(KILLED, Past(spent=3))
+def test_an_exhausted_budget_is_named() -> None:
+    found = verdict(KILLED, RestartHistory(spent=3))
     assert found == GiveUp("supervision.max_restarts = 3 is used up", exhausted=True)
 
 
 def test_the_same_exception_gets_no_third_try_without_a_newer_checkpoint() -> None:
-    first = verdict(RAISED, Past(), restart_on_error=True)
+    first = verdict(RAISED, RestartHistory(), restart_on_error=True)
     assert isinstance(first, Restart)
-    assert first.past.signature == SAME
-    assert isinstance(verdict(RAISED, first.past, restart_on_error=True), GiveUp)
-    assert isinstance(verdict(RAISED, first.past, advanced=True), Restart)
+    assert first.history.signature == SAME
+    assert isinstance(verdict(RAISED, first.history, restart_on_error=True), GiveUp)
+    assert isinstance(verdict(RAISED, first.history, advanced=True), Restart)
     elsewhere = failure(1, error=OTHER)
-    assert isinstance(verdict(elsewhere, first.past, restart_on_error=True), Restart)
+    assert isinstance(verdict(elsewhere, first.history, restart_on_error=True), Restart)
 
 
 def test_free_restarts_are_not_endless_without_progress() -> None:
-    past = Past()
+    history = RestartHistory()
     for _ in range(FREE_IN_A_ROW):
-        found = verdict(failure(42), past)
+        found = verdict(failure(42), history)
         assert isinstance(found, Restart)
-        past = found.past
-    assert isinstance(verdict(failure(42), past), GiveUp)
-    assert isinstance(verdict(failure(42), past, advanced=True), Restart)
-    steps = decide(failure(42), past, Supervision(), advanced=False, progressed=True)
+        history = found.history
+    assert isinstance(verdict(failure(42), history), GiveUp)
+    assert isinstance(verdict(failure(42), history, advanced=True), Restart)
+    steps = decide(failure(42), history, Supervision(), advanced=False, progressed=True)
     assert isinstance(steps, Restart)
 
 
-def test_pauses_double_up_to_a_minute_and_begin_anew_after_progress() -> None:
-    def pause(in_vain: int, *, advanced: bool = False, jitter: float = 0.0) -> float:
+def test_delays_double_up_to_a_minute_and_are_reset_by_progress() -> None:
+    def pause(without_progress: int, *, advanced: bool = False, jitter: float = 0.0) -> float:
         found = verdict(
-            KILLED, Past(in_vain=in_vain), advanced=advanced, jitter=jitter, max_restarts=99
+            KILLED,
+            RestartHistory(without_progress=without_progress),
+            advanced=advanced,
+            jitter=jitter,
+            max_restarts=99,
         )
         assert isinstance(found, Restart)
         return found.delay_s
@@ -124,11 +133,15 @@ def test_pauses_double_up_to_a_minute_and_begin_anew_after_progress() -> None:
     assert [pause(n) for n in range(8)] == [1, 2, 4, 8, 16, 32, 60, LONGEST_BACKOFF_S]
     assert pause(6, advanced=True) == 1
     assert pause(0) < pause(0, jitter=0.99) <= 1.25
-    assert verdict(KILLED, Past(in_vain=5), backoff_s=0.0) == Restart(0.0, Past(spent=1, in_vain=6))
+    assert verdict(KILLED, RestartHistory(without_progress=5), backoff_s=0.0) == Restart(
+        0.0, RestartHistory(spent=1, without_progress=6)
+    )
 
 
-def test_a_stolen_port_waits_for_nothing_and_wants_others() -> None:
-    found = verdict(failure(1, last_lines="Could not start gRPC server"), Past(in_vain=4))
+def test_a_taken_port_is_restarted_at_once_with_fresh_ports() -> None:
+    found = verdict(
+        failure(1, last_lines="Could not start gRPC server"), RestartHistory(without_progress=4)
+    )
     assert isinstance(found, Restart)
     assert (found.delay_s, found.fresh_ports) == (0.0, True)
 
@@ -144,6 +157,6 @@ def test_a_stolen_port_waits_for_nothing_and_wants_others() -> None:
         (["chief:0", "ps:0"], "training", []),
     ],
 )
-def test_who_restarts_alone(tasks: list[str], kind: Any, alone: list[str]) -> None:
+def test_which_tasks_restart_alone(tasks: list[str], kind: Any, alone: list[str]) -> None:
     plan = plan_of(*tasks, kind=kind)
     assert [t for t in tasks if restarts_alone(plan, TaskId.parse(t))] == alone

@@ -1,4 +1,4 @@
-"""Of several failed tasks, one is the cause; the others follow it or share its mistake."""
+"""One of several failed tasks is the root cause; the others are collateral or share its mistake."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def raised(task: str, message: str = "no", line: int = 12) -> Failure:
     return Failure(task, 1, None, error=report("ValueError", message, line))
 
 
-def seen(task: str, kind: Kind) -> Failure:
-    return Failure(task, None, None, observed=kind, words="it was silent")
+def observed(task: str, kind: Kind) -> Failure:
+    return Failure(task, None, None, observed=kind, description="it was silent")
 
 
 def killed(task: str) -> Failure:
@@ -49,24 +49,26 @@ ZERO, ONE, TWO = "worker:0", "worker:1", "worker:2"
         ([raised(ZERO), killed(ONE)], 0),
         ([killed(ONE), raised(ZERO)], 0),
         ([victim(ZERO), victim(ONE)], 0),
-        ([victim(ZERO), seen(ONE, Kind.LATE)], 1),
-        ([victim(ZERO), seen(ONE, Kind.FROZEN)], 1),
-        ([victim(ZERO), seen(ONE, Kind.NODE_LOST)], 1),
-        ([seen(ONE, Kind.NODE_LOST), raised(ZERO)], 0),
-        ([victim(ZERO), seen(ONE, Kind.LATE), raised(TWO)], 2),
-        ([seen(ONE, Kind.STALLED), killed(TWO)], 1),
+        ([victim(ZERO), observed(ONE, Kind.LATE)], 1),
+        ([victim(ZERO), observed(ONE, Kind.FROZEN)], 1),
+        ([victim(ZERO), observed(ONE, Kind.NODE_LOST)], 1),
+        ([observed(ONE, Kind.NODE_LOST), raised(ZERO)], 0),
+        ([victim(ZERO), observed(ONE, Kind.LATE), raised(TWO)], 2),
+        ([observed(ONE, Kind.STALLED), killed(TWO)], 1),
     ],
 )
-def test_the_first_that_follows_no_other_is_the_cause(failures: list[Failure], cause: int) -> None:
+def test_the_first_failure_that_is_not_collateral_is_the_cause(
+    failures: list[Failure], cause: int
+) -> None:
     assert root_cause(failures) is failures[cause]
 
 
-def test_nothing_failed_nothing_is_said() -> None:
+def test_without_failures_there_is_no_diagnosis() -> None:
     assert root_cause([]) is None
     assert to_json([]) is None
 
 
-def test_the_facts_are_what_the_event_takes() -> None:
+def test_the_facts_match_the_event() -> None:
     cause = Failure(
         ONE, 1, None, node="gpu2", attempt=3, error=report("ModuleNotFoundError", "No module")
     )
@@ -91,7 +93,7 @@ def test_the_facts_are_what_the_event_takes() -> None:
     assert ev.Diagnosis(**facts).collateral == (ZERO, TWO)
 
 
-def test_a_mistake_that_all_share_is_said_once_and_nobody_called_collateral() -> None:
+def test_a_shared_mistake_is_reported_once_and_no_task_is_collateral() -> None:
     facts = to_json([raised(ZERO), raised(ONE, message="no, says 1"), raised(TWO)])
     assert facts is not None
     assert facts["root_cause"]["also"] == [ONE, TWO]
@@ -106,7 +108,7 @@ def test_another_mistake_is_neither_the_same_nor_collateral() -> None:
     assert facts["collateral"] == ()
 
 
-def test_where_all_follow_somebody_the_hint_is_the_network() -> None:
+def test_where_all_are_collateral_the_hint_is_the_network() -> None:
     facts = to_json([victim(ZERO), victim(ONE)])
     assert facts is not None
     assert facts["root_cause"]["kind"] == "collateral"
@@ -114,14 +116,14 @@ def test_where_all_follow_somebody_the_hint_is_the_network() -> None:
     assert facts["collateral"] == (ONE,)
 
 
-KINDS = st.sampled_from([victim, raised, killed, lambda task: seen(task, Kind.LATE)])
+KINDS = st.sampled_from([victim, raised, killed, lambda task: observed(task, Kind.LATE)])
 FAILURES = st.lists(KINDS, max_size=6).map(
     lambda made: [make(f"worker:{n}") for n, make in enumerate(made)]
 )
 
 
 @given(FAILURES)
-def test_a_victim_is_blamed_only_among_victims(failures: list[Failure]) -> None:
+def test_a_collateral_failure_is_blamed_only_if_all_are_collateral(failures: list[Failure]) -> None:
     cause = root_cause(failures)
     if cause is None:
         assert failures == []
@@ -133,7 +135,9 @@ def test_a_victim_is_blamed_only_among_victims(failures: list[Failure]) -> None:
 
 
 @given(FAILURES, FAILURES)
-def test_later_victims_change_nothing(failures: list[Failure], later: list[Failure]) -> None:
+def test_later_collateral_failures_change_nothing(
+    failures: list[Failure], later: list[Failure]
+) -> None:
     cause = root_cause(failures)
     more = [*failures, *(victim(f.task) for f in later)]
     if cause is not None:

@@ -1,4 +1,4 @@
-"""A setting of the spec that no task reads is said, with the call that reads it."""
+"""A setting of the spec that no task reads leads to a warning with the call that reads it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ def read(name: str) -> dict[str, Any]:
     return {"type": "setting_read", "name": name}
 
 
-def test_what_some_task_has_read_is_no_matter() -> None:
+def test_settings_that_a_task_has_read_are_not_warned_about() -> None:
     settings = SettingsRead({"communication": "RING"})
     settings.note(read("communication"))
     settings.note(read("communication"))
     assert settings.warning() is None
 
 
-def test_all_that_nobody_read_is_one_line_with_each_cure_once() -> None:
+def test_unread_settings_are_one_warning_with_each_fix_once() -> None:
     settings = SettingsRead(
         {"communication": "RING", "bytes_per_pack": 1024, "precision": "mixed_bfloat16"}
     )
@@ -31,6 +31,6 @@ def test_all_that_nobody_read_is_one_line_with_each_cure_once() -> None:
     )
 
 
-def test_a_setting_of_a_newer_plan_is_named_as_it_is() -> None:
+def test_an_unknown_setting_is_named_as_is() -> None:
     warning = SettingsRead({"jit": True}).warning()
     assert warning == "no task has read jit = True: it had no effect"

@@ -1,11 +1,11 @@
-"""Tasks that raise the same exception: all of them are named, although some were being ended."""
+"""All tasks that raise the same exception are named, even those that were being stopped."""
 
 from __future__ import annotations
 
 import signal
 
 import pytest
-from tests.launcher.supervision.story import COLLATERAL, story
+from tests.launcher.supervision.story import COLLATERAL, replay_of
 
 from tfcluster.rundir import events as ev
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
@@ -16,54 +16,56 @@ def mistake(line: int = 3) -> dict[str, object]:
     return {"exception": "ValueError", "message": "bad", **where}
 
 
-def test_all_that_raised_the_cause_s_own_exception_are_named_although_we_ended_them() -> None:
-    told = story("worker:0", "worker:1", "worker:2", "worker:3")
-    told.says("worker:0", "error", **mistake()).says("worker:1", "error", **mistake())
-    told.exits("worker:0", 1, error=mistake())
-    assert told.stopped() == ["worker:1", "worker:2", "worker:3"]
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
-    told.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was being ended
-    told.exits("worker:3", 1, by="tfcluster", error=mistake(line=9)).home()  # because of the end
-    assert told.cause()["task"] == "worker:0"
-    assert told.cause()["also"] == ["worker:1", "worker:2"]
-    assert told.cause()["reason"].endswith("\nthe same on worker:1, worker:2")
+def test_stopped_tasks_that_raised_the_cause_s_exception_are_named() -> None:
+    replay = replay_of("worker:0", "worker:1", "worker:2", "worker:3")
+    replay.says("worker:0", "error", **mistake()).says("worker:1", "error", **mistake())
+    replay.exits("worker:0", 1, error=mistake())
+    assert replay.stopped() == ["worker:1", "worker:2", "worker:3"]
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
+    replay.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was being ended
+    replay.exits(
+        "worker:3", 1, by="tfcluster", error=mistake(line=9)
+    ).gather()  # because of the end
+    assert replay.cause()["task"] == "worker:0"
+    assert replay.cause()["also"] == ["worker:1", "worker:2"]
+    assert replay.cause()["reason"].endswith("\nthe same on worker:1, worker:2")
 
 
 @pytest.mark.parametrize(
     ("line", "signalled", "by"),
     [(3, None, "itself"), (9, None, "tfcluster"), (3, signal.SIGTERM, "tfcluster")],
 )
-def test_who_exits_with_the_cause_s_exception_has_ended_by_itself(
+def test_a_task_that_exits_with_the_cause_s_exception_ended_by_itself(
     line: int, signalled: int | None, by: str
 ) -> None:
-    told = story().exits("worker:0", 1, error=mistake())
+    replay = replay_of().exits("worker:0", 1, error=mistake())
     code = None if signalled else 1
     event = ev.TaskExited(
         task="worker:1", attempt=1, exit_code=code, signal=signalled, ended_by="tfcluster"
     )
-    found = told.supervisor.gang.attributed(event, mistake(line))
+    found = replay.supervisor.gang.attributed(event, mistake(line))
     assert found.ended_by == by
 
 
-def test_who_raised_and_does_not_end_is_to_blame_for_its_exception() -> None:
-    told = story().says("worker:1", "error", **mistake())
-    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).home()
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "exception")
-    assert "ValueError: bad" in told.cause()["reason"]
+def test_a_task_that_raised_but_hangs_is_blamed_for_its_exception() -> None:
+    replay = replay_of().says("worker:1", "error", **mistake())
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).gather()
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "exception")
+    assert "ValueError: bad" in replay.cause()["reason"]
 
 
-def test_an_exception_without_a_line_of_the_users_is_one_too() -> None:
-    said = {"exception": "RuntimeError", "message": "no line"}
-    told = story().says("worker:1", "error", **said)
-    told.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=said).home()
-    assert told.cause()["reason"] == "RuntimeError: no line"
+def test_an_exception_without_a_user_frame_counts_too() -> None:
+    message = {"exception": "RuntimeError", "message": "no line"}
+    replay = replay_of().says("worker:1", "error", **message)
+    replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=message).gather()
+    assert replay.cause()["reason"] == "RuntimeError: no line"
 
 
 @pytest.mark.parametrize(("code", "by"), [(2, "itself"), (1, "tfcluster")])
-def test_who_refuses_the_same_arguments_has_ended_by_itself(code: int, by: str) -> None:
+def test_a_task_that_rejects_the_same_arguments_ended_by_itself(code: int, by: str) -> None:
     usage = "usage: main.py [-h]\nmain.py: error: unrecognized arguments: --epoch\n"
-    told = story().exits("worker:0", 2, last=usage)
+    replay = replay_of().exits("worker:0", 2, last=usage)
     event = ev.TaskExited(task="worker:1", attempt=1, exit_code=code, ended_by="tfcluster")
-    assert told.supervisor.gang.attributed(event, None).ended_by == by
+    assert replay.supervisor.gang.attributed(event, None).ended_by == by

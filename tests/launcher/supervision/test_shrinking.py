@@ -1,4 +1,4 @@
-"""Who is left of a gang, and who is its chief then."""
+"""The members of a smaller gang, and its chief."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USED_UP = GiveUp("used up", exhausted=True)
 KILLED = Failure(task="worker:0", exit_code=None, signal=9)
 
 
-def left(
+def remaining(
     tasks: list[str], least: int | None, cause: Failure = KILLED, why: GiveUp = USED_UP
 ) -> list[str] | None:
     plan = replace(plan_of(*tasks), supervision=Supervision(min_workers=least))
@@ -31,34 +31,39 @@ WORKERS = ["worker:0", "worker:1", "worker:2"]
     ("least", "expected"),
     [(None, None), (1, WORKERS[1:]), (2, WORKERS[1:]), (3, None)],
 )
-def test_as_many_as_min_workers_must_be_left(least: int | None, expected: list[str] | None) -> None:
-    assert left(WORKERS, least) == expected
+def test_at_least_min_workers_must_remain(least: int | None, expected: list[str] | None) -> None:
+    assert remaining(WORKERS, least) == expected
 
 
 def test_chief_and_workers_count_and_an_evaluator_does_not() -> None:
     chief = Failure(task="chief:0", exit_code=None, signal=9)
-    assert left(["chief:0", "worker:0", "evaluator:0"], 1, chief) == ["worker:0", "evaluator:0"]
-    assert left(["chief:0", "worker:0", "evaluator:0"], 2, chief) is None
+    assert remaining(["chief:0", "worker:0", "evaluator:0"], 1, chief) == [
+        "worker:0",
+        "evaluator:0",
+    ]
+    assert remaining(["chief:0", "worker:0", "evaluator:0"], 2, chief) is None
 
 
-def test_an_error_of_the_script_s_own_would_come_again_on_every_worker() -> None:
-    assert left(WORKERS, 1, why=GiveUp("it would come again")) is None
-    cannot_start = Failure("worker:0", None, None, observed=Kind.START_FAILED, words="no file")
-    assert left(WORKERS, 1, cannot_start, GiveUp("alike")) == WORKERS[1:]
+def test_after_an_error_of_the_script_the_gang_does_not_shrink() -> None:
+    assert remaining(WORKERS, 1, why=GiveUp("it would come again")) is None
+    cannot_start = Failure(
+        "worker:0", None, None, observed=Kind.START_FAILED, description="no file"
+    )
+    assert remaining(WORKERS, 1, cannot_start, GiveUp("alike")) == WORKERS[1:]
 
 
-def test_all_tasks_of_a_lost_node_are_left_out() -> None:
+def test_all_tasks_of_a_lost_node_are_removed() -> None:
     lost = Failure("worker:0", None, None, node="local", observed=Kind.NODE_LOST)
-    assert left(WORKERS, 1, lost) is None, "nobody would be left"
+    assert remaining(WORKERS, 1, lost) is None, "nobody would be left"
 
 
-def test_a_chief_job_s_task_leads_else_the_lowest_worker() -> None:
+def test_the_chief_job_s_task_is_the_chief_else_the_lowest_worker() -> None:
     parse = TaskId.parse
     assert chief_of([parse("worker:2"), parse("worker:1")]) == parse("worker:1")
     assert chief_of([parse("worker:0"), parse("chief:0")]) == parse("chief:0")
 
 
-def test_indexes_are_dense_and_addresses_stay() -> None:
+def test_indexes_are_dense_and_addresses_unchanged() -> None:
     plan = plan_of(*WORKERS)
     members = tuple(TaskId.parse(name) for name in WORKERS[1:])
     attempt = Attempt(plan, 2, members, {task.id: 4000 + task.id.index for task in plan.tasks})

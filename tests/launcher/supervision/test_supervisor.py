@@ -1,4 +1,4 @@
-"""What becomes of a run: histories of inputs with their times, replayed without a clock."""
+"""The supervisor's decisions: histories of inputs with their times, replayed without a clock."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.launcher.conftest import plan_of
-from tests.launcher.supervision.story import COLLATERAL, Story, story
+from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
@@ -21,321 +21,327 @@ from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 
 def test_a_killed_worker_restarts_the_gang_from_the_newest_step() -> None:
-    told = story().after(5).exits("worker:1", killed=signal.SIGKILL)
-    assert told.stopped() == ["worker:0"]
-    assert told.orders[0].grace_s == FAILURE_GRACE_S  # type: ignore[union-attr]
-    assert not any(isinstance(event, ev.Restarting) for event in told.events)
+    replay = replay_of().after(5).exits("worker:1", killed=signal.SIGKILL)
+    assert replay.stopped() == ["worker:0"]
+    assert replay.orders[0].grace_s == FAILURE_GRACE_S  # type: ignore[union-attr]
+    assert not any(isinstance(event, ev.Restarting) for event in replay.events)
 
-    told.ended("worker:0").home(1200)
+    replay.ended("worker:0").gather(1200)
 
-    again = told.supervisor.again
-    assert again is not None
-    assert (again.number, again.delay_s, len(again.members)) == (2, 1.0, 2)
-    restarting = told.last(ev.Restarting)
+    next_attempt = replay.supervisor.next_attempt
+    assert next_attempt is not None
+    assert (next_attempt.number, next_attempt.delay_s, len(next_attempt.members)) == (2, 1.0, 2)
+    restarting = replay.last(ev.Restarting)
     assert (restarting.attempt, restarting.of, restarting.from_step) == (2, 4, 1200)
     assert "worker:1" in restarting.reason
     assert "SIGKILL" in restarting.reason
-    assert told.cause()["task"] == "worker:1"
-    told.begin(2)
-    told.exits("worker:0").exits("worker:1")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+    assert replay.cause()["task"] == "worker:1"
+    replay.begin(2)
+    replay.exits("worker:0").exits("worker:1")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_the_budget_ends_and_the_pause_doubles() -> None:
-    told = story(max_restarts=2)
+def test_the_budget_is_limited_and_the_delay_doubles() -> None:
+    replay = replay_of(max_restarts=2)
     pauses = []
     for number in (2, 3):
-        told.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
-        assert told.supervisor.again is not None
-        pauses.append(told.supervisor.again.delay_s)
-        told.begin(number)
-    told.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
+        replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
+        assert replay.supervisor.next_attempt is not None
+        pauses.append(replay.supervisor.next_attempt.delay_s)
+        replay.begin(number)
+    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     assert pauses == [1.0, 2.0]
-    assert told.outcome() == (Status.FAILED, 1)
-    assert "max_restarts = 2 is used up" in told.cause()["not_restarted"]
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert "max_restarts = 2 is used up" in replay.cause()["not_restarted"]
 
 
 def test_an_exception_is_not_restarted_without_a_newer_checkpoint() -> None:
     error = {"exception": "ValueError", "message": "bad", "file": "main.py", "line": 3}
-    told = story().exits("worker:1", 1, error=error).ended("worker:0").home()
-    assert told.outcome() == (Status.FAILED, 1)
-    assert told.supervisor.again is None
+    replay = replay_of().exits("worker:1", 1, error=error).ended("worker:0").gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert replay.supervisor.next_attempt is None
 
-    told = story()
-    told.supervisor.gathered(10, told.now)
-    told.exits("worker:1", 1, error=error).ended("worker:0").home(10)
-    assert told.supervisor.again is not None
+    replay = replay_of()
+    replay.supervisor.gathered(10, replay.now)
+    replay.exits("worker:1", 1, error=error).ended("worker:0").gather(10)
+    assert replay.supervisor.next_attempt is not None
 
 
 def test_a_restart_from_a_checkpoint_whose_step_is_not_known_names_the_checkpoint() -> None:
-    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
-    restarting = told.last(ev.Restarting)
+    replay = (
+        replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather(name="ckpt-2")
+    )
+    restarting = replay.last(ev.Restarting)
     assert (restarting.from_step, restarting.from_checkpoint) == (None, "ckpt-2")
-    told.begin(2).exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(40, name="c")
-    restarting = told.last(ev.Restarting)
+    replay.begin(2).exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather(40, name="c")
+    restarting = replay.last(ev.Restarting)
     assert (restarting.from_step, restarting.from_checkpoint) == (40, None)
 
 
-@pytest.mark.parametrize(("after", "again"), [("ckpt-2", False), ("ckpt-3", True)])
-def test_in_shared_storage_another_checkpoint_is_a_newer_one(after: str, again: bool) -> None:
-    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home(name="ckpt-2")
-    told.begin(2).exits("worker:1", 3).ended("worker:0").home(name=after)
-    assert (told.supervisor.again is not None) is again
+@pytest.mark.parametrize(("after", "restarts"), [("ckpt-2", False), ("ckpt-3", True)])
+def test_in_shared_storage_a_checkpoint_with_another_name_is_newer(
+    after: str, restarts: bool
+) -> None:
+    replay = (
+        replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather(name="ckpt-2")
+    )
+    replay.begin(2).exits("worker:1", 3).ended("worker:0").gather(name=after)
+    assert (replay.supervisor.next_attempt is not None) is restarts
 
 
-def test_collateral_waits_for_its_cause_and_then_blames_who_lives() -> None:
-    told = story().exits("worker:0", 1, last=COLLATERAL)
-    assert told.stopped() == []
-    told.after(CAUSE_WAIT_S + 0.1)
-    assert told.stopped() == ["worker:1"]
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").home()
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "late")
-    assert told.last(ev.Diagnosis).collateral == ("worker:0",)
+def test_collateral_waits_for_its_cause_and_then_blames_the_survivor() -> None:
+    replay = replay_of().exits("worker:0", 1, last=COLLATERAL)
+    assert replay.stopped() == []
+    replay.after(CAUSE_WAIT_S + 0.1)
+    assert replay.stopped() == ["worker:1"]
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").gather()
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "late")
+    assert replay.last(ev.Diagnosis).collateral == ("worker:0",)
 
 
-def test_a_frozen_task_is_killed_after_what_its_peers_bear() -> None:
-    told = story().after(5)
-    told.supervisor.froze("worker:1", 1, signal.SIGSTOP, told.now)
-    told.after(FROZEN_S - 0.1)
-    assert told.stopped() == []
-    told.after(0.2)
-    assert told.stopped() == ["worker:1", "worker:0"]
-    assert told.orders[0].grace_s == 0.0  # type: ignore[union-attr]
-    told.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").ended("worker:0").home()
-    assert told.cause()["kind"] == "frozen"
-    assert "SIGSTOP" in told.cause()["reason"]
-    assert told.supervisor.again is not None
+def test_a_frozen_task_is_killed_when_its_peers_would_give_up() -> None:
+    replay = replay_of().after(5)
+    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.after(FROZEN_S - 0.1)
+    assert replay.stopped() == []
+    replay.after(0.2)
+    assert replay.stopped() == ["worker:1", "worker:0"]
+    assert replay.orders[0].grace_s == 0.0  # type: ignore[union-attr]
+    replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster").ended("worker:0").gather()
+    assert replay.cause()["kind"] == "frozen"
+    assert "SIGSTOP" in replay.cause()["reason"]
+    assert replay.supervisor.next_attempt is not None
 
 
 def test_a_task_that_goes_on_in_time_is_left_alone() -> None:
-    told = story()
-    told.supervisor.froze("worker:1", 1, signal.SIGSTOP, told.now)
-    told.after(FROZEN_S - 1)
-    told.supervisor.thawed("worker:1", 1)
-    told.after(60)
-    assert told.stopped() == []
+    replay = replay_of()
+    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.after(FROZEN_S - 1)
+    replay.supervisor.thawed("worker:1", 1)
+    replay.after(60)
+    assert replay.stopped() == []
 
 
-def test_who_is_frozen_is_the_cause_as_soon_as_the_others_have_died_of_it() -> None:
-    told = story()
-    told.supervisor.froze("worker:1", 1, signal.SIGSTOP, told.now)
-    told.after(3).exits("worker:0", 1, last=COLLATERAL)
-    assert told.stopped() == ["worker:1"]
+def test_a_frozen_task_is_the_cause_once_the_others_fail() -> None:
+    replay = replay_of()
+    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.after(3).exits("worker:0", 1, last=COLLATERAL)
+    assert replay.stopped() == ["worker:1"]
 
 
-def test_the_start_deadline_names_who_is_missing() -> None:
-    told = story(start_deadline_s=300)
-    told.after(1000)  # a download: nobody waits yet
-    told.says("worker:0", "waiting_for_peers").after(299)
-    assert told.orders == []
-    told.after(1.1)
-    assert [type(order) for order in told.orders] == [do.DumpStacks]
-    told.after(STACKS_S)
-    assert sorted(told.stopped()) == ["worker:0", "worker:1"]
-    told.ended("worker:0", "worker:1")
-    assert told.outcome() == (Status.TIMED_OUT, 4)
-    assert told.supervisor.outcome is not None
-    text = str(told.supervisor.outcome.error)
+def test_the_start_deadline_names_missing_tasks() -> None:
+    replay = replay_of(start_deadline_s=300)
+    replay.after(1000)  # a download: nobody waits yet
+    replay.says("worker:0", "waiting_for_peers").after(299)
+    assert replay.orders == []
+    replay.after(1.1)
+    assert [type(order) for order in replay.orders] == [do.DumpStacks]
+    replay.after(STACKS_S)
+    assert sorted(replay.stopped()) == ["worker:0", "worker:1"]
+    replay.ended("worker:0", "worker:1")
+    assert replay.outcome() == (Status.TIMED_OUT, 4)
+    assert replay.supervisor.outcome is not None
+    text = str(replay.supervisor.outcome.error)
     assert "worker:1 has not joined, 1300 s after its start" in text
     assert "last of worker:1" in text
-    assert told.cause()["task"] == "worker:1"
+    assert replay.cause()["task"] == "worker:1"
 
 
 def test_once_all_have_joined_there_is_no_start_deadline() -> None:
-    told = story(start_deadline_s=10)
+    replay = replay_of(start_deadline_s=10)
     for task in ("worker:0", "worker:1"):
-        told.says(task, "waiting_for_peers").after(3).says(task, "ready")
-    told.after(500)
-    assert told.orders == []
+        replay.says(task, "waiting_for_peers").after(3).says(task, "ready")
+    replay.after(500)
+    assert replay.orders == []
 
 
-def test_a_stall_leads_to_stacks_and_a_restart_and_at_last_to_a_deadline_error() -> None:
-    told = story(stall_deadline_s=60, max_restarts=1)
-    told.after(500).says("worker:0", "progress", step=7).says("worker:1", "progress", step=6)
-    told.after(61)
-    assert told.last(ev.Stalled).deadline_s == 60
-    assert isinstance(told.orders[0], do.DumpStacks)
-    told.after(STACKS_S).ended("worker:0", "worker:1").home(None)
-    assert told.supervisor.again is not None
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "stalled")
-    told.begin(2)
-    told.says("worker:0", "progress", step=7).after(62).ended("worker:0", "worker:1").home()
-    assert told.outcome() == (Status.TIMED_OUT, 4)
+def test_a_stall_leads_to_stacks_and_a_restart_and_finally_to_a_deadline_error() -> None:
+    replay = replay_of(stall_deadline_s=60, max_restarts=1)
+    replay.after(500).says("worker:0", "progress", step=7).says("worker:1", "progress", step=6)
+    replay.after(61)
+    assert replay.last(ev.Stalled).deadline_s == 60
+    assert isinstance(replay.orders[0], do.DumpStacks)
+    replay.after(STACKS_S).ended("worker:0", "worker:1").gather(None)
+    assert replay.supervisor.next_attempt is not None
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "stalled")
+    replay.begin(2)
+    replay.says("worker:0", "progress", step=7).after(62).ended("worker:0", "worker:1").gather()
+    assert replay.outcome() == (Status.TIMED_OUT, 4)
 
 
-def test_a_stall_is_the_fault_of_a_task_that_is_stopped() -> None:
-    told = story(stall_deadline_s=5).says("worker:0", "progress", step=7)
-    told.supervisor.froze("worker:1", 1, signal.SIGSTOP, told.now)
-    told.after(5 + STACKS_S).ended("worker:0", "worker:1").home(None)
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:1", "frozen")
+def test_a_stall_is_blamed_on_a_frozen_task() -> None:
+    replay = replay_of(stall_deadline_s=5).says("worker:0", "progress", step=7)
+    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.after(5 + STACKS_S).ended("worker:0", "worker:1").gather(None)
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "frozen")
 
 
-def test_without_a_stall_deadline_silence_is_told_once_and_nothing_ends() -> None:
-    told = story().says("worker:0", "progress", step=1).after(3000)
-    assert [type(event) for event in told.events].count(ev.Stalled) == 1
-    assert [type(order) for order in told.orders] == [do.DumpStacks]
+def test_without_a_stall_deadline_silence_is_reported_once() -> None:
+    replay = replay_of().says("worker:0", "progress", step=1).after(3000)
+    assert [type(event) for event in replay.events].count(ev.Stalled) == 1
+    assert [type(order) for order in replay.orders] == [do.DumpStacks]
 
 
 def test_lines_and_evaluation_and_long_executions_are_signs_of_life() -> None:
-    told = story(stall_deadline_s=60).says("worker:0", "progress", step=1).after(50)
-    told.heard_at = told.now
-    told.after(50).says("worker:0", "alive").after(50)
-    assert told.orders == []
+    replay = replay_of(stall_deadline_s=60).says("worker:0", "progress", step=1).after(50)
+    replay.heard_at = replay.now
+    replay.after(50).says("worker:0", "alive").after(50)
+    assert replay.orders == []
 
-    told = story(stall_deadline_s=10)
-    told.says("worker:0", "ready").after(30)
-    told.says("worker:0", "progress", step=100, steps_per_execution=100).after(30)
-    told.says("worker:0", "progress", step=200, steps_per_execution=100).after(80)
-    assert told.orders == []
+    replay = replay_of(stall_deadline_s=10)
+    replay.says("worker:0", "ready").after(30)
+    replay.says("worker:0", "progress", step=100, steps_per_execution=100).after(30)
+    replay.says("worker:0", "progress", step=200, steps_per_execution=100).after(80)
+    assert replay.orders == []
 
 
 def test_the_run_deadline_stops_as_a_user_would() -> None:
-    told = story(run_deadline_s=100).says("worker:0", "saves_on_sigterm").after(100)
-    graces = {o.tasks: o.grace_s for o in told.orders if isinstance(o, do.StopTasks)}
+    replay = replay_of(run_deadline_s=100).says("worker:0", "saves_on_sigterm").after(100)
+    graces = {o.tasks: o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)}
     assert graces == {("worker:0",): 30.0, ("worker:1",): 2.0}
-    told.ended("worker:0", "worker:1")
-    assert told.outcome() == (Status.TIMED_OUT, 4)
+    replay.ended("worker:0", "worker:1")
+    assert replay.outcome() == (Status.TIMED_OUT, 4)
 
 
 def test_a_stop_is_never_followed_by_a_restart() -> None:
-    told = story()
-    told.supervisor.stop(Stop("Ctrl-C", 130), told.now)
-    told._take()
-    told.exits("worker:0", 42, by="tfcluster").exits("worker:1", 42, by="tfcluster")
-    assert told.outcome() == (Status.INTERRUPTED, 130)
-    assert told.supervisor.again is None
+    replay = replay_of()
+    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
+    replay._take()
+    replay.exits("worker:0", 42, by="tfcluster").exits("worker:1", 42, by="tfcluster")
+    assert replay.outcome() == (Status.INTERRUPTED, 130)
+    assert replay.supervisor.next_attempt is None
 
 
 def test_a_stop_in_the_pause_before_a_restart_ends_at_once() -> None:
-    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
-    told.supervisor.stop(Stop("Ctrl-C", 130), told.now)
-    assert told.outcome() == (Status.INTERRUPTED, 130)
-    assert told.supervisor.again is None
+    replay = replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
+    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
+    assert replay.outcome() == (Status.INTERRUPTED, 130)
+    assert replay.supervisor.next_attempt is None
 
 
 def test_a_second_stop_kills() -> None:
-    told = story().says("worker:0", "saves_on_sigterm")
-    told.supervisor.stop(Stop("Ctrl-C", 130), told.now)
-    told.supervisor.stop(Stop("Ctrl-C", 130), told.now)
-    told._take()
-    assert [o.grace_s for o in told.orders if isinstance(o, do.StopTasks)] == [30.0, 2.0, 0.0]
+    replay = replay_of().says("worker:0", "saves_on_sigterm")
+    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
+    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
+    replay._take()
+    assert [o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)] == [30.0, 2.0, 0.0]
 
 
-def test_preemption_costs_nothing_but_is_not_endless() -> None:
-    told = story(max_restarts=0)
+def test_preemption_is_free_but_limited() -> None:
+    replay = replay_of(max_restarts=0)
     for number in (2, 3, 4):
-        told.exits("worker:0", 42).exits("worker:1", 42).home()
-        assert told.supervisor.again is not None, number
-        told.begin(number)
-    told.exits("worker:0", 42).exits("worker:1", 42).home()
-    assert told.outcome() == (Status.FAILED, 1)
-    assert "3 times in a row" in told.cause()["not_restarted"]
+        replay.exits("worker:0", 42).exits("worker:1", 42).gather()
+        assert replay.supervisor.next_attempt is not None, number
+        replay.begin(number)
+    replay.exits("worker:0", 42).exits("worker:1", 42).gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert "3 times in a row" in replay.cause()["not_restarted"]
 
 
-def test_who_still_saves_while_the_others_leave_preempted_is_let_save() -> None:
-    told = story(grace_s=30)
+def test_a_task_may_save_while_the_others_leave_preempted() -> None:
+    replay = replay_of(grace_s=30)
     for task in ("worker:0", "worker:1"):
-        told.says(task, "saves_on_sigterm")
-    told.exits("worker:1", 42).after(20)
-    assert told.stopped() == []
-    told.exits("worker:0", 42).home(9)
-    assert told.supervisor.again is not None
+        replay.says(task, "saves_on_sigterm")
+    replay.exits("worker:1", 42).after(20)
+    assert replay.stopped() == []
+    replay.exits("worker:0", 42).gather(9)
+    assert replay.supervisor.next_attempt is not None
 
-    told = story(grace_s=30)
-    told.says("worker:0", "saves_on_sigterm").exits("worker:1", 42).after(31)
-    assert told.stopped() == ["worker:0"]
-
-
-def test_a_stolen_port_is_restarted_at_once_with_fresh_ports() -> None:
-    told = story().exits("worker:1", 1, last="UnknownError: Could not start gRPC server")
-    told.ended("worker:0").home()
-    again = told.supervisor.again
-    assert again is not None
-    assert (again.fresh_ports, again.delay_s) == (True, 0.0)
+    replay = replay_of(grace_s=30)
+    replay.says("worker:0", "saves_on_sigterm").exits("worker:1", 42).after(31)
+    assert replay.stopped() == ["worker:0"]
 
 
-def test_a_lost_node_is_restarted_and_without_restarts_ends_with_3() -> None:
-    told = story()
-    told.supervisor.node_lost("local", "its agent went away", told.now)
-    told._take()
-    told.home(5)
-    assert told.supervisor.again is not None
+def test_after_a_taken_port_the_gang_restarts_at_once_with_fresh_ports() -> None:
+    replay = replay_of().exits("worker:1", 1, last="UnknownError: Could not start gRPC server")
+    replay.ended("worker:0").gather()
+    next_attempt = replay.supervisor.next_attempt
+    assert next_attempt is not None
+    assert (next_attempt.fresh_ports, next_attempt.delay_s) == (True, 0.0)
 
-    told = story(max_restarts=0)
-    told.supervisor.node_lost("local", "its agent went away", told.now)
-    told._take()
-    told.home()
-    assert told.outcome() == (Status.FAILED, 3)
+
+def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
+    replay = replay_of()
+    replay.supervisor.node_lost("local", "its agent went away", replay.now)
+    replay._take()
+    replay.gather(5)
+    assert replay.supervisor.next_attempt is not None
+
+    replay = replay_of(max_restarts=0)
+    replay.supervisor.node_lost("local", "its agent went away", replay.now)
+    replay._take()
+    replay.gather()
+    assert replay.outcome() == (Status.FAILED, 3)
 
 
 def test_an_agent_that_does_not_answer_is_dropped() -> None:
-    told = story().exits("worker:1", killed=signal.SIGKILL)
-    told.after(FAILURE_GRACE_S + AGENT_SLACK_S + 0.1)
-    assert do.DropNode("local") in told.orders
-    assert told.last(ev.NodeLost).node == "local"
-    assert do.GatherCheckpoints() in told.orders
+    replay = replay_of().exits("worker:1", killed=signal.SIGKILL)
+    replay.after(FAILURE_GRACE_S + AGENT_SLACK_S + 0.1)
+    assert do.DropNode("local") in replay.orders
+    assert replay.last(ev.NodeLost).node == "local"
+    assert do.GatherCheckpoints() in replay.orders
 
 
 def test_an_evaluator_restarts_alone_and_its_end_is_not_the_run_s() -> None:
-    told = story("worker:0", "worker:1", "evaluator:0")
-    told.exits("evaluator:0", killed=signal.SIGSEGV)
-    assert told.last(ev.Restarting).task == "evaluator:0"
-    told.after(1.1)
-    assert do.StartAlone(told.plan.tasks[2].id, 2) in told.orders
-    told.supervisor.started("evaluator:0", 2, told.now)
-    assert told.supervisor.again is None
-    told.exits("evaluator:0", 0).exits("worker:0").exits("worker:1")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+    replay = replay_of("worker:0", "worker:1", "evaluator:0")
+    replay.exits("evaluator:0", killed=signal.SIGSEGV)
+    assert replay.last(ev.Restarting).task == "evaluator:0"
+    replay.after(1.1)
+    assert do.StartAlone(replay.plan.tasks[2].id, 2) in replay.orders
+    replay.supervisor.started("evaluator:0", 2, replay.now)
+    assert replay.supervisor.next_attempt is None
+    replay.exits("evaluator:0", 0).exits("worker:0").exits("worker:1")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
 def test_an_evaluator_stays_when_the_gang_restarts() -> None:
-    told = story("worker:0", "worker:1", "evaluator:0")
-    told.exits("worker:1", killed=signal.SIGKILL)
-    assert told.stopped() == ["worker:0"]
-    told.ended("worker:0").home(3)
-    told.begin(2)
-    attempts = {str(member.id): member.attempt for member in told.supervisor.gang}
+    replay = replay_of("worker:0", "worker:1", "evaluator:0")
+    replay.exits("worker:1", killed=signal.SIGKILL)
+    assert replay.stopped() == ["worker:0"]
+    replay.ended("worker:0").gather(3)
+    replay.begin(2)
+    attempts = {str(member.id): member.attempt for member in replay.supervisor.gang}
     assert attempts == {"worker:0": 2, "worker:1": 2, "evaluator:0": 1}
 
 
-def test_an_evaluator_that_has_seen_the_last_checkpoint_is_ended() -> None:
-    told = story("worker:0", "worker:1", "evaluator:0")
-    told.supervisor.gathered(300, told.now)
-    told.exits("worker:0").exits("worker:1")
-    assert told.stopped() == []
-    told.says("evaluator:0", "evaluated", step=200)
-    assert told.stopped() == []
-    told.says("evaluator:0", "evaluated", step=300)
-    assert told.stopped() == [], "it may leave by itself"
-    told.after(EVALUATOR_S)
-    assert told.stopped() == ["evaluator:0"]
-    told.ended("evaluator:0")
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+def test_an_evaluator_that_has_evaluated_the_last_checkpoint_is_stopped() -> None:
+    replay = replay_of("worker:0", "worker:1", "evaluator:0")
+    replay.supervisor.gathered(300, replay.now)
+    replay.exits("worker:0").exits("worker:1")
+    assert replay.stopped() == []
+    replay.says("evaluator:0", "evaluated", step=200)
+    assert replay.stopped() == []
+    replay.says("evaluator:0", "evaluated", step=300)
+    assert replay.stopped() == [], "it may leave by itself"
+    replay.after(EVALUATOR_S)
+    assert replay.stopped() == ["evaluator:0"]
+    replay.ended("evaluator:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_ended() -> None:
-    told = story("chief:0", "worker:0", "worker:1", kind="tuner", max_restarts=1)
-    told.exits("worker:0", killed=signal.SIGKILL).after(1.1)
-    assert told.last(ev.Restarting).task == "worker:0"
-    told.supervisor.started("worker:0", 2, told.now)
-    told.exits("worker:0", killed=signal.SIGKILL).exits("worker:1", 1)
-    told.after(5)
-    assert told.stopped() == ["chief:0"]
-    told.ended("chief:0")
-    assert told.outcome() == (Status.FAILED, 1)
+def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_stopped() -> None:
+    replay = replay_of("chief:0", "worker:0", "worker:1", kind="tuner", max_restarts=1)
+    replay.exits("worker:0", killed=signal.SIGKILL).after(1.1)
+    assert replay.last(ev.Restarting).task == "worker:0"
+    replay.supervisor.started("worker:0", 2, replay.now)
+    replay.exits("worker:0", killed=signal.SIGKILL).exits("worker:1", 1)
+    replay.after(5)
+    assert replay.stopped() == ["chief:0"]
+    replay.ended("chief:0")
+    assert replay.outcome() == (Status.FAILED, 1)
 
 
 def test_a_search_in_which_every_trial_failed_is_a_failure() -> None:
-    told = story("chief:0", "worker:0", kind="tuner")
-    told.says("chief:0", "verdict", ok=False, reason="every trial failed")
-    told.exits("worker:0").exits("chief:0").home()
-    assert told.outcome() == (Status.FAILED, 1)
-    assert "every trial failed" in told.cause()["reason"]
+    replay = replay_of("chief:0", "worker:0", kind="tuner")
+    replay.says("chief:0", "verdict", ok=False, reason="every trial failed")
+    replay.exits("worker:0").exits("chief:0").gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert "every trial failed" in replay.cause()["reason"]
 
 
 def test_late_errors_after_the_chief_s_success_are_no_failure() -> None:
-    told = story().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
-    assert told.outcome() == (Status.SUCCEEDED, 0)
+    replay = replay_of().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
 GONE = {
@@ -346,12 +352,12 @@ GONE = {
 }
 
 
-def test_a_chief_that_saves_alone_after_all_have_left_is_told_so_and_not_started_again() -> None:
+def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> None:
     """TensorFlow 2.15's `model.save` under `if index == 0:`; it blames the peer's heartbeat."""
-    told = story("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
-    told.after(8).exits("worker:0", 1, error=GONE).home()
-    assert told.outcome() == (Status.FAILED, 1)
-    cause = told.cause()
+    replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
+    replay.after(8).exits("worker:0", 1, error=GONE).gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    cause = replay.cause()
     assert (cause["task"], cause["kind"], cause["line"]) == ("worker:0", "permanent", 27)
     assert cause["reason"] == (
         "worker:0 did alone what all workers must do (train.py:27): worker:1, worker:2 had ended"
@@ -360,71 +366,71 @@ def test_a_chief_that_saves_alone_after_all_have_left_is_told_so_and_not_started
     assert cause["docs"] == "docs/failures.md#chief-alone"
 
 
-def test_a_chief_whose_peer_is_still_there_blames_it_as_before() -> None:
-    told = story("worker:0", "worker:1", "worker:2").exits("worker:1")
-    told.exits("worker:0", 1, error=GONE)
-    assert told.stopped() == [], "worker:2 may have failed first"
-    told.exits("worker:2", killed=signal.SIGKILL).home()
-    assert (told.cause()["task"], told.cause()["kind"]) == ("worker:2", "signal")
+def test_a_chief_whose_peer_still_runs_is_collateral() -> None:
+    replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1")
+    replay.exits("worker:0", 1, error=GONE)
+    assert replay.stopped() == [], "worker:2 may have failed first"
+    replay.exits("worker:2", killed=signal.SIGKILL).gather()
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:2", "signal")
 
 
 def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:
-    told = story("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
-    told.exits("worker:0", killed=signal.SIGKILL).ended("worker:1", "worker:2").home(40)
-    again = told.supervisor.again
-    assert again is not None
-    assert [str(task) for task in again.members] == ["worker:1", "worker:2"]
-    assert told.last(ev.Restarting).members == ("worker:1", "worker:2")
-    told.begin(2)
-    assert str(told.supervisor.chief) == "worker:1"
-    told.exits("worker:1", killed=signal.SIGKILL).ended("worker:2").home(50)
-    assert told.outcome() == (Status.FAILED, 1)
+    replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
+    replay.exits("worker:0", killed=signal.SIGKILL).ended("worker:1", "worker:2").gather(40)
+    next_attempt = replay.supervisor.next_attempt
+    assert next_attempt is not None
+    assert [str(task) for task in next_attempt.members] == ["worker:1", "worker:2"]
+    assert replay.last(ev.Restarting).members == ("worker:1", "worker:2")
+    replay.begin(2)
+    assert str(replay.supervisor.chief) == "worker:1"
+    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:2").gather(50)
+    assert replay.outcome() == (Status.FAILED, 1)
 
 
-def test_a_node_that_does_not_come_back_leaves_a_smaller_gang_or_ends_the_run() -> None:
+def test_a_node_that_is_gone_leaves_a_smaller_gang_or_ends_the_run() -> None:
     plan = plan_of("worker:0", "worker:1", "worker:2")
     spread = tuple(
         replace(task, node="far" if task.id.index == 0 else "local") for task in plan.tasks
     )
     for least, expected in ((2, ["worker:1", "worker:2"]), (3, None)):
         policy = Supervision(min_workers=least)
-        told = Story(replace(plan, tasks=spread, supervision=policy))
-        told.supervisor.node_lost("far", "no route", told.now)
-        told._take()
-        told.ended("worker:1", "worker:2").home(7)
-        told.supervisor.gone("far", "no route to host", told.now)
-        told._take()
-        again = told.supervisor.again
+        replay = Replay(replace(plan, tasks=spread, supervision=policy))
+        replay.supervisor.node_lost("far", "no route", replay.now)
+        replay._take()
+        replay.ended("worker:1", "worker:2").gather(7)
+        replay.supervisor.node_gone("far", "no route to host", replay.now)
+        replay._take()
+        next_attempt = replay.supervisor.next_attempt
         if expected is None:
-            assert again is None
-            assert told.outcome() == (Status.FAILED, 3)
+            assert next_attempt is None
+            assert replay.outcome() == (Status.FAILED, 3)
         else:
-            assert again is not None
-            assert [str(task) for task in again.members] == expected
-            told.begin(again.number)
-            told.exits("worker:1").exits("worker:2")
-            assert told.outcome() == (Status.SUCCEEDED, 0)
+            assert next_attempt is not None
+            assert [str(task) for task in next_attempt.members] == expected
+            replay.begin(next_attempt.number)
+            replay.exits("worker:1").exits("worker:2")
+            assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_task_whose_start_crosses_the_stop_is_stopped_too() -> None:
-    """The order to start was on its way when Ctrl-C came: its task must not be forgotten."""
-    told = Story.__new__(Story)
-    told.plan, told.now, told.events, told.orders = plan_of(), 100.0, [], []
-    told.supervisor = Supervisor(told.plan)
-    told.supervisor.begin(1, tuple(task.id for task in told.plan.tasks))
-    told.supervisor.started("worker:0", 1, 100.0)
-    told.supervisor.stop(Stop("Ctrl-C", 130), 100.0)
-    told.supervisor.started("worker:1", 1, 100.1)
-    told._take()
-    assert told.stopped() == ["worker:0", "worker:1"]
+def test_a_task_that_starts_during_a_stop_is_stopped_too() -> None:
+    """The order to start was already sent when Ctrl-C came: the task must be stopped, too."""
+    replay = Replay.__new__(Replay)
+    replay.plan, replay.now, replay.events, replay.orders = plan_of(), 100.0, [], []
+    replay.supervisor = Supervisor(replay.plan)
+    replay.supervisor.begin(1, tuple(task.id for task in replay.plan.tasks))
+    replay.supervisor.started("worker:0", 1, 100.0)
+    replay.supervisor.stop(Stop("Ctrl-C", 130), 100.0)
+    replay.supervisor.started("worker:1", 1, 100.1)
+    replay._take()
+    assert replay.stopped() == ["worker:0", "worker:1"]
 
 
 @pytest.mark.parametrize("attempt", [1, 3])
-def test_words_of_another_attempt_are_not_heard(attempt: int) -> None:
-    told = story().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").home()
-    told.begin(2)
+def test_reports_of_an_earlier_attempt_are_ignored(attempt: int) -> None:
+    replay = replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
+    replay.begin(2)
     stale = ev.TaskExited(task="worker:0", attempt=attempt, exit_code=1)
-    told.supervisor.exited(stale, told.now)
-    told.supervisor.reported("worker:0", attempt, {"type": "progress", "step": 5}, told.now)
-    assert told.supervisor.again is None
-    assert told.supervisor.orders.take() == []
+    replay.supervisor.exited(stale, replay.now)
+    replay.supervisor.reported("worker:0", attempt, {"type": "progress", "step": 5}, replay.now)
+    assert replay.supervisor.next_attempt is None
+    assert replay.supervisor.orders.take() == []

@@ -1,4 +1,4 @@
-"""A run folder made by hand, and a screen to look at."""
+"""Fixtures: a run folder made by hand, and a pseudo-terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_log(paths: RunPaths) -> Write:
 
 @pytest.fixture
 def open_screen() -> Iterator[OpenScreen]:
-    """A pseudo-terminal: the end a user looks at (a descriptor), and the end programs write to."""
+    """Open a pseudo-terminal; return the user's end (a descriptor) and the programs' end."""
     opened: list[tuple[int, TextIO]] = []
 
     def open_pty(columns: int = 80, rows: int = 24) -> tuple[int, TextIO]:
@@ -55,6 +55,6 @@ def open_screen() -> Iterator[OpenScreen]:
 
     yield open_pty
     for user, stream in opened:
-        # The user's end first: a writer that still waits for it then gets an error, not a hang.
+        # The user's end first: a writer that still waits then gets an error instead of hanging.
         os.close(user)
         stream.close()

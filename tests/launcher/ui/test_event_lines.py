@@ -1,4 +1,4 @@
-"""What the live view says about events: one line, or nothing."""
+"""The lines of the live view about events: one line or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfcluster.ui.event_lines import format_event
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "expected"),
     [
         (ev.Progress(task="worker:0", attempt=1, step=3), None),
         (ev.PrepareFinished(node="local", exit_code=0, duration_s=2), "prepared local in 2.0 s"),
@@ -49,7 +49,7 @@ from tfcluster.ui.event_lines import format_event
         ),
         (
             ev.LogLost(task="worker:0", attempt=1, bytes=5_000_000, reason="No space left"),
-            "5.0 MB of worker:0's log are lost: No space left",
+            "lost 5.0 MB of worker:0's log: No space left",
         ),
         (ev.Warned(message="mind the gap"), "mind the gap"),
         (
@@ -71,7 +71,7 @@ from tfcluster.ui.event_lines import format_event
                 from_step=5,
                 members=("worker:0", "worker:1"),
             ),
-            "attempt 2 of 4, with 2 tasks left, from step 5: worker:2: exit code 3",
+            "attempt 2 of 4, with 2 remaining tasks, from step 5: worker:2: exit code 3",
         ),
         (
             ev.Restarting(
@@ -86,39 +86,39 @@ from tfcluster.ui.event_lines import format_event
         (ev.Diagnosis(root_cause={"task": "worker:1"}), None),
         (
             ev.Stalled(silent_s=600),
-            "nothing was heard of any task for 10 min 00 s:"
-            " their stacks are in the logs, training goes on",
+            "no task has reported anything for 10 min 00 s:"
+            " stack traces are in the logs, training continues",
         ),
         (
             ev.Stalled(silent_s=61, deadline_s=60),
-            "nothing was heard of any task for 1 min 01 s (stall_deadline_s is 1 min 00 s):"
-            " their stacks are in the logs",
+            "no task has reported anything for 1 min 01 s (stall_deadline_s is 1 min 00 s):"
+            " stack traces are in the logs",
         ),
         (
             ev.TaskFrozen(task="worker:1", attempt=1, signal=19),
-            "worker:1 was stopped by SIGSTOP: it neither runs nor ends",
+            "worker:1 was stopped by SIGSTOP: it neither runs nor exits",
         ),
         (ev.TaskThawed(task="worker:1", attempt=1), "worker:1 runs again"),
         (
             ev.Finishing(tasks=["worker:1", "evaluator:0"], left_s=55),
-            "the chief has finished; worker:1, evaluator:0 may run for 55 s more"
+            "the chief has finished; worker:1, evaluator:0 may run for another 55 s"
             " (supervision.finish_grace_s)",
         ),
         (
             ev.NodeReconnected(node="local", pid=1, guard_pid=2),
-            "node local is back",
+            "node local is connected again",
         ),
         (
             ev.ChaosInjected(fault="kill worker:1 at step 50", task="worker:1", step=50),
-            "rehearsed fault: kill worker:1 at step 50",
+            "injected fault: kill worker:1 at step 50",
         ),
     ],
 )
-def test_events_are_told(event: Event, said: str | None) -> None:
-    told = format_event(event.to_json())
-    assert (told.text if told else None) == said
+def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
+    line = format_event(event.to_json())
+    assert (line.text if line else None) == expected
 
 
 @pytest.mark.parametrize("event", [{}, {"type": "task_exited"}, {"type": "of_the_future"}])
-def test_odd_events_say_nothing(event: dict[str, object]) -> None:
+def test_unknown_and_malformed_events_have_no_line(event: dict[str, object]) -> None:
     assert format_event(event) is None

@@ -1,4 +1,4 @@
-"""What wakes a view, and what lets it sleep."""
+"""Changes wake a view; without changes it sleeps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tfcluster.agent.processes import IS_LINUX
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui import folder_watch as bell_module
+from tfcluster.ui import folder_watch as folder_watch_module
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.terminal import Terminal
@@ -22,17 +22,17 @@ HOURS = 10_000.0
 
 @pytest.fixture
 def folder_watch(monkeypatch: pytest.MonkeyPatch) -> FolderWatch:
-    """Only what happens ends its wait."""
+    """A watch whose wait only a change or `wake` ends."""
     if not IS_LINUX:
-        pytest.skip("no kernel that tells of changes")
-    monkeypatch.setattr(bell_module, "UNTOLD_S", HOURS)
+        pytest.skip("no inotify")
+    monkeypatch.setattr(folder_watch_module, "RECHECK_S", HOURS)
     return FolderWatch()
 
 
 @pytest.fixture
-def deaf(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that tells of no changes."""
-    monkeypatch.setattr(bell_module, "IS_LINUX", False)
+def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A system without inotify."""
+    monkeypatch.setattr(folder_watch_module, "IS_LINUX", False)
 
 
 def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> None:
@@ -40,16 +40,14 @@ def test_a_write_ends_the_wait(folder_watch: FolderWatch, tmp_path: Path) -> Non
     log.touch()
     folder_watch.watch(tmp_path)
     threading.Timer(0.1, log.write_text, ["a line\n"]).start()
-    assert not folder_watch.wait(moved=False), "no file came"
+    assert not folder_watch.wait(found_new=False), "no file came"
     folder_watch.close()
 
 
-def test_what_was_written_before_the_wait_is_told(
-    folder_watch: FolderWatch, tmp_path: Path
-) -> None:
+def test_a_change_before_the_wait_is_reported(folder_watch: FolderWatch, tmp_path: Path) -> None:
     folder_watch.watch(tmp_path)
     (tmp_path / "worker-0.log").write_text("a line\n")
-    assert folder_watch.wait(moved=True), "a file came"
+    assert folder_watch.wait(found_new=True), "a file came"
     folder_watch.close()
 
 
@@ -58,59 +56,59 @@ def test_a_state_that_is_replaced_ends_the_wait(folder_watch: FolderWatch, tmp_p
     (tmp_path / "new").write_text("{}")
     folder_watch.watch(tmp_path / "run")
     (tmp_path / "new").rename(tmp_path / "run" / "state.json")
-    assert not folder_watch.wait(moved=False)
+    assert not folder_watch.wait(found_new=False)
     folder_watch.close()
 
 
-def test_more_changes_than_are_told_may_have_been_files(
-    folder_watch: FolderWatch, tmp_path: Path
-) -> None:
+def test_a_queue_overflow_may_hide_new_files(folder_watch: FolderWatch, tmp_path: Path) -> None:
     most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     logs = [tmp_path / "worker-0.log", tmp_path / "worker-1.log"]
     for log in logs:
         log.touch()
     folder_watch.watch(tmp_path)
-    with logs[0].open("ab", buffering=0) as one, logs[1].open("ab", buffering=0) as other:
+    with logs[0].open("ab", buffering=0) as first, logs[1].open("ab", buffering=0) as second:
         for _ in range(most // 2 + 1):
-            one.write(b".")
-            other.write(b".")
-    assert folder_watch.wait(moved=True)
+            first.write(b".")
+            second.write(b".")
+    assert folder_watch.wait(found_new=True)
     folder_watch.close()
 
 
-def test_anybody_ends_the_wait_and_after_the_end_nothing_happens(folder_watch: FolderWatch) -> None:
-    threading.Timer(0.1, folder_watch.ring).start()
-    assert not folder_watch.wait(moved=False)
-    folder_watch.ring()
-    assert not folder_watch.wait(moved=False), "it was rung before"
+def test_any_thread_can_end_the_wait_and_waking_after_close_does_nothing(
+    folder_watch: FolderWatch,
+) -> None:
+    threading.Timer(0.1, folder_watch.wake).start()
+    assert not folder_watch.wait(found_new=False)
+    folder_watch.wake()
+    assert not folder_watch.wait(found_new=False), "it was woken before"
     folder_watch.close()
-    folder_watch.ring()
+    folder_watch.wake()
 
 
-def test_a_thousand_rings_are_one(folder_watch: FolderWatch) -> None:
+def test_many_wake_calls_end_one_wait(folder_watch: FolderWatch) -> None:
     for _ in range(100_000):
-        folder_watch.ring()
-    folder_watch.wait(moved=False)
+        folder_watch.wake()
+    folder_watch.wait(found_new=False)
     folder_watch._sleep(0)
     assert not folder_watch._sleep(0.01)
     folder_watch.close()
 
 
-@pytest.mark.usefixtures("deaf")
-def test_where_nobody_tells_the_view_looks_less_and_less_often(
+@pytest.mark.usefixtures("no_inotify")
+def test_without_inotify_the_view_polls_less_and_less_often(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder_watch, slept = FolderWatch(), []
     monkeypatch.setattr(folder_watch, "_sleep", lambda seconds, *_: slept.append(seconds))
     folder_watch.watch(tmp_path)
-    for moved in (True, False, False, False, False, False, True):
-        folder_watch.wait(moved=moved)
+    for found_new in (True, False, False, False, False, False, True):
+        folder_watch.wait(found_new=found_new)
     assert slept == [0.02, 0.04, 0.08, 0.16, 0.2, 0.2, 0.02]
     folder_watch.close()
 
 
-@pytest.mark.usefixtures("deaf")
-def test_where_nobody_tells_lines_are_shown_all_the_same(
+@pytest.mark.usefixtures("no_inotify")
+def test_without_inotify_lines_are_still_shown(
     paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
     view = RunView(paths, Terminal(environ={}))
@@ -124,25 +122,25 @@ def test_where_nobody_tells_lines_are_shown_all_the_same(
     assert view.finish(timeout_s=10)
 
 
-def test_a_quiet_run_is_not_looked_at(
+def test_a_quiet_run_is_not_polled(
     paths: RunPaths, write_log: Write, folder_watch: FolderWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder_watch.close()
     write_log("worker:0", b"line\n")
-    view, looks = RunView(paths, Terminal(environ={})), []
+    view, rounds = RunView(paths, Terminal(environ={})), []
     advance = view.logs.advance
 
-    def look() -> Iterator[bytes]:
-        looks.append(1)
+    def counted_advance() -> Iterator[bytes]:
+        rounds.append(1)
         return advance()
 
-    monkeypatch.setattr(view.logs, "advance", look)
+    monkeypatch.setattr(view.logs, "advance", counted_advance)
     view.start()
     before = -1
-    while before != len(looks):  # for ever, if it looked by itself
-        before = len(looks)
+    while before != len(rounds):  # endless if the view polled
+        before = len(rounds)
         time.sleep(1)
     write_log("worker:0", b"another\n")
-    while len(looks) == before:
+    while len(rounds) == before:
         time.sleep(0.01)
     assert view.finish(timeout_s=10)

@@ -1,4 +1,4 @@
-"""The live view: fed by the run folder alone, and nobody waits for it."""
+"""The live view reads only the run folder, and nothing waits for it."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def write_state(paths: RunPaths, **more: Any) -> None:
 def wait_until(is_so: Callable[[], bool], timeout_s: float = 10) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
-        assert time.monotonic() < deadline, "it did not come about"
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.01)
 
 
 class Watcher:
-    """Somebody before a screen: reads what programs write to it, unless asked to stop."""
+    """A user at a screen: reads what programs write to it, unless told to stop."""
 
     def __init__(self, user: int, columns: int = 80, rows: int = 24) -> None:
         self.screen = pyte.Screen(columns, rows)
-        self.seen, self._fed = bytearray(), 0
+        self.received, self._fed = bytearray(), 0
         self._stream = pyte.ByteStream(self.screen)
         self._user = user
         self.may_read = threading.Event()
@@ -73,18 +73,18 @@ class Watcher:
                 block = os.read(self._user, 65536)
             except OSError:
                 return
-            self.seen += block
+            self.received += block
 
     @property
     def lines(self) -> list[str]:
-        """What the screen shows now."""
-        new = bytes(self.seen[self._fed :])
+        """The lines on the screen now."""
+        new = bytes(self.received[self._fed :])
         self._fed += len(new)
         self._stream.feed(new)
         return [line.rstrip() for line in self.screen.display if line.strip()]
 
 
-def test_finish_shows_everything_that_is_left(
+def test_finish_shows_all_remaining_output(
     paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
     view = RunView(paths, Terminal(environ={}))
@@ -98,7 +98,7 @@ def test_finish_shows_everything_that_is_left(
     assert sorted(err.splitlines()) == ["goodbye", "mind the gap"]
 
 
-def test_lines_are_shown_within_a_moment(
+def test_lines_are_shown_within_two_seconds(
     paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
     view = RunView(paths, Terminal(environ={}))
@@ -114,7 +114,7 @@ def test_lines_are_shown_within_a_moment(
     view.finish()
 
 
-def test_a_task_that_ended_is_told_after_its_last_line(paths: RunPaths, write_log: Write) -> None:
+def test_a_task_s_end_is_shown_after_its_last_line(paths: RunPaths, write_log: Write) -> None:
     both = io.StringIO()
     write_log("worker:0", b"last words")
     happen(paths, TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9, duration_s=75))
@@ -128,7 +128,7 @@ def test_a_task_that_ended_is_told_after_its_last_line(paths: RunPaths, write_lo
     view.finish()
 
 
-def test_with_json_stdout_is_event_lines_and_nothing_else(
+def test_with_json_stdout_gets_only_event_lines(
     paths: RunPaths, write_log: Write, capfd: pytest.CaptureFixture[str]
 ) -> None:
     view = RunView(paths, Terminal(environ={}), json_lines=True)
@@ -146,7 +146,7 @@ def test_with_json_stdout_is_event_lines_and_nothing_else(
     assert err == "worker:0 │ a line\n"
 
 
-def test_events_nobody_knows_and_torn_lines_do_no_harm(
+def test_unknown_events_and_torn_lines_are_ignored(
     paths: RunPaths, capfd: pytest.CaptureFixture[str]
 ) -> None:
     paths.events.write_bytes(
@@ -158,7 +158,7 @@ def test_events_nobody_knows_and_torn_lines_do_no_harm(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_closed_stdout_is_said_once_and_the_view_goes_on(
+def test_a_closed_stdout_is_reported_once_and_the_view_continues(
     paths: RunPaths, write_log: Write
 ) -> None:
     reader, writer = os.pipe()
@@ -227,7 +227,7 @@ def test_a_narrow_screen_keeps_one_status_line(
     view.finish()
 
 
-def test_wide_letters_do_not_break_the_status_line(
+def test_wide_characters_do_not_break_the_status_line(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
     user, screen = open_screen(columns=40)
@@ -242,7 +242,7 @@ def test_wide_letters_do_not_break_the_status_line(
     view.finish()
 
 
-def test_a_screen_that_is_closed_ends_nothing(
+def test_a_closed_screen_does_not_end_the_view(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
     user, screen = open_screen()
@@ -271,11 +271,11 @@ def test_a_dumb_terminal_gets_lines_only(
     view.start()
     time.sleep(0.4)
     view.finish()
-    wait_until(lambda: bool(watcher.seen))
-    assert bytes(watcher.seen).decode() == "worker:0 │ line\r\n"
+    wait_until(lambda: bool(watcher.received))
+    assert bytes(watcher.received).decode() == "worker:0 │ line\r\n"
 
 
-def test_a_screen_that_stands_still_holds_up_the_view_only_and_loses_nothing(
+def test_a_stopped_screen_blocks_only_the_view_and_loses_nothing(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
     user, screen = open_screen()
@@ -287,16 +287,16 @@ def test_a_screen_that_stands_still_holds_up_the_view_only_and_loses_nothing(
     for number in range(20_000):
         if number % 1000 == 0:
             write_log("worker:0", b"".join(b"line %d\n" % n for n in range(number, number + 1000)))
-    view.say("nor does talk wait")
+    view.say("a message does not wait either")
     assert not view.finish(timeout_s=0.3)
     watcher.may_read.set()
     assert view.finish(timeout_s=20)
-    wait_until(lambda: b"line 19999\r\n" in watcher.seen)
-    lines = [line for line in bytes(watcher.seen).decode().split("\r\n") if "│" in line]
+    wait_until(lambda: b"line 19999\r\n" in watcher.received)
+    lines = [line for line in bytes(watcher.received).decode().split("\r\n") if "│" in line]
     assert lines == [f"worker:0 │ line {n}" for n in range(20_000)]
 
 
-def test_a_screen_far_behind_goes_on_with_the_newest_and_says_so(
+def test_a_screen_far_behind_skips_to_the_newest_lines_and_says_so(
     paths: RunPaths,
     write_log: Write,
     open_screen: OpenScreen,
@@ -309,10 +309,10 @@ def test_a_screen_far_behind_goes_on_with_the_newest_and_says_so(
     view = RunView(paths, Terminal(screen, screen, environ={"TERM": "dumb"}))
     view.start()
     assert view.finish(timeout_s=30)
-    wait_until(lambda: b"line 399999\r\n" in watcher.seen)
-    text = bytes(watcher.seen).decode()
-    told = next(line for line in text.split("\r\n") if "not shown" in line)
-    skipped = int(told.split()[1].replace(",", ""))
+    wait_until(lambda: b"line 399999\r\n" in watcher.received)
+    text = bytes(watcher.received).decode()
+    notice = next(line for line in text.split("\r\n") if "not shown" in line)
+    skipped = int(notice.split()[1].replace(",", ""))
     assert skipped > 200_000
     assert text.count("│ line ") + skipped == 400_000
 
@@ -331,16 +331,16 @@ def test_a_pipe_far_behind_gets_everything(
     assert capfd.readouterr().out == "worker:0 │ line\n" * 50_000
 
 
-def test_tasks_that_start_together_are_looked_for_once(
+def test_logs_of_tasks_that_start_together_are_discovered_once(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = []
-    monkeypatch.setattr(RunView, "_look_for_logs", lambda view: looks.append(view))
+    discoveries = []
+    monkeypatch.setattr(RunView, "_discover_logs", lambda view: discoveries.append(view))
     started = [
         TaskStarted(task=f"worker:{index}", attempt=1, node="local", pid=index + 2)
         for index in range(100)
     ]
     happen(paths, *started)
     view = RunView(paths, Terminal(io.StringIO(), io.StringIO()))
-    view.run(is_over=lambda: len(looks) > 1)
-    assert len(looks) == 2, "at the beginning, and for all hundred"
+    view.run(is_over=lambda: len(discoveries) > 1)
+    assert len(discoveries) == 2, "at the start, and once for all hundred"

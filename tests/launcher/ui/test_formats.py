@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Durations, sizes, exits and rates as people read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has happened to a run, as summary, `status` and status line tell it."""
+"""A run's history in the summary, in `status` and in the status line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = {"attempt": 2, "of": 4, "from_step": 1200, "reason": "worker:1: killed 
 
 
 def snapshot(status: Status = Status.RUNNING) -> RunSnapshot:
-    """The second attempt of two workers; worker:0 has been stopped, worker:1 has failed."""
+    """The second attempt of two workers; worker:0 was stopped, worker:1 failed."""
     tasks = [
         TaskSnapshot(
             f"worker:{index}", "local", f"127.0.0.1:4000{index}", state=state, attempt=2,
@@ -43,7 +43,7 @@ def snapshot(status: Status = Status.RUNNING) -> RunSnapshot:
 
 
 def shown(run: RunSnapshot, paths: RunPaths, width: int = 100) -> str:
-    return plain_text(status_panel(run, paths, now=START + 10, here="laptop"), width)
+    return plain_text(status_panel(run, paths, now=START + 10, this_host="laptop"), width)
 
 
 def test_restarts_are_listed_with_their_reasons(paths: RunPaths) -> None:
@@ -53,56 +53,59 @@ def test_restarts_are_listed_with_their_reasons(paths: RunPaths) -> None:
     assert "restarts  attempt 2 from step 1,200: worker:1: killed by SIGKILL" in text
 
 
-def test_of_very_many_restarts_the_last_are_listed() -> None:
+def test_only_the_last_of_many_restarts_are_listed() -> None:
     run = snapshot()
     run.restarts = [KILLED | {"attempt": number} for number in range(2, 40)]
-    facts = dict(history.facts(run))
+    facts = dict(history.list_facts(run))
     assert facts["attempt"] == "39 of 4"
-    assert facts["restarts"].splitlines()[0] == "… 28 restarts before"
+    assert facts["restarts"].splitlines()[0] == "… 28 earlier restarts"
     assert len(facts["restarts"].splitlines()) == 11
 
 
-def test_a_task_that_restarts_alone_is_no_attempt_of_all() -> None:
+def test_a_restart_of_one_task_does_not_count_as_an_attempt_of_all() -> None:
     run = snapshot()
     run.restarts = [KILLED | {"task": "worker:1", "from_step": None}]
-    assert dict(history.facts(run)) == {
+    assert dict(history.list_facts(run)) == {
         "restarts": "worker:1 attempt 2: worker:1: killed by SIGKILL"
     }
     assert "attempt" not in format_status_line(run, {}, now=START, width=100)
 
 
-def test_a_task_that_raised_the_same_error_is_marked_although_it_was_ended() -> None:
+def test_a_stopped_task_that_raised_the_same_error_is_marked() -> None:
     run = snapshot(Status.FAILED)
     assert run.diagnosis is not None
-    assert history.blame(run, run.tasks[0]) == ""
+    assert history.format_blame(run, run.tasks[0]) == ""
     run.diagnosis["root_cause"]["also"] = ["worker:0"]
-    assert history.blame(run, run.tasks[0]) == " (same error)"
+    assert history.format_blame(run, run.tasks[0]) == " (same error)"
 
 
-def test_a_failure_is_explained_as_long_as_it_matters(paths: RunPaths) -> None:
+def test_a_failure_is_explained_until_the_run_has_recovered(paths: RunPaths) -> None:
     assert "root cause" not in shown(snapshot(Status.RUNNING), paths)
     assert "root cause" not in shown(snapshot(Status.SUCCEEDED), paths)
     assert root_cause_panel(snapshot(Status.SUCCEEDED), paths) is None
     failed = shown(snapshot(Status.FAILED), paths)
     assert "root cause: worker:1: exit code 3" in failed
     assert "→ look at train.py (`tfcluster help failures#exit`)" in failed
-    assert "Not started again: restarts are off." in failed
-    assert "Not started" not in shown(snapshot(Status.RESTARTING), paths)
+    assert "Not restarted: restarts are off." in failed
+    assert "Not restarted" not in shown(snapshot(Status.RESTARTING), paths)
 
 
-def test_who_is_to_blame_and_who_only_followed() -> None:
+def test_cause_and_collateral_failures_are_marked() -> None:
     run = snapshot(Status.FAILED)
     cause, stopped = run.tasks[1], run.tasks[0]
-    assert (history.blame(run, cause), history.blame(run, stopped)) == (" (cause)", "")
+    assert (history.format_blame(run, cause), history.format_blame(run, stopped)) == (
+        " (cause)",
+        "",
+    )
     assert run.diagnosis is not None
     run.diagnosis["collateral"] = ["worker:0"]
     stopped.state, stopped.ended_by, stopped.exit_code = "failed", "itself", 1
-    assert history.blame(run, stopped) == " (collateral)"
+    assert history.format_blame(run, stopped) == " (collateral)"
     run.status = Status.SUCCEEDED
-    assert history.blame(run, cause) == history.blame(run, stopped) == ""
+    assert history.format_blame(run, cause) == history.format_blame(run, stopped) == ""
 
 
-def test_the_log_is_that_of_the_attempt_that_failed() -> None:
+def test_the_log_of_the_failed_attempt_is_named() -> None:
     run = snapshot(Status.FAILED)
     assert history.log_of_cause(run) == "logs/attempt-2/worker-1.log"
     assert run.diagnosis is not None
@@ -111,7 +114,7 @@ def test_the_log_is_that_of_the_attempt_that_failed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("record", "said"),
+    ("record", "expected"),
     [
         ({}, "never detected, not resumed"),
         ({"detected_after_s": 0.004}, "detected after 4 ms, not resumed"),
@@ -121,32 +124,36 @@ def test_the_log_is_that_of_the_attempt_that_failed() -> None:
         ),
     ],
 )
-def test_rehearsed_faults_say_what_came_of_them(record: dict[str, float], said: str) -> None:
+def test_injected_faults_show_when_they_were_detected_and_resumed(
+    record: dict[str, float], expected: str
+) -> None:
     run = snapshot()
     run.chaos = [{"fault": "kill worker:1 at step 50", **record}]
-    assert dict(history.facts(run))["rehearsed"] == f"kill worker:1 at step 50: {said}"
+    assert dict(history.list_facts(run))["injected"] == f"kill worker:1 at step 50: {expected}"
 
 
-def test_what_is_waited_for_and_which_task_stands_still(paths: RunPaths) -> None:
+def test_waits_lost_nodes_and_stopped_tasks_are_shown(paths: RunPaths) -> None:
     run = snapshot(Status.RESTARTING)
     run.waits_for, run.nodes = "the agent of local", {"local": "lost"}
     run.tasks[0].frozen_by = 19
-    assert "waits for    the agent of local" in shown(run, paths)
+    assert "waiting for  the agent of local" in shown(run, paths)
     assert "nodes        local is lost" in shown(run, paths)
     assert "worker:0  stopped by SIGSTOP" in shown(run, paths)
     line = format_status_line(run, {}, now=START + 12, width=100)
-    assert line == ("restarting 12 s · attempt 2 · waits for the agent of local · worker:0 stopped")
+    assert line == (
+        "restarting 12 s · attempt 2 · waiting for the agent of local · worker:0 stopped"
+    )
 
 
-def test_where_a_resumed_run_began(paths: RunPaths) -> None:
+def test_a_resumed_run_shows_its_source(paths: RunPaths) -> None:
     run = snapshot()
     run.resumed_from = {"run": "demo-aaaa", "step": 1200, "a newer": "key"}
     assert "resumed      demo-aaaa at step 1,200" in shown(run, paths)
     run.resumed_from = {"run": "demo-aaaa", "step": None}
-    assert dict(history.facts(run))["resumed"] == "demo-aaaa"
+    assert dict(history.list_facts(run))["resumed"] == "demo-aaaa"
 
 
-def test_a_lost_run_asks_for_cleaning_until_it_was_done(paths: RunPaths) -> None:
+def test_a_lost_run_asks_for_cleanup_until_it_is_done(paths: RunPaths) -> None:
     run = snapshot(Status.LOST)
     run.ended_at = None
     assert "`tfcluster down demo-k7f3` cleans up" in shown(run, paths)
@@ -154,12 +161,14 @@ def test_a_lost_run_asks_for_cleaning_until_it_was_done(paths: RunPaths) -> None
     assert "cleans up" not in shown(run, paths)
 
 
-def test_a_run_of_another_host_is_said_to_be_there(paths: RunPaths) -> None:
+def test_a_run_of_another_host_names_the_host(paths: RunPaths) -> None:
     run = snapshot()
-    assert "running on laptop" in plain_text(status_panel(run, paths, now=START, here="gpu1"), 80)
-    grid = runs_grid([run], now=START, here="gpu1")
+    assert "running on laptop" in plain_text(
+        status_panel(run, paths, now=START, this_host="gpu1"), 80
+    )
+    grid = runs_grid([run], now=START, this_host="gpu1")
     assert "running on laptop" in part_lines(grid, 100)[1]
-    assert " on " not in part_lines(runs_grid([run], now=START, here="laptop"), 100)[1]
+    assert " on " not in part_lines(runs_grid([run], now=START, this_host="laptop"), 100)[1]
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])

@@ -1,4 +1,4 @@
-"""Blocks of lines: progress bars, prefixes, and what a screen must never get."""
+"""Blocks of lines: progress bars, prefixes, and control characters that no screen may get."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfcluster.ui.lines import (
-    attribute,
-    harmless,
-    harmless_text,
     latest_state,
     latest_states,
-    matching,
+    prefix_lines,
+    sanitize,
+    sanitize_text,
+    select_lines,
 )
 
 BLOCKS = st.lists(
@@ -40,7 +40,7 @@ def test_a_progress_bar_is_shown_in_its_last_state(written: bytes, shown: bytes)
 
 
 @given(BLOCKS)
-def test_last_states_are_those_of_each_line_alone(block: bytes) -> None:
+def test_the_latest_state_of_a_block_is_that_of_each_line(block: bytes) -> None:
     alone = [latest_state(line) + b"\n" for line in block[:-1].split(b"\n")]
     assert latest_states(block) == b"".join(alone)
 
@@ -48,7 +48,7 @@ def test_last_states_are_those_of_each_line_alone(block: bytes) -> None:
 @given(BLOCKS)
 def test_every_line_gets_the_prefix_once(block: bytes) -> None:
     alone = [b"w:0 | " + line + b"\n" for line in block[:-1].split(b"\n")]
-    assert attribute(block, b"w:0 | ") == b"".join(alone)
+    assert prefix_lines(block, b"w:0 | ") == b"".join(alone)
 
 
 @pytest.mark.parametrize(
@@ -65,31 +65,31 @@ def test_every_line_gets_the_prefix_once(block: bytes) -> None:
         (b"lonely \x1b\n", "lonely ␛\n"),
     ],
 )
-def test_a_screen_gets_nothing_that_moves_or_rings(written: bytes, shown: str) -> None:
-    assert harmless(written, colours=False).decode() == shown
+def test_a_screen_gets_no_control_sequence(written: bytes, shown: str) -> None:
+    assert sanitize(written, colours=False).decode() == shown
 
 
 def test_a_tasks_colours_end_with_their_line() -> None:
-    assert harmless(b"\x1b[31mred\nnext\n", colours=True) == (b"\x1b[31mred\x1b[0m\nnext\x1b[0m\n")
+    assert sanitize(b"\x1b[31mred\nnext\n", colours=True) == (b"\x1b[31mred\x1b[0m\nnext\x1b[0m\n")
 
 
 @given(st.binary(max_size=200))
-def test_whatever_is_written_no_control_character_reaches_the_screen(content: bytes) -> None:
-    shown = harmless(content + b"\n", colours=False).decode()
+def test_no_control_character_reaches_the_screen(content: bytes) -> None:
+    shown = sanitize(content + b"\n", colours=False).decode()
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
 
 
 @given(st.text(alphabet="\x1b[]31;?mJ\x07\x9ba\n", max_size=60))
-def test_of_whatever_is_written_only_colours_reach_a_coloured_screen(text: str) -> None:
-    shown = harmless(text.encode() + b"\n", colours=True).decode()
+def test_only_colours_reach_a_coloured_screen(text: str) -> None:
+    shown = sanitize(text.encode() + b"\n", colours=True).decode()
     without_colours = re.sub("\x1b\\[[0-9;:]*m", "", shown)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f]", without_colours)
 
 
-def test_text_from_a_task_is_made_harmless_too() -> None:
-    assert harmless_text("a\x1b[2Jb\x07") == "ab␇"
+def test_text_is_sanitized_too() -> None:
+    assert sanitize_text("a\x1b[2Jb\x07") == "ab␇"
 
 
 def test_grep_keeps_whole_lines_only() -> None:
-    assert matching(b"loss 1\nacc 2\nloss 3\n", re.compile(rb"loss \d$")) == b"loss 1\nloss 3\n"
-    assert matching(b"acc 2\n", re.compile(rb"loss")) == b""
+    assert select_lines(b"loss 1\nacc 2\nloss 3\n", re.compile(rb"loss \d$")) == b"loss 1\nloss 3\n"
+    assert select_lines(b"acc 2\n", re.compile(rb"loss")) == b""

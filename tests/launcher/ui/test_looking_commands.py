@@ -42,7 +42,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def tfcluster(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Tfcluster:
-    """Runs the command in this process; says how it ended and what it wrote."""
+    """Run a command in this process; return its exit code and output."""
 
     def run(*args: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
@@ -55,16 +55,17 @@ def tfcluster(
 
 @pytest.fixture
 def make_run(home: Path) -> MakeRun:
-    """A run folder; live ones name this test's process as their coordinator."""
+    """Make a run folder; a live run names this test's process as its coordinator."""
 
     def make(run_id: str, *, status: str = "succeeded", started_at: float = 1.7e9) -> RunPaths:
         paths = RunPaths.of(run_id, home)
         paths.attempt_logs(1).mkdir(parents=True)
-        me = this_process()
+        coordinator = this_process()
         task = {"task": "worker:0", "node": "local", "address": "127.0.0.1:4000", "attempt": 1}
         state = {
             "run": run_id, "name": run_id.rsplit("-", 3)[0], "status": status, "attempt": 1,
-            "host": me.host, "boot_id": me.boot_id, "pid": me.pid, "pid_start": me.start,
+            "host": coordinator.host, "boot_id": coordinator.boot_id,
+            "pid": coordinator.pid, "pid_start": coordinator.start,
             "started_at": started_at, "ended_at": None if status == "running" else started_at + 5,
             "tasks": [
                 task | {"task": name, "state": "running" if status == "running" else "succeeded"}
@@ -79,7 +80,7 @@ def make_run(home: Path) -> MakeRun:
     return make
 
 
-def test_ps_lists_live_runs_and_with_a_all(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+def test_ps_lists_live_runs_and_with_all_every_run(tfcluster: Tfcluster, make_run: MakeRun) -> None:
     make_run("old-20260914-153012-k7f3", started_at=1.6e9)
     make_run("new-20260915-153012-abcd", status="running")
     live = tfcluster("ps")
@@ -97,7 +98,7 @@ def test_ps_without_a_live_run_says_so_and_leaves_stdout_empty(
     make_run("old-20260914-153012-k7f3")
     done = tfcluster("ps")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "no run is live (1 are over: `tfcluster ps -a`)\n"
+    assert done.stderr == "no run is live (1 run ended: `tfcluster ps -a`)\n"
     assert json.loads(tfcluster("ps", "--json").stdout) == []
 
 
@@ -112,7 +113,7 @@ def test_status_shows_the_latest_run_or_the_one_named(
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "checkpoints"])
-def test_a_run_nobody_knows_is_an_error_with_a_near_name(
+def test_an_unknown_run_is_an_error_with_a_similar_name(
     tfcluster: Tfcluster, make_run: MakeRun, command: str
 ) -> None:
     make_run("mnist-20260914-153012-k7f3")
@@ -159,7 +160,7 @@ def test_logs(
 
 
 @pytest.mark.parametrize(
-    ("options", "shown", "said"),
+    ("options", "shown", "message"),
     [
         (
             [],
@@ -178,7 +179,7 @@ def test_logs(
     ],
 )
 def test_logs_of_a_task_that_restarted_alone(
-    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], shown: list[str], said: str
+    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], shown: list[str], message: str
 ) -> None:
     paths = make_run("old-20260914-153012-k7f3")
     for log, text in ((paths.attempt_logs(2) / "worker-1.log", "again\n"),
@@ -190,7 +191,7 @@ def test_logs_of_a_task_that_restarted_alone(
 
     assert done.returncode == 0
     assert done.stdout.splitlines() == shown
-    assert done.stderr.strip().endswith(said) if said else done.stderr == ""
+    assert done.stderr.strip().endswith(message) if message else done.stderr == ""
 
 
 def test_a_long_line_is_one_record_too(tfcluster: Tfcluster, make_run: MakeRun) -> None:
@@ -203,7 +204,7 @@ def test_a_long_line_is_one_record_too(tfcluster: Tfcluster, make_run: MakeRun) 
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--task", "worker1"], "'worker1' is not a task; write JOB:INDEX"),
         (["--grep", "("], "'(' is not a regular expression"),
@@ -211,13 +212,13 @@ def test_a_long_line_is_one_record_too(tfcluster: Tfcluster, make_run: MakeRun) 
         (["--attempt", "0"], "Invalid value for '--attempt'"),
     ],
 )
-def test_bad_options_of_logs_are_told(
-    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], said: str
+def test_bad_options_of_logs_are_reported(
+    tfcluster: Tfcluster, make_run: MakeRun, options: list[str], message: str
 ) -> None:
     make_run("old-20260914-153012-k7f3")
     done = tfcluster("logs", *options)
     assert (done.returncode, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -254,7 +255,7 @@ def test_logs_of_a_live_run_are_followed_to_its_end(home: Path, make_run: MakeRu
     assert follower.returncode == 0
 
 
-def test_logs_to_a_reader_that_leaves_end_quietly(home: Path, make_run: MakeRun) -> None:
+def test_logs_end_quietly_when_the_reader_exits(home: Path, make_run: MakeRun) -> None:
     paths = make_run("old-20260914-153012-k7f3")
     (paths.attempt_logs(1) / "worker-0.log").write_bytes(b"line\n" * 200_000)
     done = subprocess.run(
@@ -279,8 +280,8 @@ def gathered(make_run: MakeRun, tmp_path: Path) -> RunPaths:
         source.mkdir()
         with zipfile.ZipFile(source / name, "w") as model:
             model.writestr("config.json", json.dumps({"name": name}))
-        seen = scan(source)
-        (found,) = find(seen, seen)
+        files = scan(source)
+        (found,) = find(files, files)
         assert store.add(found, source, step=None)
     return paths
 
@@ -293,7 +294,7 @@ def test_checkpoints_are_listed_oldest_first(tfcluster: Tfcluster, gathered: Run
     assert [Path(found["path"]).is_file() for found in known] == [True, True]
 
 
-def test_the_path_alone_is_what_a_script_needs(tfcluster: Tfcluster, gathered: RunPaths) -> None:
+def test_only_the_path_is_printed_for_scripts(tfcluster: Tfcluster, gathered: RunPaths) -> None:
     done = tfcluster("checkpoints", "--path")
     assert done.stderr == ""
     assert Path(done.stdout.removesuffix("\n")).name == "model-2.keras"
@@ -312,7 +313,7 @@ def test_the_newest_is_copied_into_an_empty_folder_only(
     assert "is not an empty folder" in again.stderr
 
 
-def test_no_checkpoint_is_said_with_the_cure(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+def test_no_checkpoint_is_reported_with_a_fix(tfcluster: Tfcluster, make_run: MakeRun) -> None:
     make_run("old-20260914-153012-k7f3")
     listed = tfcluster("checkpoints")
     assert (listed.returncode, listed.stdout) == (0, "")
@@ -339,4 +340,4 @@ def test_logs_as_json_cannot_be_collapsed(tfcluster: Tfcluster, make_run: MakeRu
     make_run("old-20260914-153012-k7f3")
     done = tfcluster("logs", "--json", "--collapse")
     assert done.returncode == 2
-    assert "leave one out" in done.stderr
+    assert "leave out one" in done.stderr

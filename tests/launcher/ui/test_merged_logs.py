@@ -1,4 +1,4 @@
-"""The merged stream: every line whole, attributed, in order per task."""
+"""The merged stream: every line whole, with its task, in order per task."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ import pytest
 
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import merged_logs
-from tfcluster.ui.merged_logs import Dress, LogFilter, MergedLogs, rank
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, rank
 
 Write = Callable[..., Path]
 
 
-def drained(paths: RunPaths, wanted: LogFilter | None = None, dress: Dress | None = None) -> str:
-    logs = MergedLogs(paths, wanted, dress)
+def drained(
+    paths: RunPaths, log_filter: LogFilter | None = None, style: LineStyle | None = None
+) -> str:
+    logs = MergedLogs(paths, log_filter, style)
     try:
         return b"".join(logs.drain()).decode("utf-8", "surrogateescape")
     finally:
@@ -34,7 +36,7 @@ def test_lines_carry_their_task(paths: RunPaths, write_log: Write) -> None:
     assert drained(paths) == "chief:0 │ zero\nchief:0 │ more\nworker:1 │ one\n"
 
 
-def test_files_and_lines_that_come_later_are_shown_once(paths: RunPaths, write_log: Write) -> None:
+def test_later_files_and_lines_are_shown_once(paths: RunPaths, write_log: Write) -> None:
     logs = MergedLogs(paths)
     assert list(logs.advance()) == []
     write_log("worker:0", b"a\nb")
@@ -42,7 +44,7 @@ def test_files_and_lines_that_come_later_are_shown_once(paths: RunPaths, write_l
     assert b"".join(logs.advance()) == "worker:0 │ a\n".encode()
     write_log("worker:0", b"\n")
     write_log("worker:1", b"c")
-    logs.end_task("worker:1", 1)
+    logs.mark_ended("worker:1", 1)
     assert b"".join(logs.advance()) == "worker:0 │ b\nworker:1 │ c\n".encode()
     assert list(logs.drain()) == []
     logs.close()
@@ -54,7 +56,7 @@ def test_a_task_that_has_ended_gives_its_last_line_at_once(
     write_log("worker:0", b"killed in mid-")
     logs = MergedLogs(paths)
     assert list(logs.advance()) == []
-    logs.end_task("worker:0", 1)
+    logs.mark_ended("worker:0", 1)
     assert b"".join(logs.advance()) == "worker:0 │ killed in mid-\n".encode()
     logs.close()
 
@@ -67,14 +69,14 @@ def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log:
     logs.close()
 
 
-def test_a_pipe_gets_the_bytes_as_they_are(paths: RunPaths, write_log: Write) -> None:
+def test_a_pipe_gets_the_bytes_unchanged(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
     assert b"".join(MergedLogs(paths).drain()) == "worker:0 │ ".encode() + b"\x00\xff\x1b[2J\x07\n"
 
 
-def test_a_screen_gets_them_harmless(paths: RunPaths, write_log: Write) -> None:
+def test_a_screen_gets_sanitized_bytes(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"\x00\xff\x1b[2J\x07\n")
-    assert drained(paths, dress=Dress(is_screen=True)) == "worker:0 │ ␀�␇\n"
+    assert drained(paths, style=LineStyle(is_screen=True)) == "worker:0 │ ␀�␇\n"
 
 
 def test_a_screen_shows_task_names_in_one_column_and_colour(
@@ -82,7 +84,7 @@ def test_a_screen_shows_task_names_in_one_column_and_colour(
 ) -> None:
     write_log("worker:0", b"a\n")
     write_log("evaluator:0", b"b\n")
-    shown = drained(paths, dress=Dress(is_screen=True, colours=True))
+    shown = drained(paths, style=LineStyle(is_screen=True, colours=True))
     assert shown == ("\x1b[36mworker:0    │\x1b[0m a\n\x1b[33mevaluator:0 │\x1b[0m b\n")
 
 
@@ -96,13 +98,13 @@ def test_a_screen_gets_the_beginning_of_a_huge_line_and_a_note(
     paths: RunPaths, write_log: Write
 ) -> None:
     write_log("worker:0", b"x" * 10_000_000 + b"\nafter\n")
-    cut, after = drained(paths, dress=Dress(is_screen=True)).splitlines()
+    cut, after = drained(paths, style=LineStyle(is_screen=True)).splitlines()
     assert cut.endswith("x … (a line of 10,000,000 bytes; the log has it)")
     assert len(cut) < 10_000
     assert after == "worker:0 │ after"
 
 
-def test_a_line_that_grows_holds_back_nobody_else(paths: RunPaths, write_log: Write) -> None:
+def test_a_growing_line_does_not_delay_other_tasks(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"x" * 600_000)
     write_log("worker:1", b"y\n")
     logs = MergedLogs(paths)
@@ -113,7 +115,7 @@ def test_a_line_that_grows_holds_back_nobody_else(paths: RunPaths, write_log: Wr
 
 
 @pytest.mark.parametrize(
-    ("wanted", "shown"),
+    ("log_filter", "shown"),
     [
         (LogFilter(tasks=("worker:1",)), ["worker:1 │ b1", "worker:1 │ b2 loss"]),
         (LogFilter(grep=re.compile(rb"loss")), ["worker:0 │ a2 loss", "worker:1 │ b2 loss"]),
@@ -125,10 +127,12 @@ def test_a_line_that_grows_holds_back_nobody_else(paths: RunPaths, write_log: Wr
         (LogFilter(tail=0), []),
     ],
 )
-def test_filters(paths: RunPaths, write_log: Write, wanted: LogFilter, shown: list[str]) -> None:
+def test_filters(
+    paths: RunPaths, write_log: Write, log_filter: LogFilter, shown: list[str]
+) -> None:
     write_log("worker:0", b"a1\na2 loss\na3\n")
     write_log("worker:1", b"b1\nb2 loss\n")
-    assert drained(paths, wanted).splitlines() == shown
+    assert drained(paths, log_filter).splitlines() == shown
 
 
 def test_attempts_follow_each_other_and_can_be_chosen(paths: RunPaths, write_log: Write) -> None:
@@ -157,9 +161,7 @@ def test_an_attempt_that_ended_in_a_huge_line_is_shown_whole_before_the_next(
     logs.close()
 
 
-def test_a_run_that_is_removed_meanwhile_ends_the_stream_quietly(
-    paths: RunPaths, write_log: Write
-) -> None:
+def test_a_run_deleted_meanwhile_ends_the_stream_quietly(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"line\n")
     logs = MergedLogs(paths)
     shutil.rmtree(paths.root)
@@ -175,13 +177,13 @@ def test_the_prepare_step_comes_first_and_has_its_name(paths: RunPaths, write_lo
     assert drained(paths).splitlines() == ["prepare │ fetched", "worker:0 │ train"]
 
 
-def test_lines_alike_are_shown_once_and_every_task_keeps_its_order(
+def test_identical_lines_are_shown_once_and_every_task_keeps_its_order(
     paths: RunPaths, write_log: Write
 ) -> None:
     write_log("worker:0", b"start\nloss 1\nend\n")
     write_log("worker:1", b"start\nonly here\nloss 1\nend\n")
     write_log("worker:2", b"loss 1\nstart\nend\n")
-    shown = drained(paths, dress=Dress(collapse=True)).splitlines()
+    shown = drained(paths, style=LineStyle(collapse=True)).splitlines()
     assert shown == [
         "worker:0 │ start (×2)",
         "worker:1 │ only here",
@@ -191,7 +193,7 @@ def test_lines_alike_are_shown_once_and_every_task_keeps_its_order(
     ]
 
 
-def test_being_behind_is_known_and_can_be_skipped(paths: RunPaths, write_log: Write) -> None:
+def test_the_backlog_is_counted_and_can_be_skipped(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"line\n" * 1000)
     logs = MergedLogs(paths)
     assert logs.behind() == 5000
@@ -212,7 +214,7 @@ def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
 
     def grow(task: int) -> None:
         content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, count))
-        # Pieces that end anywhere but at a newline.
+        # Pieces that do not end at a newline.
         for start in range(0, len(content), 99_991):
             write_log(f"worker:{task}", content[start : start + 99_991])
 
@@ -229,15 +231,13 @@ def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
     assert len(shown) == 4 * count
     for task in range(4):
         prefix = f"worker:{task} │ ".encode()
-        mine = [line for line in shown if line.startswith(prefix)]
-        assert mine == [prefix + line.ljust(84, b"x") for line in lines_of(task, count)]
+        lines = [line for line in shown if line.startswith(prefix)]
+        assert lines == [prefix + line.ljust(84, b"x") for line in lines_of(task, count)]
 
 
 MERGE = """
 import pathlib, resource, sys, time
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui import merged_logs as merge
-from tfcluster.ui.merged_logs import rank
 from tfcluster.ui.merged_logs import MergedLogs
 from tfcluster.ui.terminal import Terminal
 terminal = Terminal()
@@ -264,7 +264,7 @@ def test_merging_costs_little_more_than_copying_in_flat_memory(
     assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 16_000_000
 
 
-def test_many_logs_that_come_together_are_put_in_order_once(
+def test_many_new_logs_are_sorted_once(
     paths: RunPaths, write_log: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranked = []

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import UsageError
-from tfcluster.supervision.failure import CIRCUMSTANCES, MESSAGES
+from tfcluster.supervision.failure import CIRCUMSTANCES
+from tfcluster.supervision.known_errors import MESSAGES
 from tfcluster.ui import pages
 
 PAGE = """\
@@ -63,10 +64,10 @@ def test_a_heading_is_found_by_its_words_too(installed: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("failure", "no page is called 'failure'\n  → did you mean 'failures'?"),
-        ("x", "no page is called 'x'\n  → `tfcluster help` shows what there is"),
+        ("x", "no page is called 'x'\n  → `tfcluster help` lists the pages"),
         ("../failures", "no page is called '../failures'\n  → did you mean 'failures'?"),
         (
             "failures#lat",
@@ -74,7 +75,9 @@ def test_a_heading_is_found_by_its_words_too(installed: None) -> None:
         ),
     ],
 )
-def test_what_is_not_there_is_said_with_a_near_name(installed: None, name: str, said: str) -> None:
+def test_an_unknown_page_or_section_is_reported_with_a_similar_name(
+    installed: None, name: str, message: str
+) -> None:
     with pytest.raises(UsageError) as refused:
         pages.read(name)
-    assert str(refused.value) == said
+    assert str(refused.value) == message

@@ -1,6 +1,6 @@
 """Panels as a user reads them, at 40, 80 and 120 columns; ``golden/`` holds them as text.
 
-After a change that is meant run with ``TFCLUSTER_WRITE_GOLDEN=1``, and read the difference.
+After an intended change, run with ``TFCLUSTER_WRITE_GOLDEN=1`` and review the difference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tfcluster.ui.panels import (
     root_cause_panel,
     runs_grid,
     status_panel,
-    task_ends,
+    task_ends_grid,
 )
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
 from tfcluster.ui.start import start_panel
@@ -116,11 +116,11 @@ def running_run() -> RunSnapshot:
     return run
 
 
-def test_a_task_that_has_ended_shows_its_mean_speed_and_one_that_runs_what_it_does_now() -> None:
+def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -> None:
     ended, running = failed_run(), running_run()
     for task in (*ended.tasks, *running.tasks):
         task.mean_steps_per_second = 17.5
-    closing = task_ends(ended)
+    closing = task_ends_grid(ended)
     place = closing.headers.index("steps/s")
     assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
     status = status_panel(running, PATHS, now=START + 10)
@@ -157,13 +157,13 @@ def test_panels_read_well_at_every_width(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_no_line_is_wider_than_the_screen_but_what_must_stay_whole(width: int) -> None:
+def test_only_paths_are_wider_than_the_screen(width: int) -> None:
     for panel in panels():
         for line in plain_text(panel, width).splitlines():
             assert len(line) <= width or "/home/anna/" in line or line == panel.title
 
 
-def test_a_screen_shows_the_same_words_under_a_rule() -> None:
+def test_a_screen_shows_the_same_text_under_a_rule() -> None:
     for panel in panels():
         screen = pyte.Screen(160, 40)
         pyte.ByteStream(screen).feed(
@@ -180,7 +180,7 @@ def test_no_colour_leaves_the_rule_and_drops_the_colours() -> None:
     assert "\x1b[" not in screen_text(panels()[0], 80, colours=False)
 
 
-def test_render_is_plain_where_nobody_looks(open_screen: OpenScreen) -> None:
+def test_render_is_plain_without_a_screen(open_screen: OpenScreen) -> None:
     panel = Panel("title", (Facts((("name", "value"),)),))
     _, screen = open_screen(columns=30)
     assert render(panel, Terminal(io.StringIO(), io.StringIO())) == "title\n  name  value"
@@ -192,7 +192,7 @@ def test_a_run_without_a_diagnosis_has_no_root_cause() -> None:
     assert root_cause_panel(running_run(), PATHS) is None
 
 
-def test_what_a_task_said_cannot_play_with_the_screen() -> None:
+def test_warnings_are_sanitized() -> None:
     run = failed_run()
     run.warnings = ["\x1b[2Jgone\x07"]
     assert "warning: gone␇" in plain_text(closing_panel(run, PATHS), 80)
@@ -215,7 +215,7 @@ def test_a_hundred_tasks_are_counted_not_listed() -> None:
     assert "local    100" in shown
 
 
-def test_ps_lists_a_run_a_line() -> None:
+def test_ps_lists_one_run_per_line() -> None:
     rows = part_lines(runs_grid([running_run(), running_run()], now=START + 120), 120)
     assert rows == [
         "RUN                            STATUS   TASKS   STEP  STARTED",
@@ -231,7 +231,7 @@ def test_ps_lists_a_run_a_line() -> None:
         (80, None),
     ],
 )
-def test_ps_says_why_a_run_failed_in_what_room_there_is(
+def test_ps_cuts_reasons_of_failures_to_the_available_width(
     width: int | None, shown: str | None
 ) -> None:
     failed = failed_run()
@@ -242,7 +242,7 @@ def test_ps_says_why_a_run_failed_in_what_room_there_is(
     assert max(map(len, part_lines(grid, 1000))) <= (width or 1000)
 
 
-def test_without_a_reason_of_its_own_the_root_cause_is_one() -> None:
+def test_the_root_cause_is_the_reason_if_there_is_no_other() -> None:
     (row,) = runs_grid([failed_run()], now=START + 120).rows
     assert row[-1].startswith("worker:1: ")
 
@@ -252,6 +252,6 @@ def test_checkpoints_without_a_step_have_a_dash() -> None:
     assert part_lines(checkpoints_grid(found), 80)[1] == "   –  keras  1.5 MB  /x/model.keras"
 
 
-def test_a_table_too_wide_becomes_lists() -> None:
+def test_a_table_that_is_too_wide_becomes_lists() -> None:
     grid = Grid(("task", "end"), (("worker:0", "exit 0"), ("worker:1", "SIGKILL")))
     assert part_lines(grid, 14) == ["worker:0", "  end  exit 0", "worker:1", "  end  SIGKILL"]

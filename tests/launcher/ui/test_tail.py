@@ -1,4 +1,4 @@
-"""One growing file: whole lines, at any pace, in flat memory."""
+"""A growing file is read by whole lines, at any pace, in flat memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.ui import tail as source_module
+from tfcluster.ui import tail as tail_module
 from tfcluster.ui.lines import latest_states
 from tfcluster.ui.tail import CHUNK, LogSource, end_of_lines, last_lines, tail_offset
 
@@ -27,7 +27,7 @@ def append(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def test_a_line_comes_when_its_newline_has_come(tmp_path: Path) -> None:
+def test_a_line_is_read_once_it_has_its_newline(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     source = LogSource(log)
     assert read(source) == b""
@@ -39,7 +39,7 @@ def test_a_line_comes_when_its_newline_has_come(tmp_path: Path) -> None:
     assert read(source) == b"second\n"
 
 
-def test_a_last_line_without_newline_gets_one_when_nobody_writes_any_more(tmp_path: Path) -> None:
+def test_a_last_line_without_newline_gets_one_after_the_end(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"first\nlast words")
     source = LogSource(log)
@@ -49,7 +49,7 @@ def test_a_last_line_without_newline_gets_one_when_nobody_writes_any_more(tmp_pa
     assert read(source) == b""
 
 
-def test_what_a_grandchild_writes_after_the_end_is_still_shown(tmp_path: Path) -> None:
+def test_output_of_a_grandchild_after_the_end_is_still_read(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"last words")
     source = LogSource(log)
@@ -60,7 +60,7 @@ def test_what_a_grandchild_writes_after_the_end_is_still_shown(tmp_path: Path) -
 
 
 @given(st.lists(st.binary(max_size=40).map(lambda b: b.replace(b"\r", b"\n")), max_size=12))
-def test_however_a_file_grows_its_lines_come_whole_and_once(
+def test_lines_of_a_growing_file_are_read_whole_and_once(
     tmp_path_factory: pytest.TempPathFactory, writes: list[bytes]
 ) -> None:
     log = tmp_path_factory.mktemp("grow") / "worker-0.log"
@@ -77,7 +77,7 @@ def test_however_a_file_grows_its_lines_come_whole_and_once(
     assert b"".join(got) == (whole if whole.endswith(b"\n") or not whole else whole + b"\n")
 
 
-def test_ten_megabytes_without_a_newline_come_whole_in_flat_memory(tmp_path: Path) -> None:
+def test_ten_megabytes_without_a_newline_are_read_whole_in_flat_memory(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     line = bytes(range(97, 123)) * 400_000
     append(log, line)
@@ -98,7 +98,7 @@ def test_ten_megabytes_without_a_newline_come_whole_in_flat_memory(tmp_path: Pat
     assert read(source) == b"next\n"
 
 
-def test_a_file_that_cannot_be_read_gives_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_file_yields_nothing(tmp_path: Path) -> None:
     (tmp_path / "worker-0.log").mkdir()
     source = LogSource(tmp_path / "worker-0.log")
     assert read(source) == b""
@@ -115,7 +115,7 @@ def test_a_huge_line_without_newline_is_not_lost_at_the_end(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [1000, CHUNK - 4, CHUNK - 1, CHUNK, CHUNK + 3, 3 * CHUNK])
-def test_hours_of_progress_bar_are_shown_in_the_last_state(tmp_path: Path, size: int) -> None:
+def test_a_long_progress_bar_is_read_in_its_last_state(tmp_path: Path, size: int) -> None:
     log = tmp_path / "worker-0.log"
     states = b"".join(b"%08d\r" % n for n in range(size // 9 + 1))[:size]
     append(log, states + b"\r100%")
@@ -126,7 +126,7 @@ def test_hours_of_progress_bar_are_shown_in_the_last_state(tmp_path: Path, size:
     shown = read(source) + read(source)
     assert shown.endswith(b"100%\nnext\n")
     if size >= CHUNK:
-        # Short lines keep their carriage returns here; the merged stream takes them out.
+        # Short lines keep their carriage returns here; the merged stream removes them.
         assert shown == b"100%\nnext\n"
 
 
@@ -141,7 +141,7 @@ def test_hours_of_progress_bar_are_shown_in_the_last_state(tmp_path: Path, size:
         (b"\n\n\n", 2, b"\n\n"),
     ],
 )
-def test_tail_begins_with_the_last_lines(
+def test_tail_starts_with_the_last_lines(
     tmp_path: Path, content: bytes, lines: int, rest: bytes
 ) -> None:
     log = tmp_path / "worker-0.log"
@@ -183,20 +183,20 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_a_line_larger_than_the_memory_is_not_read_into_it(tmp_path: Path) -> None:
+def test_a_line_larger_than_memory_is_not_read_into_it(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
-    with log.open("wb") as file:  # a hole, which takes no room
+    with log.open("wb") as file:  # sparse: it takes no space on disk
         file.write(b"first\nx")
         file.truncate(HUGE)
         file.seek(0, os.SEEK_END)
         file.write(b"\n")
     argv = [sys.executable, "-c", TAIL, str(log)]
-    said, grown_kb = subprocess.run(argv, capture_output=True, check=True).stdout.splitlines()
-    assert said == b"6 6 1"
+    offsets, grown_kb = subprocess.run(argv, capture_output=True, check=True).stdout.splitlines()
+    assert offsets == b"6 6 1"
     assert int(grown_kb) < 30_000
 
 
-def test_skipping_says_how_many_lines_and_goes_on_with_a_whole_one(tmp_path: Path) -> None:
+def test_skipping_counts_lines_and_continues_with_a_whole_one(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"".join(b"line %06d\n" % n for n in range(1000)))
     source = LogSource(log)
@@ -208,14 +208,14 @@ def test_skipping_says_how_many_lines_and_goes_on_with_a_whole_one(tmp_path: Pat
     assert source.skip_to_newest(keep=100) == 0
 
 
-def test_the_last_lines_for_a_panel_are_harmless_and_few(tmp_path: Path) -> None:
+def test_last_lines_are_sanitized_and_limited(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"".join(b"line %d\n" % n for n in range(50)) + b"10%\r20%\nlast\x07")
     assert last_lines(log, 3) == ("line 49", "20%", "last␇")
     assert last_lines(tmp_path / "none.log") == ()
 
 
-def test_the_last_lines_of_a_log_that_is_one_huge_line_are_cut(tmp_path: Path) -> None:
+def test_last_lines_of_one_huge_line_are_cut(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"x" * 1_000_000)
     assert [len(line) for line in last_lines(log)] == [64 * 1024]
@@ -228,8 +228,8 @@ def test_lines_longer_than_a_chunk_are_read_like_short_ones(
     log = tmp_path_factory.mktemp("long") / "worker-0.log"
     source, got = LogSource(log), b""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_module, "CHUNK", 4)
-        patch.setattr(source_module, "SCAN_LIMIT", 8)
+        patch.setattr(tail_module, "CHUNK", 4)
+        patch.setattr(tail_module, "SCAN_LIMIT", 8)
         for written in writes:
             append(log, written)
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""Data to stdout, talk to stderr, and style only where somebody looks."""
+"""Data goes to stdout, messages to stderr, and style only to a screen."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def pipe() -> tuple[int, TextIO]:
     return reader, io.TextIOWrapper(os.fdopen(writer, "wb", buffering=0), write_through=True)
 
 
-def test_data_and_talk_do_not_mix(capfd: pytest.CaptureFixture[str]) -> None:
+def test_data_and_messages_do_not_mix(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal(environ={})
     terminal.out("data")
-    terminal.say("talk")
+    terminal.say("message")
     terminal.emit_json({"a": [1, "é"]})
-    assert capfd.readouterr() == ('data\n{"a": [1, "é"]}\n', "talk\n")
+    assert capfd.readouterr() == ('data\n{"a": [1, "é"]}\n', "message\n")
 
 
-def test_a_sentence_is_broken_between_words_on_a_screen_alone(open_screen: OpenScreen) -> None:
+def test_a_sentence_is_wrapped_only_on_a_screen(open_screen: OpenScreen) -> None:
     user, screen = open_screen(columns=20)
     sentence = "worker:1 ended, see /a/rather/long/path/of/a/log"
-    Terminal(screen, screen, environ={"NO_COLOR": "1"}).tell(sentence, "red")
+    Terminal(screen, screen, environ={"NO_COLOR": "1"}).say_wrapped(sentence, "red")
     assert os.read(user, 200) == b"worker:1 ended, see\r\n    /a/rather/long/path/of/a/log\r\n"
     piped = io.StringIO()
-    Terminal(piped, piped, environ={}).tell(sentence)
+    Terminal(piped, piped, environ={}).say_wrapped(sentence)
     assert piped.getvalue() == f"{sentence}\n"
 
 
@@ -45,11 +45,11 @@ def test_streams_without_a_descriptor_are_written_too() -> None:
     stdout, stderr = io.StringIO(), io.StringIO()
     terminal = Terminal(stdout, stderr, environ={})
     terminal.out_lines(b"data \xff\n")
-    terminal.say("talk")
-    assert (stdout.getvalue(), stderr.getvalue()) == ("data �\n", "talk\n")
+    terminal.say("message")
+    assert (stdout.getvalue(), stderr.getvalue()) == ("data �\n", "message\n")
 
 
-def test_paths_that_are_no_utf8_come_out_as_they_are(capfd: pytest.CaptureFixture[str]) -> None:
+def test_paths_that_are_not_utf8_are_written_unchanged(capfd: pytest.CaptureFixture[str]) -> None:
     reader, stdout = pipe()
     Terminal(stdout, environ={}).out("/tmp/\udcff")
     assert os.read(reader, 100) == b"/tmp/\xff\n"
@@ -67,7 +67,7 @@ def test_paths_that_are_no_utf8_come_out_as_they_are(capfd: pytest.CaptureFixtur
         ({"TERM": "xterm", "CI": "true"}, False, False),
     ],
 )
-def test_what_the_surroundings_ask_for(
+def test_the_environment_chooses_colours_and_status_line(
     open_screen: OpenScreen, environ: Mapping[str, str], coloured: bool, has_status: bool
 ) -> None:
     _, screen = open_screen()
@@ -100,7 +100,7 @@ def test_width_is_that_of_the_screen_or_of_columns(open_screen: OpenScreen) -> N
     assert Terminal(io.StringIO(), io.StringIO(), environ={"COLUMNS": "nonsense"}).width == 100
 
 
-def test_a_closed_stdout_is_said_once_and_never_raised() -> None:
+def test_a_closed_stdout_is_reported_once_and_never_raised() -> None:
     reader, stdout = pipe()
     stderr = io.StringIO()
     terminal = Terminal(stdout, stderr, environ={})
@@ -114,11 +114,13 @@ def test_a_closed_stdout_is_said_once_and_never_raised() -> None:
     stdout.close()
 
 
-def test_no_stdout_at_all_is_a_closed_one() -> None:
-    code = "from tfcluster.ui.terminal import Terminal; t = Terminal(); t.out('x'); t.say('said')"
+def test_a_missing_stdout_counts_as_closed() -> None:
+    code = (
+        "from tfcluster.ui.terminal import Terminal; t = Terminal(); t.out('x'); t.say('message')"
+    )
     closed = f'exec {sys.executable} -c "{code}" >&-'
     done = subprocess.run(["sh", "-c", closed], stderr=subprocess.PIPE, text=True, check=True)
-    assert done.stderr == "said\n"
+    assert done.stderr == "message\n"
 
 
 def test_a_non_blocking_pipe_gets_everything() -> None:
@@ -140,7 +142,7 @@ def test_a_non_blocking_pipe_gets_everything() -> None:
     assert len(read) == 500_000
 
 
-def test_importing_the_terminal_and_the_view_brings_neither_rich_nor_pydantic() -> None:
+def test_importing_terminal_and_view_imports_neither_rich_nor_pydantic() -> None:
     code = (
         "import sys, tfcluster.ui.follow, tfcluster.ui.panels;"
         "sys.exit(any(m.split('.')[0] in ('rich', 'pydantic') for m in sys.modules))"
@@ -148,7 +150,7 @@ def test_importing_the_terminal_and_the_view_brings_neither_rich_nor_pydantic() 
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_half_a_character_of_a_tasks_json_is_shown_as_a_question_mark() -> None:
+def test_a_lone_surrogate_is_shown_as_a_question_mark() -> None:
     stream = io.StringIO()
     terminal = Terminal(stream, stream, environ={})
     terminal.say("note: \ud800!")

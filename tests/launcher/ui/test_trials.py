@@ -1,4 +1,4 @@
-"""The table of a search's trials, as the summary and `status` show it."""
+"""The table of a search's trials in the summary and in `status`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def shown(*found: dict[str, Any], best: str | None = None, now: float | None = N
     ]
 
 
-def test_a_run_that_searches_nothing_shows_no_table() -> None:
+def test_a_run_without_trials_shows_no_table() -> None:
     assert shown() == []
 
 
@@ -51,7 +51,7 @@ def test_trials_are_listed_best_first_and_the_best_with_its_hyperparameters() ->
     ]
 
 
-def test_a_trial_that_the_end_of_the_run_cut_short_is_unfinished() -> None:
+def test_a_trial_cut_short_by_the_end_of_the_run_is_unfinished() -> None:
     lines = shown({"id": "0", "status": "RUNNING", "started_at": 120.0})
     assert lines[1].split() == ["0", "unfinished"]
 
@@ -64,24 +64,24 @@ def test_a_higher_score_is_better_where_the_objective_says_so() -> None:
     assert [line.split()[0] for line in lines[1:3]] == ["1", "0"]
 
 
-def test_a_failed_trial_says_why_in_its_last_line() -> None:
+def test_a_failed_trial_shows_the_last_line_of_its_message() -> None:
     message = "Traceback …\n  File x\nValueError: no such layer\n"
     lines = shown({"id": "0", "status": "FAILED", "message": message})
     assert lines[1].endswith("ValueError: no such layer")
-    assert lines[-1] == "best  none: no trial was completed"
+    assert lines[-1] == "best  none: no trial has completed"
 
 
-def test_of_many_trials_the_best_are_listed() -> None:
+def test_only_the_best_of_many_trials_are_listed() -> None:
     lines = shown(*({"id": str(n), "score": float(n), **DONE} for n in range(40)), best="0")
     assert len(lines) == 1 + 12 + 2
-    assert "and 28 trials more: `tfcluster status --json`" in lines
+    assert "and 28 more trials: `tfcluster status --json`" in lines
 
 
-def test_a_trial_s_end_is_told_while_the_run_goes_on() -> None:
+def test_a_trial_s_end_is_shown_during_the_run() -> None:
     event = {"type": "trial", "task": "chief:0", "id": "2", "score": 0.25, **DONE}
-    told = format_event(event)
-    assert told is not None
-    assert told.text == "trial 2 is done: val_loss 0.25"
+    line = format_event(event)
+    assert line is not None
+    assert line.text == "trial 2 is done: val_loss 0.25"
     assert format_event(event | {"status": "RUNNING"}) is None
     failed = format_event({"type": "trial", "id": "2", "status": "FAILED"})
     assert failed is not None

@@ -1,4 +1,4 @@
-"""Files over the line of a real agent: whole, in slices, and called off when nobody wants them."""
+"""File transfer with a real agent: verified, in slices, resumed after a cut, cancelled."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MB = 1 << 20
 
 
 class Node:
-    """An agent that keeps a cache of its own, and a link to it that can be cut."""
+    """An agent with its own cache, and a link to it that a test can cut."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -36,12 +36,12 @@ class Node:
         self.config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
         self.config |= {"cache": str(folder / "cache")}
         self.process = AgentProcess(sys.executable, self.config)
-        self.lines: list[asyncio.StreamWriter] = []
-        self.heard: list[dict[str, Any]] = []
+        self.connections: list[asyncio.StreamWriter] = []
+        self.messages: list[dict[str, Any]] = []
 
     async def _dial(self) -> Streams:
         streams = await asyncio.open_unix_connection(str(self.config["socket"]))
-        self.lines.append(streams[1])
+        self.connections.append(streams[1])
         return streams
 
     @contextlib.asynccontextmanager
@@ -60,31 +60,31 @@ class Node:
 
     async def _listen(self, link: AgentLink) -> None:
         async for message in link:
-            self.heard.append(message)
+            self.messages.append(message)
 
     def cut(self) -> None:
-        self.lines[-1].transport.abort()
+        self.connections[-1].transport.abort()
 
     @property
-    def filer(self) -> int:
+    def file_process(self) -> int:
         (pid,) = living_children()[self.pid]
         return pid
 
     def most_kilobytes(self, pid: int) -> int:
-        """Of memory that the process ever had."""
+        """Return the most memory the process ever had, in kB."""
         facts = Path(f"/proc/{pid}/status").read_text()
         return int(facts.partition("VmHWM:")[2].split()[0])
 
     def open_files(self) -> list[str]:
-        """Of those in `data`, by the process that handles files."""
+        """Return the files in `data` that the agent's file process has open."""
         links = []
-        for fd in Path(f"/proc/{self.filer}/fd").iterdir():
+        for fd in Path(f"/proc/{self.file_process}/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 links.append(os.readlink(fd))
         return [path for path in links if path.startswith(str(self.data))]
 
     def file(self, size: int, name: str = "a") -> dict[str, Any]:
-        """Arguments of a reading."""
+        """Create a file in `data` and return the arguments for reading it."""
         content = bytes(range(256)) * (size // 256)
         (self.data / name).write_bytes(content)
         found = (self.data / name).stat()
@@ -102,8 +102,8 @@ def node() -> Iterator[Node]:
     shutil.rmtree(folder)
 
 
-class Taken:
-    """What came of one file."""
+class Received:
+    """A consumer that keeps the bytes of one file and can be made to block."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -115,12 +115,12 @@ class Taken:
         await self.may_go_on.wait()
 
 
-def run(node: Node, story: Callable[[RemoteFiles], Awaitable[None]]) -> None:
-    async def tell() -> None:
+def run(node: Node, scenario: Callable[[RemoteFiles], Awaitable[None]]) -> None:
+    async def run_scenario() -> None:
         async with asyncio.timeout(60), node.link() as link:
-            await story(link.files)
+            await scenario(link.files)
 
-    asyncio.run(tell())
+    asyncio.run(run_scenario())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -128,35 +128,35 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def test_a_file_comes_whole_with_its_hash(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(3 * MB)
-        digest = await files.read(str(node.data), "a", taken, **listed)
-        assert digest == hashlib.sha512(taken.data).hexdigest()
-        assert taken.data == (node.data / "a").read_bytes()
+def test_a_file_is_read_whole_with_its_digest(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(3 * MB)
+        digest = await files.read(str(node.data), "a", received, **listed)
+        assert digest == hashlib.sha512(received.data).hexdigest()
+        assert received.data == (node.data / "a").read_bytes()
         with pytest.raises(RemoteFileChangedError, match="No such file"):
-            await files.read(str(node.data), "b", taken, **listed)
+            await files.read(str(node.data), "b", received, **listed)
         (node.data / "a").write_bytes(b"another")
         with pytest.raises(RemoteFileChangedError, match="changed"):
-            await files.read(str(node.data), "a", Taken(), **listed)
+            await files.read(str(node.data), "a", Received(), **listed)
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_of_a_file_that_grows_comes_what_was_listed(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(MB)
+def test_a_growing_file_is_read_up_to_its_listed_size(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(MB)
         with (node.data / "a").open("ab") as file:
             file.write(b"more, written later")
-        digest = await files.read(str(node.data), "a", taken, **listed, start=1000, grows=True)
+        digest = await files.read(str(node.data), "a", received, **listed, start=1000, grows=True)
         expected = (node.data / "a").read_bytes()[1000:MB]
-        assert (bytes(taken.data), digest) == (expected, hashlib.sha512(expected).hexdigest())
+        assert (bytes(received.data), digest) == (expected, hashlib.sha512(expected).hexdigest())
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_listing_and_a_tree_may_be_longer_than_a_frame_s_page(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
+def test_a_listing_and_a_tree_may_need_more_than_one_page(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         names = [f"{number:04}" + "ä" * 120 for number in range(1500)]
         source = node.folder / "source"
         source.write_text("x")
@@ -167,32 +167,32 @@ def test_a_listing_and_a_tree_may_be_longer_than_a_frame_s_page(node: Node) -> N
         assert {path.stat().st_mode & 0o777 for path in (node.data / "sent").iterdir()} == {0o700}
         assert (node.data / "sent").stat().st_mode & 0o777 == 0o700
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_line_that_breaks_costs_a_file_nothing_and_is_read_once(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(32 * MB)
-        taken.may_go_on.clear()
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=2e7))
-        await until(lambda: bool(taken.data))
+def test_a_read_resumes_after_the_connection_breaks(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(32 * MB)
+        received.may_go_on.clear()
+        reading = asyncio.create_task(files.read(str(node.data), "a", received, **listed, rate=2e7))
+        await until(lambda: bool(received.data))
         for _ in range(3):
-            before = len(node.lines)
+            before = len(node.connections)
             node.cut()
-            await until(lambda before=before: len(node.lines) > before)  # type: ignore[misc]
-            taken.may_go_on.set()
-            size = len(taken.data)
-            await until(lambda size=size: len(taken.data) > size)  # type: ignore[misc]
+            await until(lambda before=before: len(node.connections) > before)  # type: ignore[misc]
+            received.may_go_on.set()
+            size = len(received.data)
+            await until(lambda size=size: len(received.data) > size)  # type: ignore[misc]
             assert len(node.open_files()) <= 1
         digest = await reading
-        assert taken.data == (node.data / "a").read_bytes()
-        assert digest == hashlib.sha512(taken.data).hexdigest()
+        assert received.data == (node.data / "a").read_bytes()
+        assert digest == hashlib.sha512(received.data).hexdigest()
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_tree_arrives_over_a_line_that_breaks(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
+def test_a_tree_arrives_although_the_connection_breaks(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         node.file(24 * MB, "big")
         node.file(0, "empty")
         tree = [Sent(name, node.data / name, mtime_ns=10**18) for name in ("big", "empty")]
@@ -207,12 +207,12 @@ def test_a_tree_arrives_over_a_line_that_breaks(node: Node) -> None:
         assert (into / "big").stat().st_mode & 0o777 == 0o600
         assert not list(passing.glob("*/*")), "moved, not copied"
 
-    run(node, story)
+    run(node, scenario)
     assert not list((node.folder / "cache" / "passing").iterdir())
 
 
-def test_who_stops_reading_calls_it_off(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
+def test_a_reader_that_fails_cancels_the_transfer(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         listed = node.file(64 * MB)
 
         async def full(data: bytes) -> None:
@@ -222,128 +222,132 @@ def test_who_stops_reading_calls_it_off(node: Node) -> None:
             await files.read(str(node.data), "a", full, **listed, rate=1e5)
         await until(lambda: not node.open_files())
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_what_is_not_written_yet_is_not_sent(node: Node) -> None:
-    """So neither side ever holds more than a few megabytes of a file."""
+def test_at_most_a_few_megabytes_are_sent_before_they_are_written(node: Node) -> None:
+    """Neither side ever holds more than a few megabytes of a file."""
 
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(64 * MB)
-        taken.may_go_on.clear()
-        came = list[int]()
-        hear = files.hear
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(64 * MB)
+        received.may_go_on.clear()
+        sizes = list[int]()
+        handle = files.handle
 
         def count(message: Mapping[str, Any]) -> None:
-            came.append(len(message.get("data", "")))
-            hear(message)
+            sizes.append(len(message.get("data", "")))
+            handle(message)
 
-        files.hear = count  # type: ignore[method-assign]
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed))
-        await until(lambda: sum(came) >= 8 * MB)
+        files.handle = count  # type: ignore[method-assign]
+        reading = asyncio.create_task(files.read(str(node.data), "a", received, **listed))
+        await until(lambda: sum(sizes) >= 8 * MB)
         await files.scan(str(node.data))  # another order is answered meanwhile
-        assert sum(came) <= 9 * MB
-        taken.may_go_on.set()
+        assert sum(sizes) <= 9 * MB
+        received.may_go_on.set()
         await reading
-        assert sum(came) == 64 * MB
+        assert sum(sizes) == 64 * MB
         assert node.most_kilobytes(node.pid) < 40_000
-        assert node.most_kilobytes(node.filer) < 40_000
+        assert node.most_kilobytes(node.file_process) < 40_000
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_reading_that_is_under_way_hurries(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(16 * MB)
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
-        await until(lambda: bool(taken.data))
-        files.hurry()  # else it would take weeks
+def test_hurry_lifts_the_rate_of_a_read_in_progress(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(16 * MB)
+        reading = asyncio.create_task(
+            files.read(str(node.data), "a", received, **listed, rate=10.0)
+        )
+        await until(lambda: bool(received.data))
+        files.hurry()  # otherwise it would take weeks
         await reading
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_reading_that_hurries_still_does_over_a_new_line(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(16 * MB)
-        taken.may_go_on.clear()
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
-        await until(lambda: bool(taken.data))
+def test_hurry_still_holds_after_a_reconnect(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(16 * MB)
+        received.may_go_on.clear()
+        reading = asyncio.create_task(
+            files.read(str(node.data), "a", received, **listed, rate=10.0)
+        )
+        await until(lambda: bool(received.data))
         files.hurry()
         node.cut()
-        await until(lambda: len(node.lines) > 1)
-        taken.may_go_on.set()
+        await until(lambda: len(node.connections) > 1)
+        received.may_go_on.set()
         async with asyncio.timeout(20):
             await reading
 
-    run(node, story)
+    run(node, scenario)
 
 
 def test_a_small_file_does_not_wait_for_a_slow_one(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, big, small = Taken(), node.file(16 * MB), node.file(256, "small")
-        slow = asyncio.create_task(files.read(str(node.data), "a", taken, **big, rate=10.0))
-        await until(lambda: bool(taken.data))
-        await files.read(str(node.data), "small", Taken(), **small, rate=1e6)
+    async def scenario(files: RemoteFiles) -> None:
+        received, big, small = Received(), node.file(16 * MB), node.file(256, "small")
+        slow = asyncio.create_task(files.read(str(node.data), "a", received, **big, rate=10.0))
+        await until(lambda: bool(received.data))
+        await files.read(str(node.data), "small", Received(), **small, rate=1e6)
         slow.cancel()
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_exits_and_logs_do_not_wait_for_a_disk_that_stands_still(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
+def test_exits_and_logs_do_not_wait_for_a_hanging_disk(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         listed = node.file(64 * MB)
-        taken = Taken()
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=1e8))
-        await until(lambda: bool(taken.data))
-        stuck = node.filer
+        received = Received()
+        reading = asyncio.create_task(files.read(str(node.data), "a", received, **listed, rate=1e8))
+        await until(lambda: bool(received.data))
+        stuck = node.file_process
         os.kill(stuck, signal.SIGSTOP)
         entry = {"task": "worker:0", "argv": ["sh", "-c", "echo said; exit 7"], "env": {}}
         entry |= {"cwd": "/", "log": str(node.folder / "log")}
         await files._send({"type": "start", "attempt": 1, "tasks": [entry]})
-        await until(lambda: any(m["type"] == "task_exited" for m in node.heard))
-        assert [m["data"] for m in node.heard if m["type"] == "log"] == [b"said\n"]
+        await until(lambda: any(m["type"] == "task_exited" for m in node.messages))
+        assert [m["data"] for m in node.messages if m["type"] == "log"] == [b"said\n"]
         os.kill(stuck, signal.SIGCONT)
         await reading
-        assert node.filer == stuck, "a start of tasks ends what others left running, and not this"
+        assert node.file_process == stuck, "a start of tasks ends leftover processes, not this one"
 
-    run(node, story)
+    run(node, scenario)
 
 
 @pytest.mark.parametrize("what", ["scan", "look", "read", "send"])
-def test_who_waits_for_files_that_stand_still_is_told(node: Node, what: str) -> None:
-    """As over a dead file server. It waited for ever, while the line and the tasks were well."""
+def test_every_wait_for_hanging_files_ends_with_an_error(node: Node, what: str) -> None:
+    """A dead file server once made it wait for ever while connection and tasks were fine."""
 
-    async def story(files: RemoteFiles) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         listed = node.file(4 * MB)
         tree = [Sent("a", node.data / "a")]
         ask: dict[str, Callable[[], Awaitable[Any]]] = {
             "scan": lambda: files.scan(str(node.data)),
-            "look": lambda: files.look([str(node.data)], name="a", text="", inode=1),
-            "read": lambda: files.read(str(node.data), "a", Taken(), **listed),
+            "look": lambda: files.find_shared_folder([str(node.data)], name="a", text="", inode=1),
+            "read": lambda: files.read(str(node.data), "a", Received(), **listed),
             "send": lambda: files.send_tree(str(node.data / "into"), tree, keep=False),
         }
         await ask[what]()
         files._silence_s = 1.0
-        os.kill(node.filer, signal.SIGSTOP)
-        for _ in ("it is found out", "and known: the next one is told soon"):
+        os.kill(node.file_process, signal.SIGSTOP)
+        for _ in ("after the silence limit", "soon, because the node is known to hang"):
             with pytest.raises(
                 FilesStalledError, match="gpu1 has answered nothing about its files"
             ):
                 await ask[what]()
-        os.kill(node.filer, signal.SIGCONT)
+        os.kill(node.file_process, signal.SIGCONT)
         files._silence_s = 60.0
         await ask[what]()
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_line_that_is_cut_is_no_disk_that_stands_still(
+def test_a_cut_connection_is_not_reported_as_hanging_files(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease says how long one is waited for."""
+    """The lease limits how long a cut connection is waited for."""
 
-    async def story(files: RemoteFiles) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         node.file(4 * MB)
         files._silence_s = 0.5
         real = node._dial
@@ -363,56 +367,58 @@ def test_a_line_that_is_cut_is_no_disk_that_stands_still(
         off.set()
         assert [path for path, _, _ in await scanning] == ["a"]
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_work_that_takes_long_is_none_that_stands_still(node: Node) -> None:
-    """At its rate a slice comes only once in hours."""
+def test_a_slow_transfer_is_not_reported_as_hanging_files(node: Node) -> None:
+    """A slice arrives only once in hours at this rate."""
 
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(16 * MB)
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(16 * MB)
         files._silence_s = 3.0
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
-        await until(lambda: bool(taken.data))
+        reading = asyncio.create_task(
+            files.read(str(node.data), "a", received, **listed, rate=10.0)
+        )
+        await until(lambda: bool(received.data))
         done, _ = await asyncio.wait([reading], timeout=4.0)
         assert not done
         reading.cancel()
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_what_handles_files_can_be_killed_and_comes_back(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
-        taken, listed = Taken(), node.file(16 * MB)
-        reading = asyncio.create_task(files.read(str(node.data), "a", taken, **listed, rate=10.0))
-        await until(lambda: bool(taken.data))
-        os.kill(node.filer, signal.SIGKILL)
+def test_a_killed_file_process_is_replaced(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
+        received, listed = Received(), node.file(16 * MB)
+        reading = asyncio.create_task(
+            files.read(str(node.data), "a", received, **listed, rate=10.0)
+        )
+        await until(lambda: bool(received.data))
+        os.kill(node.file_process, signal.SIGKILL)
         with pytest.raises(RemoteFilesError, match="killed"):
             await reading
         assert [path for path, _, _ in await files.scan(str(node.data))] == ["a"]
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_of_a_tree_that_was_on_its_way_nothing_stays_where_its_process_is_killed(
-    node: Node,
-) -> None:
-    async def story(files: RemoteFiles) -> None:
+def test_a_partly_sent_tree_is_removed_if_the_file_process_is_killed(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         node.file(32 * MB, "big")
         tree = [Sent("big", node.data / "big")]
         sending = asyncio.create_task(files.send_tree(str(node.folder / "in"), tree, keep=False))
         passing = node.folder / "cache" / "passing"
         await until(lambda: any(p.stat().st_size > 0 for p in passing.glob("*/*")))
-        os.kill(node.filer, signal.SIGKILL)
+        os.kill(node.file_process, signal.SIGKILL)
         with pytest.raises(RemoteFilesError, match="killed"):
             await sending
         assert not [*passing.iterdir()]
 
-    run(node, story)
+    run(node, scenario)
 
 
-def test_a_tree_that_is_called_off_is_sent_to_who_waits_for_the_same_files(node: Node) -> None:
-    async def story(files: RemoteFiles) -> None:
+def test_cancelling_a_tree_does_not_cancel_another_with_the_same_files(node: Node) -> None:
+    async def scenario(files: RemoteFiles) -> None:
         node.file(32 * MB, "big")
         tree = [Sent("big", node.data / "big")]
         where = [node.folder / f"nodes/run/gpu1/{name}" for name in ("one", "two")]
@@ -424,4 +430,4 @@ def test_a_tree_that_is_called_off_is_sent_to_who_waits_for_the_same_files(node:
         assert [into.exists() for into in where] == [False, True]
         assert (where[1] / "big").stat().st_size == 32 * MB
 
-    run(node, story)
+    run(node, scenario)

@@ -1,4 +1,4 @@
-"""A node that talks nonsense ends itself with a clear word, and nobody else."""
+"""An invalid message disconnects the node that sent it, with a clear reason, and no other node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tfcluster.agent import protocol
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.wire import messages as vetting
+from tfcluster.wire import messages as messages
 from tfcluster.wire.link import AgentLink, Streams
 
 TASK = {"task": "worker:0", "attempt": 1}
@@ -46,12 +46,12 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
-def test_what_agents_say_passes(message: dict[str, Any]) -> None:
-    vetting.check({"n": 1, **message})
+def test_valid_messages_pass(message: dict[str, Any]) -> None:
+    messages.check({"n": 1, **message})
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected"),
     [
         ({"type": 5}, "whose type is 5"),
         ({"type": ["list"]}, "whose type is ['list']"),
@@ -65,11 +65,11 @@ def test_what_agents_say_passes(message: dict[str, Any]) -> None:
         ({"type": "link_cut"}, "which no agent sends"),
     ],
 )
-def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
+def test_an_invalid_field_is_named(wrong: dict[str, Any], expected: str) -> None:
     exited = next(message for message in GOOD if message["type"] == "task_exited")
     with pytest.raises(ProtocolError) as caught:
-        vetting.check({**exited, **wrong})
-    assert said in str(caught.value)
+        messages.check({**exited, **wrong})
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +84,18 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
     ],
     ids=ascii,
 )
-def test_a_file_that_none_here_can_be_is_none(entry: list[Any]) -> None:
+def test_a_listing_with_an_impossible_file_is_invalid(entry: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="whose entries is"):
-        vetting.check({"type": "scanned", "id": 1, "entries": [entry]})
+        messages.check({"type": "scanned", "id": 1, "entries": [entry]})
 
 
-def test_a_file_of_bytes_that_are_no_utf_8_from_before_1970_is_one() -> None:
-    vetting.check({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
+def test_a_listing_may_hold_a_name_that_is_not_utf_8_and_a_time_before_1970() -> None:
+    messages.check({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
 
 
-def test_a_field_that_is_missing_is_named() -> None:
+def test_a_missing_field_is_named() -> None:
     with pytest.raises(ProtocolError, match="'task_exited' whose exit_code is missing"):
-        vetting.check({"type": "task_exited", **TASK})
+        messages.check({"type": "task_exited", **TASK})
 
 
 @pytest.mark.parametrize(
@@ -109,39 +109,39 @@ def test_a_field_that_is_missing_is_named() -> None:
     ],
     ids=str,
 )
-def test_nobody_speaks_for_the_task_of_another(message: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="no task of its own"):
-        vetting.check_owner(message, {"worker:0"}, {"prepare"})
+def test_a_message_about_a_task_of_another_node_is_invalid(message: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolError, match="not its task"):
+        messages.check_owner(message, {"worker:0"}, {"prepare"})
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
-def test_for_its_own_it_does(message: dict[str, Any]) -> None:
-    vetting.check_owner(message, {"worker:0"})
+def test_a_message_about_a_task_of_the_node_passes(message: dict[str, Any]) -> None:
+    messages.check_owner(message, {"worker:0"})
 
 
-def test_ports_of_all_its_tasks_are_told() -> None:
-    told = {"type": "ports_held", "ports": {"worker:0": 2222}}
+def test_ports_of_all_tasks_of_the_node_are_required() -> None:
+    ports = {"type": "ports_held", "ports": {"worker:0": 2222}}
     with pytest.raises(ProtocolError, match="without worker:1"):
-        vetting.check_owner(told, {"worker:0", "worker:1"})
+        messages.check_owner(ports, {"worker:0", "worker:1"})
 
 
-def test_of_a_task_started_by_hand_only_its_port_is_told() -> None:
-    told = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
-    vetting.check_owner(told, {"worker:0"}, by_hand={"worker:1"})
+def test_only_the_port_of_a_task_started_by_hand_may_be_reported() -> None:
+    ports = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
+    messages.check_owner(ports, {"worker:0"}, by_hand={"worker:1"})
     with pytest.raises(ProtocolError, match="without worker:1"):
-        vetting.check_owner(
-            told | {"ports": {"worker:0": 2222}}, {"worker:0"}, by_hand={"worker:1"}
+        messages.check_owner(
+            ports | {"ports": {"worker:0": 2222}}, {"worker:0"}, by_hand={"worker:1"}
         )
     started = {"type": "task_started", "task": "worker:1"}
-    with pytest.raises(ProtocolError, match="no task of its own"):
-        vetting.check_owner(started, {"worker:0"}, by_hand={"worker:1"})
+    with pytest.raises(ProtocolError, match="not its task"):
+        messages.check_owner(started, {"worker:0"}, by_hand={"worker:1"})
 
 
-def test_steps_are_anybodys() -> None:
-    vetting.check_owner({"type": "task_started", "task": "prepare"}, {"worker:0"}, {"prepare"})
+def test_any_node_may_report_steps() -> None:
+    messages.check_owner({"type": "task_started", "task": "prepare"}, {"worker:0"}, {"prepare"})
 
 
-# -- over a line ----------------------------------------------------------------------------
+# -- over a connection ----------------------------------------------------------------------
 
 
 def control(message: dict[str, Any]) -> bytes:
@@ -155,9 +155,9 @@ EXITED = {
 BAD = {
     "no frame": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a frame"),
     "a frame without an end": (struct.pack(">cI", b"C", 1 << 31), "not a frame"),
-    "no JSON": (protocol.frame(b"C", b"{"), "holds no JSON object"),
-    "deep JSON": (protocol.frame(b"C", b"[" * 100_000), "holds no JSON object"),
-    "a long number": (protocol.frame(b"C", b'{"n":' + b"9" * 9000 + b"}"), "holds no JSON object"),
+    "no JSON": (protocol.frame(b"C", b"{"), "is not a JSON object"),
+    "deep JSON": (protocol.frame(b"C", b"[" * 100_000), "is not a JSON object"),
+    "a long number": (protocol.frame(b"C", b'{"n":' + b"9" * 9000 + b"}"), "is not a JSON object"),
     "no object": (protocol.frame(b"C", b"[]"), "not a JSON object"),
     "no type": (control({"n": 1}), "whose type is missing"),
     "a wrong type": (control(EXITED), "whose duration_s is 'long'"),
@@ -169,7 +169,7 @@ BAD = {
 
 @asynccontextmanager
 async def linked(*after_welcome: bytes, welcome: dict[str, Any] = WELCOME) -> AsyncIterator[Any]:
-    """A link to an agent that says this and is then silent; and how often it was dialled."""
+    """Yield a link to an agent that sends these bytes and then nothing, and the list of dials."""
     dials: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -197,8 +197,8 @@ async def linked(*after_welcome: bytes, welcome: dict[str, Any] = WELCOME) -> As
         await server.wait_closed()
 
 
-@pytest.mark.parametrize(("sent", "said"), BAD.values(), ids=BAD)
-def test_a_bad_frame_ends_the_node_with_what_it_sent(sent: bytes, said: str) -> None:
+@pytest.mark.parametrize(("sent", "expected"), BAD.values(), ids=BAD)
+def test_an_invalid_frame_disconnects_the_node_and_is_named(sent: bytes, expected: str) -> None:
     good = control({"type": "task_started", "n": 1, **TASK, "pid": 3})
 
     async def scenario() -> tuple[list[Any], str, int]:
@@ -206,11 +206,11 @@ def test_a_bad_frame_ends_the_node_with_what_it_sent(sent: bytes, said: str) -> 
             await link.open()
             return [message async for message in link], link.last_words(), len(dials)
 
-    messages, words, dialled = asyncio.run(scenario())
+    messages, reason, dialled = asyncio.run(scenario())
     assert [message["type"] for message in messages] == ["task_started"]
-    assert words.startswith("(it was cut off: it sent ")
-    assert said in words
-    assert len(words) < 500
+    assert reason.startswith("(disconnected: it sent ")
+    assert expected in reason
+    assert len(reason) < 500
     assert dialled == 1, "such an agent is not dialled again"
 
 
@@ -225,7 +225,7 @@ def test_a_bad_frame_ends_the_node_with_what_it_sent(sent: bytes, said: str) -> 
     ],
     ids=str,
 )
-def test_a_welcome_that_is_none_is_refused(welcome: dict[str, Any]) -> None:
+def test_an_invalid_welcome_is_refused(welcome: dict[str, Any]) -> None:
     async def scenario() -> None:
         async with asyncio.timeout(60), linked(welcome=welcome) as (link, _):
             with pytest.raises(ProtocolError):
@@ -234,14 +234,14 @@ def test_a_welcome_that_is_none_is_refused(welcome: dict[str, Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_a_node_that_is_refused_by_its_listener_ends_too() -> None:
+def test_a_node_that_the_reader_of_the_link_refuses_is_disconnected() -> None:
     async def scenario() -> str:
         async with asyncio.timeout(60), linked() as (link, dials):
             await link.open()
-            await link.refuse("word of a task of another")
+            await link.refuse("a message about another node's task")
             assert [message async for message in link] == []
             assert len(dials) == 1
-            words: str = link.last_words()
-            return words
+            reason: str = link.last_words()
+            return reason
 
-    assert "word of a task of another" in asyncio.run(scenario())
+    assert "a message about another node's task" in asyncio.run(scenario())

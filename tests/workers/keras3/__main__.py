@@ -1,4 +1,4 @@
-"""Many small trainings with Keras 3, run by one worker or several: the numbers must agree.
+"""Many small trainings with Keras 3, run by one or several workers: the numbers must agree.
 
     python -m tests.workers.keras3 [CASE…]
 
@@ -21,16 +21,18 @@ ROOMS = (data, models)
 
 
 def main(names: list[str]) -> None:
-    wanted = {**lab.CASES, **lab.REFUSED} if lab.strategy.num_replicas_in_sync > 1 else lab.CASES
-    for name in names or wanted:
+    cases = {**lab.CASES, **lab.REFUSED} if lab.strategy.num_replicas_in_sync > 1 else lab.CASES
+    for name in names or cases:
         keras.utils.set_random_seed(1)
         keras.backend.clear_session()
         try:
-            found = wanted[name]()
+            result = cases[name]()
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
+            result = {"error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()
-        print("case", name, json.dumps(found, default=lambda v: np.asarray(v).tolist()), flush=True)
+        print(
+            "case", name, json.dumps(result, default=lambda v: np.asarray(v).tolist()), flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How data come in, are shared out, and how results come out: each must be as with one worker."""
+"""Cases about input data, sharding and results: N workers must give one worker's numbers."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def arrays_with_validation_split() -> dict[str, Any]:
 
 @case
 def a_generator() -> dict[str, Any]:
-    """Its first batch is not lost in building: the workers' copies would be out of step."""
+    """Train from a generator: building must not lose its first batch."""
     x, y = arrays()
 
     def draw() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -123,7 +123,7 @@ def a_generator() -> dict[str, Any]:
 
 @case
 def a_data_set_that_tells_its_shapes() -> dict[str, Any]:
-    """It is read by the epochs alone: a reader dropped in building could cut a cache short."""
+    """Train from data with known shapes: building must not read it."""
     readers: list[int] = []
 
     def draw() -> Iterator[np.ndarray]:
@@ -181,7 +181,7 @@ def predicted(model: Any, count: int) -> Any:
 
 @case
 def predictions_in_order() -> dict[str, Any]:
-    """Complete and in the order of the data, whatever the last batch leaves for whom."""
+    """Predict in the order of the data, complete also with an uneven last batch."""
     with strategy.scope():
         model = compiled(network())
     by_arrays = model.predict(arrays(45)[0], batch_size=BATCH, verbose=0).tolist()

@@ -1,4 +1,4 @@
-"""What the cases share: the strategy, made first; small data, a small network, its training."""
+"""The common parts of the cases: strategy (made first), small data, a small network, training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Case = Callable[[], dict[str, Any]]
 
 
 REFUSED: dict[str, Callable[[], None]] = {}
-"""What several workers are told at once that it cannot work."""
+"""Cases that are refused on several workers."""
 
 
 def refusal(function: Callable[[], None]) -> Callable[[], None]:

@@ -1,4 +1,4 @@
-"""Layers, metrics, optimizers and steps of one's own: each must be as with one worker."""
+"""Cases about layers, metrics, optimizers and custom steps: as with one worker."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch_normalization_with_an_empty_share() -> dict[str, Any]:
 
 @case
 def synchronized_batch_normalization() -> dict[str, Any]:
-    """Its statistics are those of the whole batch."""
+    """Train with synchronized BatchNormalization, whose statistics are of the global batch."""
     with strategy.scope():
         model = compiled(network(keras.layers.BatchNormalization(synchronized=True)))
     return trained(model, batches(45)) | {"statistics": model.get_weights()[4:6]}
@@ -82,7 +82,7 @@ def metrics_of_probabilities() -> dict[str, Any]:
 
 
 def mean_of_squares(labels: Any, predicted: Any) -> Any:
-    """One number for all, where Keras expects one for each example; NaN for no example."""
+    """Return one number for all examples, where Keras expects one for each; NaN for no example."""
     return tf.reduce_mean(
         tf.square(predicted[:, 0] - tf.cast(tf.reshape(labels, [-1]), tf.float32))
     )
@@ -90,7 +90,7 @@ def mean_of_squares(labels: Any, predicted: Any) -> Any:
 
 @case
 def a_loss_that_is_a_scalar() -> dict[str, Any]:
-    """Of full batches, and with a share that is empty in the last one."""
+    """Train with a scalar loss, on full batches and with an empty share in the last batch."""
     found = {}
     for count in (40, 41):
         keras.utils.set_random_seed(1)
@@ -111,7 +111,7 @@ def regularization() -> dict[str, Any]:
 
 @case
 def clipped_gradients() -> dict[str, Any]:
-    """Clipped is the gradient of the whole batch, not each worker's share."""
+    """Clip the gradient of the global batch, not each worker's share."""
     found = {}
     for clip in ({"clipnorm": 0.05}, {"global_clipnorm": 0.05}, {"clipvalue": 0.01}):
         keras.utils.set_random_seed(1)
@@ -132,7 +132,7 @@ def averaged_and_decayed_weights() -> dict[str, Any]:
 
 @case
 def mixed_precision() -> dict[str, Any]:
-    """A gradient that overflows on one worker is skipped by all (or they wait for ever)."""
+    """Train with overflows: if one worker's gradient overflows, all must skip the step."""
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         with strategy.scope():
@@ -172,7 +172,7 @@ def an_overflow_on_one_worker() -> dict[str, Any]:
 
 
 class OwnStep(keras.Model):  # type: ignore[misc]
-    """The `train_step` of Keras's own guide, with metrics; and one that hands a loss out."""
+    """A model with the `train_step` of Keras's guide, with metrics, and one that returns a loss."""
 
     def __init__(self, *, hands_loss_out: bool) -> None:
         super().__init__()
@@ -217,7 +217,7 @@ def a_train_step_that_hands_a_tensor_out() -> dict[str, Any]:
 
 @case
 def an_embedding() -> dict[str, Any]:
-    """Its gradients are IndexedSlices."""
+    """Train an embedding, whose gradients are IndexedSlices."""
     x = np.random.RandomState(0).randint(0, 9, (45, 3))
     data = tf.data.Dataset.from_tensor_slices((x, x.sum(1) % 2)).batch(BATCH)
     with strategy.scope():

@@ -1,13 +1,13 @@
-"""What can be wrong with the data: one family, so that a job tells any of it in one line.
+"""Errors with the data of a job, as one family, so that a job reports each of them in one line.
 
 DataError
 ├── UnknownDatasetError       TFDS has no data set of this name
-├── UnfitDatasetError         it has, and these are not images with a label
-├── UnavailableDatasetError   it cannot be fetched here
-├── DamagedDatasetError       its folder is there and is not whole
-├── DataFolderError           nothing can be written where it belongs
-├── TooFewExamplesError       not even one global batch
-└── TooFewFilesError          FILE sharding, and fewer files than workers
+├── UnfitDatasetError         the data set has no images with a label
+├── UnavailableDatasetError   the data set cannot be downloaded here
+├── DamagedDatasetError       the prepared folder is incomplete or damaged
+├── DataFolderError           the folder of the data sets cannot be used
+├── TooFewExamplesError       fewer examples than one global batch
+└── TooFewFilesError          FILE sharding with fewer files than workers
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class DataError(JobError):
 
 
 class UnknownDatasetError(DataError):
-    """TFDS has no data set of this name."""
+    """A name that TFDS has no data set for."""
 
     def __init__(self, name: str, known: Sequence[str] = (), *, reason: str = "") -> None:
         nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.0)
@@ -36,55 +36,57 @@ class UnknownDatasetError(DataError):
 
 
 class UnfitDatasetError(DataError):
-    """The jobs train on images of one size with one label each."""
+    """A data set that is not images of one size with one label each, as the jobs need."""
 
-    def __init__(self, name: str, what: str) -> None:
-        super().__init__(f"{name} does not fit this job: {what}; mnist, fashion_mnist, cifar10 do")
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(
+            f"{name} does not work with this job: {reason}; mnist, fashion_mnist and cifar10 do"
+        )
 
 
 class UnavailableDatasetError(DataError):
-    """The data set cannot be fetched here."""
+    """A data set that cannot be downloaded here."""
 
     def __init__(
         self, name: str, folder: Path, reason: str, *, files: Collection[str] = ()
     ) -> None:
-        own = f", or its files ({', '.join(files)}) into {folder}/downloads/manual/{name}"
+        manual = f", or its files ({', '.join(files)}) into {folder}/downloads/manual/{name}"
         super().__init__(
             f"{name} is not in {folder}, and could not be prepared there: {reason}; "
-            f"copy {folder}/{name} from a machine that has it{own if files else ''}; {OFFLINE}"
+            f"copy {folder}/{name} from a machine that has it{manual if files else ''}; {OFFLINE}"
         )
 
 
 class DamagedDatasetError(DataError):
-    """A prepared folder that is not whole: copied in part, or damaged."""
+    """A prepared folder that is incomplete or damaged."""
 
-    def __init__(self, name: str, folder: Path, what: str) -> None:
+    def __init__(self, name: str, folder: Path, reason: str) -> None:
         super().__init__(
-            f"{name} in {folder} is damaged: {what}; to prepare it anew: rm -r {folder}"
+            f"{name} in {folder} is damaged: {reason}; to have it prepared again: rm -r {folder}"
         )
 
 
 class DataFolderError(DataError):
-    """The folder of the data sets cannot be used."""
+    """A folder of data sets that cannot be used."""
 
-    def __init__(self, folder: Path, what: str) -> None:
+    def __init__(self, folder: Path, reason: str) -> None:
         super().__init__(
-            f"{folder}: {what}; choose another folder with --data-dir or TFDS_DATA_DIR"
+            f"{folder}: {reason}; choose another folder with --data-dir or TFDS_DATA_DIR"
         )
 
 
 class TooFewExamplesError(DataError, ValueError):
-    """Not even one global batch."""
+    """Fewer examples than one global batch."""
 
     def __init__(self) -> None:
         super().__init__("the data set has fewer examples than one global batch")
 
 
 class TooFewFilesError(DataError):
-    """FILE sharding gives each worker whole files, and there are not enough of them."""
+    """FILE sharding with fewer files than workers; it gives each worker whole files."""
 
     def __init__(self, name: str, files: int, workers: int) -> None:
         super().__init__(
             f"--shard-policy file needs a file for each of the {workers} workers, and {name} has "
-            f"{files}; use --shard-policy data, which deals out the examples"
+            f"{files}; use --shard-policy data, which splits each batch by example"
         )

@@ -22,11 +22,11 @@ _ROWS = (
 _FINE = 8  # template pixels for each pixel of a glyph
 _MARGIN = 2
 
-Array = Any  # numpy's typed arrays are not subscriptable in the oldest NumPy we run beside
+Array = Any  # NumPy's typed arrays are not subscriptable in the oldest supported NumPy
 
 
 def draw(count: int, *, seed: int) -> tuple[Array, Array]:
-    """`count` images (count×28×28×1, uint8) and labels (count, int64), the same for one seed."""
+    """Return images (count×28×28×1, uint8) and labels (count, int64), the same for one seed."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, 10, count)
     images = np.empty((count, SIZE, SIZE, 1), np.uint8)
@@ -38,9 +38,9 @@ def draw(count: int, *, seed: int) -> tuple[Array, Array]:
 
 
 def _templates() -> Array:
-    """The ten glyphs, enlarged and blurred: a field whose level lines are thinner or thicker."""
-    drawn = [[[int(bit) for bit in row] for row in glyph.split()] for glyph in _ROWS]
-    padded = np.pad(np.array(drawn, float), ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN)))
+    """Return the ten glyphs, enlarged and blurred, so that a threshold sets the stroke width."""
+    bitmaps = [[[int(bit) for bit in row] for row in glyph.split()] for glyph in _ROWS]
+    padded = np.pad(np.array(bitmaps, float), ((0, 0), (_MARGIN, _MARGIN), (_MARGIN, _MARGIN)))
     fine = padded.repeat(_FINE, axis=1).repeat(_FINE, axis=2)
     kernel = np.hanning(2 * _FINE + 1)
     kernel /= kernel.sum()
@@ -62,7 +62,7 @@ def _draw_batch(templates: Array, labels: Array, rng: np.random.Generator) -> Ar
 def _template_positions(
     count: int, shape: tuple[int, int], rng: np.random.Generator
 ) -> tuple[Array, Array]:
-    """For each pixel of each image, where in the template it looks (nearest)."""
+    """Return, for each pixel of each image, row and column of the nearest template pixel."""
 
     def each(low: float, high: float) -> Array:
         return rng.uniform(low, high, (count, 1, 1))

@@ -1,7 +1,7 @@
-"""Keeps a fetch from hanging: a look at the hosts first, a time-out on every answer afterwards.
+"""Keeps downloads from hanging: checks the hosts first, then sets a time-out for every answer.
 
 Without both, TFDS needs 204 s to notice that a name cannot be resolved (ten retries), and waits
-for ever on a server that says nothing (`requests` has no time-out of its own).
+forever for a server that does not answer (`requests` has no time-out of its own).
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-LOOK_S = 10.0
-"""For all hosts together; resolving names has the resolver's own limits besides."""
+PROBE_S = 10.0
+"""Seconds to check all hosts; name resolution has the resolver's own limits in addition."""
 CONNECT_S, ANSWER_S = 5.0, 30.0
+"""Time-outs of a download for connecting and for each answer."""
 RETRIES = 2
-MOST_HOSTS = 4
+MAX_HOSTS = 4
 
 Address = tuple[str, int]
 Connect = Callable[[Address, float], None]
 
 
 class UnreachableError(OSError):
-    """None of the hosts answers."""
+    """A download none of whose hosts answers."""
 
 
 def connect(address: Address, timeout_s: float) -> None:
@@ -34,14 +35,14 @@ def connect(address: Address, timeout_s: float) -> None:
 
 
 def require(urls: Collection[str], *, connect: Connect = connect) -> None:
-    """Raise UnreachableError where no host of `urls`, or no proxy for it, answers in time."""
-    addresses = sorted({gate(url) for url in urls if urlsplit(url).hostname})[:MOST_HOSTS]
-    deadline = time.monotonic() + LOOK_S
+    """Raise UnreachableError if no host of `urls`, or its proxy, answers in time."""
+    addresses = sorted({connect_address(url) for url in urls if urlsplit(url).hostname})[:MAX_HOSTS]
+    deadline = time.monotonic() + PROBE_S
     failure = ""
     for address in addresses:
-        left = max(1.0, deadline - time.monotonic())
+        remaining_s = max(1.0, deadline - time.monotonic())
         try:
-            connect(address, min(CONNECT_S, left))
+            connect(address, min(CONNECT_S, remaining_s))
         except OSError as error:
             failure = failure or f"{address[0]} cannot be reached ({error.strerror or error})"
         else:
@@ -50,8 +51,8 @@ def require(urls: Collection[str], *, connect: Connect = connect) -> None:
         raise UnreachableError(failure)
 
 
-def gate(url: str) -> Address:
-    """Where a fetch of `url` connects to: its host, or the proxy that stands before it."""
+def connect_address(url: str) -> Address:
+    """Return the address that a download of `url` connects to: its host or a proxy."""
     parts = urlsplit(url)
     proxy = getproxies().get(parts.scheme)
     if proxy and not proxy_bypass(parts.hostname or ""):
@@ -60,18 +61,18 @@ def gate(url: str) -> Address:
 
 
 @contextmanager
-def impatient() -> Iterator[None]:
-    """Give `requests` time-outs and TFDS's downloader fewer retries, for the block."""
+def request_timeouts() -> Iterator[None]:
+    """Give `requests` time-outs and TFDS's downloader fewer retries during the block."""
     from requests.adapters import HTTPAdapter
     from tensorflow_datasets.core.download import downloader
 
     send: Any = HTTPAdapter.send
     retries = downloader.MAX_RETRIES
 
-    def bounded(self: Any, *args: Any, timeout: Any = None, **rest: Any) -> Any:
-        return send(self, *args, timeout=timeout or (CONNECT_S, ANSWER_S), **rest)
+    def send_with_timeout(self: Any, *args: Any, timeout: Any = None, **kwargs: Any) -> Any:
+        return send(self, *args, timeout=timeout or (CONNECT_S, ANSWER_S), **kwargs)
 
-    setattr(HTTPAdapter, "send", bounded)  # noqa: B010 (mypy: a method is not to be assigned)
+    setattr(HTTPAdapter, "send", send_with_timeout)  # noqa: B010 (mypy forbids the assignment)
     downloader.MAX_RETRIES = RETRIES
     try:
         yield

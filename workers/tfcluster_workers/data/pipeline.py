@@ -1,6 +1,7 @@
-"""The jobs' input: fixed order, full batches, sharded by example, so that N workers see one data.
+"""The jobs' input pipeline: N workers together read what one worker would read, in a fixed order.
 
-The order is the same in every epoch: a run that resumes at epoch k goes on with the same numbers.
+Batches are full and sharded by example. The order is the same in every epoch, so a run that resumes
+at epoch k continues with the same numbers.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from typing import Any
 
 from tfcluster_workers.data import errors, prepare, reading, sources
 
-DRAWN = "synthetic_digits"
+SYNTHETIC = "synthetic_digits"
 POLICIES = ("auto", "file", "data", "off")
-"""How N workers share one input (tf.data.experimental.AutoShardPolicy)."""
+"""The ways N workers can share the data (tf.data.experimental.AutoShardPolicy)."""
 
 
 def describe(name: str) -> str:
-    """What the start line says about the data."""
-    return f"{name}, drawn; --dataset mnist for the real one" if name == DRAWN else name
+    """Return the data set's description for the start line."""
+    if name == SYNTHETIC:
+        return f"{name} (synthetic data; --dataset mnist for real data)"
+    return name
 
 
 def load(
@@ -29,18 +32,18 @@ def load(
     policy: str = "data",
     input_context: Any = None,
 ) -> Any:
-    """Split `split` as (image float32 in 0…1, label int64); prepares it where nobody did.
+    """Return the split as (image float32 in 0…1, label int64); prepare the data set if necessary.
 
-    `take` keeps the first examples only, `cache` keeps the images (uint8) in memory after the
-    first epoch. A `policy` of `file` needs a file for each worker. With an `input_context` (of
-    Estimator's input_fn) this is the share of its pipeline. Raises DataError.
+    `take` keeps the first examples only; `cache` keeps the images (uint8) in memory after the first
+    epoch. The policy `file` needs a file for each worker. With an `input_context` (of Estimator's
+    input_fn) the result is the share of its pipeline. Raises DataError.
     """
     import tensorflow as tf
 
     folder = prepare.data_dir(data_dir)
     reading.require_images(sources.builder(name, folder))
-    found, _ = prepare.prepare(name, folder)
-    share = reading.Reading(found, split, take, policy, input_context)
+    builder, _ = prepare.prepare(name, folder)
+    share = reading.Reading(builder, split, take, policy, input_context)
     examples = share.examples(as_supervised=True)
     if cache:
         examples = _cached(examples)
@@ -52,21 +55,21 @@ def load(
 
 
 def _cached(examples: Any) -> Any:
-    """`examples`, kept in memory once all have been read.
+    """Return `examples`, cached in memory once all have been read.
 
-    An iterator that is dropped while `prefetch` (TFDS ends with one) reads ahead for it may see the
-    end of the data there, and `cache` then keeps what had come by as the whole: with TensorFlow
-    2.21 half of the iterators dropped so left a data set cut short. Keras 3 drops one in each first
-    `fit` and `evaluate` under a strategy (trainer.py, `_maybe_symbolic_build`). An end before the
-    last example is an error here, which `cache` does not keep.
+    If an iterator is dropped while `prefetch` (TFDS adds one) reads ahead, `cache` may take that
+    for the end of the data and keep only the examples read so far: with TensorFlow 2.21 half of the
+    iterators dropped like that left a shortened data set. Keras 3 drops one in each first `fit` and
+    `evaluate` under a strategy (trainer.py, `_maybe_symbolic_build`). Here an end before the last
+    example is an error, and `cache` keeps nothing after an error.
     """
     import tensorflow as tf
 
     if not tf.executing_eagerly():
-        return examples.cache()  # a graph's own (Estimator, a dataset_fn): nobody reads it again
+        return examples.cache()  # in a graph (Estimator, a dataset_fn): no other iterator reads it
     number = int(examples.cardinality().numpy())
     if number < 0:
-        return examples  # nobody knows where its end is
+        return examples  # the number of examples is unknown
     return examples.apply(tf.data.experimental.assert_cardinality(number)).cache()
 
 
@@ -79,9 +82,9 @@ def ids(
     policy: str = "data",
     input_context: Any = None,
 ) -> Any:
-    """What `load` reads, as the names of the examples: FILE__NUMBER. Raises DataError."""
-    found, _ = prepare.prepare(name, prepare.data_dir(data_dir))
-    share = reading.Reading(found, split, take, policy, input_context)
+    """Return the names (FILE__NUMBER) of the examples that `load` reads. Raises DataError."""
+    builder, _ = prepare.prepare(name, prepare.data_dir(data_dir))
+    share = reading.Reading(builder, split, take, policy, input_context)
     return share.examples(add_tfds_id=True).map(lambda example: example["tfds_id"])
 
 
@@ -93,24 +96,24 @@ def batches(
     policy: str = "data",
     prefetch: int | str = 2,
 ) -> Any:
-    """`examples` in global batches, split over the workers as `policy` (one of POLICIES) says.
+    """Return `examples` in global batches, shared among the workers by `policy` (see POLICIES).
 
-    `data` deals out the examples of each global batch. AUTO would shard by file as soon as there
-    are as many files as workers, and give each global batch other examples. `prefetch` counts
-    batches, or is "auto".
+    `data` splits each global batch by example. AUTO would shard by file as soon as there are as
+    many files as workers, and global batches would have other examples. `prefetch` is a number of
+    batches, or "auto".
     """
     import tensorflow as tf
 
     options = tf.data.Options()
-    chosen = tf.data.experimental.AutoShardPolicy[policy.upper()]
-    options.experimental_distribute.auto_shard_policy = chosen
+    auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy.upper()]
+    options.experimental_distribute.auto_shard_policy = auto_shard_policy
     batched = examples.batch(global_batch, drop_remainder=drop_remainder)
     ahead = tf.data.AUTOTUNE if prefetch == "auto" else int(prefetch)
     return batched.prefetch(ahead).with_options(options)
 
 
 def count(batched: Any) -> int:
-    """Batches in one epoch. Raises TooFewExamplesError where there is not even one."""
+    """Return the number of batches in one epoch. Raises TooFewExamplesError if it is 0."""
     number = int(batched.cardinality().numpy())
     if number < 1:
         raise errors.TooFewExamplesError

@@ -1,9 +1,9 @@
-"""Prepares a data set once per node, before the gang starts; a second call finds it ready.
+"""Prepares a data set once per node, before the tasks start; a second call finds it prepared.
 
     python -m tfcluster_workers.data.prepare --dataset synthetic_digits [--data-dir DIR]
 
-DIR is $TFDS_DATA_DIR, else TFDS's own default. Whole or not at all: a data set is made in a folder
-of its own and moved to its place when it is done.
+The default for DIR is $TFDS_DATA_DIR, else TFDS's own default. Preparing is atomic: a data set is
+made in a staging folder and moved to its place when it is complete.
 """
 
 from __future__ import annotations
@@ -35,46 +35,47 @@ RECORD_FRAME = 16
 """Bytes that TFRecord adds to each example (two lengths of 8 and two checksums of 4)."""
 
 
-def data_dir(asked: str | None = None) -> Path:
-    """Where data sets live: `asked`, else $TFDS_DATA_DIR, else TFDS's default."""
-    chosen = asked or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    if "://" in chosen:
-        raise DataFolderError(Path(chosen), "data sets are prepared in a folder of this node")
-    return Path(chosen).expanduser()
+def data_dir(option: str | None = None) -> Path:
+    """Return the folder of the data sets: `option`, else $TFDS_DATA_DIR, else TFDS's default."""
+    folder = option or os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
+    if "://" in folder:
+        raise DataFolderError(Path(folder), "a URL; data sets need a folder on this node")
+    return Path(folder).expanduser()
 
 
 def prepare(name: str, folder: Path) -> tuple[Any, float]:
-    """Make sure `name` is in `folder`; its builder, and the seconds it took (0 if it was there).
+    """Prepare `name` in `folder`; return its builder and the seconds it took (0: it was there).
 
-    Tasks that come here together wait for the first. Raises DataError.
+    Concurrent calls on a node wait for the first one. Raises DataError.
     """
-    found = sources.builder(name, folder)
-    if is_prepared(found):
-        return found, 0.0
+    builder = sources.builder(name, folder)
+    if is_prepared(builder):
+        return builder, 0.0
     started = time.monotonic()
-    with _alone(folder, name):
+    with _locked(folder, name):
         if not is_prepared(sources.builder(name, folder)):
             _make(name, folder)
     return sources.builder(name, folder), time.monotonic() - started
 
 
-def is_prepared(found: Any) -> bool:
-    """Whether all of the data set is on this disk. Raises DamagedDatasetError for a part of it."""
-    place = Path(found.data_path)
+def is_prepared(builder: Any) -> bool:
+    """Return whether the whole data set is on this disk. Raises DamagedDatasetError for a part."""
+    place = Path(builder.data_path)
     if not place.is_dir():
         return False
-    if not found.info.splits:
-        raise DamagedDatasetError(found.name, place, "dataset_info.json is missing")
-    for split in found.info.splits.values():
+    if not builder.info.splits:
+        raise DamagedDatasetError(builder.name, place, "dataset_info.json is missing")
+    for split in builder.info.splits.values():
         sizes = {path: _size(Path(path)) for path in split.filepaths}
         missing = [Path(path).name for path, size in sizes.items() if size is None]
         if missing:
-            raise DamagedDatasetError(found.name, place, f"{missing[0]} is missing")
+            raise DamagedDatasetError(builder.name, place, f"{missing[0]} is missing")
         needed = split.num_bytes + RECORD_FRAME * split.num_examples
         if str(split.filename_template.filetype_suffix) == "tfrecord" and needed > sum(
             size or 0 for size in sizes.values()
         ):
-            raise DamagedDatasetError(found.name, place, f"the files of {split.name} are cut off")
+            reason = f"the files of {split.name} are truncated"
+            raise DamagedDatasetError(builder.name, place, reason)
     return True
 
 
@@ -86,60 +87,61 @@ def _size(path: Path) -> int | None:
 
 
 def _make(name: str, folder: Path) -> None:
-    """Prepare `name` in a folder beside its place, and move it there in one step."""
-    # Another node may share this disk without sharing locks: the folder is of this node.
-    staging = folder / f".preparing-{_plain(name)}-{socket.gethostname()}"
-    shutil.rmtree(staging, ignore_errors=True)  # of one that was killed
+    """Prepare `name` in a staging folder and move it to its place in one step."""
+    # Another node may share this disk without sharing locks: the name holds this node's.
+    staging = folder / f".preparing-{_file_name(name)}-{socket.gethostname()}"
+    shutil.rmtree(staging, ignore_errors=True)  # left by a killed process
     try:
-        made = sources.builder(name, staging)
-        _fetch(made, name, folder)
-        _move(Path(made.data_path), folder / Path(made.data_path).relative_to(staging))
+        builder = sources.builder(name, staging)
+        _download(builder, name, folder)
+        _move(Path(builder.data_path), folder / Path(builder.data_path).relative_to(staging))
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _move(made: Path, place: Path) -> None:
+def _move(prepared: Path, place: Path) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(made, place)
+        os.rename(prepared, place)
     except OSError as error:
-        if not place.is_dir():  # else: another node was faster
+        if not place.is_dir():  # else another node was faster
             raise _unwritable(place, error) from error
 
 
 def _unwritable(folder: Path, error: OSError) -> DataFolderError:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    what = "no space left" if full else f"cannot be written ({error.strerror})"
-    return DataFolderError(folder, what)
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    reason = "no space left" if is_full else f"cannot be written ({error.strerror})"
+    return DataFolderError(folder, reason)
 
 
-def _fetch(made: Any, name: str, folder: Path) -> None:
+def _download(builder: Any, name: str, folder: Path) -> None:
     import tensorflow  # noqa: F401 (TFDS would import it in several threads at once)
     import tensorflow_datasets as tfds
 
     tfds.disable_progress_bar()
     downloads = folder / "downloads"
-    missing = sources.missing(made, downloads)
-    own = downloads / "manual" / made.name
+    missing = sources.missing(builder, downloads)
+    manual_dir = downloads / "manual" / builder.name
     config = tfds.download.DownloadConfig(
-        manual_dir=own if own.is_dir() else None,
-        # mnist and fashion_mnist name their files alike: TFDS would take what it has extracted of
-        # one for the other.
-        extract_dir=downloads / "extracted" / made.name,
+        manual_dir=manual_dir if manual_dir.is_dir() else None,
+        # mnist and fashion_mnist have files of the same names: TFDS would use the extracted files
+        # of one for the other.
+        extract_dir=downloads / "extracted" / builder.name,
     )
     try:
         network.require(missing)
-        size = sum(int(made.url_infos[url].size) for url in missing) / 2**20
-        fetching = f", {size:.0f} MiB to fetch" if missing else ""
-        print(f"preparing {name} in {folder}{fetching}", flush=True)
-        # TFDS would name the folder that is moved afterwards.
-        with network.impatient(), redirect_stdout(io.StringIO()):
-            made.download_and_prepare(download_dir=downloads, download_config=config)
+        size = sum(int(builder.url_infos[url].size) for url in missing) / 2**20
+        to_download = f", {size:.0f} MiB to download" if missing else ""
+        print(f"preparing {name} in {folder}{to_download}", flush=True)
+        # TFDS would print the staging folder, which is moved afterwards.
+        with network.request_timeouts(), redirect_stdout(io.StringIO()):
+            builder.download_and_prepare(download_dir=downloads, download_config=config)
     except DataError:
         raise
     except Exception as error:
         if _is_full(error):
-            raise DataFolderError(folder, f"no room for {name} ({_free(folder)} free)") from error
+            reason = f"no space left for {name} ({_free(folder)} free)"
+            raise DataFolderError(folder, reason) from error
         raise UnavailableDatasetError(
             name, folder, _reason(error), files=sorted(missing.values())
         ) from error
@@ -148,14 +150,14 @@ def _fetch(made: Any, name: str, folder: Path) -> None:
 def _reason(error: BaseException) -> str:
     if isinstance(error, network.UnreachableError):
         return str(error)
-    said = str(error).partition(":\n* Expected")[0]  # of a wrong checksum, the numbers
-    return f"{type(error).__name__}: {' '.join(said.split())[:300]}"
+    message = str(error).partition(":\n* Expected")[0]  # without the numbers of a wrong checksum
+    return f"{type(error).__name__}: {' '.join(message.split())[:300]}"
 
 
 def _is_full(error: BaseException) -> bool:
-    said = str(error).lower()
+    message = str(error).lower()
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (
-        "no space left" in said or "not enough disk space" in said
+        "no space left" in message or "not enough disk space" in message
     )
 
 
@@ -163,16 +165,16 @@ def _free(folder: Path) -> str:
     return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB"
 
 
-def _plain(name: str) -> str:
+def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "_." else "-" for letter in name)
 
 
 @contextmanager
-def _alone(folder: Path, name: str) -> Iterator[None]:
-    """Nobody else on this node prepares `name` during the block."""
+def _locked(folder: Path, name: str) -> Iterator[None]:
+    """Hold this node's lock for preparing `name` during the block."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = open(folder / f".prepare-{_plain(name)}.lock", "w")  # noqa: SIM115 (closed below)
+        lock = open(folder / f".prepare-{_file_name(name)}.lock", "w")  # noqa: SIM115 (closed below)
     except OSError as error:
         raise _unwritable(folder, error) from error
     with lock:
@@ -181,20 +183,21 @@ def _alone(folder: Path, name: str) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prepare what the command line names and say what was done."""
+    """Prepare the data set that the command line names and print the result."""
     parser = argparse.ArgumentParser(description="Prepare a TFDS data set on this node.")
     parser.add_argument("--dataset", default="synthetic_digits", metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
-    options = parser.parse_args(arguments)
-    # Ends as Ctrl-C does, so that what is half done is removed.
+    args = parser.parse_args(arguments)
+    # SIGTERM ends it as Ctrl-C does, so that incomplete files are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        found, seconds = prepare(options.dataset, data_dir(options.data_dir))
+        builder, seconds = prepare(args.dataset, data_dir(args.data_dir))
     except DataError as error:
         sys.exit(f"prepare: {error}")
-    done = f"prepared in {seconds:.1f} s" if seconds else "already there"
-    sizes = ", ".join(f"{name} {split.num_examples}" for name, split in found.info.splits.items())
-    print(f"{options.dataset} {done}: {found.data_path} ({sizes})", flush=True)
+    result = f"prepared in {seconds:.1f} s" if seconds else "already there"
+    splits = builder.info.splits.items()
+    sizes = ", ".join(f"{name} {split.num_examples}" for name, split in splits)
+    print(f"{args.dataset} {result}: {builder.data_path} ({sizes})", flush=True)
 
 
 if __name__ == "__main__":

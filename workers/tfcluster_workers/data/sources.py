@@ -1,4 +1,4 @@
-"""What TensorFlow Datasets knows about a data set: its builder, and the files it still needs."""
+"""Asks TensorFlow Datasets (TFDS) for a data set's builder and for the files it still needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster_workers.data.errors import (
 
 
 def builder(name: str, folder: Path) -> Any:
-    """The TFDS builder of `name`. Raises DataError."""
+    """Return the TFDS builder of `name`. Raises DataError."""
     tfds = library()
 
     from tfcluster_workers.data import synthetic_digits  # noqa: F401 (registers itself)
@@ -26,9 +26,9 @@ def builder(name: str, folder: Path) -> Any:
     except tfds.core.registered.DatasetNotFoundError:
         raise UnknownDatasetError(name, known(tfds)) from None
     except (ValueError, AssertionError, ImportError, OSError) as error:
-        raise _told(name, folder, error) from error
+        raise _builder_error(name, folder, error) from error
     except Exception as error:
-        # A file of the prepared folder that cannot be read: the protobuf's own error.
+        # protobuf's own error for a file of the prepared folder that cannot be read
         if type(error).__name__ != "ParseError":
             raise
         raise DamagedDatasetError(
@@ -36,50 +36,50 @@ def builder(name: str, folder: Path) -> Any:
         ) from error
 
 
-def _told(name: str, folder: Path, error: Exception) -> DataError:
-    """A name that cannot be read, a version or a configuration that does not exist."""
-    said = " ".join(str(error).rpartition("'}\": ")[2].split())
-    if isinstance(error, ValueError) and said.startswith("Parsing builder name"):
+def _builder_error(name: str, folder: Path, error: Exception) -> DataError:
+    """Return the DataError for a malformed name, or an unknown version or configuration."""
+    message = " ".join(str(error).rpartition("'}\": ")[2].split())
+    if isinstance(error, ValueError) and message.startswith("Parsing builder name"):
         return UnknownDatasetError(name, known(library()))
     if isinstance(error, (ValueError, AssertionError)):
-        return UnknownDatasetError(name, reason=said.partition(" Here are")[0][:200])
-    return UnavailableDatasetError(name, folder, f"{type(error).__name__}: {said[:200]}")
+        return UnknownDatasetError(name, reason=message.partition(" Here are")[0][:200])
+    return UnavailableDatasetError(name, folder, f"{type(error).__name__}: {message[:200]}")
 
 
 def known(tfds: Any) -> list[str]:
-    """All names that need no network to be listed."""
+    """Return all names that TFDS lists without a network."""
     return list(tfds.list_builders(with_community_datasets=False))
 
 
 def library() -> Any:
-    """The module `tensorflow_datasets`. Raises DataError where it is missing or cannot work."""
+    """Return the module `tensorflow_datasets`. Raises DataError if it cannot be used."""
     fix = f"{sys.executable} -m pip install tensorflow-datasets"
     try:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise DataError(f"TensorFlow Datasets cannot be imported ({error}): {fix}") from error
     if not hasattr(tfds, "builder"):
-        # It hides the error of its own import: seen with tensorflow-metadata 1.21 on TF 2.15.
+        # TFDS hides the error of its own import: seen with tensorflow-metadata 1.21 on TF 2.15.
         raise DataError(
-            "TensorFlow Datasets is installed beside packages it cannot work with: "
-            f"{fix} 'tensorflow-metadata<1.16' for TensorFlow 2.15"
+            "TensorFlow Datasets does not work with other installed packages; for TensorFlow 2.15: "
+            f"{fix} 'tensorflow-metadata<1.16'"
         )
     return tfds
 
 
-def missing(made: Any, downloads: Path) -> dict[str, str]:
-    """URL → file name of each source that is neither downloaded nor put there by hand."""
+def missing(builder: Any, downloads: Path) -> dict[str, str]:
+    """Return URL → file name of each source that is neither downloaded nor copied there by hand."""
     from tensorflow_datasets.core.download import resource
 
-    by_hand = [downloads / "manual" / made.name, downloads / "manual"]
+    manual_dirs = [downloads / "manual" / builder.name, downloads / "manual"]
     return {
         url: info.filename or url.rpartition("/")[2]
-        for url, info in (made.url_infos or {}).items()
+        for url, info in (builder.url_infos or {}).items()
         if not any(
             place.exists()
             for place in (
-                *(folder / str(info.filename) for folder in by_hand),
-                downloads / made.name / resource.get_dl_fname(url, info.checksum),
+                *(folder / str(info.filename) for folder in manual_dirs),
+                downloads / builder.name / resource.get_dl_fname(url, info.checksum),
                 downloads / resource.get_dl_fname(url, info.checksum),
             )
         )

@@ -1,7 +1,7 @@
-"""Gives TensorFlow Datasets the module its packages forget on new Pythons.
+"""Provides `importlib_resources` for TensorFlow Datasets on new Python versions.
 
-TFDS 4.9.10 imports `importlib_resources`, which nothing installs on Python 3.11 and later; every
-`download_and_prepare` then fails. The standard library's module has what TFDS uses of it.
+TFDS 4.9.10 imports it, but nothing installs it on Python 3.11 and later, and every
+`download_and_prepare` fails. The standard library's module has everything that TFDS uses of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 
 def supply() -> None:
-    """Let `import importlib_resources` find the standard library's `importlib.resources`."""
+    """Have `import importlib_resources` find the standard library's `importlib.resources`."""
     if sys.version_info < (3, 11) or "importlib_resources" in sys.modules:
         return
     if importlib.util.find_spec("importlib_resources") is not None:

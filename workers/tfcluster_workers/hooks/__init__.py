@@ -1,1 +1,1 @@
-"""Hooks into TensorFlow, Keras and KerasTuner inside a task: they report and check."""
+"""Hooks into TensorFlow, Keras and KerasTuner inside a task, which report, check and patch."""

@@ -1,8 +1,8 @@
 """Compares the cluster that a script joins with the one that tfcluster started this task in.
 
 A script that sets TF_CONFIG itself, as TensorFlow's tutorials do, or lists its hosts on the command
-line, would wait for tasks that nobody starts, without a word; one that removes it would train alone
-in every task. That is said at once, with the line that does it.
+line would silently wait for tasks that nobody starts; one that removes TF_CONFIG would train alone
+in every task. Both are reported at once, with the line that causes it.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from tfcluster_workers.errors import ClusterChangedError
 from tfcluster_workers.hooks import tf_config_changes
 
 _LISTED = 4
-"""Of a job's addresses, how many a message names."""
+"""The number of addresses per job that a message lists."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """A cluster, and which of its tasks this process is."""
+    """A cluster, and the task of it that this process is."""
 
     jobs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Name of a job → addresses of its tasks."""
+    """Job name → addresses of its tasks."""
     job: str = ""
     index: int = 0
 
     @classmethod
     def read(cls, tf_config: str) -> Membership:
-        """Of a value of TF_CONFIG; raises ValueError for what is not a JSON object."""
-        found = json.loads(tf_config or "{}")
-        if not isinstance(found, dict):
+        """Parse a value of TF_CONFIG; raise ValueError if it is not a JSON object."""
+        config = json.loads(tf_config or "{}")
+        if not isinstance(config, dict):
             raise ValueError("not a JSON object")
-        task = found.get("task") or {}
-        return cls.of(found.get("cluster") or {}, task.get("type"), task.get("index"))
+        task = config.get("task") or {}
+        return cls.of(config.get("cluster") or {}, task.get("type"), task.get("index"))
 
     @classmethod
     def of(cls, jobs: Mapping[str, Any], job: Any, index: Any) -> Membership:
-        """`jobs` as `ClusterSpec.as_dict` has them: a job that lacks tasks is a mapping."""
+        """Make one from the jobs of `ClusterSpec.as_dict`, where a sparse job is a mapping."""
         listed = {
             str(name): tuple(map(str, tasks.values() if isinstance(tasks, Mapping) else tasks))
             for name, tasks in jobs.items()
@@ -52,27 +52,31 @@ class Membership:
 
     @property
     def address(self) -> str:
-        """This task's own; empty where the cluster does not have it."""
+        """This task's own address; empty if the cluster does not have this task."""
         tasks = self.jobs.get(self.job, ())
-        return alike(tasks[self.index]) if 0 <= self.index < len(tasks) else ""
+        return normalized(tasks[self.index]) if 0 <= self.index < len(tasks) else ""
 
     def addresses(self, *jobs: str) -> frozenset[str]:
-        """Those of `jobs`, else of all."""
-        wanted = jobs or tuple(self.jobs)
-        return frozenset(alike(one) for job in wanted for one in self.jobs.get(job, ()))
+        """Return the addresses of these jobs, or of all jobs."""
+        selected = jobs or tuple(self.jobs)
+        return frozenset(
+            normalized(address) for job in selected for address in self.jobs.get(job, ())
+        )
 
     def differs_in_hosts_only(self, other: Membership) -> bool:
-        """Whether it is the same task of as many, at the same ports: a host has several names."""
+        """Return whether task, task counts and ports are equal: a host can have several names."""
         is_same_task = (self.job, self.index) == (other.job, other.index)
         return is_same_task and self._ports() == other._ports()
 
     def _ports(self) -> dict[str, list[str]]:
-        """Of all tasks but the evaluator, which is in no training cluster of TensorFlow's."""
+        """Return the ports of all tasks but the evaluator, which is in no training cluster."""
         jobs = {name: tasks for name, tasks in self.jobs.items() if name != "evaluator"}
-        return {name: [one.rpartition(":")[2] for one in tasks] for name, tasks in jobs.items()}
+        return {
+            name: [address.rpartition(":")[2] for address in tasks] for name, tasks in jobs.items()
+        }
 
     def __str__(self) -> str:
-        """As TF_CONFIG has it, a long list cut short."""
+        """Return task and cluster as in TF_CONFIG, with long lists shortened."""
         jobs = {
             job: [*tasks[:_LISTED], *([f"… {len(tasks)} in all"] if tasks[_LISTED:] else ())]
             for job, tasks in self.jobs.items()
@@ -80,25 +84,26 @@ class Membership:
         return f"{self.job or '?'}:{self.index} of {json.dumps(jobs, ensure_ascii=False)}"
 
 
-def alike(address: str) -> str:
-    """`address` with one name for this machine, and for what listens on all its interfaces."""
+def normalized(address: str) -> str:
+    """Return `address` with one name for this machine and for all of its interfaces."""
     host, colon, port = address.rpartition(":")
-    here = socket.gethostname()
-    names = ("localhost", "0.0.0.0", "[::]", "::", "[::1]", "::1", here, here.partition(".")[0])
-    is_here = host in names or host.startswith("127.")
-    return f"127.0.0.1{colon}{port}" if is_here else address
+    hostname = socket.gethostname()
+    loopback = ("localhost", "0.0.0.0", "[::]", "::", "[::1]", "::1")
+    is_local = host in (*loopback, hostname, hostname.partition(".")[0]) or host.startswith("127.")
+    return f"127.0.0.1{colon}{port}" if is_local else address
 
 
 _has_joined = False
+"""True once a strategy of this process has passed the check: only the first one joins."""
 
 
-def _harmless(check: Callable[..., None]) -> Callable[..., None]:
-    """`check` without faults of its own: they must not break what a script does."""
+def _never_fails(check: Callable[..., None]) -> Callable[..., None]:
+    """Wrap `check` so that an error of its own does not break the script."""
 
     @functools.wraps(check)
     def checked(*args: Any) -> None:
         try:
-            if tf_config_changes.is_this_task():
+            if tf_config_changes.is_task_process():
                 check(*args)
         except ClusterChangedError:
             raise
@@ -108,139 +113,149 @@ def _harmless(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-@_harmless
+@_never_fails
 def check_strategy(resolver: Any) -> None:
-    """Before MultiWorkerMirroredStrategy joins: raise ClusterChangedError where it would wait for
-    tasks that are none of this run, or train alone. Only the first one of a process joins.
+    """Check the cluster that a MultiWorkerMirroredStrategy is about to join.
 
-    `resolver` is its cluster resolver; None: TensorFlow makes one from TF_CONFIG.
+    Raises ClusterChangedError if it would wait for tasks that are not part of this run, or train
+    alone. Only the first strategy of a process joins. `resolver` is its cluster resolver; for None
+    TensorFlow makes one from TF_CONFIG.
     """
     global _has_joined
-    given, change = _given(), _change(resolver)
-    if _has_joined or given.job == "evaluator" or (found := _named_by(resolver)) is None:
+    assigned, change = _assigned(), _change(resolver)
+    if _has_joined or assigned.job == "evaluator" or (found := _membership_of(resolver)) is None:
         return
-    mine, theirs = given.addresses("chief", "worker"), found.addresses("chief", "worker")
-    if len(theirs) < 2 <= len(mine):
-        raise change.error(f"each of the {len(mine)} workers would train alone")
-    if len(theirs) > 1:
-        meets_its_peers = theirs <= mine and found.address == given.address
-        is_renamed = (found.job, found.index) != (given.job, given.index)
-        if not meets_its_peers:
-            change.refuse(found, given)
-        elif is_renamed or theirs != mine:
-            change.note(found, given)
+    expected, joined = assigned.addresses("chief", "worker"), found.addresses("chief", "worker")
+    if len(joined) < 2 <= len(expected):
+        raise change.error(f"each of the {len(expected)} workers would train alone")
+    if len(joined) > 1:
+        reaches_peers = joined <= expected and found.address == assigned.address
+        is_renamed = (found.job, found.index) != (assigned.job, assigned.index)
+        if not reaches_peers:
+            change.refuse(found, assigned)
+        elif is_renamed or joined != expected:
+            change.note(found, assigned)
     _has_joined = True
 
 
-@_harmless
-def note_lone_fit(model: Any) -> None:
-    """Before Keras's `fit` of `model`: have the first worker say where all of them train alone,
-    which is no mistake by itself, but seldom what several workers are for."""
-    given = _given()
-    trains = given.addresses("chief", "worker")
+@_never_fails
+def note_fit_alone(model: Any) -> None:
+    """Have the first worker note, before Keras's `fit`, that all workers train alone.
+
+    That is no error by itself, but rarely the purpose of several workers.
+    """
+    assigned = _assigned()
+    workers = assigned.addresses("chief", "worker")
     settings = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
-    is_first = given.index == 0 and given.job == ("chief" if "chief" in given.jobs else "worker")
-    if len(trains) < 2 or not is_first or settings.get("strategy") != "multi_worker_mirrored":
+    is_first = assigned.index == 0 and assigned.job == (
+        "chief" if "chief" in assigned.jobs else "worker"
+    )
+    if len(workers) < 2 or not is_first or settings.get("strategy") != "multi_worker_mirrored":
         return
     if not _has_joined:
-        _note_alone("the script makes no MultiWorkerMirroredStrategy", len(trains))
+        _note_alone("the script makes no MultiWorkerMirroredStrategy", len(workers))
     elif not model.distribute_strategy.extended._in_multi_worker_mode():
-        _note_alone("the model was made outside strategy.scope()", len(trains))
+        _note_alone("the model was made outside strategy.scope()", len(workers))
 
 
-def _note_alone(why: str, count: int) -> None:
-    words = f"each of the {count} tasks trains alone, on all the data"
-    reporting.note(f"{why}: {words}; --set job.kind=plain if that is meant")
+def _note_alone(reason: str, count: int) -> None:
+    consequence = f"each of the {count} tasks trains alone, on all the data"
+    reporting.note(f"{reason}: {consequence}; if that is intended, --set job.kind=plain")
 
 
-@_harmless
+@_never_fails
 def check_parameter_servers(resolver: Any) -> None:
-    """The same before ParameterServerStrategy connects to workers and ps."""
-    if (found := _named_by(resolver)) is None:
+    """Check the cluster that a ParameterServerStrategy is about to connect to."""
+    if (found := _membership_of(resolver)) is None:
         return
-    theirs = found.addresses("worker", "ps")
-    given = _given()
-    if theirs <= given.addresses():
+    servers = found.addresses("worker", "ps")
+    assigned = _assigned()
+    if servers <= assigned.addresses():
         return
-    if not theirs <= _served():
-        _change(resolver).refuse(found, given)
-    elif len(given.addresses()) > 1:
-        _note_alone("the script makes all servers itself", len(given.addresses()))
+    if not servers <= _own_servers():
+        _change(resolver).refuse(found, assigned)
+    elif len(assigned.addresses()) > 1:
+        _note_alone("the script makes all servers itself", len(assigned.addresses()))
 
 
 _servers: dict[str, Membership] = {}
-"""Target of each `tf.distribute.Server` that this process has made → the cluster it is of."""
+"""Target of each `tf.distribute.Server` that this process has made → its cluster."""
 
 
-@_harmless
+@_never_fails
 def note_server(target: str, cluster: Mapping[str, Any], job: Any, index: Any) -> None:
-    """A server has been made; `use_server` says whether that is right."""
+    """Remember a new server; `check_server` checks its cluster when it is used."""
     _servers[target] = Membership.of(cluster, job, index)
 
 
-@_harmless
-def use_server(target: str) -> None:
-    """Before this task serves at `target`, or begins a session that waits there for the peers."""
+@_never_fails
+def check_server(target: str) -> None:
+    """Check a server before this task serves at `target` or starts a session that waits there."""
     if (found := _servers.get(target)) is None:
         return
-    given, theirs = _given(), found.addresses()
-    is_ours = found.address == given.address and theirs <= given.addresses()
-    if not (is_ours or len(theirs) < 2 or theirs <= _served()):
-        _change_that_names(found).refuse(found, given)
+    assigned, servers = _assigned(), found.addresses()
+    is_assigned = found.address == assigned.address and servers <= assigned.addresses()
+    if not (is_assigned or len(servers) < 2 or servers <= _own_servers()):
+        _cause_of(found).refuse(found, assigned)
 
 
-def _change_that_names(found: Membership) -> Change:
-    """What makes a server of `found`: a changed TF_CONFIG that says so, else the script's call."""
-    is_changed = os.environ.get(tf_config_changes.NAME) != tf_config_changes.given
-    if is_changed and _named_by(None) == found:
+def _cause_of(found: Membership) -> Change:
+    """Return the change that led to `found`: that of TF_CONFIG if it names it, else the call."""
+    is_changed = os.environ.get(tf_config_changes.NAME) != tf_config_changes.assigned
+    if is_changed and _membership_of(None) == found:
         return _change(None)
     return Change("the script makes a server")
 
 
-def _served() -> set[str]:
-    """A cluster whose servers one process has made (a test, a notebook) is whole."""
+def _own_servers() -> set[str]:
+    """Return the addresses of this process's servers; they may be a whole cluster, as in a test."""
     return {server.address for server in _servers.values()}
 
 
 @dataclass(frozen=True)
 class Change:
-    """What leads to another cluster than this run's, and where, if that is known."""
+    """The cause of joining another cluster than this run's, and its place if known."""
 
-    words: str
+    description: str
     place: tuple[str, int] | None = None
 
     def error(self, consequence: str) -> ClusterChangedError:
-        return ClusterChangedError(f"{self.words}: {consequence}", place=self.place)
+        return ClusterChangedError(f"{self.description}: {consequence}", place=self.place)
 
-    def refuse(self, found: Membership, given: Membership) -> None:
-        """Raise, except where the peers may be there all the same: under other names of their
-        hosts or, where this run has one task only, started by somebody elsewhere."""
-        if found.differs_in_hosts_only(given):
-            self.note(found, given)
+    def refuse(self, found: Membership, assigned: Membership) -> None:
+        """Raise ClusterChangedError, unless the peers may exist all the same.
+
+        They may under other names of their hosts or, if this run has only one task, if someone
+        else has started them.
+        """
+        if found.differs_in_hosts_only(assigned):
+            self.note(found, assigned)
             return
-        words = f"this task would be {found}\ntfcluster started it as {given}"
-        if len(given.addresses()) > 1:
-            raise self.error(words)
-        reporting.note(f"{self.words}: {words}")
+        difference = f"this task would be {found}\ntfcluster started it as {assigned}"
+        if len(assigned.addresses()) > 1:
+            raise self.error(difference)
+        reporting.note(f"{self.description}: {difference}")
 
-    def note(self, found: Membership, given: Membership) -> None:
-        reporting.note(f"{self.words}: it joins as {found}; tfcluster started it as {given}")
+    def note(self, found: Membership, assigned: Membership) -> None:
+        reporting.note(
+            f"{self.description}: it joins as {found}; tfcluster started it as {assigned}"
+        )
 
 
 def _change(resolver: Any) -> Change:
     name = tf_config_changes.NAME
-    is_by_hand = resolver is not None and type(resolver).__name__ != "TFConfigClusterResolver"
-    if is_by_hand or os.environ.get(name) == tf_config_changes.given:
+    is_custom = resolver is not None and type(resolver).__name__ != "TFConfigClusterResolver"
+    if is_custom or os.environ.get(name) == tf_config_changes.assigned:
         return Change("the strategy's cluster resolver is not made from TF_CONFIG")
     changed = tf_config_changes.last_change()
     if changed is None:
         return Change(f"the script replaces {name}")
-    file, line, deed = changed
-    return Change(f"{os.path.basename(file)}:{line} {deed} {name}", (file, line))
+    file, line, action = changed
+    return Change(f"{os.path.basename(file)}:{line} {action} {name}", (file, line))
 
 
-def _named_by(resolver: Any) -> Membership | None:
-    """The cluster that `resolver` names; None where that is for TensorFlow to complain of."""
+def _membership_of(resolver: Any) -> Membership | None:
+    """Return the cluster that `resolver` names; None if TensorFlow will report the problem."""
     try:
         if resolver is None:
             return Membership.read(os.environ.get(tf_config_changes.NAME, ""))
@@ -252,5 +267,5 @@ def _named_by(resolver: Any) -> Membership | None:
         return None
 
 
-def _given() -> Membership:
-    return Membership.read(tf_config_changes.given)
+def _assigned() -> Membership:
+    return Membership.read(tf_config_changes.assigned)

@@ -10,7 +10,7 @@ from tfcluster_workers import reporting
 
 
 class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Reads the global step that each run fetches anyway; changes nothing of the graph."""
+    """A hook that reports the global step of each run; it does not change the graph."""
 
     def begin(self) -> None:
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
@@ -32,12 +32,12 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
 
     def end(self, session: Any) -> None:
         reporting.finished()
-        # A run may fetch the step before its own training step has counted it.
+        # A run may fetch the step before its own training step has increased it.
         reporting.reached(int(session.run(self._global_step)), metrics=self._metrics)
 
 
 class SignOfLife(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
-    """Says that an evaluation goes on; fetches nothing."""
+    """A hook that reports that an evaluation continues; it fetches nothing."""
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         reporting.alive()

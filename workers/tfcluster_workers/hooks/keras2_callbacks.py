@@ -1,8 +1,8 @@
-"""Has what is left to be done in Keras 2's callbacks done: its `CSVLogger` writes from all workers.
+"""Patches the callbacks of Keras 2: `CSVLogger` writes on one worker, and backups are reported.
 
-Its `ModelCheckpoint`, `TensorBoard` and `BackupAndRestore` let only the chief write by themselves.
-A backup is reported with its step, and a later `fit` of the same process does not resume from the
-backup of one that has ended: the chief removes it, and the others have been given copies.
+`ModelCheckpoint`, `TensorBoard` and `BackupAndRestore` of Keras 2 already write in the chief only.
+Here each backup is reported with its step, and a later `fit` of the same process does not resume
+from the backup of a finished one: the chief removes it, but the other workers were given copies.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from tfcluster_workers.hooks.one_writer import Method
 
 
 def patch(callbacks: ModuleType) -> None:
-    """Change the classes of `tf_keras.src.callbacks`, or `keras.src.callbacks` of 2.15, once."""
+    """Patch the classes of `tf_keras.src.callbacks`, or of `keras.src.callbacks` 2.15, once."""
     state = vars(callbacks)["worker_training_state"].WorkerTrainingState
-    one_writer.change(callbacks.CSVLogger, "on_train_begin", one_writer.begin_table)
-    for name, changed in _CHANGED.items():
-        one_writer.change(state, name, changed)
+    one_writer.replace_method(callbacks.CSVLogger, "on_train_begin", one_writer.begin_csv)
+    for name, replacement in _REPLACEMENTS.items():
+        one_writer.replace_method(state, name, replacement)
 
 
 _finished: set[str] = set()
+"""Backup folders of a `fit` that has ended in this process."""
 
 
 def _restore(strategy: Any, stock: Method, self: Any) -> Any:
@@ -46,8 +47,8 @@ def _delete(strategy: Any, stock: Method, self: Any) -> Any:
 
 
 def _folder(state: Any) -> str:
-    """`<backup_dir>/chief`, of which all restore."""
+    """Return `<backup_dir>/chief`, which all workers restore from."""
     return str(state.read_checkpoint_manager.directory)
 
 
-_CHANGED = {"back_up": _back_up, "restore": _restore, "delete_backup": _delete}
+_REPLACEMENTS = {"back_up": _back_up, "restore": _restore, "delete_backup": _delete}

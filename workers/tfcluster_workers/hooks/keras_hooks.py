@@ -18,16 +18,17 @@ from tfcluster_workers import chaos, context, reporting
 from tfcluster_workers.hooks import cluster_check, save_hooks
 
 KERAS_DEFAULT = 32
+"""Keras's default batch size for arrays."""
 
 
-def of(data: Any, *, asked: int | None) -> int | None:
-    """Examples a step over all replicas: a number, or None where only the data knows."""
-    if asked is not None:
-        return int(asked)
+def global_batch_size(data: Any, *, requested: int | None) -> int | None:
+    """Return the examples per step over all replicas, or None if they cannot be determined."""
+    if requested is not None:
+        return int(requested)
     if data is None:
         return None
     if hasattr(data, "element_spec"):
-        return _static(data) or _batched(data)
+        return _size_in_shapes(data) or _size_in_batch_call(data)
     if hasattr(data, "batch_size") and isinstance(data.batch_size, int):
         return data.batch_size  # a keras Sequence or PyDataset
     first = next(iter(data.values()), None) if isinstance(data, dict) else data
@@ -35,8 +36,8 @@ def of(data: Any, *, asked: int | None) -> int | None:
     return KERAS_DEFAULT if hasattr(first, "shape") else None
 
 
-def _static(dataset: Any) -> int | None:
-    """From the shapes, as with `drop_remainder=True`."""
+def _size_in_shapes(dataset: Any) -> int | None:
+    """Return the batch size in the static shapes, as with `drop_remainder=True`, or None."""
     import tensorflow as tf
 
     spec = tf.nest.flatten(dataset.element_spec)[0]
@@ -51,8 +52,8 @@ def _static(dataset: Any) -> int | None:
     return int(shape[0]) * replicas
 
 
-def _batched(dataset: Any) -> int | None:
-    """From the `batch` call, through prefetch, repeat and the like."""
+def _size_in_batch_call(dataset: Any) -> int | None:
+    """Return the size in the dataset's `batch` call, below prefetch, repeat …, or None."""
     for _ in range(16):
         size = getattr(dataset, "_batch_size", None)
         if size is not None:
@@ -64,11 +65,11 @@ def _batched(dataset: Any) -> int | None:
 
 
 _fitting = threading.local()
-"""The global batch size of the `fit` that this thread is in."""
+"""`batch_size`: the global batch size of the `fit` that this thread runs."""
 
 
 def watch_callback_list(module: ModuleType) -> None:
-    """Every CallbackList gets our callback: `fit` makes one, and so do loops of one's own."""
+    """Add a reporter to every CallbackList: `fit` makes one, and so may a custom training loop."""
     callback_list = vars(module).get("CallbackList")
     if callback_list is None or hasattr(callback_list.__init__, "__wrapped__"):
         return
@@ -81,14 +82,15 @@ def watch_callback_list(module: ModuleType) -> None:
 
     callback_list.__init__ = __init__
     for name in ("on_test_batch_begin", "on_predict_batch_begin"):
-        _show_life(callback_list, name)
+        _report_alive_at(callback_list, name)
 
 
-def _show_life(callback_list: Any, name: str) -> None:
-    """Have every CallbackList say that an evaluation or a prediction goes on.
+def _report_alive_at(callback_list: Any, name: str) -> None:
+    """Have every CallbackList report that an evaluation or a prediction continues.
 
-    The list itself: with a callback that wants these batches, Keras 2 would begin to fetch every
-    batch's logs, and Keras 3 to run the callbacks in the thread that evaluates.
+    The list is patched instead of adding a callback: for a callback that handles these batches,
+    Keras 2 would fetch every batch's logs, and Keras 3 would run the callbacks in the thread that
+    evaluates.
     """
     original = getattr(callback_list, name)
 
@@ -101,14 +103,14 @@ def _show_life(callback_list: Any, name: str) -> None:
 
 
 def watch_fit(module: ModuleType) -> None:
-    """`fit` knows the batch size, which callbacks are not told, and whether it trains alone."""
+    """Patch `fit` to note the batch size, which callbacks do not get, and training alone."""
     owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
     fit = owner.fit
     signature = inspect.signature(fit)
 
     @functools.wraps(fit)
     def fit_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        cluster_check.note_lone_fit(self)
+        cluster_check.note_fit_alone(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         try:
@@ -121,7 +123,7 @@ def watch_fit(module: ModuleType) -> None:
 
 
 def _watch_evaluate(owner: Any) -> None:
-    """An evaluator's `evaluate`, SidecarEvaluator's too, ends with a report; `fit` has its own."""
+    """Have an evaluator's `evaluate`, also in SidecarEvaluator, end with a report."""
     evaluate = owner.evaluate
 
     @functools.wraps(evaluate)
@@ -139,9 +141,9 @@ def _global_batch(
 ) -> int | None:
     try:
         arguments = signature.bind(model, *args, **kwargs).arguments
-        return of(arguments.get("x"), asked=arguments.get("batch_size"))
+        return global_batch_size(arguments.get("x"), requested=arguments.get("batch_size"))
     except Exception:
-        return None  # a wrong call is the user's to hear about, from Keras itself
+        return None  # Keras itself reports a wrong call
 
 
 def _add_reporter(callbacks: Any) -> None:
@@ -152,17 +154,17 @@ def _add_reporter(callbacks: Any) -> None:
         callbacks.callbacks.append(reporter)
         if is_keras_2:
             callbacks._should_call_train_batch_hooks = True
-        elif chaos.awaits_steps():
-            callbacks._async_train = False  # a fault befalls the thread that trains
+        elif chaos.has_step_faults():
+            callbacks._async_train = False  # a fault must hit the thread that trains
     except Exception as error:
-        reporting.note(f"no progress from Keras: {error!r}")
+        reporting.note(f"tfcluster cannot report Keras's progress: {error!r}")
 
 
 class FitReporter:
-    """A Keras callback by shape, of no Keras in particular."""
+    """A callback for any Keras, without a base class, that reports progress."""
 
-    _supports_tf_logs = True  # Keras 2: hand the tensors over, nothing is computed for us
-    async_safe = True  # Keras 3: may run beside the training step
+    _supports_tf_logs = True  # Keras 2: pass the tensors as they are
+    async_safe = True  # Keras 3: may run in parallel with the training step
 
     def __init__(self, global_batch: int | None, *, sums_replicas: bool) -> None:
         self.params: Mapping[str, Any] = {}
@@ -175,7 +177,7 @@ class FitReporter:
         self._per_execution = 1
         self._is_first = True
         self._is_resuming = False
-        self._looked_at = float("-inf")
+        self._polled_at = float("-inf")
         self._sums_replicas = sums_replicas
 
     @property
@@ -199,7 +201,7 @@ class FitReporter:
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._is_resuming:
-            # Keras 2's BackupAndRestore goes on in the midst of an epoch, at batch 5 of it.
+            # Keras 2's BackupAndRestore may resume within an epoch, say at its batch 5.
             self._is_resuming = False
             self._base -= batch
 
@@ -210,38 +212,39 @@ class FitReporter:
         # With steps_per_execution the batch number jumps; it is the last one done.
         self._step = self._base + batch + 1
         if hasattr(logs, "fetch"):  # a RemoteValue: ParameterServerStrategy
-            self._look_at_servers()
+            self._poll_servers()
         else:
-            reporting.step_done(self._reading(logs, share=self._share()))
+            reporting.step_done(self._reading(logs, divisor=self._divisor()))
 
-    def _look_at_servers(self) -> None:
-        """A coordinator's batch is over when it is handed out: what is done, the ps know."""
+    def _poll_servers(self) -> None:
+        """Report the ps tasks' step counter: a coordinator's batch "ends" when it is scheduled."""
         now = time.monotonic()
-        if now - self._looked_at >= reporting.INTERVAL_S:
-            self._looked_at = now
+        if now - self._polled_at >= reporting.INTERVAL_S:
+            self._polled_at = now
             done = min(self._step, steps_done(self._model))
-            seen = reporting.Reading(done, epoch=self._epoch, batch_size=self._batch_size)
-            reporting.step_done(seen)
+            reading = reporting.Reading(done, epoch=self._epoch, batch_size=self._batch_size)
+            reporting.step_done(reading)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        reporting.meter.offer(self._reading(logs, share=1))
+        reporting.meter.offer(self._reading(logs, divisor=1))
 
     def on_train_end(self, logs: Any = None) -> None:
         reporting.finished()
 
-    def _share(self) -> int:
-        """Keras 2 adds up the replicas' means in a batch's logs (`reduce_per_replica`, "sum").
+    def _divisor(self) -> int:
+        """Return the number to divide a batch's logs by.
 
-        Its own progress bar shows them so, N times too large, until the epoch ends.
+        Keras 2 adds up the replicas' means in them (`reduce_per_replica`, "sum"). Its own progress
+        bar shows them like that, N times too large, until the epoch ends.
         """
         strategy = getattr(self._model, "distribute_strategy", None)
         return int(strategy.num_replicas_in_sync) if self._sums_replicas and strategy else 1
 
-    def _reading(self, logs: Any, *, share: int) -> reporting.Reading:
+    def _reading(self, logs: Any, *, divisor: int) -> reporting.Reading:
         return reporting.Reading(
             self._step,
             epoch=self._epoch,
-            metrics=functools.partial(numbers, logs, share=share),
+            metrics=functools.partial(plain_numbers, logs, divisor=divisor),
             batch_size=self._batch_size,
             steps_per_execution=self._per_execution,
         )
@@ -255,7 +258,7 @@ class FitReporter:
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:
-    """A hook that does not concern us."""
+    """Do nothing: a callback method that the reporter does not need."""
 
 
 def _implements() -> bool:
@@ -266,28 +269,28 @@ def _implements_not() -> bool:
     return False
 
 
-def numbers(logs: Any, *, share: int = 1) -> Mapping[str, float]:
-    """The plain numbers of Keras's logs, over `share`; a remote value is left out."""
-    found = {}
+def plain_numbers(logs: Any, *, divisor: int = 1) -> Mapping[str, float]:
+    """Return the numbers of Keras's logs, divided by `divisor`; remote values are left out."""
+    metrics = {}
     for name, value in dict(logs or {}).items():
         try:
-            found[str(name)] = float(value) / share
+            metrics[str(name)] = float(value) / divisor
         except (TypeError, ValueError):
             continue
-    return found
+    return metrics
 
 
 def steps_done(model: Any) -> int:
-    """Steps the optimizer has already taken, as after a restore; 0 where it cannot tell."""
+    """Return the steps that the model's optimizer has taken; 0 if unknown."""
     return save_hooks.iterations_of(getattr(model, "optimizer", None)) or 0
 
 
 def _steps_per_execution(model: Any) -> int:
-    """How many steps pass between two calls of the batch hooks: Keras 2 keeps a variable."""
-    found = getattr(model, "_steps_per_execution", None)
-    if found is None:
-        found = getattr(model, "steps_per_execution", None)
+    """Return the steps between two calls of the batch methods; Keras 2 keeps a variable."""
+    steps = getattr(model, "_steps_per_execution", None)
+    if steps is None:
+        steps = getattr(model, "steps_per_execution", None)
     try:
-        return 1 if found is None else int(found.numpy() if hasattr(found, "numpy") else found)
+        return 1 if steps is None else int(steps.numpy() if hasattr(steps, "numpy") else steps)
     except Exception:
         return 1

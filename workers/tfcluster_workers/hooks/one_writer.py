@@ -1,9 +1,9 @@
-"""Which of several workers may write a path, and where the others write instead.
+"""Decides which of several workers may write a path, and where the others write instead.
 
-Every worker has to save (variables may be reduced between them in doing so), but only the chief's
-files are wanted, whether the workers share a file system or not. TensorFlow's tutorials and Keras 2
-(tf_keras/src/distribute/distributed_file_utils.py) have the others write into
-`workertemp_<task>` and remove it; so does this.
+Every worker must save, since saving may reduce variables across the workers, but only the chief's
+files are needed, with or without a shared file system. As in TensorFlow's tutorials and in Keras 2
+(tf_keras/src/distribute/distributed_file_utils.py), the others write into `workertemp_<task>` and
+remove it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import shutil
 from typing import Any, Callable
 
 Method = Callable[..., Any]
+"""A method of a class to be patched, or its replacement."""
 
 
 def has_peers(strategy: Any) -> bool:
-    """Whether `strategy` (or None) makes two processes or more run this program together."""
+    """Return whether `strategy` (or None) runs this program in two or more processes."""
     if strategy is None or not strategy.extended._in_multi_worker_mode():
         return False
     cluster = strategy.cluster_resolver.cluster_spec().as_dict()
@@ -25,36 +26,36 @@ def has_peers(strategy: Any) -> bool:
 
 
 def may_write(strategy: Any) -> bool:
-    """Whether what this process saves is what counts: the chief's, or that of a process alone."""
+    """Return whether this process's files are kept: it is the chief, or has no peers."""
     return not has_peers(strategy) or bool(strategy.extended.should_checkpoint)
 
 
 def temporary_name(strategy: Any) -> str:
-    """`workertemp_worker_1`: nobody else's, and passed over by whoever gathers checkpoints."""
+    """Return this task's folder name, such as `workertemp_worker_1`, which is never gathered."""
     resolver = strategy.cluster_resolver
     return f"workertemp_{resolver.task_type}_{resolver.task_id}"
 
 
-def beside(path: str, strategy: Any) -> str:
-    """Where to write instead of `path`: the same name, in a temporary folder of its folder."""
+def temporary_path(path: str, strategy: Any) -> str:
+    """Return the path to write to instead of `path`: the same name, in a temporary subfolder."""
     folder, name = os.path.split(path.rstrip("/"))
     return os.path.join(folder, temporary_name(strategy), name)
 
 
-def within(path: str, strategy: Any) -> str:
-    """A temporary folder in the folder `path`."""
+def temporary_folder(path: str, strategy: Any) -> str:
+    """Return a temporary subfolder of the folder `path`."""
     return os.path.join(path, temporary_name(strategy))
 
 
-def make_folder_of(path: str) -> None:
-    """Keras looks for the folder, then makes it, and fails where a peer has made it meanwhile."""
+def make_parent_folder(path: str) -> None:
+    """Make the folder of `path`: Keras would fail if a peer made it after Keras's own check."""
     folder = os.path.dirname(path)
     if folder and "://" not in folder:
         os.makedirs(folder, exist_ok=True)
 
 
 def remove(folder: str) -> None:
-    """Remove a temporary folder with all that is in it, where there is one."""
+    """Remove a temporary folder with its contents, if it exists."""
     if "://" not in folder:
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -64,10 +65,10 @@ def remove(folder: str) -> None:
         tf.io.gfile.rmtree(folder)
 
 
-def change(owner: Any, name: str, changed: Method) -> None:
-    """Have `owner.name` do `changed(strategy, stock, self, …)` where several workers train.
+def replace_method(owner: Any, name: str, replacement: Method) -> None:
+    """Replace `owner.name` by `replacement(strategy, stock, self, …)`, once.
 
-    `stock` is the method as it was; it stays what is done in a process alone. Once.
+    `stock` is the original method, which still runs unless several workers train.
     """
     stock = getattr(owner, name, None)
     if stock is None or hasattr(stock, "_tfcluster_stock"):
@@ -77,23 +78,23 @@ def change(owner: Any, name: str, changed: Method) -> None:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "set_model":
             model = args[0] if args else kwargs.get("model")
-        else:  # Keras 2's WorkerTrainingState has `_model`; a hand-written loop may have none
+        else:  # Keras 2's WorkerTrainingState has `_model`; a custom loop may have no model
             model = getattr(self, "model", None) or getattr(self, "_model", None)
         strategy = getattr(model, "distribute_strategy", None)
         if not has_peers(strategy):
             return stock(self, *args, **kwargs)
-        return changed(strategy, stock, self, *args, **kwargs)
+        return replacement(strategy, stock, self, *args, **kwargs)
 
     method._tfcluster_stock = stock  # type: ignore[attr-defined]
     setattr(owner, name, method)
 
 
-def begin_table(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """For `CSVLogger.on_train_begin` of any Keras: nothing is reduced there, so nothing is kept."""
+def begin_csv(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+    """Replace `CSVLogger.on_train_begin` of any Keras: workers that may not write write nowhere."""
     if may_write(strategy):
         return stock(self, *args, **kwargs)
-    real, self.filename = self.filename, os.devnull
+    filename, self.filename = self.filename, os.devnull
     try:
         return stock(self, *args, **kwargs)
     finally:
-        self.filename = real
+        self.filename = filename

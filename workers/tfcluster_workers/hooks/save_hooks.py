@@ -16,33 +16,33 @@ from typing import Any, Callable
 from tfcluster_workers import chaos, context, reporting
 
 _NAMES = ("global_step", "step", "train_step", "iterations")
-"""How a loop calls the variable that it saves with its state (TensorFlow's guide "Training
+"""Usual names of the step variable that a training loop saves (TensorFlow's guide "Training
 checkpoints": `tf.train.Checkpoint(step=tf.Variable(1), optimizer=…)`)."""
 _COUNT = re.compile(r"-(\d+)$")
 
 
-def of_saver(saver: Any, path: str) -> int | None:
-    """Of the objects behind a `tf.train.Checkpoint`, else the last step that was reported.
+def step_of_saver(saver: Any, path: str) -> int | None:
+    """Return the step of the objects in a `tf.train.Checkpoint`, else the last reported step.
 
-    An object's own step comes first: a coordinator's reports lag behind what its ps have counted.
+    The objects' step comes first: a coordinator's reports lag behind its ps tasks' counter.
     """
     view = saver._graph_view
     return _or_reported(_step_among(view.children(view.root)))
 
 
-def of_graph_saver(saver: Any, path: str) -> int | None:
-    """`tf.compat.v1.train.Saver` writes the global step into the name, where it is given one."""
-    found = _COUNT.search(path)
-    return int(found.group(1)) if found else None
+def step_of_graph_saver(saver: Any, path: str) -> int | None:
+    """Return the global step that `tf.compat.v1.train.Saver` puts into the file name, or None."""
+    match = _COUNT.search(path)
+    return int(match.group(1)) if match else None
 
 
-def of_model(model: Any, path: str) -> int | None:
-    """Of a Keras model: the steps of its optimizer, else the last step that was reported."""
+def step_of_model(model: Any, path: str) -> int | None:
+    """Return the steps of a Keras model's optimizer, else the last reported step."""
     return _or_reported(iterations_of(_optimizer_of(model)))
 
 
 def _step_among(parts: Mapping[str, Any]) -> int | None:
-    """Of a variable that is called so; else the most steps of any optimizer."""
+    """Return the value of a variable with a usual name, else the most steps of any optimizer."""
     named = _first(*(value_of(parts.get(name)) for name in _NAMES))
     if named is not None:
         return named
@@ -52,27 +52,27 @@ def _step_among(parts: Mapping[str, Any]) -> int | None:
 
 
 def _optimizer_of(owner: Any) -> Any:
-    """None where there is none, or where a script's own model fails to say."""
     try:
         return getattr(owner, "optimizer", None)
-    except Exception:
+    except Exception:  # a property of the script's own model
         return None
 
 
 def iterations_of(optimizer: Any) -> int | None:
-    """Steps that an optimizer of any Keras has taken; None where it cannot tell."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
+    """Return the steps that an optimizer of any Keras has taken; None if unknown."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # for a LossScaleOptimizer
     # `iterations` of the legacy optimizers would create the variable; the attribute does not.
     return value_of(getattr(optimizer, "_iterations", None))
 
 
 def value_of(variable: Any) -> int | None:
-    """What a variable of one number holds; None for anything else.
+    """Return the value of a scalar variable; None for anything else.
 
-    One that is reduced between the workers when it is read is none: all of them would have to.
+    A variable that is reduced across the workers on read gives None: all workers would have to
+    read it.
     """
-    when = getattr(getattr(variable, "synchronization", None), "name", "")
-    if variable is None or when == "ON_READ":
+    synchronization = getattr(getattr(variable, "synchronization", None), "name", "")
+    if variable is None or synchronization == "ON_READ":
         return None
     try:
         return int(variable.numpy())
@@ -89,47 +89,49 @@ def _first(*steps: int | None) -> int | None:
 
 
 POLL_S = 0.0005
+"""Seconds between two checks for the files of a checkpoint."""
 
 _saving = threading.local()
-"""Keras's `save_weights` writes a `tf.train.Checkpoint`: one save, not two."""
+"""`depth`: whether this thread is saving. Keras's `save_weights` writes a `tf.train.Checkpoint`,
+and that must count as one save."""
 StepOf = Callable[[Any, str], "int | None"]
-"""From the object that saves, and the path, to the step."""
+"""A function from the object that saves, and the path, to the step."""
 
 
 def watch_checkpoints(module: ModuleType) -> None:
-    """tf.train.Checkpoint, CheckpointManager, Keras 2's weights and backups end up here."""
-    _watch(vars(module)["TrackableSaver"], "save", of_saver)
+    """Watch the saves of tf.train.Checkpoint, CheckpointManager, Keras 2's weights and backups."""
+    _watch(vars(module)["TrackableSaver"], "save", step_of_saver)
 
 
 def watch_graph_saver(module: ModuleType) -> None:
-    """Estimator and other graphs of TensorFlow 1."""
-    _watch(vars(module)["Saver"], "save", of_graph_saver, path=2)
+    """Watch the saves of Estimator and other TensorFlow 1 graphs."""
+    _watch(vars(module)["Saver"], "save", step_of_graph_saver, path=2)
 
 
 def watch_models(module: ModuleType) -> None:
-    """Keras's own files: .keras, .weights.h5, SavedModel."""
+    """Watch the saves in Keras's own formats: .keras, .weights.h5, SavedModel."""
     for name in ("save", "save_weights"):
-        _watch(vars(module)["Model"], name, of_model)
+        _watch(vars(module)["Model"], name, step_of_model)
 
 
 def _watch(owner: Any, name: str, step_of: StepOf, *, path: int = 1) -> None:
     save = getattr(owner, name)
-    if chaos.awaits_saves():
-        chaos.see_saves()
+    if chaos.has_save_faults():
+        chaos.watch_saves()
 
     @functools.wraps(save)
     def save_and_report(*args: Any, **kwargs: Any) -> Any:
         if getattr(_saving, "depth", 0):
             return save(*args, **kwargs)
         names = ("file_prefix", "filepath", "save_path")
-        given = [*args[path : path + 1], *(kwargs[key] for key in names if key in kwargs)]
-        target = str(given[0]) if given else ""
+        paths = [*args[path : path + 1], *(kwargs[key] for key in names if key in kwargs)]
+        target = str(paths[0]) if paths else ""
         _saving.depth = 1
         try:
-            result = _suffer(lambda: save(*args, **kwargs), target)
+            result = _save_with_fault(lambda: save(*args, **kwargs), target)
         finally:
             _saving.depth = 0
-        # A graph's Saver adds the step to the name, and says which name that is.
+        # A graph's Saver adds the step to the name and returns that name.
         _report(args[0], result if path == 2 else target, step_of)
         return result
 
@@ -137,31 +139,30 @@ def _watch(owner: Any, name: str, step_of: StepOf, *, path: int = 1) -> None:
 
 
 def _report(saver: Any, path: Any, step_of: StepOf) -> None:
-    """Say what the chief has saved; the others write into folders that are removed."""
+    """Report what the chief has saved; the other workers' folders are removed."""
     try:
-        here = context.current()
-        if not (isinstance(path, str) and path and here.is_chief) or context.is_evaluator():
+        this_task = context.current()
+        if not (isinstance(path, str) and path and this_task.is_chief) or context.is_evaluator():
             return
-        step, whole = _step(step_of, saver, path), whole_path(path)
-        # Not `context`'s: a Path would spoil a URL.
-        if _is_within(whole, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
-            reporting.saw_saved(whole, step)
+        step, absolute = _step(step_of, saver, path), absolute_path(path)
+        # The variable, not `context`: a Path would break a URL.
+        if _is_within(absolute, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
+            reporting.saw_saved(absolute, step)
         else:
             reporting.saved_elsewhere(step)
-    except Exception as error:  # nothing of ours may break a save
-        reporting.note(f"a save went unreported: {error!r}")
+    except Exception as error:  # reporting must never break a save
+        reporting.note(f"tfcluster could not report a save: {error!r}")
 
 
-def whole_path(path: str) -> str:
-    """As it is reported."""
+def absolute_path(path: str) -> str:
+    """Return `path` as it is reported: absolute, or a URL as it is."""
     return path if "://" in path else os.path.abspath(path)
 
 
 def _step(step_of: StepOf, saver: Any, path: str) -> int | None:
-    """A save is reported also where its step cannot be told."""
     try:
         return step_of(saver, path)
-    except Exception:  # of an object of the script's own
+    except Exception:  # an object of the script's own; the save is reported without a step
         return None
 
 
@@ -172,50 +173,50 @@ def _is_within(path: str, folder: str) -> bool:
     return any(path.startswith(os.path.join(place, "")) for place in places)
 
 
-def _suffer(save: Callable[[], Any], target: str) -> Any:
-    """Save; a fault that is due strikes once something of the checkpoint lies on the disk.
+def _save_with_fault(save: Callable[[], Any], target: str) -> Any:
+    """Save; inject a due fault as soon as a part of the checkpoint is on the disk.
 
-    Where that cannot be seen, or the save is too quick to be caught, it strikes right after it.
+    If that cannot be seen, or the save is too fast, the fault is injected right after the save.
     """
     fault = chaos.begin_save()
     if fault is None:
         return save()
-    if not chaos.is_of_process(fault):
+    if not chaos.works_in_any_thread(fault):
         chaos.inject(fault)
-    watch = _Watch(target, lambda: chaos.inject(fault))
+    watch = _FaultTrigger(target, lambda: chaos.inject(fault))
     watch.start()
     try:
         return save()
     finally:
-        watch.strike()
+        watch.fire()
         watch.join()
 
 
-class _Watch(threading.Thread):
-    """Strikes once: when the files of a checkpoint change, or when told to."""
+class _FaultTrigger(threading.Thread):
+    """A thread that fires once: when the files of a checkpoint change, or when `fire` is called."""
 
-    def __init__(self, target: str, strike: Callable[[], None]) -> None:
+    def __init__(self, target: str, fire: Callable[[], None]) -> None:
         super().__init__(daemon=True)
         self._folder, self._stem = os.path.split(os.path.abspath(target))
-        self._before = self._look()
-        self._do = strike
+        self._before = self._list_files()
+        self._fire = fire
         self._lock = threading.Lock()
-        self._struck = False
+        self._has_fired = False
 
     def run(self) -> None:
         pause = threading.Event()
-        while not self._struck and self._look() <= self._before:
+        while not self._has_fired and self._list_files() <= self._before:
             pause.wait(POLL_S)
-        self.strike()
+        self.fire()
 
-    def strike(self) -> None:
+    def fire(self) -> None:
         with self._lock:
-            if not self._struck:
-                self._struck = True
-                self._do()
+            if not self._has_fired:
+                self._has_fired = True
+                self._fire()
 
-    def _look(self) -> set[tuple[str, int]]:
-        """Files of this checkpoint with their sizes; TensorFlow begins in a `_temp` folder."""
+    def _list_files(self) -> set[tuple[str, int]]:
+        """Return names and times of this checkpoint's files; TensorFlow starts in `_temp`."""
         try:
             with os.scandir(self._folder) as entries:
                 return {

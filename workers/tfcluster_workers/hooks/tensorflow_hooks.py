@@ -1,4 +1,4 @@
-"""Sees strategies and servers join their cluster, preemption handlers, and an Estimator's steps."""
+"""Hooks into TensorFlow: they report joins of a cluster, preemption and Estimator's steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tfcluster_workers.hooks import cluster_check, save_hooks
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
-    """MultiWorkerMirroredStrategy joins in its constructor, and waits there for its peers."""
+    """Watch MultiWorkerMirroredStrategy, which joins and waits for its peers in its constructor."""
     _watch_joining(vars(module)["CollectiveAllReduceExtended"], _check_collective)
 
 
 def _check_collective(*args: Any, cluster_resolver: Any = None, **kwargs: Any) -> None:
-    """Called as `(strategy, cluster_resolver, communication_options, devices)`."""
-    if not kwargs.get("devices") and not args[3:]:  # one of this process's own devices joins nobody
+    """Check the arguments `(strategy, cluster_resolver, communication_options, devices)`."""
+    if not kwargs.get("devices") and not args[3:]:  # with devices it is local and joins no cluster
         cluster_check.check_strategy(args[1] if args[1:] else cluster_resolver)
 
 
 def watch_parameter_server_strategy(module: ModuleType) -> None:
-    """The chief's ParameterServerStrategy waits for every worker and ps in its constructor."""
+    """Watch ParameterServerStrategy, which waits for all workers and ps in its constructor."""
     _watch_joining(vars(module)["ParameterServerStrategyV2"], _check_parameter_servers)
 
 
@@ -44,9 +44,9 @@ def _watch_joining(joiner: Any, check: Callable[..., None]) -> None:
 
 
 def watch_server(module: ModuleType) -> None:
-    """A ps, or a worker of a parameter-server job, serves from `join` on, and waits for nobody.
+    """Watch `tf.distribute.Server`: a ps, or a worker of a parameter-server job, serves in `join`.
 
-    Its constructor says nothing: Estimator makes a server in workers that are yet to join, too.
+    Its constructor means nothing: Estimator also makes a server in workers that are yet to join.
     """
     server = vars(module)["Server"]
     construct, join = server.__init__, server.join
@@ -54,14 +54,16 @@ def watch_server(module: ModuleType) -> None:
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         construct(self, *args, **kwargs)
-        made = self.server_def
-        cluster = vars(module)["ClusterSpec"](made.cluster).as_dict()
-        cluster_check.note_server(_text(self.target), cluster, made.job_name, made.task_index)
+        server_def = self.server_def
+        cluster = vars(module)["ClusterSpec"](server_def.cluster).as_dict()
+        cluster_check.note_server(
+            _text(self.target), cluster, server_def.job_name, server_def.task_index
+        )
 
     @functools.wraps(join)
     def join_and_report(self: Any) -> Any:
         chaos.at_join()
-        cluster_check.use_server(_text(self.target))
+        cluster_check.check_server(_text(self.target))
         reporting.serving()
         return join(self)
 
@@ -69,14 +71,14 @@ def watch_server(module: ModuleType) -> None:
 
 
 def watch_session(module: ModuleType) -> None:
-    """A session at a server waits for the server's peers, without a word and for ever."""
+    """Watch sessions: a session at a server waits for the server's peers, silently and forever."""
     session = vars(module)["BaseSession"]
     construct = session.__init__
 
     @functools.wraps(construct)
     def __init__(self: Any, target: Any = "", *args: Any, **kwargs: Any) -> None:
         if target:
-            cluster_check.use_server(_text(target))
+            cluster_check.check_server(_text(target))
         construct(self, target, *args, **kwargs)
 
     session.__init__ = __init__
@@ -87,7 +89,7 @@ def _text(target: Any) -> str:
 
 
 def watch_preemption(module: ModuleType) -> None:
-    """A PreemptionCheckpointHandler saves on SIGTERM, so the task wants the whole grace time."""
+    """Watch PreemptionCheckpointHandler: it saves on SIGTERM, so it needs the whole grace time."""
     handler = vars(module)["PreemptionCheckpointHandler"]
     construct = handler.__init__
 
@@ -106,22 +108,22 @@ def _watch_preemption_save(handler: Any) -> None:
     @functools.wraps(save)
     def save_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
         saved = save(self, *args, **kwargs)
-        if self._is_chief:  # the others' folder is removed at once
-            # A `save_fn` of the script's own may know of no manager.
+        if self._is_chief:  # the others' folders are removed at once
+            # A script's own `save_fn` may use no manager.
             latest = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
-            path = save_hooks.whole_path(str(latest)) if latest else "checkpoint"
-            # What the hooks saw is not reported again. One run may do several steps: what the
-            # script says of itself comes before the number of runs.
+            path = save_hooks.absolute_path(str(latest)) if latest else "checkpoint"
+            # A step that the hooks have seen is not reported again. One run may do several steps,
+            # so a step that the script has reported is better than the number of runs.
             known = reporting.seen_step(path), reporting.meter.last_step
-            told = next((step for step in known if step is not None), None)
-            reporting.saved(path, step=int(self.total_run_calls) if told is None else told)
+            step = next((step for step in known if step is not None), None)
+            reporting.saved(path, step=int(self.total_run_calls) if step is None else step)
         return saved
 
     handler._save_checkpoint = save_and_report
 
 
 def watch_estimator(module: ModuleType) -> None:
-    """`Estimator.train` gets one more hook; `train_and_evaluate` goes through it too."""
+    """Add a hook to `Estimator.train`, which `train_and_evaluate` calls too."""
     estimator = vars(module)["Estimator"]
     train = estimator.train
 
@@ -137,11 +139,11 @@ def watch_estimator(module: ModuleType) -> None:
 
 
 _is_exporting = False
-"""`train_and_evaluate` exports after an evaluation: it is over when both are."""
+"""True while `train_and_evaluate` evaluates and exports; it is reported after both."""
 
 
 def watch_evaluator(module: ModuleType) -> None:
-    """The evaluator of `train_and_evaluate`: what it has evaluated, and exported, is reported."""
+    """Report each evaluation of `train_and_evaluate`'s evaluator after its export."""
     evaluator = vars(module)["_TrainingExecutor"]._Evaluator
     evaluate = evaluator.evaluate_and_export
 
@@ -150,11 +152,11 @@ def watch_evaluator(module: ModuleType) -> None:
         global _is_exporting
         _is_exporting = True
         try:
-            found = evaluate(self)
+            result = evaluate(self)
         finally:
             _is_exporting = False
-        _report_evaluation(found[0].metrics)
-        return found
+        _report_evaluation(result[0].metrics)
+        return result
 
     evaluator.evaluate_and_export = evaluate_and_report
 

@@ -1,4 +1,4 @@
-"""Remembers where a script changes TF_CONFIG, so that what comes of it can be explained later."""
+"""Remembers where a script changes TF_CONFIG, so that an error message can name the line."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 
 NAME = "TF_CONFIG"
 
-given = ""
-"""The value that tfcluster set; empty where it set none, or nobody watches."""
+assigned = ""
+"""The value that tfcluster set; empty if it set none or `watch` was not called."""
 _pid = 0
+"""The process that called `watch`."""
 _last: tuple[str, int, str] | None = None
 
 
 def watch() -> None:
-    """Remember from now on where `os.environ` gets another TF_CONFIG, or loses it."""
-    global given, _pid
-    given, _pid = os.environ.get(NAME, ""), os.getpid()
-    if not given:
+    """Remember from now on where `os.environ["TF_CONFIG"]` is set or removed."""
+    global assigned, _pid
+    assigned, _pid = os.environ.get(NAME, ""), os.getpid()
+    if not assigned:
         return
     kind: Any = type(os.environ)
     set_item, delete_item = kind.__setitem__, kind.__delitem__
@@ -40,21 +41,21 @@ def watch() -> None:
     kind.__setitem__, kind.__delitem__ = __setitem__, __delitem__
 
 
-def is_this_task() -> bool:
-    """Whether this process is the task itself, in a cluster that tfcluster made.
+def is_task_process() -> bool:
+    """Return whether this process is the task itself, in a cluster that tfcluster made.
 
-    What a task forks is not: it may well form a cluster of its own.
+    A process that the task forks is not: it may form a cluster of its own.
     """
-    return bool(given) and os.getpid() == _pid
+    return bool(assigned) and os.getpid() == _pid
 
 
 def last_change() -> tuple[str, int, str] | None:
-    """File and line of the newest change, and `sets` or `removes`; None where there was none."""
+    """Return file, line and `sets` or `removes` of the newest change; None without a change."""
     return _last
 
 
-def _remember(frame: FrameType | None, deed: str) -> None:
-    """Note the line of the user's own that led here, else the one that called."""
+def _remember(frame: FrameType | None, action: str) -> None:
+    """Remember the last line of the user's code in the stack, else the calling line."""
     global _last
     from tfcluster_workers import failures
 
@@ -62,5 +63,5 @@ def _remember(frame: FrameType | None, deed: str) -> None:
     while frame is not None:
         stack.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
-    file, line = next((one for one in stack if not failures.is_foreign(one[0])), stack[0])
-    _last = (file, line, deed)
+    file, line = next((place for place in stack if not failures.is_foreign(place[0])), stack[0])
+    _last = (file, line, action)

@@ -1,9 +1,9 @@
-"""Sees what becomes of a KerasTuner search: its trials, its end, and that it found nothing.
+"""Hooks into KerasTuner: reports the trials of a search, its end, and a search without results.
 
-Its state files are written whole, so that a killed search can go on.
+They also write the search's state files atomically, so that a killed search can continue.
 
-The oracle keeps the books: in the chief's process where there is one, else in the only tuner's.
-Measured with KerasTuner 1.4.7 and 1.4.8; a release with other names goes unwatched.
+The oracle has the state: in the chief's process if there is a chief, else in the only tuner's.
+Tested with KerasTuner 1.4.7 and 1.4.8; a release with other names is not watched.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from typing import Any, Callable
 
 from tfcluster_workers import reporting
 
-LONGEST_NAP_S = 1.0
-"""KerasTuner's chief looks every 20 s whether all tuners have left; it may as well look sooner."""
+MAX_SLEEP_S = 1.0
+"""The longest sleep of KerasTuner's chief, which checks every 20 s whether all tuners have left."""
 IDLE_S = 0.5
-"""A tuner whose oracle has nothing for it yet (Hyperband) asks again at once, without end."""
+"""Seconds that a tuner sleeps before it asks an oracle without a trial (Hyperband) again."""
 
-_given_up: list[BaseException] = []
-"""What the chief's oracle raised while it answered a tuner."""
+_oracle_errors: list[BaseException] = []
+"""Errors that the chief's oracle raised while it answered a tuner."""
 
 
 def watch_search(module: ModuleType) -> None:
-    """`BaseTuner.search` returns in the tuner that is alone, and in the chief when all is done."""
+    """Watch `BaseTuner.search`, which returns in the chief and in a tuner without a chief."""
     tuner = vars(module)["BaseTuner"]
     search = tuner.search
     if hasattr(search, "__wrapped__"):
         return  # KerasTuner shows one class under two module names
 
     @functools.wraps(search)
-    def search_and_judge(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def search_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
         results = search(self, *args, **kwargs)
         reason = failure(self.oracle)
         if reason is not None:
@@ -41,33 +41,33 @@ def watch_search(module: ModuleType) -> None:
         reporting.search_ended()
         return results
 
-    tuner.search = search_and_judge
+    tuner.search = search_and_report
 
 
 def watch_oracle(module: ModuleType) -> None:
-    """Tell of each trial that the oracle hands out, and of how it ended."""
+    """Report each trial that the oracle hands out, and its result."""
     oracle = vars(module)["Oracle"]
 
     def created(self: Any, trial: Any, tuner_id: str = "", **_: Any) -> None:
         if str(trial.status) == "RUNNING":
-            _tell(self, trial, tuner=str(tuner_id))
+            _report_trial(self, trial, tuner=str(tuner_id))
 
     def ended(self: Any, trial: Any = None, status: str = "", trial_id: str = "") -> None:
         name = trial_id or (trial if isinstance(trial, str) else trial.trial_id)
-        _tell(self, self.trials[name])
+        _report_trial(self, self.trials[name])
 
     _after(oracle, "create_trial", created)
     _after(oracle, "end_trial", lambda self, result, *args, **kw: ended(self, *args, **kw))
 
 
 def watch_client(module: ModuleType) -> None:
-    """A tuner that asks its chief: it waits for him first, and later for its next trial."""
+    """Watch a tuner that asks its chief: it waits for the chief, then for each next trial."""
     client = vars(module)["OracleClient"]
     create, end = client.create_trial, client.end_trial
     if hasattr(create, "__wrapped__"):
         return
 
-    announce = functools.cache(reporting.waiting_for_peers)  # once: then it has met its chief
+    announce = functools.cache(reporting.waiting_for_peers)  # only before the first answer
 
     @functools.wraps(create)
     def create_trial(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def watch_client(module: ModuleType) -> None:
 
     @functools.wraps(end)
     def end_trial(self: Any, trial: Any, *args: Any, **kwargs: Any) -> Any:
-        # The message stays here: it is no part of what is sent to the chief (Trial.to_proto).
+        # The message of a trial is not sent to the chief (Trial.to_proto).
         message = getattr(trial, "message", None)
         result = end(self, trial, *args, **kwargs)
         reporting.trial_ended(str(trial.trial_id), message=message and str(message))
@@ -90,19 +90,19 @@ def watch_client(module: ModuleType) -> None:
 
 
 def watch_chief(module: ModuleType) -> None:
-    """The chief's server: it has joined once it serves, and it leaves when it can serve no more.
+    """Watch the chief's server: report that it serves, and end it if its oracle has failed.
 
     An oracle that raises while it answers (too many failed trials in a row) keeps its lock, so the
-    chief would serve for ever; without a chief the same error ends `search`, and so it does here.
+    chief would serve forever. Without a chief the same error ends `search`, so it does here too.
     """
     start_server = module.start_server
     if hasattr(start_server, "__wrapped__"):
         return
 
     def sleep(seconds: float) -> None:
-        time.sleep(min(seconds, LONGEST_NAP_S))
-        if _given_up:
-            raise _given_up[0]
+        time.sleep(min(seconds, MAX_SLEEP_S))
+        if _oracle_errors:
+            raise _oracle_errors[0]
 
     @functools.wraps(start_server)
     def serve(*args: Any, **kwargs: Any) -> Any:
@@ -114,29 +114,29 @@ def watch_chief(module: ModuleType) -> None:
 
 
 def watch_state(module: ModuleType) -> None:
-    """Write the state of a search (oracle, tuners, trials) beside its place, then move it there.
+    """Have the state of a search (oracle, tuners, trials) written atomically.
 
-    KerasTuner empties the file first and then writes (utils.py, `save_json`): the next attempt of
-    a chief that was killed in between would end at "Expecting value: line 1 column 1".
+    KerasTuner empties the file first and then writes it (utils.py, `save_json`): after a chief was
+    killed in between, the next attempt would fail with "Expecting value: line 1 column 1".
     """
     save_json = module.save_json
     if hasattr(save_json, "__wrapped__"):
         return
 
     @functools.wraps(save_json)
-    def save_whole(path: Any, obj: Any) -> Any:
+    def save_atomically(path: Any, obj: Any) -> Any:
         if "://" in str(path):
-            return save_json(path, obj)  # an object store's: there whole or not at all
+            return save_json(path, obj)  # object stores write atomically
         partial = f"{path}.{os.getpid()}.partial"
         text = save_json(partial, obj)
         os.replace(partial, path)
         return text
 
-    module.save_json = save_whole  # type: ignore[attr-defined]
+    module.save_json = save_atomically  # type: ignore[attr-defined]
 
 
-def _after(owner: Any, name: str, tell: Callable[..., None]) -> None:
-    """Call `tell(self, result, …)` after `owner.name`; its faults are nobody's."""
+def _after(owner: Any, name: str, report: Callable[..., None]) -> None:
+    """Call `report(self, result, …)` after `owner.name`, ignoring errors of `report`."""
     original = getattr(owner, name)
     if getattr(original, "is_watched", False):
         return
@@ -145,10 +145,10 @@ def _after(owner: Any, name: str, tell: Callable[..., None]) -> None:
         try:
             result = original(self, *args, **kwargs)
         except BaseException as error:
-            _given_up.append(error)
-            _safely(tell, self, None, *args, **kwargs)
+            _oracle_errors.append(error)
+            _safely(report, self, None, *args, **kwargs)
             raise
-        _safely(tell, self, result, *args, **kwargs)
+        _safely(report, self, result, *args, **kwargs)
         return result
 
     watched.__name__ = original.__name__
@@ -156,14 +156,14 @@ def _after(owner: Any, name: str, tell: Callable[..., None]) -> None:
     setattr(owner, name, watched)
 
 
-def _safely(tell: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def _safely(report: Callable[..., None], *args: Any, **kwargs: Any) -> None:
     try:
-        tell(*args, **kwargs)
+        report(*args, **kwargs)
     except Exception:
-        return  # another KerasTuner than we know
+        return  # an unknown release of KerasTuner
 
 
-def _tell(oracle: Any, trial: Any, *, tuner: str | None = None) -> None:
+def _report_trial(oracle: Any, trial: Any, *, tuner: str | None = None) -> None:
     objective, score = oracle.objective, trial.score
     reporting.trial(
         str(trial.trial_id),
@@ -179,14 +179,14 @@ def _tell(oracle: Any, trial: Any, *, tuner: str | None = None) -> None:
 
 
 def failure(oracle: Any) -> str | None:
-    """Why the search has failed; None where it has not, or only the chief's oracle can tell."""
+    """Return why the search has failed; None if it has not, or only the chief's oracle knows."""
     try:
         trials = list(vars(oracle).get("trials", {}).values())
         if not trials or any(str(trial.status) == "COMPLETED" for trial in trials):
             return None
-        said = [str(trial.message).strip() for trial in trials if trial.message]
+        messages = [str(trial.message).strip() for trial in trials if trial.message]
     except Exception:
-        return None  # another KerasTuner than we know
-    which = "the only trial" if len(trials) == 1 else f"all {len(trials)} trials"
-    why = f"; the last one with {said[-1].splitlines()[-1][:300]}" if said else ""
-    return f"{which} of the search failed{why}"
+        return None  # an unknown release of KerasTuner
+    subject = "the only trial" if len(trials) == 1 else f"all {len(trials)} trials"
+    reason = f"; the last one with {messages[-1].splitlines()[-1][:300]}" if messages else ""
+    return f"{subject} of the search failed{reason}"

@@ -1,9 +1,9 @@
-"""Fails on purpose, so that a diagnosis can be read before one is needed.
+"""A job that fails on purpose, to show how tfcluster reports a failure.
 
     tfcluster up cluster_specs/broken-2w.json
 
-A linear classifier in a loop of its own. In step 20 worker 1 is given images that lack a row, as
-one odd file among many would do it. docs/jobs/broken.md reads what tfcluster then says.
+It trains a linear classifier in a custom training loop. In step 20 worker 1 gets images that lack a
+row, as one bad file among many would cause. docs/jobs/broken.md explains tfcluster's report.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ BATCH, ROWS, COLUMNS, CLASSES = 32, 28, 28, 10
 
 
 def train(steps: int, bad_step: int, bad_task: str) -> None:
-    """Every step the same but one, for one task."""
+    """Train for `steps` steps; `bad_task` gets images of the wrong shape in step `bad_step`."""
     import numpy as np
     import tensorflow as tf
 
-    strategy, here = strategies.make(), context.current()
+    strategy, this_task = strategies.make(), context.current()
     size = BATCH * strategy.num_replicas_in_sync
     with strategy.scope():
-        start = tf.zeros((ROWS * COLUMNS, CLASSES))
-        weights = tf.Variable(start, aggregation=tf.VariableAggregation.SUM)
+        initial = tf.zeros((ROWS * COLUMNS, CLASSES))
+        weights = tf.Variable(initial, aggregation=tf.VariableAggregation.SUM)
 
     @tf.function  # type: ignore[untyped-decorator]
-    def descend(images: Any, labels: Any) -> Any:
+    def train_step(images: Any, labels: Any) -> Any:
         with tf.GradientTape() as tape:
             logits = images @ weights
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
@@ -39,9 +39,9 @@ def train(steps: int, bad_step: int, bad_task: str) -> None:
         return loss
 
     for step in range(1, steps + 1):
-        rows = ROWS - 1 if (step, here.task) == (bad_step, bad_task) else ROWS
+        rows = ROWS - 1 if (step, this_task.task) == (bad_step, bad_task) else ROWS
         images = np.random.default_rng(step).random((BATCH, rows * COLUMNS), dtype=np.float32)
-        losses = strategy.run(descend, args=(images, images[:, :CLASSES].argmax(axis=1)))
+        losses = strategy.run(train_step, args=(images, images[:, :CLASSES].argmax(axis=1)))
         loss = float(strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None))
         reporting.progress(step, metrics={"loss": loss}, batch_size=size)
         print(f"step {step}  loss {loss:.4f}", flush=True)

@@ -1,9 +1,9 @@
-"""Restores a checkpoint of a job in one process, without any strategy, and evaluates it.
+"""Evaluates a checkpoint of a job in one process, without a distribution strategy.
 
     python -m tfcluster_workers.jobs.evaluate CHECKPOINT [--model fashion_cnn] [--dataset NAME]
 
-CHECKPOINT is a prefix (`…/ckpt-3`) or a folder, whose newest is taken. The model is
-`digits_cnn` (of `keras_mnist`, the default) or `fashion_cnn` (of `custom_loop`).
+CHECKPOINT is a prefix (`…/ckpt-3`) or a folder, of which the newest checkpoint is loaded. The model
+is `digits_cnn` (of `keras_mnist`, the default) or `fashion_cnn` (of `custom_loop`).
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any
 
 from tfcluster_workers.data import pipeline
 from tfcluster_workers.errors import JobError
-from tfcluster_workers.jobs.parts import digits_cnn, endings, saved_models
+from tfcluster_workers.jobs.parts import digits_cnn, job_errors, saved_models
 
 
 def find(path: str) -> str:
-    """The checkpoint prefix that `path` means. Raises JobError where there is none."""
+    """Return the checkpoint prefix of a prefix or folder. Raises JobError if there is none."""
     import tensorflow as tf
 
-    found = tf.train.latest_checkpoint(path) if os.path.isdir(path) else path
-    if found is None or not os.path.exists(f"{found}.index"):
+    prefix = tf.train.latest_checkpoint(path) if os.path.isdir(path) else path
+    if prefix is None or not os.path.exists(f"{prefix}.index"):
         raise JobError(f"no checkpoint at {path}")
-    return str(found)
+    return str(prefix)
 
 
 def evaluate(
     checkpoint: str, dataset: str, data_dir: str | None, *, model_name: str = "digits_cnn"
 ) -> tuple[float, float]:
-    """Loss and accuracy of `checkpoint` on the test split."""
+    """Return loss and accuracy of `checkpoint` on the test split."""
     prefix = find(checkpoint)
     tests: Any = pipeline.load(dataset, "test", data_dir=data_dir)
     shape = tuple(tests.element_spec[0].shape)
@@ -42,17 +42,17 @@ def evaluate(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print test loss and accuracy of the checkpoint on the command line."""
+    """Print test loss and accuracy of the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(description="Evaluate a checkpoint without a strategy.")
     parser.add_argument("checkpoint", metavar="CHECKPOINT")
     parser.add_argument("--model", choices=tuple(saved_models.MODELS), default="digits_cnn")
-    parser.add_argument("--dataset", default=pipeline.DRAWN, metavar="NAME")
+    parser.add_argument("--dataset", default=pipeline.SYNTHETIC, metavar="NAME")
     parser.add_argument("--data-dir", metavar="DIR", help="default: $TFDS_DATA_DIR")
-    options = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     os.environ.pop("TF_CONFIG", None)
-    with endings.told("evaluate"):
+    with job_errors.exit_with_message("evaluate"):
         loss, accuracy = evaluate(
-            options.checkpoint, options.dataset, options.data_dir, model_name=options.model
+            args.checkpoint, args.dataset, args.data_dir, model_name=args.model
         )
     print(f"test loss {loss:.6f}", flush=True)
     print(f"test accuracy {accuracy:.4f}", flush=True)

@@ -1,12 +1,12 @@
-"""Trains a small CNN with Keras `fit` on any number of workers, with the same numbers.
+"""Trains a small CNN with Keras `fit`; any number of workers gives the same numbers.
 
     tfcluster up cluster_specs/localhost-2w.json
     tfcluster up cluster_specs/mirrored-local.json
-    python -m tfcluster_workers.jobs.keras_mnist --epochs 3        # alone, no cluster
+    python -m tfcluster_workers.jobs.keras_mnist --epochs 3        # one process, no cluster
 
 Each replica reads its share of every global batch of 96, so the loss of an epoch does not depend on
-how many there are. After training, every task restores the checkpoint it saved last and all
-evaluate together. Copy this file and change `digits_cnn` to your model.
+the number of replicas. After training, every task restores the checkpoint it saved last, and all
+tasks evaluate together. To adapt it, copy this file and replace `digits_cnn` with your model.
 """
 
 from __future__ import annotations
@@ -19,80 +19,80 @@ from typing import Any
 from tfcluster_workers import callbacks, keras_choice, precision
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs.parts import digits_cnn, endings, openings, options
+from tfcluster_workers.jobs.parts import digits_cnn, job_errors, job_start, options
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line of the job."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="A small CNN with Keras fit.")
     options.add_data(parser)
     options.add_training(parser)
     options.add_strategy(parser)
     add = parser.add_argument_group("files").add_argument
     add("--keep", type=options.positive, default=3, help="checkpoints to keep (default: 3)")
-    add("--csv", metavar="FILE", help="write the metrics of each epoch there, too")
+    add("--csv", metavar="FILE", help="write the metrics of each epoch to FILE")
     return parser.parse_args(arguments)
 
 
-def train(keras: Any, chosen: argparse.Namespace) -> tuple[float, float]:
-    """Train, evaluate from the latest checkpoint; loss and accuracy on the test split."""
-    strategy = strategies.make(chosen.strategy, logical_cpus=chosen.logical_cpus)
-    size = options.global_batch(chosen, strategy.num_replicas_in_sync)
-    keras.utils.set_random_seed(chosen.seed)
+def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
+    """Train, evaluate the latest checkpoint; return loss and accuracy on the test split."""
+    strategy = strategies.make(args.strategy, logical_cpus=args.logical_cpus)
+    replicas = strategy.num_replicas_in_sync
+    batch = options.global_batch(args, replicas)
+    keras.utils.set_random_seed(args.seed)
     precision.apply(keras)
-    examples, tests = (openings.examples(chosen, split) for split in ("train", "test"))
+    examples, tests = (job_start.examples(args, split) for split in ("train", "test"))
     with strategy.scope():
         shape = tuple(examples.element_spec[0].shape)
-        model = digits_cnn.build(keras, shape=shape, seed=chosen.seed)
+        model = digits_cnn.build(keras, shape=shape, seed=args.seed)
         digits_cnn.compile_for_training(
             keras, model, steps_per_execution=keras_choice.steps_per_execution()
         )
-        precision.build(model.optimizer, model)  # `restore` fills variables that are there
-    replicas = strategy.num_replicas_in_sync
-    openings.announce(
-        "keras_mnist", chosen, keras=keras, model=model, replicas=replicas, batch=size
+        precision.build(model.optimizer, model)  # `restore` fills existing variables
+    job_start.announce(
+        "keras_mnist", args, keras=keras, model=model, replicas=replicas, batch=batch
     )
-    saving = callbacks.EpochCheckpoints(model, strategy=strategy, keep=chosen.keep)
-    done = saving.restore()
+    checkpoints = callbacks.EpochCheckpoints(model, strategy=strategy, keep=args.keep)
+    done = checkpoints.restore()
     if done:
         print(f"resuming after epoch {done}", flush=True)
-    batches = openings.batches(chosen, examples, size, training=True)
+    batches = job_start.batches(args, examples, batch, training=True)
     model.fit(
-        batches.repeat(),  # one iterator for all epochs: ending one can stall for seconds
+        batches.repeat(),  # one iterator for all epochs: destroying one can take seconds
         steps_per_epoch=pipeline.count(batches),
-        epochs=chosen.epochs,
+        epochs=args.epochs,
         shuffle=False,
         initial_epoch=done,
         verbose=0,
-        callbacks=watchers(keras, model, saving, chosen, size),
+        callbacks=make_callbacks(keras, model, checkpoints, args, batch),
     )
-    restored = saving.restore_latest()
-    test_batches = openings.batches(chosen, tests, size, training=False)
+    restored = checkpoints.restore_latest()
+    test_batches = job_start.batches(args, tests, batch, training=False)
     loss, accuracy = model.evaluate(test_batches, verbose=0)
-    saving.close()
-    print(f"evaluated from {os.path.basename(restored or 'the first weights')}", flush=True)
+    checkpoints.close()
+    print(f"evaluated from {os.path.basename(restored or 'the initial weights')}", flush=True)
     return float(loss), float(accuracy)
 
 
-def watchers(
-    keras: Any, model: Any, saving: Any, chosen: argparse.Namespace, size: int
+def make_callbacks(
+    keras: Any, model: Any, checkpoints: Any, args: argparse.Namespace, batch: int
 ) -> list[Any]:
-    """Learning rate, one line an epoch that shows it, checkpoint and backup in one, logs."""
-    scale = options.learning_rate_scale(chosen, size)
+    """Return the callbacks: learning rate, a line per epoch, checkpoints, TensorBoard, CSV log."""
+    scale = options.learning_rate_scale(args, batch)
     return [
         callbacks.learning_rate_schedule(keras, scale=scale),
         callbacks.epoch_line(keras, model, write=lambda line: print(line, flush=True)),
-        saving.callback(keras),
+        checkpoints.callback(keras),
         *callbacks.tensorboard(keras),
-        *([callbacks.csv_log(keras, chosen.csv)] if chosen.csv else []),
+        *([callbacks.csv_log(keras, args.csv)] if args.csv else []),
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the job; a mistake in the surroundings ends it with one line."""
-    chosen = parse(arguments)
-    with endings.told("keras_mnist"):
-        loss, accuracy = train(keras_choice.load(), chosen)
+    """Run the job; a problem that the user can fix ends it with one line."""
+    args = parse(arguments)
+    with job_errors.exit_with_message("keras_mnist"):
+        loss, accuracy = train(keras_choice.load(), args)
     print(f"test loss {loss:.6f}", flush=True)
     print(f"test accuracy {accuracy:.4f}", flush=True)
 

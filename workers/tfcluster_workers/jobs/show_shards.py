@@ -2,7 +2,8 @@
 
     tfcluster run -n 2 -m tfcluster_workers.jobs.show_shards [--shard-policy file] [--dataset NAME]
 
-One line a policy and worker: how many examples it read, from which files, and which came first.
+It prints one line per policy and worker: how many examples it read, from which files, and the first
+ones.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs.parts import endings, options
+from tfcluster_workers.jobs.parts import job_errors, options
 
 SHOWN = ("data", "file", "off")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Which examples does each worker read?")
     options.add_data(parser)
     options.add_training(parser)
@@ -29,40 +30,40 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read(ids: Any, strategy: Any, *, batch: int, policy: str) -> list[str]:
-    """The ids of what this worker gets of one epoch, in its order."""
+    """Return the ids of the examples that this worker reads in one epoch, in order."""
     batched = pipeline.batches(ids, batch, drop_remainder=False, policy=policy)
-    found: list[str] = []
-    for part in strategy.experimental_distribute_dataset(batched):
-        for one in strategy.experimental_local_results(part):
-            found += [name.decode() for name in one.numpy().ravel()]
-    return found
+    names: list[str] = []
+    for distributed in strategy.experimental_distribute_dataset(batched):
+        for local in strategy.experimental_local_results(distributed):
+            names += [name.decode() for name in local.numpy().ravel()]
+    return names
 
 
 def describe(policy: str, ids: Sequence[str], *, total: int) -> str:
-    """One line about what was read. An id is FILE__NUMBER, FILE ends in `-00002-of-00004`."""
-    files = Counter(place.partition("__")[0].rpartition("tfrecord-")[2] for place in ids)
+    """Return one line about `ids`; an id is FILE__NUMBER, FILE ends in `-00002-of-00004`."""
+    files = Counter(name.partition("__")[0].rpartition("tfrecord-")[2] for name in ids)
     parts = ", ".join(f"{count} of file {name}" for name, count in sorted(files.items()))
-    first = ", ".join(place.partition("__")[2] for place in ids[:3])
+    first = ", ".join(name.partition("__")[2] for name in ids[:3])
     return f"{policy:>4}: {len(ids)} of {total} examples ({parts}); the first are {first}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read one epoch under each policy and say what came."""
-    chosen = parse(arguments)
-    with endings.told("show_shards"):
+    """Read one epoch under each policy and print which examples this worker got."""
+    args = parse(arguments)
+    with job_errors.exit_with_message("show_shards"):
         strategy = strategies.make()
-        batch = options.global_batch(chosen, strategy.num_replicas_in_sync)
-        for policy in [chosen.shard_policy] if chosen.shard_policy else SHOWN:
+        batch = options.global_batch(args, strategy.num_replicas_in_sync)
+        for policy in [args.shard_policy] if args.shard_policy else SHOWN:
             ids = pipeline.ids(
-                chosen.dataset,
+                args.dataset,
                 "train",
-                data_dir=chosen.data_dir,
-                take=chosen.examples,
+                data_dir=args.data_dir,
+                take=args.examples,
                 policy=policy,
             )
             total = int(ids.cardinality().numpy())
-            found = read(ids, strategy, batch=batch, policy=policy)
-            print(describe(policy, found, total=total), flush=True)
+            names = read(ids, strategy, batch=batch, policy=policy)
+            print(describe(policy, names, total=total), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Makes stock Keras 3 train on several workers."""
+"""Patches stock Keras 3 so that it trains on several workers."""

@@ -1,10 +1,10 @@
-"""Uneven shares of a batch count by their size, as they do for one worker.
+"""Patches Keras 3 so that each replica's share of a batch counts by its number of examples.
 
-Keras 3 divides each replica's mean loss by the number of replicas (losses/loss.py), so that of a
-last batch of 5 the single example of one worker weighs as much as the 4 of another; a worker whose
-share is empty turns the moving averages of BatchNormalization into NaN. Here the loss of a replica
-is scaled by its share of the examples of the whole batch, which is one in N where shares are even.
-Releases to 3.7 do not scale at all: there the gradients are scaled.
+Keras 3 divides each replica's mean loss by the number of replicas (losses/loss.py). So in a last
+batch of 5 the single example of one worker counts as much as the 4 of another, and a worker with an
+empty share turns the moving averages of BatchNormalization into NaN. Here a replica's loss is
+scaled by its share of the examples of the global batch, which is 1/N if the shares are even.
+Releases to 3.7 do not scale the loss at all: there the gradients are scaled.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from contextlib import contextmanager
 from typing import Any
 
 _MEANS = {"sum_over_batch_size", "mean", "mean_with_sample_weight"}
-_here = threading.local()
-"""`share`, a scalar tensor, inside a replica's step; `of_gradients`: they are yet to be scaled."""
+_replica = threading.local()
+"""The state of a replica's step: `share` (scalar tensor), `of_gradients` (scale gradients?)."""
 
 
 def share() -> Any:
-    """This replica's share of the whole batch, from 0 to 1; None outside a step of Keras."""
-    return getattr(_here, "share", None)
+    """Return this replica's share of the global batch, from 0 to 1; None outside a step."""
+    return getattr(_replica, "share", None)
 
 
 def share_of_gradients() -> Any:
-    """What gradients are still to be multiplied by; None where the loss was scaled."""
-    return share() if getattr(_here, "of_gradients", False) else None
+    """Return the factor that gradients must be multiplied by; None if the loss was scaled."""
+    return share() if getattr(_replica, "of_gradients", False) else None
 
 
 def patch(trainer: Any) -> None:
-    """Mend the scaling of losses and the moments of an empty share."""
+    """Patch the scaling of losses and the moments of an empty share."""
     from keras.src.layers import BatchNormalization
     from keras.src.losses import loss
     from keras.src.trainers.compile_utils import CompileLoss
@@ -46,19 +46,19 @@ def patch(trainer: Any) -> None:
 
 
 def weight_shares(model: Any, name: str) -> None:
-    """Have the model's `train_step` or `test_step` know this replica's share of the batch."""
+    """Have the model's `train_step` or `test_step` run with this replica's share of the batch."""
     step = getattr(model, name)
-    if hasattr(step, "_knows_its_share"):
+    if hasattr(step, "_uses_share"):
         return
-    own = _is_keras_own(model, name)
+    is_keras_own = _is_keras_own(model, name)
 
     @functools.wraps(step)
-    def step_of_a_share(data: Any) -> Any:
-        with _known(_share_of(data), of_gradients=own and not _scales_losses()):
+    def step_with_share(data: Any) -> Any:
+        with _with_share(_share_of(data), of_gradients=is_keras_own and not _scales_losses()):
             return step(data)
 
-    vars(step_of_a_share)["_knows_its_share"] = True
-    vars(model)[name] = step_of_a_share  # past Keras's tracking of attributes
+    vars(step_with_share)["_uses_share"] = True
+    vars(model)[name] = step_with_share  # bypasses Keras's tracking of attributes
 
 
 def _is_keras_own(model: Any, name: str) -> bool:
@@ -72,17 +72,20 @@ def _scales_losses() -> bool:
 
 
 @contextmanager
-def _known(share: Any, *, of_gradients: bool) -> Iterator[None]:
-    before = getattr(_here, "share", None), getattr(_here, "of_gradients", False)
-    _here.share, _here.of_gradients = share, of_gradients
+def _with_share(share: Any, *, of_gradients: bool) -> Iterator[None]:
+    before = getattr(_replica, "share", None), getattr(_replica, "of_gradients", False)
+    _replica.share, _replica.of_gradients = share, of_gradients
     try:
         yield
     finally:
-        _here.share, _here.of_gradients = before  # those of a step around this one
+        _replica.share, _replica.of_gradients = before  # steps may be nested
 
 
 def _share_of(data: Any) -> Any:
-    """One small collective, which runs beside the forward pass; None in no replica's step."""
+    """Return the share of `data`, with one small collective that runs during the forward pass.
+
+    None outside a replica's step.
+    """
     import tensorflow as tf
 
     replica = tf.distribute.get_replica_context()
@@ -100,7 +103,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _count(part: Any) -> Any:
-    """Examples in a tensor, be it dense, sparse or ragged."""
+    """Return the number of examples in a dense, sparse or ragged tensor."""
     import tensorflow as tf
 
     if isinstance(part, tf.SparseTensor):
@@ -118,7 +121,7 @@ def _patch_scaling(loss: Any) -> None:
         known = share()
         if known is None:
             return scale(value)
-        # A mean over no example is NaN, and counts nothing.
+        # The mean over no examples is NaN; its weight is 0.
         return tf.math.multiply_no_nan(value, tf.cast(known, value.dtype))
 
     @functools.wraps(unscale)
@@ -135,9 +138,9 @@ def _patch_scaling(loss: Any) -> None:
 
 
 def _patch_reduction(loss: Any, *, scales: bool) -> None:
-    """A loss function may return the mean itself, which Keras hands on as it is, unscaled.
+    """Scale the mean that a loss function returns itself, which Keras passes on unscaled.
 
-    Where gradients are scaled, it is only that of an empty share that must not be NaN.
+    If gradients are scaled instead, only the mean of an empty share is replaced: it is NaN.
     """
     original = loss.reduce_values
     signature = inspect.signature(original)
@@ -147,13 +150,13 @@ def _patch_reduction(loss: Any, *, scales: bool) -> None:
         import tensorflow as tf
 
         reduced, known = original(*args, **kwargs), share()
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        if known is None or given.arguments["reduction"] not in _MEANS:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if known is None or bound.arguments["reduction"] not in _MEANS:
             return reduced
         if not scales:
             return tf.math.multiply_no_nan(reduced, tf.cast(known > 0, reduced.dtype))
-        is_scalar = tuple(given.arguments["values"].shape) == ()
+        is_scalar = tuple(bound.arguments["values"].shape) == ()
         return loss.scale_loss_for_distribution(reduced) if is_scalar else reduced
 
     loss.reduce_values = reduce_values
@@ -179,7 +182,7 @@ def _patch_moments(layer: Any) -> None:
 
 
 def _patch_losses_of_outputs(compile_loss: Any) -> None:
-    """The loss of each output: Keras lets a batch of unknown size count as 1, however shared."""
+    """Weigh the loss of each output by share: Keras counts batches of unknown size as 1."""
     original = compile_loss.call
 
     @functools.wraps(original)
@@ -194,12 +197,12 @@ def _patch_losses_of_outputs(compile_loss: Any) -> None:
 
 def _weigh_by_share(metric: Any) -> None:
     update = metric.update_state
-    if hasattr(update, "_knows_its_share"):
+    if hasattr(update, "_uses_share"):
         return
 
     @functools.wraps(update)
     def update_state(values: Any, sample_weight: Any = None) -> Any:
         return update(values, share() if sample_weight is None else sample_weight)
 
-    vars(update_state)["_knows_its_share"] = True
+    vars(update_state)["_uses_share"] = True
     vars(metric)["update_state"] = update_state

@@ -1,13 +1,13 @@
-"""Has Keras 3's own callbacks write from one worker only, as Keras 2's do.
+"""Patches the callbacks of Keras 3 so that only one worker writes their files, as in Keras 2.
 
-`ModelCheckpoint`, `BackupAndRestore`, `TensorBoard` and `CSVLogger` of Keras 3 know nothing of
+`ModelCheckpoint`, `BackupAndRestore`, `TensorBoard` and `CSVLogger` of Keras 3 ignore
 `tf.distribute`: every worker writes the same files at the same time, and at the end of training
-each removes the backup that another may still be writing. Here the chief writes, the others write
-into a temporary folder of their own and remove it (variables may be reduced between the workers in
-saving), and all read what the chief has written.
+each removes the backup that another may still be writing. Here the chief writes, and the others
+write into temporary folders and remove them (they must save too, since saving may reduce variables
+across the workers). All workers read the chief's files.
 
-Changed are methods of the four classes, and only what they do under a strategy with several
-workers; a script need not say anything.
+Methods of the four classes are replaced; they act differently only under a strategy with several
+workers. A script needs no change.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from tfcluster_workers.keras3 import release
 
 
 def patch(callbacks: ModuleType) -> None:
-    """Change the four classes of `keras.src.callbacks`, once; not where Keras is left as it is."""
+    """Patch the four classes of `keras.src.callbacks` once, unless patching is switched off."""
     if release.is_switched_off():
         return
-    for owner, methods in _CHANGED.items():
-        for name, changed in methods.items():
-            one_writer.change(vars(callbacks).get(owner), name, changed)
+    for owner, methods in _REPLACEMENTS.items():
+        for name, replacement in methods.items():
+            one_writer.replace_method(vars(callbacks).get(owner), name, replacement)
 
 
-# -- ModelCheckpoint: each save goes to a folder that is removed right after it -------------------
+# -- ModelCheckpoint: other workers save into a folder that is removed after each save ------------
 
 
 def _checkpoint_path(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> str:
     path = str(stock(self, *args, **kwargs))
     if one_writer.may_write(strategy):
-        one_writer.make_folder_of(path)
+        one_writer.make_parent_folder(path)
         return path
-    self._tfcluster_path = one_writer.beside(path, strategy)
+    self._tfcluster_path = one_writer.temporary_path(path, strategy)
     return str(self._tfcluster_path)
 
 
@@ -55,34 +55,38 @@ def _save_checkpoint(strategy: Any, stock: Method, self: Any, *args: Any, **kwar
             one_writer.remove(os.path.dirname(self._tfcluster_path))
 
 
-# -- BackupAndRestore: all restore the chief's, the chief alone removes it ------------------------
+# -- BackupAndRestore: all restore the chief's backup, only the chief removes it ------------------
 
 _finished: set[str] = set()
-"""Backups whose `fit` this process has ended: the chief removes them, nobody resumes from them."""
+"""Backups of a `fit` that has ended in this process: the chief removes them, none is restored."""
 
 
 def _restore(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     if not one_writer.may_write(strategy) and self.backup_dir in _finished:
-        return None  # in the next `fit`: the chief may not have come to removing it
+        return None  # in the next `fit`: the chief may not have removed it yet
     result = stock(self, *args, **kwargs)
-    # Keras forgets in which epoch it goes on, and would note 0 until that epoch has ended.
+    # Keras does not keep the epoch it resumes in, and would save 0 until that epoch has ended.
     self._current_epoch = self.model._initial_epoch or 0
     return result
 
 
 def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keras writes two files, one after the other and in place: who dies meanwhile leaves half."""
+    """Save a backup atomically: Keras writes two files in place, and a crash leaves half of it."""
     _finished.discard(self.backup_dir)
     real = str(self.backup_dir)
     is_real = one_writer.may_write(strategy)
     if is_real and "://" in real:
         return stock(self, *args, **kwargs)
-    folder = one_writer.within(real, strategy) if is_real else one_writer.beside(real, strategy)
+    folder = (
+        one_writer.temporary_folder(real, strategy)
+        if is_real
+        else one_writer.temporary_path(real, strategy)
+    )
     _write_below(self, folder)
     try:
         result = stock(self, *args, **kwargs)
         if is_real:
-            _put_in_place(folder, real, keep_former=getattr(self, "double_checkpoint", False))
+            _put_in_place(folder, real, keep_previous=getattr(self, "double_checkpoint", False))
     finally:
         _write_below(self, real)
         one_writer.remove(folder if is_real else os.path.dirname(folder))
@@ -106,14 +110,14 @@ def _write_below(callback: Any, folder: str) -> None:
             setattr(callback, attribute, os.path.join(folder, name))
 
 
-def _put_in_place(folder: str, real: str, *, keep_former: bool) -> None:
-    """The weights first: metadata older than the weights tell that it is not whole.
+def _put_in_place(folder: str, real: str, *, keep_previous: bool) -> None:
+    """Move the weights, then the metadata: metadata older than the weights mean an incomplete move.
 
-    An epoch is repeated then, never lost.
+    In that case an epoch is repeated, never lost.
     """
     for name in ("latest.weights.h5", "training_metadata.json"):
         target = os.path.join(real, name)
-        if keep_former and os.path.exists(target):
+        if keep_previous and os.path.exists(target):
             shutil.copy2(target, f"{target}.bkp")
         os.replace(os.path.join(folder, name), target)
 
@@ -126,7 +130,7 @@ def _end_backup(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: A
     return None
 
 
-# -- TensorBoard: the others' events go where nobody looks ----------------------------------------
+# -- TensorBoard: other workers write events into a temporary folder ------------------------------
 
 
 def _begin_events(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,7 +149,7 @@ def _end_events(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: A
     return result
 
 
-_CHANGED: dict[str, dict[str, Method]] = {
+_REPLACEMENTS: dict[str, dict[str, Method]] = {
     "ModelCheckpoint": {"_get_file_path": _checkpoint_path, "_save_model": _save_checkpoint},
     "BackupAndRestore": {
         "on_train_begin": _restore,
@@ -153,5 +157,5 @@ _CHANGED: dict[str, dict[str, Method]] = {
         "on_train_end": _end_backup,
     },
     "TensorBoard": {"set_model": _begin_events, "on_train_end": _end_events},
-    "CSVLogger": {"on_train_begin": one_writer.begin_table},
+    "CSVLogger": {"on_train_begin": one_writer.begin_csv},
 }

@@ -1,8 +1,8 @@
-"""Gradients are summed over the workers before anything is decided by them.
+"""Patches Keras 3 so that gradients are summed over the workers before they are used.
 
-Keras 3 sums them last (backend/tensorflow/optimizer.py): each worker clips its own share, and
-LossScaleOptimizer has each look for overflows in its own, so that one skips the step in which the
-others wait for it, for ever. Keras 2 summed first, too.
+Keras 3 sums them last (backend/tensorflow/optimizer.py): each worker clips its own gradients, and
+in LossScaleOptimizer each worker checks its own for overflows, so one worker may skip the step in
+which the others wait for it forever. Keras 2 summed first, too.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from tfcluster_workers.keras3 import batches, release
 
 
 def patch() -> None:
-    """Sum first in every optimizer of Keras."""
+    """Patch every optimizer of Keras to sum first."""
     from keras.src.backend.tensorflow.optimizer import TFOptimizer
     from keras.src.optimizers.base_optimizer import BaseOptimizer
     from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 
     for owner in (BaseOptimizer, LossScaleOptimizer):
         _sum_first(owner)
-    _sum_no_more(TFOptimizer)
+    _skip_second_sum(TFOptimizer)
 
 
 def _is_replica_of_many() -> bool:
     import tensorflow as tf
-
-    from tfcluster_workers.keras3 import release
 
     if tf.distribute.get_replica_context() is None:
         return False
@@ -56,20 +54,20 @@ def _sum_first(owner: Any) -> None:
 
 
 def _summed(grads: list[Any], variables: list[Any]) -> list[Any]:
-    """Over all replicas; None stays, and so does what replaces its variable (fp8 scales)."""
+    """Sum gradients over all replicas, but not None nor those that replace a variable (fp8)."""
     import tensorflow as tf
 
-    wanted = [
-        place
-        for place, (grad, variable) in enumerate(zip(grads, variables))
+    indices = [
+        index
+        for index, (grad, variable) in enumerate(zip(grads, variables))
         if grad is not None and not getattr(variable, "overwrite_with_gradient", False)
     ]
-    if not wanted:
+    if not indices:
         return grads
-    shares = [_scaled(grads[place]) for place in wanted]
+    shares = [_scaled(grads[index]) for index in indices]
     replica = tf.distribute.get_replica_context()
-    for place, total in zip(wanted, replica.all_reduce(tf.distribute.ReduceOp.SUM, shares)):
-        grads[place] = total
+    for index, total in zip(indices, replica.all_reduce(tf.distribute.ReduceOp.SUM, shares)):
+        grads[index] = total
     return grads
 
 
@@ -86,7 +84,7 @@ def _scaled(grad: Any) -> Any:
 
 
 def _refuse_conditions(optimizer: Any) -> None:
-    """A `cond` in a replica cannot hold an update of mirrored variables (TensorFlow's rule)."""
+    """Raise Keras3Error for options that update mirrored variables in a `cond`, which fails."""
     for name in ("gradient_accumulation_steps", "ema_overwrite_frequency"):
         if getattr(optimizer, name, None):
             raise release.Keras3Error(
@@ -95,7 +93,7 @@ def _refuse_conditions(optimizer: Any) -> None:
             )
 
 
-def _sum_no_more(owner: Any) -> None:
+def _skip_second_sum(owner: Any) -> None:
     original = owner._all_reduce_sum_gradients
 
     @functools.wraps(original)

@@ -30,7 +30,7 @@ def attach(_keras: object = None) -> None:
     module = sys.modules.get(TRAINER)
     if module is None or release.is_switched_off() or hasattr(module, _MARK):
         return
-    setattr(module, _MARK, False)  # until every patch is in: a half-patched Keras is refused
+    setattr(module, _MARK, False)  # until every patch is applied: a half-patched Keras is refused
     trainer.check_before_use(module, functools.partial(require_patched, module))
     if not _obstacle(module):
         _patch(module)
@@ -51,7 +51,7 @@ def _obstacle(module: Any) -> str:
     version = release.version()
     if not release.is_tested(version):
         return release.refusal(version)
-    if unknown := trainer.what_is_unknown(module):
+    if unknown := trainer.find_unknown_function(module):
         return (
             f"Keras {version} differs from its release, or was fixed upstream: {unknown} is not"
             " the function that tfcluster replaces for several workers;"

@@ -1,4 +1,4 @@
-"""Which releases of Keras 3 are patched, where the patch applies, and how to leave it out."""
+"""Decides which releases of Keras 3 are patched, where the patch applies, and how to disable it."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from typing import Any
 from tfcluster_workers.errors import JobError
 
 TESTED = ("3.3.0", "3.15.1")
-"""The first and the last release of Keras this was tested with."""
+"""The first and the last release of Keras that the patches were tested with."""
 
 SWITCH = "TFCLUSTER_KERAS3_SHIM"
-"""`off` in a task's environment leaves Keras as it is."""
+"""The environment variable that disables the patches if it is `off`."""
 
 
 class Keras3Error(JobError, RuntimeError):
-    """This job with this Keras 3 cannot train on several workers; the message has the cure."""
+    """A job that cannot train on several workers with this Keras 3; the message says what to do."""
 
 
 def is_switched_off() -> bool:
+    """Return whether the environment disables the patches."""
     return os.environ.get(SWITCH, "").lower() in {"off", "0", "false", "no"}
 
 
 def is_tested(version: str) -> bool:
-    """Whether `version` lies in the tested range; a release candidate counts as its release."""
+    """Return whether `version` is in the tested range; a candidate counts as its release."""
     first, last = map(_numbers, TESTED)
     return first <= _numbers(version) <= last
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    found: list[int] = []
+    numbers: list[int] = []
     for part in version.split(".")[:3]:
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
-        found.append(int(digits))
-    return tuple(found)
+        numbers.append(int(digits))
+    return tuple(numbers)
 
 
 def version() -> str:
@@ -46,7 +47,7 @@ def version() -> str:
 
 
 def refusal(version: str) -> str:
-    """Why `version` is refused, and the cure that pins Keras."""
+    """Return the message that refuses `version` and says how to install a tested one."""
     first, last = TESTED
     return (
         f"Keras {version} is not among the releases whose `fit` tfcluster patches for several"
@@ -55,7 +56,7 @@ def refusal(version: str) -> str:
 
 
 def spans_workers(strategy: Any) -> bool:
-    """Whether `strategy` is a MultiWorkerMirroredStrategy of two workers and more."""
+    """Return whether `strategy` is a MultiWorkerMirroredStrategy of two or more workers."""
     import tensorflow as tf
 
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):

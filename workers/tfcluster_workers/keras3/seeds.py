@@ -1,13 +1,14 @@
-"""Dropout and its like draw for each worker anew, and can be made on several in old releases too.
+"""Patches the SeedGenerator of Keras 3, for dropout and other random layers on several workers.
 
-The state of a SeedGenerator is the same on all workers, and so would be every mask, however many
-examples it is for (keras#20611 is about the same state); each replica adds its own number.
+The state of a SeedGenerator is equal on all workers, so every worker would use the same dropout
+mask (keras#20611 is about the same state). Here each replica adds its own number to the seed.
 
-Before 3.5 they keep it in a variable of uint32, and TensorFlow's collectives, by which every worker
-gets the chief's first value, know no uint32 ("Value for attr 'T' of uint32 is not in the list of
-allowed values", CollectiveBcastSend). Since 3.5 it is int64, as here: drawn are the same numbers,
-because the TensorFlow backend makes an int32 of either. This one holds under every strategy: a seed
-made outside a scope may be drawn from inside, and its steps must have its type.
+Releases before 3.5 keep the state in a uint32 variable, but TensorFlow's collectives, which send
+the chief's initial value to every worker, do not support uint32 ("Value for attr 'T' of uint32 is
+not in the list of allowed values", CollectiveBcastSend). Since 3.5 it is int64, as here. The random
+numbers stay the same, because the TensorFlow backend converts either type to int32. This patch
+applies under every strategy: a seed made outside a scope may be used inside one, and its increments
+must have its type.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-_APART = 1_000_003
-"""Between the seeds of two replicas: farther than those a script gives its layers."""
+_SEED_DISTANCE = 1_000_003
+"""The distance between two replicas' seeds: larger than between the seeds of a script's layers."""
 
 
 def patch() -> None:
-    """Have `SeedGenerator` differ by replica, and keep an int64 in releases where it does not."""
+    """Have `SeedGenerator` differ by replica, and keep an int64 in every release."""
     from keras.src.random import seed_generator
 
-    _tell_replicas_apart(seed_generator.SeedGenerator)
+    _vary_by_replica(seed_generator.SeedGenerator)
 
     if not hasattr(seed_generator.backend, "random_seed_dtype"):
         seed_generator.backend = _SignedSeeds(seed_generator.backend)
 
 
-def _tell_replicas_apart(owner: Any) -> None:
+def _vary_by_replica(owner: Any) -> None:
     original = owner.next
 
     @functools.wraps(original)
@@ -43,13 +44,13 @@ def _tell_replicas_apart(owner: Any) -> None:
         if replica is None or not release.spans_workers(replica.strategy):
             return seed
         number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
-        return seed + tf.stack([number * _APART, tf.zeros_like(number)])
+        return seed + tf.stack([number * _SEED_DISTANCE, tf.zeros_like(number)])
 
     owner.next = next_of_replica
 
 
 class _SignedSeeds:
-    """The backend as SeedGenerator sees it."""
+    """The Keras backend as SeedGenerator uses it, with int64 instead of uint32."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend

@@ -1,10 +1,10 @@
-"""The functions of Keras 3's TensorFlow trainer that fail on several workers, replaced.
+"""Replaces the functions of Keras 3's TensorFlow trainer that fail on several workers.
 
-`reduce_per_replica` takes the mean of scalar logs over axis 0 (keras#20585, tensorflow#72388), and
-`_maybe_symbolic_build` hands a batch in parts, or a dict of them (keras#20329), to
-`Strategy.reduce`, which takes neither. `steps_per_execution` puts a step into `tf.cond` as a
+`reduce_per_replica` takes the mean of scalar logs over axis 0 (keras#20585, tensorflow#72388).
+`_maybe_symbolic_build` passes a PerReplica batch, or a dict of them (keras#20329), to
+`Strategy.reduce`, which accepts neither. `steps_per_execution` puts a step into `tf.cond` as a
 function of its own, where collectives find no instance key (cross_device_utils.py captures it from
-the function outside, which a function inside cannot reach).
+the outer function, which an inner function cannot reach).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tfcluster_workers.keras3 import batches, variables
 from tfcluster_workers.keras3.release import spans_workers
 
 
-def what_is_unknown(trainer: Any) -> str:
-    """The first function to be replaced that is not the one we know; empty if all are."""
+def find_unknown_function(trainer: Any) -> str:
+    """Return the first function to replace that is not as expected; empty if all are."""
     known: dict[str, tuple[Any, tuple[str, ...], set[str]]] = {
         "reduce_per_replica": (
             getattr(trainer, "reduce_per_replica", None),
@@ -28,38 +28,38 @@ def what_is_unknown(trainer: Any) -> str:
             {"MEAN", "reduce", "_collective_all_reduce_multi_worker"},
         ),
         "TensorFlowTrainer._maybe_symbolic_build": (
-            # Keras 3.3 has none: a model is built in its first step
+            # Keras 3.3 has none: it builds a model in its first step
             getattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _absent),
             ("self", "iterator", "data_batch"),
             {"MEAN", "DistributedValues", "_symbolic_build"},
         ),
     }
-    for name, (function, parameters, words) in known.items():
+    for name, (function, parameters, names_used) in known.items():
         if function is _absent:
             continue
         if function is None or tuple(inspect.signature(function).parameters) != parameters:
             return name
-        if not words <= set(_words(inspect.unwrap(function).__code__)):
+        if not names_used <= set(_names_used(inspect.unwrap(function).__code__)):
             return name
     return ""
 
 
 def _absent() -> None:
-    """Stands for a function that a release does not have."""
+    """Stand for a function that a release does not have."""
 
 
-def _words(code: CodeType) -> Iterator[str]:
-    """Names and texts that a function uses, its inner functions' too; needs no source."""
+def _names_used(code: CodeType) -> Iterator[str]:
+    """Yield the names and strings in a function's byte code, including its inner functions."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _words(constant)
+            yield from _names_used(constant)
         elif isinstance(constant, str):
             yield constant
 
 
 def patch(trainer: Any) -> None:
-    """Replace them in the module `trainer`."""
+    """Replace the functions in the module `trainer`."""
     _patch_reduction(trainer)
     if hasattr(trainer.TensorFlowTrainer, "_make_function"):  # Keras 3.7 and newer
         _patch_executions(trainer.TensorFlowTrainer)
@@ -81,21 +81,21 @@ def _patch_reduction(trainer: Any) -> None:
 
 
 def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
-    """The mean of each; scalars of one type travel together, in one collective."""
+    """Return the mean of each value; float32 scalars are reduced together in one collective."""
     import tensorflow as tf
 
-    def travels_along(value: Any) -> bool:
+    def is_scalar(value: Any) -> bool:
         return isinstance(value, tf.Tensor) and value.shape.rank == 0 and value.dtype == tf.float32
 
     means = list(values)
-    together = [place for place, value in enumerate(values) if travels_along(value)]
-    if together:
-        scalars = tf.stack([values[place] for place in together])
-        found = tf.unstack(strategy.reduce("MEAN", scalars, axis=None), num=len(together))
-        for place, mean in zip(together, found):
-            means[place] = mean
-    for place in set(range(len(values))) - set(together):
-        means[place] = strategy.reduce("MEAN", values[place], axis=None)
+    scalars = [index for index, value in enumerate(values) if is_scalar(value)]
+    if scalars:
+        stacked = tf.stack([values[index] for index in scalars])
+        reduced = tf.unstack(strategy.reduce("MEAN", stacked, axis=None), num=len(scalars))
+        for index, mean in zip(scalars, reduced):
+            means[index] = mean
+    for index in set(range(len(values))) - set(scalars):
+        means[index] = strategy.reduce("MEAN", values[index], axis=None)
     return means
 
 
@@ -116,28 +116,28 @@ def _patch_build(trainer: Any) -> None:
 
 
 def _first_batch(tree: Any, iterator: Any, strategy: Any) -> Any:
-    """What the first replica of this task would get: its shapes are everybody's.
+    """Return a batch of this task's first replica, or only its specs; all replicas' shapes agree.
 
-    The shapes alone where the data tell them. Reading a batch drops an iterator that others may
-    feel: of a generator the batch is lost, and the workers are out of step, each with its own copy;
-    a `cache` may be cut short (data/pipeline.py).
+    Specs are preferred, because reading a batch drops an iterator, with side effects: a generator
+    loses the batch, so that the workers, each with its own copy, are no longer in step, and a
+    `cache` may be cut short (data/pipeline.py).
     """
     specs = tree.map_structure(
         lambda spec: getattr(spec, "_value_specs", (spec,))[0],
         iterator._distributed_dataset.element_spec,
     )
     of_generator = type(iterator.data_adapter).__name__ == "GeneratorDataAdapter"
-    if of_generator or all(map(_tells_its_shape, tree.flatten(specs))):
+    if of_generator or all(map(_has_static_shape, tree.flatten(specs))):
         return specs
     epoch = iterator.enumerate_epoch() if hasattr(iterator, "enumerate_epoch") else iterator
-    for found in epoch:
-        batch = next(found[-1])
+    for entry in epoch:
+        batch = next(entry[-1])
         return tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], batch)
     return None
 
 
-def _tells_its_shape(spec: Any) -> bool:
-    """Whether `spec` leaves at most the size of the batch open."""
+def _has_static_shape(spec: Any) -> bool:
+    """Return whether everything in `spec` but the batch size is known."""
     import tensorflow as tf
 
     if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
@@ -159,26 +159,26 @@ def _patch_executions(owner: Any) -> None:
 
 
 def _execute(model: Any, one_step: Any, steps: int, iterator: Any) -> Any:
-    """One execution, step by step: callbacks and logs come once, as with Keras's own."""
+    """Run one execution step by step; callbacks and logs come once, as in Keras's own."""
     import tensorflow as tf
 
     if not isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
         return one_step(iterator)
-    model.steps_per_execution = 1  # what `one_step` looks at
+    model.steps_per_execution = 1  # `one_step` reads it
     try:
         outputs = one_step(iterator)
         for _ in range(steps - 1):
             try:
                 outputs = one_step(iterator)
             except (StopIteration, tf.errors.OutOfRangeError):
-                break  # the next execution finds the data at its end, too
+                break  # the next execution reaches the end of the data, too
     finally:
         model.steps_per_execution = steps
     return outputs
 
 
 def check_before_use(trainer: Any, require_patched: Callable[[], None]) -> None:
-    """Have the module `trainer` refuse before the first step what cannot work on several workers.
+    """Have the module `trainer` refuse, before the first step, what fails on several workers.
 
     `require_patched` raises Keras3Error for a Keras that could not be patched.
     """

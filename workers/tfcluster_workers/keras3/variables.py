@@ -1,8 +1,8 @@
-"""Metrics count for all workers, in every release, and say so where they cannot.
+"""Patches the variables of Keras 3 so that metrics and moving averages cover all workers.
 
-Since 3.10 a metric's variables are summed over the replicas when they are read. Before, they are
-each worker's own (to 3.6) or summed with every update (3.7 to 3.9, which counts the past N times),
-and the moving averages of BatchNormalization are each worker's own to 3.6.
+Since 3.10 a metric's variables are summed over the replicas when they are read. Before, each worker
+has its own (to 3.6), or they are summed with every update (3.7 to 3.9), which counts earlier values
+N times. To 3.6 each worker also has its own moving averages of BatchNormalization.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tfcluster_workers.keras3 import release
 
 
 def patch() -> None:
-    """Make such variables as 3.10 does, in releases that do not."""
+    """Have older releases make the variables that 3.10 makes."""
     from keras.src.backend.tensorflow.core import Variable
     from keras.src.layers.layer import Layer
     from keras.src.metrics.metric import Metric
@@ -25,13 +25,11 @@ def patch() -> None:
     _make_with(Metric, "add_variable", _summed_on_read)
     if not hasattr(Variable, "_map_aggregation"):
         _make_with(Layer, "add_weight", _mean_of_replicas)
-    _remember(Variable)
+    _use_creator_when_built(Variable)
 
 
 def _spans_workers() -> bool:
     import tensorflow as tf
-
-    from tfcluster_workers.keras3 import release
 
     return release.spans_workers(tf.distribute.get_strategy())
 
@@ -47,7 +45,7 @@ def _summed_on_read(make: Any, **kwargs: Any) -> Any:
 
 
 def _mean_of_replicas(make: Any, **kwargs: Any) -> Any:
-    """Of what is not trained: the optimizer itself updates the rest alike everywhere."""
+    """Make a variable with the replicas' mean; the optimizer keeps trained variables equal."""
     import tensorflow as tf
 
     if kwargs.get("trainable") is False and _spans_workers():
@@ -64,14 +62,14 @@ def _make_with(owner: Any, name: str, creator: Any) -> None:
 
         with tf.variable_creator_scope(creator):
             variable = original(self, *args, **kwargs)
-        vars(variable)["_creator"] = creator  # for one that is made later
+        vars(variable)["_creator"] = creator  # for a variable whose value is made later
         return variable
 
     setattr(owner, name, made)
 
 
-def _remember(variable: Any) -> None:
-    """A variable of a model that is yet to be built is made when it is."""
+def _use_creator_when_built(variable: Any) -> None:
+    """Have a variable of a model that is not built yet use its creator when it is built."""
     original = variable._deferred_initialize
 
     @functools.wraps(original)
@@ -88,7 +86,7 @@ def _remember(variable: Any) -> None:
 
 
 def require_shared_metrics(model: Any) -> None:
-    """Refuse a metric whose variables are this worker's alone, as Keras 2 does."""
+    """Raise Keras3Error for a metric whose variables are this worker's own, as Keras 2 does."""
     import tensorflow as tf
 
     for metric in _single_metrics(model.metrics):
@@ -96,12 +94,12 @@ def require_shared_metrics(model: Any) -> None:
         if not all(isinstance(value, tf.distribute.DistributedValues) for value in values):
             raise release.Keras3Error(
                 f"the metric `{metric.name}` was made outside strategy.scope(), so each worker"
-                " would count its own share only: make it inside"
+                " would count only its own share: make it inside the scope"
             )
 
 
 def _single_metrics(metrics: Any) -> Iterator[Any]:
-    """What `compile` was given is one metric of many to Keras."""
+    """Yield all metrics: Keras holds those passed to `compile` in one metric."""
     for metric in metrics:
         inner = getattr(metric, "metrics", None)
         yield from [metric] if inner is None else _single_metrics(inner)

@@ -1,1 +1,1 @@
-"""Imports TensorFlow once for all tasks of a node and forks them."""
+"""Imports TensorFlow once for all tasks of a node and forks the tasks."""

@@ -1,7 +1,7 @@
-"""What a fork of `preload` does to be its task, which must not notice that it is one.
+"""Turns a fork of the preloaded process into a task that does not notice it is a fork.
 
-It has the argv, `__main__`, environment, folder, process group, stdio and random state of a fresh
-interpreter.
+The task gets the argv, `__main__`, environment, folder, process group, stdio and random state of a
+fresh interpreter.
 """
 
 from __future__ import annotations
@@ -21,34 +21,35 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 ROOM = "TFCLUSTER_ROOM"
-"""A variable of nobody's: where it stood, a task's own marks stand in /proc/PID/environ."""
+"""A variable that reserves space in /proc/PID/environ, where the task's `MARKS` are written."""
 MARKS = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
 _THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-"""As OpenBLAS asks for them (its README, "Setting the number of threads using environment")."""
+"""The variables that OpenBLAS reads, in its order (its README, "Setting the number of threads using
+environment variables")."""
 
 
-def settle(order: dict[str, Any], fds: list[int], agent: int) -> None:
-    """Be the task from here on; what stands in the way is told to `failed`, as an exec's is."""
+def become_task(order: dict[str, Any], fds: list[int], agent: int) -> None:
+    """Become the task of `order`; an error is written to the failure pipe, as for an exec."""
     output, events, failed, go = fds
     if not os.read(go, 1):
-        os._exit(127)  # the agent has given up waiting for us
+        os._exit(127)  # the agent has given up waiting
     os.close(go)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != agent:
         os._exit(127)
     try:
-        _take_place(order, output, events)
+        _set_up_process(order, output, events)
         _seed()
-        _present(order["argv"])
+        _set_argv(order["argv"])
     except Exception as error:
-        words = getattr(error, "strerror", None) or repr(error)
-        os.write(failed, f"{order['cwd']}: {words}".encode(errors="replace"))
+        reason = getattr(error, "strerror", None) or repr(error)
+        os.write(failed, f"{order['cwd']}: {reason}".encode(errors="replace"))
         os._exit(127)
     os.close(failed)
-    os.write(2, order["said"].encode("latin-1"))  # as a fresh one prints it at its imports
+    os.write(2, order["said"].encode("latin-1"))  # what a fresh process prints at its imports
 
 
-def _take_place(order: dict[str, Any], output: int, events: int) -> None:
+def _set_up_process(order: dict[str, Any], output: int, events: int) -> None:
     if order["cores"]:
         os.sched_setaffinity(0, order["cores"])
     os.dup2(output, 1)
@@ -57,7 +58,7 @@ def _take_place(order: dict[str, Any], output: int, events: int) -> None:
     os.environ.clear()
     os.environ.update(order["env"])
     os.environ[event_channel.VARIABLE] = str(events)
-    os.set_inheritable(events, True)  # as `boot` finds it after an exec
+    os.set_inheritable(events, True)  # as after an exec, where `boot` takes it over
     os.chdir(order["cwd"])
 
 
@@ -69,8 +70,8 @@ def _seed() -> None:
         set_openblas_threads(os.environ)
 
 
-def _present(argv: list[str]) -> None:
-    """Have `ps`, and whoever cleans up after a run, find this task's own words."""
+def _set_argv(argv: list[str]) -> None:
+    """Set the argv of this task, also for `ps` and for tfcluster's clean-up of old processes."""
     overwrite(argv, os.environ)
     options = sys.orig_argv[: -len(sys.argv)] if hasattr(sys, "orig_argv") else []
     sys.argv[1:] = argv[2:]
@@ -80,31 +81,34 @@ def _present(argv: list[str]) -> None:
 
 
 def overwrite(argv: list[str], environ: Any) -> None:
-    """In the memory that the kernel shows: the command line, as far as there is room (proc(5),
-    fields 48 to 51 of stat), and `MARKS` where `ROOM` was, to which nobody holds a pointer."""
+    """Overwrite the memory that the kernel shows as this process's command line and environment.
+
+    The command line is cut to the available space (proc(5), fields 48 to 51 of stat). `MARKS` go
+    where `ROOM` was, to which no pointer refers.
+    """
     with open("/proc/self/stat", "rb") as file:
         fields = file.read().rpartition(b")")[2].split()
-    arguments, their_end, variables, last = map(int, fields[45:49])
-    _fill(arguments, their_end - arguments, b"\0".join(map(os.fsencode, argv)))
-    if variables and last:
-        block = ctypes.string_at(variables, last - variables)
-        at = block.find(f"\0{ROOM}=".encode()) + 1
+    argv_start, argv_end, env_start, env_end = map(int, fields[45:49])
+    _fill(argv_start, argv_end - argv_start, b"\0".join(map(os.fsencode, argv)))
+    if env_start and env_end:
+        block = ctypes.string_at(env_start, env_end - env_start)
+        room = block.find(f"\0{ROOM}=".encode()) + 1
         marks = [f"{name}={environ[name]}" for name in MARKS if name in environ]
-        if at:
-            _fill(variables + at, block.index(b"\0", at) - at, "\0".join(marks).encode())
+        if room:
+            _fill(env_start + room, block.index(b"\0", room) - room, "\0".join(marks).encode())
 
 
 def _fill(address: int, size: int, text: bytes) -> None:
-    if address and size > 0:  # 0 where it may not be seen
+    if address and size > 0:  # 0 if the kernel hides it
         ctypes.memmove(address, text[: size - 1].ljust(size, b"\0"), size)
 
 
 def set_openblas_threads(environ: Any) -> None:
-    """OpenBLAS has read its number of threads at the import, 1: set the one of this task."""
-    wanted = next((environ[name] for name in _THREADS if environ.get(name, "").isdigit()), None)
-    count = int(wanted or 0) or len(os.sched_getaffinity(0))
+    """Set OpenBLAS's number of threads for this task; at the import it has read 1."""
+    value = next((environ[name] for name in _THREADS if environ.get(name, "").isdigit()), None)
+    count = int(value or 0) or len(os.sched_getaffinity(0))
     with open("/proc/self/maps") as file:
-        paths = {line.split()[-1] for line in file if "openblas" in line}
+        paths = {agent_socket.split()[-1] for agent_socket in file if "openblas" in agent_socket}
     for path in paths:
         library = ctypes.CDLL(path)
         for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_",

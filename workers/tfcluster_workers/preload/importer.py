@@ -1,18 +1,18 @@
-"""Imports TensorFlow once for all tasks of a node, and becomes each of them by a fork.
+"""The preloaded process: imports TensorFlow once for all tasks of a node and forks each of them.
 
     python …/tfcluster_workers/boot.py preload MODULE…
 
-The agent starts it before it starts tasks, and asks over an inherited Unix socket: an order is a
-length (4 bytes), with it the task's pipe, its event socket, its failure pipe and one that says go,
-then JSON of that length: argv, env, cwd, cores, and what the imports printed. The answer is a
-length and JSON too: `pid`, or `refused` with the reason. The task begins when the agent, which has
-its process id by then, says go, and ends when that pipe ends.
+The agent starts it before the tasks and sends orders over an inherited Unix socket. An order is a
+length (4 bytes) with four descriptors (the task's output pipe, its event socket, its failure pipe
+and its go pipe), then JSON of that length: argv, env, cwd, cores, and what the imports printed. The
+answer is a length and JSON: `pid`, or `refused` with the reason. The task starts when the agent,
+which then knows its process id, writes to the go pipe; it exits if the agent closes the pipe.
 
-To fork after ``import tensorflow`` is safe before any op, on Linux, and while there is one
-thread (measured with TensorFlow 2.15 and 2.21); whatever looks different is refused, and the agent
-starts the task cold.
+Forking after `import tensorflow` is safe on Linux, before any op and with a single thread (tested
+with TensorFlow 2.15 and 2.21). In any other case the order is refused, and the agent starts the
+task without preloading.
 
-It becomes the agent's own child by a second fork, for the agent is a subreaper.
+A second fork makes the task the agent's own child, since the agent is a subreaper.
 """
 
 from __future__ import annotations
@@ -38,64 +38,63 @@ if TYPE_CHECKING:
 
 NUMBER = struct.Struct(">I")
 _DESCRIPTORS = 4
-_MOST_WORDS = 2000
-"""Of a reason, characters."""
-_OURS = (
+_MAX_REASON = 2000
+"""Characters of a reason that are sent."""
+_TASK_MODULES = (
     "callbacks", "chaos", "event_channel", "failures", "hooks.iterator_ends", "hooks.keras_hooks",
     "hooks.save_hooks", "hooks.tensorflow_hooks", "import_hooks", "keras3.patching", "reporting",
 )  # fmt: skip
-"""What a task of ours needs anyway; none of them does more at its import than to define."""
+"""Modules of tfcluster_workers that every task needs; importing them has no side effects."""
 _SUFFIXES = frozenset(importlib.machinery.all_suffixes())
 
 
-def become_task(names: list[str], first: frozenset[str], *, is_path_safe: bool) -> None:
-    """Serve until the agent closes the socket; returns in a fork only, with a task's `sys.argv`.
+def become_task(names: list[str], initial_modules: frozenset[str], *, is_path_safe: bool) -> None:
+    """Serve until the agent closes the socket; returns only in a fork, with a task's `sys.argv`.
 
-    `first`: the modules that a fresh task has when its script begins.
+    `initial_modules` are those that a fresh task has loaded when its script starts.
     """
-    line = socket.socket(fileno=int(os.environ.pop(event_channel.VARIABLE)))
-    line.set_inheritable(False)
+    agent_socket = socket.socket(fileno=int(os.environ.pop(event_channel.VARIABLE)))
+    agent_socket.set_inheritable(False)
     agent = os.getppid()
-    began = time.monotonic()
-    gc.disable()  # a third of the time that TensorFlow's import takes: hardly any of it is garbage
-    why = import_all(names, is_path_safe=is_path_safe)
-    if not why:
-        why = unfit(line.fileno())
+    started = time.monotonic()
+    gc.disable()  # collections take a third of TensorFlow's import time and find hardly any garbage
+    reason = import_all(names, is_path_safe=is_path_safe)
+    if not reason:
+        reason = why_unsafe(agent_socket.fileno())
     sys.stdout.flush()
     sys.stderr.flush()
-    seconds = round(time.monotonic() - began, 3)
-    send(line, {"ready": not why, "why": why[:_MOST_WORDS], "seconds": seconds})
-    if why:
+    seconds = round(time.monotonic() - started, 3)
+    send(agent_socket, {"ready": not reason, "why": reason[:_MAX_REASON], "seconds": seconds})
+    if reason:
         os._exit(1)
     gc.freeze()  # else the first collection in each task would copy every page (gc docs)
     gc.enable()
-    order, fds = serve(line, frozenset(sys.modules) - first)
-    line.close()
-    forked_task.settle(order, fds, agent)
+    order, fds = serve(agent_socket, frozenset(sys.modules) - initial_modules)
+    agent_socket.close()
+    forked_task.become_task(order, fds, agent)
 
 
 def import_all(names: Iterable[str], *, is_path_safe: bool) -> str:
-    """Why one of `names` could not be imported; empty: all were. Nothing of the script's folder
-    is on the path."""
-    kept = [] if is_path_safe else sys.path[:1]
-    del sys.path[: len(kept)]
+    """Import all `names`, without the script's folder; return the reason of a failure, or ""."""
+    script_folder = [] if is_path_safe else sys.path[:1]
+    del sys.path[: len(script_folder)]
     try:
         for name in names:
             import_one(name)
-        for ours in _OURS:
-            importlib.import_module(f"tfcluster_workers.{ours}")
-    except BaseException as error:  # also SystemExit of a package that dislikes its surroundings
+        for module in _TASK_MODULES:
+            importlib.import_module(f"tfcluster_workers.{module}")
+    except BaseException as error:  # also SystemExit, which some packages raise at import
         return f"{type(error).__name__}: {error}"
     finally:
-        sys.path[:0] = kept
+        sys.path[:0] = script_folder
     return ""
 
 
 def import_one(name: str) -> None:
-    """A module; or, of a package that loads its parts when they are asked for, such a part.
+    """Import a module `a.b`, or with `a:b` the lazily loaded part `b` of the package `a`.
 
-    A part that this release does not have is left out: a script may name `tf.estimator` for older
-    ones only.
+    A part that this release does not have is skipped: a script may use `tf.estimator` only with
+    older ones.
     """
     package, _, part = name.partition(":")
     module: Any = importlib.import_module(package)
@@ -103,8 +102,8 @@ def import_one(name: str) -> None:
         module = getattr(module, attribute, None)
 
 
-def unfit(line: int) -> str:
-    """Why this process must not be forked; empty where it may."""
+def why_unsafe(agent_socket: int) -> str:
+    """Return why this process must not be forked; empty if it may be."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if any(folder and not os.path.isabs(folder) for folder in folders):
         return "PYTHONPATH names folders relative to the working directory"
@@ -114,12 +113,12 @@ def unfit(line: int) -> str:
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:
             target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # that of the listing itself
+        except OSError:  # the descriptor of the listing itself
             continue
-        if target.startswith("socket:") and fd != line:
+        if target.startswith("socket:") and fd != agent_socket:
             return "the imports have opened a socket"
         if target.startswith("/dev/nvidia"):
-            return "the imports have opened the GPU's driver"
+            return "the imports have opened the GPU driver"
     context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
     if getattr(context, "_context_handle", None) is not None:
         return "the imports have run an operation of TensorFlow"
@@ -134,38 +133,40 @@ def _names_of(threads: Iterable[str]) -> str:
     return ", ".join(sorted(set(names)))
 
 
-def serve(line: socket.socket, imported: frozenset[str]) -> tuple[dict[str, Any], list[int]]:
+def serve(
+    agent_socket: socket.socket, imported: frozenset[str]
+) -> tuple[dict[str, Any], list[int]]:
     """Fork for every order; returns in the forked task, with its order and descriptors."""
     while True:
-        head, fds, _flags, _address = socket.recv_fds(line, NUMBER.size, _DESCRIPTORS)
+        head, fds, _flags, _address = socket.recv_fds(agent_socket, NUMBER.size, _DESCRIPTORS)
         if not head:
             os._exit(0)
         for fd in fds:
             os.set_inheritable(fd, False)
-        order = json.loads(line.recv(NUMBER.unpack(head)[0], socket.MSG_WAITALL))
+        order = json.loads(agent_socket.recv(NUMBER.unpack(head)[0], socket.MSG_WAITALL))
         kind, target = order["argv"][2:4]
         folder = order["cwd"] if kind == "module" else script_paths.folder_of(target)
-        why = unfit_for(folder, imported)
-        if why:
-            send(line, {"refused": why})
-        elif _fork_twice(line, fds):
+        reason = why_unsafe_for(folder, imported)
+        if reason:
+            send(agent_socket, {"refused": reason})
+        elif _fork_twice(agent_socket, fds):
             return order, fds
         for fd in fds:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
 
-def unfit_for(folder: str, imported: frozenset[str]) -> str:
-    """Why a task whose script lies in `folder` must not be a fork; empty where it may."""
+def why_unsafe_for(folder: str, imported: frozenset[str]) -> str:
+    """Return why a task with its script in `folder` must not be a fork; empty if it may be."""
     threads = os.listdir("/proc/self/task")
     if len(threads) > 1:
-        return f"{len(threads) - 1} threads have begun ({_names_of(threads)})"
+        return f"{len(threads) - 1} threads have started ({_names_of(threads)})"
     hidden = shadowed(folder, imported)
     return f"{hidden} in {folder} has the name of a module that was imported" if hidden else ""
 
 
 def shadowed(folder: str, imported: frozenset[str]) -> str:
-    """A module that a fresh interpreter would find in the script's own folder first."""
+    """Return an imported module that a fresh interpreter would find in `folder` first, or ""."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -179,44 +180,44 @@ def shadowed(folder: str, imported: frozenset[str]) -> str:
 
 
 def _is_namespace(folder: str, name: str) -> bool:
-    """A folder without `__init__.py` gives way to any regular package on the path (PEP 420)."""
+    """Return whether a folder has no `__init__.py`: regular packages come before it (PEP 420)."""
     return not os.path.isfile(os.path.join(folder, name, "__init__.py"))
 
 
-def _fork_twice(line: socket.socket, fds: list[int]) -> bool:
-    """True in the task, False in the process that goes on serving.
+def _fork_twice(agent_socket: socket.socket, fds: list[int]) -> bool:
+    """Fork the task; return True in the task, and False in the process that continues to serve.
 
-    That one holds none of the task's descriptors when it answers, and the agent has inherited the
-    task by then.
+    When the latter answers, it holds none of the task's descriptors, and the agent has inherited
+    the task.
     """
-    told, tell = os.pipe()
-    between = os.fork()
-    if between == 0:
-        os.close(told)
+    reader, writer = os.pipe()
+    intermediate = os.fork()
+    if intermediate == 0:
+        os.close(reader)
         try:
             pid = os.fork()
         except OSError:
             os._exit(1)
         if pid == 0:
             os.setpgid(0, 0)
-            os.close(tell)
+            os.close(writer)
             return True
-        os.write(tell, NUMBER.pack(pid))
+        os.write(writer, NUMBER.pack(pid))
         os._exit(0)
-    os.close(tell)
+    os.close(writer)
     for fd in fds:
         os.close(fd)
-    os.waitpid(between, 0)
-    answer = os.read(told, NUMBER.size)
-    os.close(told)
+    os.waitpid(intermediate, 0)
+    answer = os.read(reader, NUMBER.size)
+    os.close(reader)
     if answer:
-        send(line, {"pid": NUMBER.unpack(answer)[0]})
+        send(agent_socket, {"pid": NUMBER.unpack(answer)[0]})
     else:
-        send(line, {"refused": "this system has no room for another process"})
+        send(agent_socket, {"refused": "the system's limit of processes is reached"})
     return False
 
 
-def send(line: socket.socket, answer: dict[str, Any]) -> None:
-    """A length, and as many bytes of JSON."""
+def send(agent_socket: socket.socket, answer: dict[str, Any]) -> None:
+    """Send `answer` as a length and that many bytes of JSON."""
     encoded = json.dumps(answer).encode()
-    line.sendall(NUMBER.pack(len(encoded)) + encoded)
+    agent_socket.sendall(NUMBER.pack(len(encoded)) + encoded)

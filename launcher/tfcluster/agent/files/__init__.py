@@ -1,1 +1,1 @@
-"""Files that an agent receives, sends and caches, in a process beside it."""
+"""The agent's files: received, sent and cached by a process beside it."""

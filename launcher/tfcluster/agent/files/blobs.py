@@ -13,12 +13,30 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+PARTIAL = ".partial"
+"""The suffix of files that are not complete yet."""
+_BLOCK = 64 << 10
+_ZEROS = bytes(_BLOCK)
+_CHUNK = 1 << 20
+_REPORT_BYTES = 256 << 10
+"""The bytes between two reports to the sender, whose window holds many such pieces: over a slow
+connection these reports are the only sign of progress."""
+
+
 class BadTree(ValueError):
-    """A name that would lead out of the folder, or bytes that are not what was announced."""
+    """A path leads out of the folder, or the bytes are not those that were announced."""
+
+
+class NotInCache(Exception):
+    """A file is no longer in the cache (another host with this home removed it), or is damaged."""
+
+    def __init__(self, digest: str) -> None:
+        super().__init__(digest)
+        self.digest = digest
 
 
 def check(files: Iterable[dict[str, Any]]) -> None:
-    """Raises BadTree for a path or a link that leads out of the folder."""
+    """Raise BadTree if a path or a link of `files` leads out of the folder."""
     links = set()
     for file in files:
         path = file["path"]
@@ -39,7 +57,10 @@ def check(files: Iterable[dict[str, Any]]) -> None:
 
 
 def _stays_inside(path: str, target: object) -> bool:
-    """A ``..`` after a name could lead out over another link: all of them must come first."""
+    """Return whether a link's target is inside the folder.
+
+    All ``..`` must come first: after a name they could lead out through another link.
+    """
     if not isinstance(target, str) or not target or target.startswith("/") or "\0" in target:
         return False
     parts = [part for part in target.split("/") if part not in ("", ".")]
@@ -51,13 +72,11 @@ def _is_digest(text: object) -> bool:
     return isinstance(text, str) and len(text) == 128 and set(text) <= set("0123456789abcdef")
 
 
-_BLOCK = 64 << 10
-_ZEROS = bytes(_BLOCK)
-
-
 def write_at(fd: int, data: bytes, at: int) -> None:
-    """Write `data` at offset `at`, where nothing was written before, and leave out its blocks of
-    zeros. The file ends behind `data` then, also where that ends with zeros. Raises OSError.
+    """Write `data` at offset `at`, where nothing was written before, as a sparse file.
+
+    Blocks of zeros are left out; the file ends after `data` even if that ends with zeros. Raises
+    OSError.
     """
     start, end = 0, len(data)
     while start < end:
@@ -81,32 +100,17 @@ def _is_zero(data: bytes, start: int) -> bool:
     return block == _ZEROS[: len(block)]
 
 
-PARTIAL = ".partial"
-"""Ends the names of files that are still coming."""
-_CHUNK = 1 << 20
-_TELL_BYTES = 256 << 10
-"""Over a slow line these are the only sign that bytes move; the sender's window holds many."""
-
-
-class NotInCache(Exception):
-    """A file that was there is gone (another host with this home cleared away), or damaged."""
-
-    def __init__(self, digest: str) -> None:
-        super().__init__(digest)
-        self.digest = digest
-
-
 class Blob:
-    """Bytes that come in their order, hashed; found under their digest once they are all here."""
+    """A file that is received in order and hashed; it has its digest as a name once complete."""
 
     def __init__(self, folder: str, digest: str, size: int) -> None:
-        """Raises OSError."""
+        """Create the partial file. Raises OSError."""
         self._path, self._digest, self._size = os.path.join(folder, digest), digest, size
-        # Several hosts may have one home, and each its own process of this number.
+        # Random, because hosts may share a home and have processes with the same number.
         self._partial = f"{self._path}.{os.urandom(6).hex()}{PARTIAL}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         self._fd = os.open(self._partial, flags, 0o600)
-        self._hash, self._told = hashlib.sha512(), 0
+        self._hash, self._reported_at = hashlib.sha512(), 0
         self.at = 0
 
     @property
@@ -114,9 +118,12 @@ class Blob:
         return self.at >= self._size
 
     def add(self, offset: int, data: bytes) -> bool:
-        """Whether it is time to tell the sender. Raises BadTree, OSError; it is then gone."""
+        """Add bytes; return whether a report to the sender is due.
+
+        Raises BadTree or OSError after discarding the file.
+        """
         if offset != self.at:
-            return False  # of a sender that goes on from before a reconnect: the right ones come
+            return False  # sent before a reconnect; the expected bytes will come
         if self.at + len(data) > self._size:
             self.discard()
             raise BadTree(f"more than the {self._size} bytes that were announced")
@@ -127,18 +134,18 @@ class Blob:
             raise
         self._hash.update(data)
         self.at += len(data)
-        is_due = self.at >= self._told + _TELL_BYTES
+        is_due = self.at >= self._reported_at + _REPORT_BYTES
         if is_due:
-            self._told = self.at
+            self._reported_at = self.at
         return is_due
 
-    def settle(self) -> None:
-        """Raises BadTree where it is not what was announced; it is then gone."""
+    def finish(self) -> None:
+        """Check the digest and give the file its name. Raises BadTree after discarding it."""
         os.close(self._fd)
         self._fd = -1
         if self._hash.hexdigest() != self._digest:
             self.discard()
-            raise BadTree("what came is not what was announced (SHA-512)")
+            raise BadTree("the received bytes are not those that were announced (SHA-512)")
         os.rename(self._partial, self._path)
 
     def discard(self) -> None:
@@ -150,12 +157,11 @@ class Blob:
 
 
 def copy(
-    source: str, digest: str, target: str, mode: int, alive: Callable[[], None] = lambda: None
+    source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None] = lambda: None
 ) -> None:
-    """What lies in a cache is trusted no further than its digest goes; `alive` is called with
-    each piece.
+    """Copy `source` to a new file `target` and check its digest; `keep_alive` is called per piece.
 
-    Raises NotInCache, and OSError, also where `target` is there already.
+    Raises NotInCache if the source is missing or damaged, and OSError, also if `target` exists.
     """
     try:
         reader = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -164,23 +170,23 @@ def copy(
             raise NotInCache(digest) from error
         raise
     try:
-        if _copied(reader, target, mode, alive) != digest:
+        if _copied(reader, target, mode, keep_alive) != digest:
             raise NotInCache(digest)
         with contextlib.suppress(OSError):
-            os.utime(reader)  # it is in use: see agent.cache
+            os.utime(reader)  # marks it as in use: see `cache.prune`
     finally:
         os.close(reader)
 
 
-def _copied(reader: int, target: str, mode: int, alive: Callable[[], None]) -> str:
-    """The SHA-512 of what was copied."""
+def _copied(reader: int, target: str, mode: int, keep_alive: Callable[[], None]) -> str:
+    """Copy all bytes; return their SHA-512."""
     found = hashlib.sha512()
     writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         os.fchmod(writer, mode)
         at = 0
         while data := os.read(reader, _CHUNK):
-            alive()
+            keep_alive()
             found.update(data)
             write_at(writer, data, at)
             at += len(data)
@@ -190,9 +196,9 @@ def _copied(reader: int, target: str, mode: int, alive: Callable[[], None]) -> s
 
 
 def move(
-    source: str, digest: str, target: str, mode: int, alive: Callable[[], None] = lambda: None
+    source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None] = lambda: None
 ) -> None:
-    """`source` goes; to another disk it is copied. Raises as `copy`."""
+    """Move `source` to `target`, by `copy` to another disk. Raises NotInCache, OSError."""
     try:
         os.rename(source, target)
     except FileNotFoundError as error:
@@ -200,7 +206,7 @@ def move(
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        copy(source, digest, target, mode, alive)
+        copy(source, digest, target, mode, keep_alive)
         os.unlink(source)
     else:
         os.chmod(target, mode)

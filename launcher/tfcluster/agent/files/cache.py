@@ -15,15 +15,25 @@ import time
 
 from tfcluster.agent.files.blobs import PARTIAL
 
+UNUSED_DAYS = 30.0
+_PARTIAL_DAYS = 1.0
+"""The age from which on an incomplete file or bundle is no longer being received."""
+_USE_S = 3600.0
+"""The time between two marks that a folder is in use."""
+PRUNE_S = 2.0
+"""The time that the end of a run may take for pruning; the next run goes on with it."""
 
-def new_passing(cache: str) -> str:
-    """A name for a folder where files wait that one process is to move into their places: homes
-    may be shared, so its number would not do."""
+
+def new_transit_folder(cache: str) -> str:
+    """Return a new path for files that one process will move to their places.
+
+    It is random and not the process id, because hosts may share a home.
+    """
     return os.path.join(cache, "passing", os.urandom(6).hex())
 
 
 def remove_older(folder: str, seconds: float) -> None:
-    """What is in `folder` and has not changed for so long: its owner was killed."""
+    """Remove the entries of `folder` unchanged for `seconds`, whose owners were killed."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(folder)):
             if entry.stat(follow_symlinks=False).st_mtime < time.time() - seconds:
@@ -31,7 +41,7 @@ def remove_older(folder: str, seconds: float) -> None:
 
 
 def remove(folder: str) -> None:
-    """A folder and all below it, links themselves and never what they lead to."""
+    """Remove a folder and all below it; links are removed, never followed."""
     if os.path.islink(folder):
         os.unlink(folder)
         return
@@ -49,17 +59,8 @@ def remove(folder: str) -> None:
     os.rmdir(folder)
 
 
-UNUSED_DAYS = 30.0
-_HALF_DAYS = 1.0
-"""After which a file that was still coming, or a bundle half unpacked, comes no more."""
-_USE_S = 3600.0
-PRUNE_S = 2.0
-"""The most that the end of a run waits for it; the next one goes on."""
-
-
 class CacheUse:
-    """Says once an hour that a running agent still needs its bundle, with which it starts tasks,
-    and the folder of its run."""
+    """A mark, renewed every hour, that a running agent needs its bundle and its run's folder."""
 
     def __init__(self, *folders: str) -> None:
         self._folders, self._next = folders, 0.0
@@ -72,13 +73,13 @@ class CacheUse:
                     os.utime(folder)
 
 
-def prune(cache: str, *, now: float | None = None, patience_s: float = PRUNE_S) -> None:
-    """Remove what is old below `cache`, for `patience_s` at most. Others may do so as well."""
+def prune(cache: str, *, now: float | None = None, timeout_s: float = PRUNE_S) -> None:
+    """Remove old entries of `cache`, for `timeout_s` at most; other processes may do the same."""
     now = time.time() if now is None else now
-    until = time.monotonic() + patience_s
-    for kept in ("nodes", "files", "bundles"):
+    until = time.monotonic() + timeout_s
+    for subfolder in ("nodes", "files", "bundles"):
         try:
-            entries = list(os.scandir(os.path.join(cache, kept)))
+            entries = list(os.scandir(os.path.join(cache, subfolder)))
         except OSError:
             continue
         for entry in entries:
@@ -91,6 +92,6 @@ def prune(cache: str, *, now: float | None = None, patience_s: float = PRUNE_S) 
 
 
 def _is_old(entry: os.DirEntry[str], now: float) -> bool:
-    is_half = entry.name.startswith(".") or entry.name.endswith(PARTIAL)
-    days = _HALF_DAYS if is_half else UNUSED_DAYS
+    is_partial = entry.name.startswith(".") or entry.name.endswith(PARTIAL)
+    days = _PARTIAL_DAYS if is_partial else UNUSED_DAYS
     return entry.stat(follow_symlinks=False).st_mtime < now - days * 86400

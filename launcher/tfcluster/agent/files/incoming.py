@@ -14,7 +14,7 @@ from collections import Counter
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import BadTree, Blob, NotInCache, check, copy, move
-from tfcluster.agent.files.cache import new_passing, remove, remove_older
+from tfcluster.agent.files.cache import new_transit_folder, remove, remove_older
 from tfcluster.agent.net.private_folders import make_folders
 
 TYPE_CHECKING = False
@@ -22,19 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    Say = Callable[[dict[str, Any]], None]
+    Send = Callable[[dict[str, Any]], None]
+
+_PAGE = 10_000
+"""The digests in one answer: 0.7 MB."""
+_STALE_S = 86_400.0
 
 
-def add(
+def add_files(
     into: str,
     files: Iterable[dict[str, Any]],
     removed: Iterable[str],
     put: Callable[[dict[str, Any], str], None],
 ) -> None:
-    """Put each of `files` in its place below `into`, then take away what is `removed`.
+    """Put each of `files` in its place below `into`, then remove the paths in `removed`.
 
-    What else is there stays. `put` makes a file under a name that is free. Raises OSError, BadTree
-    for a place that a link of the task's leads out of the folder, and what `put` raises.
+    Other files stay. `put` creates a file under a free name. Raises OSError, BadTree for a path
+    that a link of the task leads out of the folder, and what `put` raises.
     """
     make_folders(into)
     for file in files:
@@ -61,41 +65,39 @@ def _place(into: str, path: str) -> str:
     return target
 
 
-_PAGE = 10_000
-"""Digests in one answer: 0.7 MB."""
-_STALE_S = 86_400.0
-
-
 class Incoming:
-    """Serves `receive` orders, one or several at a time."""
+    """The `receive` orders of a node, any number at a time."""
 
     def __init__(
         self,
         cache: str,
-        say: Say,
+        send: Send,
         *,
-        passing: str = "",
-        alive: Callable[[int], None] = lambda number: None,
+        transit: str = "",
+        keep_alive: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """`alive`: is called again and again while an order takes long."""
-        self._alive = alive
-        self._kept = os.path.join(cache, "files")
-        self._passing = passing or new_passing(cache)
-        """Of orders whose files are not to be kept, until they are moved into their places."""
-        self._say = say
+        """Prepare; `keep_alive` is called repeatedly during a long order."""
+        self._keep_alive = keep_alive
+        self._cached = os.path.join(cache, "files")
+        self._transit = transit or new_transit_folder(cache)
+        """The folder of files that are not to be cached, until they are moved to their places."""
+        self._send = send
         self._parts: dict[int, list[dict[str, Any]]] = {}
         self._orders: dict[int, dict[str, Any]] = {}
         self._wanted: dict[int, set[str]] = {}
         self._senders: dict[str, int] = {}
-        """Digest → the order that is to send it, for all that want it."""
+        """Digest → the order under which it is requested, for all orders that need it."""
         self._open: dict[str, Blob] = {}
-        remove_older(os.path.dirname(self._passing), _STALE_S)
+        remove_older(os.path.dirname(self._transit), _STALE_S)
 
     def receive(self, order: dict[str, Any]) -> None:
-        """`id`, `into` (the folder), `files`: path with sha512, size, mode, mtime_ns, or with
-        link; `more`: the list goes on in the next order of this `id`; `keep`: whether the files
-        stay in the cache; `unless_there`: a folder that exists stays as it is; `adds`: so does
-        what else is in it, but for what is `removed`."""
+        """Begin an order, or go on with its list of files.
+
+        It has `id`, `into` (the folder) and `files`: path with sha512, size, mode and mtime_ns, or
+        with link. With `more` the list goes on in the next order of this `id`. `keep`: the files
+        stay in the cache. `unless_there`: an existing folder is left as it is. `adds`: other files
+        in the folder stay, except those in `removed`.
+        """
         number = order["id"]
         parts = self._parts.setdefault(number, [])
         parts += order["files"]
@@ -103,19 +105,19 @@ class Incoming:
             return
         files = self._parts.pop(number)
         if order.get("unless_there") and os.path.isdir(order["into"]):
-            self._say({"type": "received", "id": number})
+            self._send({"type": "received", "id": number})
             return
         try:
             check(files)
             check({"path": path, "link": "."} for path in order.get("removed", ()))
             self._orders[number] = {**order, "files": files}
-            self._want(number)
+            self._request_missing(number)
             self._finish_if_complete(number)
         except (OSError, BadTree) as error:
             self._fail(number, error)
 
     def take(self, digest: str, offset: int, data: bytes) -> None:
-        """Bytes of a wanted file; its last come when its announced size is reached."""
+        """Add bytes to a requested file, which is complete at its announced size."""
         sender = self._senders.get(digest)
         if sender is None:
             return
@@ -123,11 +125,11 @@ class Incoming:
         try:
             blob = self._open.get(digest) or self._begin(digest, sender)
             if blob.add(offset, data):
-                self._say({"type": "took", "id": sender, "digest": digest, "at": blob.at})
+                self._send({"type": "took", "id": sender, "digest": digest, "at": blob.at})
             if not blob.is_full:
                 return
             del self._open[digest], self._senders[digest]
-            blob.settle()
+            blob.finish()
         except (OSError, BadTree) as error:
             for number in waiting:
                 self._fail(number, error)
@@ -141,7 +143,7 @@ class Incoming:
                 self._fail(number, error)
 
     def cancel(self, number: int) -> None:
-        """Nobody wants it any more; what others want of it is asked of them."""
+        """Drop an order; files that other orders need too are requested under one of those."""
         self._parts.pop(number, None)
         self._orders.pop(number, None)
         self._wanted.pop(number, None)
@@ -149,12 +151,12 @@ class Incoming:
             del self._senders[digest]
             if (blob := self._open.pop(digest, None)) is not None:
                 blob.discard()
-            heirs = [n for n, wanted in self._wanted.items() if digest in wanted]
-            if heirs:
-                self._ask(heirs[0], [digest])
+            waiting = [n for n, wanted in self._wanted.items() if digest in wanted]
+            if waiting:
+                self._request(waiting[0], [digest])
 
     def forget(self) -> None:
-        """The connection broke: what is still wanted is ordered again, from the beginning."""
+        """Drop all orders after a lost connection: the coordinator repeats them."""
         for blob in self._open.values():
             blob.discard()
         self._open.clear()
@@ -163,29 +165,29 @@ class Incoming:
         self._orders.clear()
         self._wanted.clear()
 
-    def _want(self, number: int, *lacking: str) -> None:
-        """Ask for what is not here; what another order has asked for comes once, for both."""
+    def _request_missing(self, number: int, *gone: str) -> None:
+        """Request an order's missing files, except those that another order has requested."""
         digests = {file["sha512"] for file in self._orders[number]["files"] if "sha512" in file}
-        missing = {digest for digest in digests if self._find(digest) is None} | {*lacking}
+        missing = {digest for digest in digests if self._find(digest) is None} | {*gone}
         self._wanted[number] = missing
-        self._ask(number, sorted(missing - self._senders.keys()))
+        self._request(number, sorted(missing - self._senders.keys()))
 
-    def _ask(self, number: int, digests: list[str]) -> None:
+    def _request(self, number: int, digests: list[str]) -> None:
         self._senders.update(dict.fromkeys(digests, number))
         for at in range(0, max(1, len(digests)), _PAGE):
             page = digests[at : at + _PAGE]
-            self._say({"type": "wants", "id": number, "digests": page})
+            self._send({"type": "wants", "id": number, "digests": page})
 
     def _begin(self, digest: str, number: int) -> Blob:
         order = self._orders[number]
         size = next(int(f["size"]) for f in order["files"] if f.get("sha512") == digest)
-        folder = self._kept if order.get("keep") else self._passing
+        folder = self._cached if order.get("keep") else self._transit
         make_folders(folder)
         self._open[digest] = blob = Blob(folder, digest, size)
         return blob
 
     def _find(self, digest: str) -> str | None:
-        places = (os.path.join(folder, digest) for folder in (self._passing, self._kept))
+        places = (os.path.join(folder, digest) for folder in (self._transit, self._cached))
         return next((path for path in places if os.path.exists(path)), None)
 
     def _finish_if_complete(self, number: int) -> None:
@@ -195,68 +197,68 @@ class Incoming:
         others = {f.get("sha512") for o in self._orders.values() for f in o["files"]}
         try:
             self._place(order, others)
-        except NotInCache as lack:
+        except NotInCache as error:
             with contextlib.suppress(OSError):
-                os.unlink(os.path.join(self._kept, lack.digest))
+                os.unlink(os.path.join(self._cached, error.digest))
             self._orders[number] = order
-            self._want(number, lack.digest)
+            self._request_missing(number, error.digest)
             return
         del self._wanted[number]
-        self._say({"type": "received", "id": number})
+        self._send({"type": "received", "id": number})
 
     def _fail(self, number: int, error: Exception) -> None:
         self.cancel(number)
         reason = reason_of(error)
-        self._say({"type": "receive_failed", "id": number, "error": reason})
+        self._send({"type": "receive_failed", "id": number, "error": reason})
 
     def _place(self, order: dict[str, Any], others: set[str | None]) -> None:
-        """Make what `order` says of what is here now.
+        """Build an order's folder from the files that the node has now.
 
-        What passes is moved to the last place that wants it, the others get copies: two tasks
-        must not share a file that one of them may write anew. Raises OSError, BadTree, and
-        NotInCache for a file that has to be sent (again).
+        A file that is not cached is moved to the last place that needs it, other places get copies:
+        two tasks must not share a file that one of them may overwrite. Raises OSError, BadTree,
+        and NotInCache for a file that has to be sent again.
         """
         into, files = order["into"], order["files"]
-        left = Counter(file.get("sha512") for file in files)
+        remaining = Counter(file.get("sha512") for file in files)
 
         def put(file: dict[str, Any], target: str) -> None:
-            alive()
+            keep_alive()
             if "link" in file:
                 os.symlink(file["link"], target)
                 return
-            left[file["sha512"]] -= 1
-            is_last = not left[file["sha512"]] and file["sha512"] not in others
-            self._put(file, target, alive, is_last=is_last)
+            remaining[file["sha512"]] -= 1
+            is_last = not remaining[file["sha512"]] and file["sha512"] not in others
+            self._put(file, target, keep_alive, is_last=is_last)
 
-        def alive() -> None:
-            self._alive(order["id"])
+        def keep_alive() -> None:
+            self._keep_alive(order["id"])
 
         run = os.path.dirname(os.path.dirname(into))
-        os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe of several users: as they like it
+        os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe shared by users: not private
         if order.get("adds"):
-            add(into, files, order.get("removed", ()), put)
+            add_files(into, files, order.get("removed", ()), put)
         else:
-            _replace(into, files, put)
+            _replace_folder(into, files, put)
 
     def _put(
-        self, file: dict[str, Any], target: str, alive: Callable[[], None], *, is_last: bool
+        self, file: dict[str, Any], target: str, keep_alive: Callable[[], None], *, is_last: bool
     ) -> None:
         digest, mode = file["sha512"], int(file["mode"]) & 0o700 | 0o600
         source = self._find(digest)
         if source is None:
             raise NotInCache(digest)
-        if is_last and os.path.dirname(source) == self._passing:
-            move(source, digest, target, mode, alive)
+        if is_last and os.path.dirname(source) == self._transit:
+            move(source, digest, target, mode, keep_alive)
         else:
-            copy(source, digest, target, mode, alive)
+            copy(source, digest, target, mode, keep_alive)
         if "mtime_ns" in file:
             os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
 
 
-def _replace(
+def _replace_folder(
     into: str, files: list[dict[str, Any]], put: Callable[[dict[str, Any], str], None]
 ) -> None:
-    """Make `into` hold exactly `files`; what was there before is gone."""
+    """Replace the folder `into` by one with exactly `files`."""
     fresh = f"{into}.{os.getpid()}.incoming"
     remove(fresh)
     make_folders(fresh)

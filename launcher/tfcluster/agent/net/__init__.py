@@ -1,1 +1,1 @@
-"""How an agent is reached: its socket, the relay to it, its session, the ports it holds."""
+"""The agent's network: its socket and session with the coordinator, ports, reachability."""

@@ -1,4 +1,4 @@
-"""The agent's ear: a Unix socket, the one coordinator on it, and what is still to be sent."""
+"""The agent's Unix socket: listening, the peer's identity, and buffered connections."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 ENOUGH_QUEUED = 1 << 20
-"""Log bytes are taken from the file only while less than this waits to be sent."""
+"""The bytes waiting to be sent from which on no more log bytes are read from the file."""
 
 
 def listen(path: str) -> socket.socket:
-    """A listening socket at `path`, in a folder that is this user's alone. Raises OSError."""
+    """Return a listening socket at `path`, whose folder is made private. Raises OSError."""
     make_private(os.path.dirname(path))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -34,31 +34,32 @@ def listen(path: str) -> socket.socket:
 
 
 def is_own_user(peer: socket.socket) -> bool:
+    """Return whether the other end belongs to this user or root (Linux; elsewhere True)."""
     return not IS_LINUX or _credentials(peer)[1] in (os.getuid(), 0)
 
 
 def process_of(peer: socket.socket) -> int:
-    """Who called `connect` or `listen` at the other end (Linux; else 0)."""
+    """Return the pid that called `connect` or `listen` at the other end (Linux; elsewhere 0)."""
     return _credentials(peer)[0] if IS_LINUX else 0
 
 
 def _credentials(peer: socket.socket) -> tuple[int, int]:
-    """Process id and user (unix(7), SO_PEERCRED)."""
+    """Return the other end's process id and user (unix(7), SO_PEERCRED)."""
     raw = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, _gid = struct.unpack("3i", raw)
     return pid, uid
 
 
 class Connection:
-    """One accepted connection; `welcomed` once its hello was right."""
+    """One accepted connection; `is_welcomed` after a valid hello."""
 
     def __init__(self, peer: socket.socket) -> None:
         peer.setblocking(False)
         self.socket = peer
-        self.welcomed = False
+        self.is_welcomed = False
         self.streams_logs = False
         self.hello_by = time.monotonic() + budgets.HELLO_S
-        self._decoder = protocol.Decoder(most=budgets.HELLO_BYTES)
+        self._decoder = protocol.Decoder(max_payload=budgets.HELLO_BYTES)
         self._outgoing = bytearray(protocol.MAGIC)
 
     @property
@@ -70,7 +71,10 @@ class Connection:
         return max(0, ENOUGH_QUEUED - len(self._outgoing))
 
     def read(self) -> list[tuple[bytes, bytes]] | None:
-        """Frames that came; None when the other end is gone. Raises ProtocolError."""
+        """Return the received frames, or None at the end of the connection.
+
+        Raises ProtocolError.
+        """
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
@@ -80,15 +84,15 @@ class Connection:
         return list(self._decoder.feed(data)) if data else None
 
     def welcome(self) -> None:
-        """Its hello was right."""
-        self.welcomed = True
-        self._decoder.most = protocol.MAX_PAYLOAD
+        """Accept the connection's hello; frames of any allowed size may follow."""
+        self.is_welcomed = True
+        self._decoder.max_payload = protocol.MAX_PAYLOAD
 
     def queue(self, frame: bytes) -> None:
         self._outgoing += frame
 
     def flush(self) -> bool:
-        """Send what the socket takes; False when the other end is gone."""
+        """Send what the socket takes; return False at the end of the connection."""
         try:
             while self._outgoing:
                 sent = self.socket.send(self._outgoing)
@@ -100,8 +104,11 @@ class Connection:
         return True
 
     def hang_up(self, timeout_s: float) -> None:
-        """Send the rest and wait for the other end to close: closing first, with its last
-        acknowledgement unread, would be an error over there and could cost it our last words."""
+        """Send the rest and wait for the other end to close.
+
+        Closing first, with its last acknowledgement unread, would be an error at the other end and
+        could lose the last messages.
+        """
         with contextlib.suppress(OSError):
             self.socket.settimeout(timeout_s)
             self.flush()

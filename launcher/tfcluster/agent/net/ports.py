@@ -1,10 +1,10 @@
 """Ports held for a whole run, so that no other process takes one between two attempts.
 
-A port is bound exclusively and never listened on; afterwards SO_REUSEPORT is set, so that a
-task with TF_GRPC_REUSE_PORT=1 can bind and listen beside it while everybody else, a second run
-of the same user too, gets EADDRINUSE. (Binding *with* SO_REUSEPORT would let two runs share a
-port in silence; tf-facts.md, measured.) A socket that does not listen is in no table of the
-kernel, so a lock file says whose it is.
+A port is bound exclusively and never listened on. Afterwards SO_REUSEPORT is set, so that a task
+with TF_GRPC_REUSE_PORT=1 can bind and listen beside it, while every other process, also of a second
+run of the same user, gets EADDRINUSE. (Binding *with* SO_REUSEPORT would let two runs share a port
+unnoticed; measured.) The kernel lists no socket that does not listen, so a lock file names the
+holder.
 """
 
 from __future__ import annotations
@@ -27,58 +27,61 @@ if TYPE_CHECKING:
     from tfcluster.agent.guard import Recorder
 
     _Held = tuple[int, list[socket.socket], int]
-    """Port, the sockets bound to it, the descriptor that holds its lock file."""
+    """The port, the sockets bound to it, and the descriptor that holds its lock file."""
 
 
 class PortTaken(Exception):
-    """Somebody else has the port; `holder` has pid, command and run_id where they are known."""
+    """The port is in use; `holder` has pid, command and run_id as far as they are known."""
 
-    def __init__(self, wanted: dict[str, Any], holder: dict[str, Any]) -> None:
-        """`wanted`: task, host and port as they were asked for."""
-        super().__init__(f"port {wanted['port']} is in use")
-        self.wanted, self.holder = wanted, holder
+    def __init__(self, requested: dict[str, Any], holder: dict[str, Any]) -> None:
+        """Describe the conflict; `requested` has the task, host and port of the request."""
+        super().__init__(f"port {requested['port']} is in use")
+        self.requested, self.holder = requested, holder
 
 
 class PortHolder:
     """The ports of one run on this node."""
 
     def __init__(self, folder: str | None, identity: dict[str, Any], recorder: Recorder) -> None:
-        """`folder`: this user's lock files; None: in a private network no other run has ports.
-        `identity`: pid, run_id and node put into ours."""
+        """Hold no port yet.
+
+        `folder` has this user's lock files; None: in a private network no other run has ports.
+        `identity` (pid, run_id and node) is written into each lock file.
+        """
         self._folder, self._identity, self._recorder = folder, identity, recorder
         self._held: dict[str, _Held] = {}
 
-    def hold(self, wanted: list[dict[str, Any]]) -> dict[str, int]:
-        """Task → port for all of `wanted` ({task, host, port}; port 0: choose).
+    def hold(self, requested: list[dict[str, Any]]) -> dict[str, int]:
+        """Hold a port for each of `requested` ({task, host, port}); return task → port.
 
-        What these tasks held before is given back; a chosen port is never the one before it, on
-        which something of the last attempt may still be called. Raises PortTaken, and then
-        none of them holds a port.
+        Port 0 means: choose one. The tasks' earlier ports are released; a chosen port is never the
+        earlier one, to which processes of the last attempt may still connect. Raises PortTaken,
+        and then none of these tasks holds a port.
         """
-        names: list[str] = [entry["task"] for entry in wanted]
-        self.release([entry["task"] for entry in wanted if entry["port"]])
-        before = [self._held.pop(name) for name in names if name in self._held]
+        names: list[str] = [entry["task"] for entry in requested]
+        self.release([entry["task"] for entry in requested if entry["port"]])
+        previous = [self._held.pop(name) for name in names if name in self._held]
         try:
-            for entry in wanted:
+            for entry in requested:
                 self._hold_one(entry)
         except BaseException:
             self.release(names)
             raise
         finally:
-            for held in before:
+            for held in previous:
                 self._give_back(held)
         return {name: self._held[name][0] for name in names}
 
-    def _hold_one(self, wanted: dict[str, Any]) -> None:
-        task, port = wanted["task"], wanted["port"]
+    def _hold_one(self, requested: dict[str, Any]) -> None:
+        task, port = requested["task"], requested["port"]
         bound = _bind_exclusively(port)
         if not bound:
-            raise PortTaken(wanted, find_holder(port, self._folder))
+            raise PortTaken(requested, find_holder(port, self._folder))
         port = bound[0].getsockname()[1]
         lock = self._lock(port)
         if lock is None:
             _close(bound)
-            raise PortTaken({**wanted, "port": port}, find_holder(port, self._folder))
+            raise PortTaken({**requested, "port": port}, find_holder(port, self._folder))
         for held in bound:
             if IS_LINUX:
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
@@ -88,8 +91,10 @@ class PortHolder:
         self._held[task] = (port, bound, lock)
 
     def _lock(self, port: int) -> int | None:
-        """The descriptor that holds the port's lock file; -1: it needs none; None: somebody
-        else has it."""
+        """Return the descriptor that holds the port's lock file.
+
+        Return -1 if no lock is needed, and None if another process has it.
+        """
         if self._folder is None:
             return -1
         make_private(self._folder)
@@ -101,7 +106,7 @@ class PortHolder:
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:
                     break
             except FileNotFoundError:
-                pass  # its last holder removed it between our open and our lock
+                pass  # its last holder removed it after it was opened here
             except BlockingIOError:
                 os.close(fd)
                 return None
@@ -112,7 +117,7 @@ class PortHolder:
         return fd
 
     def release(self, tasks: list[str] | None = None) -> None:
-        """Give back the ports of `tasks`, or all; unknown names are no error."""
+        """Release the ports of `tasks`, or all (None); unknown names are ignored."""
         for task in list(self._held) if tasks is None else tasks:
             if task in self._held:
                 self._give_back(self._held.pop(task))
@@ -138,9 +143,9 @@ def _close(sockets: list[socket.socket]) -> None:
 
 
 def _bind_exclusively(port: int) -> list[socket.socket]:
-    """Sockets bound to the port on every address of both families; empty when it is taken."""
+    """Bind the port on every address of both families; return the sockets, or [] if it is taken."""
     chosen_by_kernel = port == 0
-    for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+    for family, any_address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             held = socket.socket(family, socket.SOCK_STREAM)
         except OSError:
@@ -149,9 +154,9 @@ def _bind_exclusively(port: int) -> list[socket.socket]:
             if family == socket.AF_INET6:
                 held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             if not chosen_by_kernel:
-                # A port in TIME_WAIT is free. With port 0 it could share one that is bound.
+                # A port in TIME_WAIT is free. With port 0 the option could share a bound port.
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            held.bind((anywhere, port))
+            held.bind((any_address, port))
         except OSError as error:
             held.close()
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
@@ -164,15 +169,15 @@ def _bind_exclusively(port: int) -> list[socket.socket]:
 
 
 def taken_by(port: int, folder: str | None) -> dict[str, Any] | None:
-    """Who has the port, as `find_holder` says it; None where it is free."""
+    """Return the holder of the port (see `find_holder`), or None if the port is free."""
     bound = _bind_exclusively(port)
     _close(bound)
     return None if bound else find_holder(port, folder)
 
 
 def find_holder(port: int, folder: str | None) -> dict[str, Any]:
-    """Who has the port: {pid, command, run_id}, each None where it cannot be known."""
-    record = _who_locks(_lock_file(folder, port)) if folder is not None else None
+    """Return the {pid, command, run_id} of the port's holder, each None if unknown."""
+    record = _read_lock_holder(_lock_file(folder, port)) if folder is not None else None
     if record is not None:
         command = _command(record["pid"])
         return {"pid": record["pid"], "command": command, "run_id": record["run_id"]}
@@ -182,7 +187,7 @@ def find_holder(port: int, folder: str | None) -> dict[str, Any]:
     return {"pid": pid, "command": _command(pid), "run_id": _run_id(pid)}
 
 
-def _who_locks(path: str) -> dict[str, Any] | None:
+def _read_lock_holder(path: str) -> dict[str, Any] | None:
     with contextlib.suppress(OSError, ValueError), open(path) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Folders of sockets, locks and code, which no other user may enter: in a shared /tmp, too."""
+"""Private folders for sockets, locks and code, which no other user may enter, even in /tmp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def make_folders(folder: str) -> None:
-    """Make `folder` and what is missing above it, all of it for this user alone (0700)."""
+    """Create `folder` and its missing parents for this user alone (0700)."""
     missing = []
     while folder and not os.path.isdir(folder):
         missing.append(folder)
@@ -22,13 +22,13 @@ def make_folders(folder: str) -> None:
 
 
 def make_private(folder: str) -> None:
-    """Make `folder` (0700) unless it is there.
+    """Create `folder` (0700) unless it exists.
 
-    Raises OSError, also when it is not this user's alone: a name in /tmp can be guessed, and who
-    makes it first could put a socket of his own in our place and read what we tell the agent.
+    Raises OSError, also when other users can use it: a name in /tmp can be guessed, and another
+    user who creates it first could put a socket there and read what is sent to the agent.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    fault = _what_is_wrong(os.lstat(folder))
+    fault = _find_fault(os.lstat(folder))
     if fault == _A_LINK:
         raise NotADirectoryError(errno.ENOTDIR, fault, folder)
     if fault:
@@ -38,7 +38,7 @@ def make_private(folder: str) -> None:
 _A_LINK = "not a folder but a link"
 
 
-def _what_is_wrong(found: os.stat_result) -> str:
+def _find_fault(found: os.stat_result) -> str:
     if not stat.S_ISDIR(found.st_mode):
         return _A_LINK
     if found.st_uid != os.getuid():
@@ -47,11 +47,12 @@ def _what_is_wrong(found: os.stat_result) -> str:
 
 
 def place_of(base: str) -> str:
-    """Return `base`, or `base` with a suffix where somebody else has taken that name.
+    """Return `base`, or `base` with a suffix if another user has taken that name.
 
-    Whoever asks on this machine gets the same answer: the suffix is kept in the user's own cache,
-    by machine, since homes may be shared. It is chosen again only where its folder is taken, too.
-    Nothing is made; where no suffix can be kept, `make_private` of what is returned tells why.
+    All processes of the user on this machine get the same answer: the suffix is stored in the
+    user's cache, per machine because homes may be shared. A new one is chosen only if its folder is
+    taken too. No folder is created; if no suffix can be stored, `make_private` of the returned path
+    raises the error that says why.
     """
     record = _record_of(base)
     place = _with_suffix(base, _read(record))
@@ -88,13 +89,13 @@ def _record_of(base: str) -> str:
 
 
 def _with_suffix(base: str, suffix: str) -> str:
-    is_one = len(suffix) == 8 and set(suffix) <= set("0123456789abcdef")
-    return f"{base}-{suffix}" if is_one else base
+    is_valid = len(suffix) == 8 and set(suffix) <= set("0123456789abcdef")
+    return f"{base}-{suffix}" if is_valid else base
 
 
 def _is_taken(folder: str) -> bool:
     try:
-        return _what_is_wrong(os.lstat(folder)) != ""
+        return _find_fault(os.lstat(folder)) != ""
     except OSError:
         return False
 

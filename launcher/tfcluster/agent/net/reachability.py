@@ -1,9 +1,9 @@
-"""Tells which of the other nodes' task ports cannot be reached from this node right now.
+"""A check which task ports of the other nodes cannot be reached from this node right now.
 
-    python reachability.py '{"attempt": 1, "others": [{"node": …, "task": …, "host": …, "port": …}, …], …}'
+    python reachability.py '{"attempt": 1, "others": [{"node": …, "task": …, "host": …}, …], …}'
 
-Prints one line of JSON: `attempt`, and `cut`, a row (node, task, host, port, why) for each that
-did not answer. A refusal is an answer: the host is there, and its task has ended.
+It prints one line of JSON: `attempt`, and `cut`, a row (node, task, host, port, why) for each port
+that did not answer. A refused connection is an answer: the host is up and its task has ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.2
 _SLACK_S = 0.5
-"""For a name that no server resolves: its look-up cannot be called off, only left behind."""
+"""The extra time for threads to end; a name look-up without an answer cannot be cancelled."""
 
 
 def main(order: dict[str, Any]) -> None:
@@ -31,32 +31,36 @@ def main(order: dict[str, Any]) -> None:
     os._exit(0)
 
 
-def dial_all(others: list[dict[str, Any]], patience_s: float) -> list[list[object]]:
-    """All at once; at most `patience_s`, and a little."""
-    until = time.monotonic() + patience_s
-    whys: list[str] = ["no answer"] * len(others)
+def dial_all(others: list[dict[str, Any]], timeout_s: float) -> list[list[object]]:
+    """Connect to all `others` at once; return the rows of those that did not answer.
 
-    def dial(number: int) -> None:
+    Takes at most `timeout_s` and `_SLACK_S`.
+    """
+    until = time.monotonic() + timeout_s
+    reasons: list[str] = ["no answer"] * len(others)
+
+    def dial_one(number: int) -> None:
         other = others[number]
-        whys[number] = call(other["host"], other["port"], until)
+        reasons[number] = dial(other["host"], other["port"], until)
 
     threads = [
-        threading.Thread(target=dial, args=(number,), daemon=True) for number in range(len(others))
+        threading.Thread(target=dial_one, args=(number,), daemon=True)
+        for number in range(len(others))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, until + _SLACK_S - time.monotonic()))
     named = ("node", "task", "host", "port")
-    return [[*(o[n] for n in named), why] for o, why in zip(others, whys) if why]
+    return [[*(o[n] for n in named), why] for o, why in zip(others, reasons) if why]
 
 
-def call(host: str, port: int, until: float) -> str:
-    """Why nothing answers at `host` until the moment `until`; empty where something does."""
+def dial(host: str, port: int, until: float) -> str:
+    """Connect to `host` until it answers; return why it did not, "" if it did."""
     why = "no answer"
-    while (left := until - time.monotonic()) > 0:
+    while (remaining := until - time.monotonic()) > 0:
         try:
-            socket.create_connection((host, port), left).close()
+            socket.create_connection((host, port), remaining).close()
             return ""
         except ConnectionRefusedError:
             return ""

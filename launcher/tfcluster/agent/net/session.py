@@ -1,6 +1,6 @@
-"""The line to the coordinator: who may speak, what is numbered, what waits to be sent.
+"""The agent's link to the coordinator: hellos, numbered messages, lease and pings.
 
-A line outlives its connections: what was not acknowledged over one is sent again over the next.
+A link outlives its connections: messages not acknowledged over one are sent again over the next.
 """
 
 from __future__ import annotations
@@ -24,42 +24,46 @@ if TYPE_CHECKING:
 
 PING_S = 2.0
 FIRST_HELLO_S = 10.0
-LAST_WORDS_S = 1.0
+FLUSH_S = 1.0
 
 
-class Line:
-    """Listens on the configured socket and serves one coordinator at a time."""
+class CoordinatorLink:
+    """The agent's side of the session: one socket, one coordinator at a time."""
 
     def __init__(
         self,
         config: dict[str, Any],
         recorder: Recorder,
         selector: selectors.BaseSelector,
-        obey: Callable[[dict[str, Any]], None],
+        carry_out: Callable[[dict[str, Any]], None],
         resume_logs: Callable[[dict[str, int]], None],
         stream_logs: Callable[[], None],
         take_file: Callable[[str, int, bytes], None],
     ) -> None:
-        """`obey` gets each new message once, `resume_logs` the offsets of a hello, `take_file`
-        the bytes of `F` frames, and `stream_logs` is called whenever there may be room."""
+        """Listen on the configured socket.
+
+        `carry_out` gets each new message once, `resume_logs` the offsets of a hello, `take_file`
+        the bytes of `F` frames; `stream_logs` is called whenever there may be room to send.
+        """
         self._take_file = take_file
         self._config, self._recorder, self._selector = config, recorder, selector
-        self._obey, self._resume_logs, self._stream_logs = obey, resume_logs, stream_logs
+        self._carry_out, self._resume_logs, self._stream_logs = carry_out, resume_logs, stream_logs
         self._session = protocol.Session()
         self._connection: Connection | None = None
-        self._strangers: list[Connection] = []
-        """Those that have not said hello, the oldest first."""
+        self._pending: list[Connection] = []
+        """The connections without a hello, the oldest first."""
         self._lease_s: float | None = config["lease_s"]
         self._last_heard = time.monotonic()
-        self._was_greeted = False
+        self._was_welcomed = False
         self._next_ping = 0.0
         self.is_over = False
-        """The coordinator is gone for good: its connection without a lease, or its lease."""
+        """The coordinator is gone for good: the lease has expired or, without one, the connection
+        has closed."""
         self._listen()
 
     @property
     def has_lease(self) -> bool:
-        """Whether a connection that broke may come back."""
+        """True if the coordinator may reconnect."""
         return self._lease_s is not None
 
     @property
@@ -68,14 +72,14 @@ class Line:
 
     @property
     def log_room(self) -> int:
-        """Bytes of log that may be queued now; 0 where nobody wants them."""
+        """The bytes of log that may be queued now; 0 if the coordinator wants none."""
         connection = self._connection
         return connection.room if connection is not None and connection.streams_logs else 0
 
     @property
     def room(self) -> int:
-        """Bytes of files that may be queued now; logs go first, so half of what they may have."""
-        if self._connection is None or not self._connection.welcomed:
+        """The bytes of files that may be queued now; half of the queue is reserved for logs."""
+        if self._connection is None or not self._connection.is_welcomed:
             return 0
         return max(0, self._connection.room - ENOUGH_QUEUED // 2)
 
@@ -83,8 +87,8 @@ class Line:
     def wants_logs(self) -> bool:
         return self._connection is not None and self._connection.streams_logs
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Number, keep until acknowledged, send when somebody listens."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Number a message and send it, now or after the next hello; keep it until acknowledged."""
         self.queue(self._session.number(message))
 
     def queue(self, frame: bytes) -> None:
@@ -93,22 +97,24 @@ class Line:
             self._flush(self._connection)
 
     def deadline(self) -> float | None:
-        """When `on_time` must be called next."""
-        due = [own] if (own := self._own_deadline()) is not None else []
-        return min([*due, *(stranger.hello_by for stranger in self._strangers)], default=None)
+        """Return the moment when `on_time` must be called next, or None."""
+        due = [pending.hello_by for pending in self._pending]
+        if (deadline := self._coordinator_deadline()) is not None:
+            due.append(deadline)
+        return min(due, default=None)
 
-    def _own_deadline(self) -> float | None:
-        if self._lease_s is not None and self._was_greeted:
+    def _coordinator_deadline(self) -> float | None:
+        if self._lease_s is not None and self._was_welcomed:
             return min(self._last_heard + self._lease_s, self._next_ping)
         return self._last_heard + FIRST_HELLO_S if self._connection is None else None
 
     def on_time(self, now: float) -> None:
-        for stranger in [one for one in self._strangers if one.hello_by <= now]:
-            self._refuse(stranger, f"no hello came within {budgets.HELLO_S:.0f} s")
-        deadline = self._own_deadline()
+        for pending in [other for other in self._pending if other.hello_by <= now]:
+            self._refuse(pending, f"no hello within {budgets.HELLO_S:.0f} s")
+        deadline = self._coordinator_deadline()
         if deadline is None or now < deadline:
             return
-        has_lease = self._lease_s is not None and self._was_greeted
+        has_lease = self._lease_s is not None and self._was_welcomed
         patience = self._lease_s if has_lease and self._lease_s is not None else FIRST_HELLO_S
         if now >= self._last_heard + patience:
             self.is_over = True
@@ -118,32 +124,32 @@ class Line:
             self.queue(protocol.frame(protocol.PING))
 
     def close(self) -> None:
-        """Send what is queued, remove the socket."""
+        """Send what is queued and remove the socket."""
         self._listener.close()
         path = self._config["socket"]
         with contextlib.suppress(OSError):
-            if file_identity(path) == self._made:  # else that of an agent that came after us
+            if file_identity(path) == self._socket_identity:  # else a later agent made it
                 os.unlink(path)
-        for stranger in self._strangers:
-            stranger.socket.close()
+        for pending in self._pending:
+            pending.socket.close()
         if self._connection is not None:
-            self._connection.hang_up(LAST_WORDS_S)
+            self._connection.hang_up(FLUSH_S)
 
     def _listen(self) -> None:
         path = self._config["socket"]
-        self._listener, self._made = listen(path), file_identity(path)
+        self._listener, self._socket_identity = listen(path), file_identity(path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._recorder.add_file(path)
 
     def _listen_again(self) -> None:
-        """Whatever clears the temporary folder has taken the socket, which the next relay needs."""
+        """Create the socket again if a cleaner of the temporary folder removed it."""
         if os.path.lexists(self._config["socket"]):
             return
-        before = self._listener
+        old = self._listener
         with contextlib.suppress(OSError):  # tried again with the next ping
             self._listen()
-            self._selector.unregister(before)
-            before.close()
+            self._selector.unregister(old)
+            old.close()
 
     def _accept(self, _events: int) -> None:
         try:
@@ -154,9 +160,9 @@ class Line:
         if not is_own_user(peer):
             connection.refuse("another user's connection")
             return
-        if len(self._strangers) >= budgets.STRANGERS:
-            self._refuse(self._strangers[0], "too many connections wait without a hello")
-        self._strangers.append(connection)
+        if len(self._pending) >= budgets.PENDING_CONNECTIONS:
+            self._refuse(self._pending[0], "too many connections wait without a hello")
+        self._pending.append(connection)
         self._selector.register(
             peer, selectors.EVENT_READ, lambda events: self._on_connection(connection, events)
         )
@@ -179,52 +185,55 @@ class Line:
             if kind == protocol.CONTROL:
                 message = protocol.read_control(payload)
                 if message.get("type") == "hello":
-                    self._hello(connection, message)
-                elif connection.welcomed and self._session.is_new(message):
-                    # First: some orders take seconds, and silence would look like a hung agent.
+                    self._on_hello(connection, message)
+                elif connection.is_welcomed and self._session.is_new(message):
+                    # Sent first: some orders take seconds, and the agent would seem to hang.
                     self.queue(self._session.acknowledgement())
-                    self._obey(message)
+                    self._carry_out(message)
             elif kind == protocol.FILE and connection is self._connection:
                 self._take_file(*protocol.read_data(payload))
-            elif kind == protocol.ACK and connection.welcomed:
+            elif kind == protocol.ACK and connection.is_welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
-            elif kind == protocol.PING and connection.welcomed and self._lease_s is None:
+            elif kind == protocol.PING and connection.is_welcomed and self._lease_s is None:
                 self.queue(protocol.frame(protocol.PING))
-            if connection.welcomed:
-                self._hear_now()
+            if connection.is_welcomed:
+                self._renew_lease()
 
-    def _hear_now(self) -> None:
-        """What was said before the lease ended, and read after it, does not renew it: others may
-        count on this agent's tasks having gone (it stood still, and wakes)."""
+    def _renew_lease(self) -> None:
+        """Renew the lease, unless it has expired.
+
+        An agent that was stopped may read old frames after its lease has expired, when others
+        already rely on its tasks having ended.
+        """
         now = time.monotonic()
         if self._lease_s is not None and now >= self._last_heard + self._lease_s:
             self.is_over = True
         else:
             self._last_heard = now
 
-    def _hello(self, connection: Connection, hello: dict[str, Any]) -> None:
-        wrong = self._what_is_wrong(hello)
-        if wrong:
-            self._refuse(connection, wrong)
+    def _on_hello(self, connection: Connection, hello: dict[str, Any]) -> None:
+        reason = self._refusal_reason(hello)
+        if reason:
+            self._refuse(connection, reason)
             return
         if self._connection is not None:
             self._drop(self._connection)
         self._connection = connection
         connection.welcome()
-        self._strangers = [one for one in self._strangers if one is not connection]
-        self._was_greeted = True
+        self._pending = [other for other in self._pending if other is not connection]
+        self._was_welcomed = True
         connection.streams_logs = bool(hello.get("stream_logs"))
         connection.queue(protocol.control_frame(self._welcome()))
         self._resume_logs(hello.get("log_offsets", {}))
         for encoded in self._session.resume(hello.get("last_seen", 0)):
             connection.queue(encoded)
 
-    def _what_is_wrong(self, hello: dict[str, Any]) -> str:
+    def _refusal_reason(self, hello: dict[str, Any]) -> str:
         if hello.get("protocol") != protocol.VERSION:
             return f"protocol {hello.get('protocol')!r}; this agent speaks {protocol.VERSION}"
-        ours = (self._config["run_id"], self._config["node"])
-        if (hello.get("run_id"), hello.get("node")) != ours:
-            return "this agent serves run {}, node {}".format(*ours)
+        served = (self._config["run_id"], self._config["node"])
+        if (hello.get("run_id"), hello.get("node")) != served:
+            return "this agent serves run {}, node {}".format(*served)
         if hello.get("token") != self._config["token"]:
             return "wrong token"
         if self._connection is not None and self._lease_s is None:
@@ -253,7 +262,7 @@ class Line:
 
     def _lose(self, connection: Connection) -> None:
         if connection is self._connection and self._lease_s is None and not self.is_over:
-            # Only its sending half may be closed: the last exits are still written to it.
+            # Maybe only its sending half is closed: the last exits are still written to it.
             self._unwatch(connection)
             self.is_over = True
             return
@@ -262,7 +271,7 @@ class Line:
             self._connection = None
 
     def _drop(self, connection: Connection) -> None:
-        self._strangers = [one for one in self._strangers if one is not connection]
+        self._pending = [other for other in self._pending if other is not connection]
         self._unwatch(connection)
         connection.socket.close()
 

@@ -1,1 +1,1 @@
-"""What an agent knows of its node: cores, memory, namespaces, the preloading process."""
+"""Facts about an agent's node: cores, memory, GPUs, network namespaces."""

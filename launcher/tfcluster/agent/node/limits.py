@@ -14,15 +14,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    Counts = dict[str, int]
-    """Folder of a cgroup → kills counted there."""
+    KillCounts = dict[str, int]
+    """Folder of a cgroup → out-of-memory kills counted there."""
+
+COUNTERS = ("memory.events", "memory.oom_control")
+_SYS = "/sys/devices/system"
+_CPU_LIMITS = ("cpu.max", "cpu.cfs_quota_us")
+_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_NO_LIMIT = 1 << 60
+"""A memory limit, in bytes, from which on there is none: cgroup v1 writes a huge number."""
+_MAX_REMEMBERED = 1000
+"""The kills in the kernel log that are remembered until their process is reaped."""
 
 
-def folders(
+# -- control groups
+
+
+def cgroup_folders(
     pid: int | str, controller: str, files: Sequence[str], proc: str = "/proc"
 ) -> Iterator[str]:
-    """Those of `controller` that hold one of `files`: the process's own first, up to the one
-    mounted here."""
+    """Yield the folders of a process's cgroups of `controller` that have one of `files`.
+
+    The process's own comes first, then its parents up to the mounted one.
+    """
     try:
         with open(f"{proc}/self/mountinfo") as file:
             mounts = [mount for line in file if (mount := _mount(line, controller)) is not None]
@@ -36,20 +50,20 @@ def folders(
             continue
         for mount_kind, root, point in mounts:
             if mount_kind == kind:
-                yield from _upwards(point, _below(path, root), files)
+                yield from _upwards(point, _path_in_mount(path, root), files)
 
 
 def _mount(line: str, controller: str) -> tuple[str, str, str] | None:
-    """Kind, root and mount point of a line of mountinfo (proc(5)), where it is `controller`'s."""
-    left, _, right = line.partition(" - ")
-    fields, about = left.split(), right.split()
-    kind = about[0] if about else ""
-    is_its = kind == "cgroup2" or (kind == "cgroup" and controller in about[-1].split(","))
-    return (kind, fields[3], fields[4]) if is_its else None
+    """Return kind, root and mount point of a line of mountinfo (proc(5)) about `controller`."""
+    before_dash, _, after_dash = line.partition(" - ")
+    fields, options = before_dash.split(), after_dash.split()
+    kind = options[0] if options else ""
+    matches = kind == "cgroup2" or (kind == "cgroup" and controller in options[-1].split(","))
+    return (kind, fields[3], fields[4]) if matches else None
 
 
-def _below(path: str, root: str) -> str:
-    """In a container /proc may name the cgroup from the host's root, the mount only ours."""
+def _path_in_mount(path: str, root: str) -> str:
+    """Return a cgroup's path below its mount: in a container it may start at the host's root."""
     root = root.rstrip("/")
     return path[len(root) :] if path.startswith(root + "/") or path == root else path
 
@@ -62,115 +76,116 @@ def _upwards(mount: str, path: str, files: Sequence[str]) -> Iterator[str]:
             yield folder
 
 
-_SYS = "/sys/devices/system"
-_LIMITS = ("cpu.max", "cpu.cfs_quota_us")
+# -- cores
 
 
 def by_node(sys: str = _SYS) -> list[list[int]]:
-    """The usable cores of each NUMA node that has some. Those that share the units of one
-    physical core (SMT) are neighbours."""
-    left = allowed()
+    """Return the usable cores of each NUMA node that has some.
+
+    Hyper-threads of one physical core (SMT) are next to each other.
+    """
+    remaining = allowed()
     found = []
-    for node in _numbers(f"{sys}/node/online"):
-        own = left.intersection(_numbers(f"{sys}/node/node{node}/cpulist"))
-        left -= own
-        found.append(_siblings_together(own, sys))
-    found.append(_siblings_together(left, sys))  # all of them, where nothing is told of nodes
+    for node in _read_list(f"{sys}/node/online"):
+        cores = remaining.intersection(_read_list(f"{sys}/node/node{node}/cpulist"))
+        remaining -= cores
+        found.append(_siblings_together(cores, sys))
+    found.append(_siblings_together(remaining, sys))  # all cores, where no nodes are listed
     return [node for node in found if node]
 
 
 def allowed() -> set[int]:
-    """What affinity and cpuset leave to this process."""
+    """Return the cores that affinity and cpuset allow this process."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
 
 
 def limit(proc: str = "/proc") -> float | None:
-    """How many cores' time the control groups of this process allow; None: there is no limit."""
-    quotas = (_quota(folder) for folder in folders("self", "cpu", _LIMITS, proc))
+    """Return the CPU time that this process's cgroups allow, in cores, or None without a limit."""
+    quotas = (_quota(folder) for folder in cgroup_folders("self", "cpu", _CPU_LIMITS, proc))
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def usable() -> int:
-    """How many can be kept busy."""
-    of_time = limit()
+    """Return the number of cores that this process can keep busy."""
+    quota = limit()
     number = len(allowed())
-    return number if of_time is None else max(1, min(number, int(of_time)))
+    return number if quota is None else max(1, min(number, int(quota)))
 
 
 def _quota(folder: str) -> float | None:
     with contextlib.suppress(OSError, ValueError):
         if os.path.exists(f"{folder}/cpu.max"):
-            quota, period = _words(f"{folder}/cpu.max")
+            quota, period = _read_fields(f"{folder}/cpu.max")
             return None if quota == "max" else int(quota) / int(period)
-        (quota,) = _words(f"{folder}/cpu.cfs_quota_us")
-        (period,) = _words(f"{folder}/cpu.cfs_period_us")
+        (quota,) = _read_fields(f"{folder}/cpu.cfs_quota_us")
+        (period,) = _read_fields(f"{folder}/cpu.cfs_period_us")
         return int(quota) / int(period) if int(quota) > 0 else None
     return None
 
 
 def _siblings_together(cores: Collection[int], sys: str) -> list[int]:
     with contextlib.suppress(OSError, ValueError):
-        if _words(f"{sys}/cpu/smt/active") == ["1"]:
+        if _read_fields(f"{sys}/cpu/smt/active") == ["1"]:
             found: dict[int, None] = {}
             for core in sorted(cores):
                 if core not in found:
-                    of_one = _numbers(f"{sys}/cpu/cpu{core}/topology/thread_siblings_list")
-                    found.update(dict.fromkeys([core, *of_one]))
+                    siblings = _read_list(f"{sys}/cpu/cpu{core}/topology/thread_siblings_list")
+                    found.update(dict.fromkeys([core, *siblings]))
             return [core for core in found if core in cores]
     return sorted(cores)
 
 
-def _numbers(path: str) -> list[int]:
-    """Of a list as the kernel writes it: ``0-3,8,10-11``; empty where it cannot be read."""
+def _read_list(path: str) -> list[int]:
+    """Read a list as the kernel writes it, ``0-3,8,10-11``; return [] where it is unreadable."""
     found: list[int] = []
     with contextlib.suppress(OSError, ValueError):
-        for part in "".join(_words(path)).split(","):
+        for part in "".join(_read_fields(path)).split(","):
             first, _, last = part.partition("-")
             found += range(int(first), int(last or first) + 1)
     return found
 
 
-def _words(path: str) -> list[str]:
+def _read_fields(path: str) -> list[str]:
     with open(path) as file:
         return file.read().split()
 
 
-COUNTERS = ("memory.events", "memory.oom_control")
-_MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
-_NO_LIMIT = 1 << 60
-_MOST_KEPT = 1000
+# -- out-of-memory kills
 
 
-class Witness:
-    """Watches the machine for all tasks of one agent."""
+class OomDetector:
+    """A watch for out-of-memory kills of one agent's tasks."""
 
     def __init__(self, proc: str = "/proc", kernel_log: str = "/dev/kmsg") -> None:
         self._proc = proc
-        self._explained: Counts = {}
-        """Kills that were put down to a task already."""
+        self._explained: KillCounts = {}
+        """The kills that were attributed to a task already."""
         self._log = _KernelLog(kernel_log)
 
-    def look(self, pid: int) -> Counts:
-        """At a task's start; give what it returns to `evidence`."""
+    def count_kills(self, pid: int) -> KillCounts:
+        """Return the kills in a task's cgroups at its start, which `evidence` needs later."""
         self._log.forget(pid)
-        found = folders(pid, "memory", COUNTERS, self._proc)
+        found = cgroup_folders(pid, "memory", COUNTERS, self._proc)
         counts = {folder: _kills(folder) for folder in found}
         return {folder: n - self._explained.get(folder, 0) for folder, n in counts.items()}
 
-    def evidence(self, pid: int, before: Counts) -> str | None:
-        """In words, for a task that ended by a SIGKILL that was not ours; None: there is none."""
+    def evidence(self, pid: int, counts_before: KillCounts) -> str | None:
+        """Return the evidence that a task's SIGKILL was an out-of-memory kill, or None."""
         line = self._log.kill_of(pid)
-        grown = [folder for folder in before if self._unexplained(folder) > before[folder]]
+        grown = [
+            folder for folder in counts_before if self._unexplained(folder) > counts_before[folder]
+        ]
         if line is None and not grown:
             return None
-        now = {folder: _kills(folder) for folder in grown}
+        counts = {folder: _kills(folder) for folder in grown}
         for folder in grown:
             self._explained[folder] = self._explained.get(folder, 0) + 1
         if line is not None:
             return f"kernel log: {line}"
-        return f"{_shown(grown[0])}: its count of kills rose to {now[grown[0]]}"
+        cgroup, count = _describe_cgroup(grown[0]), counts[grown[0]]
+        return f"{cgroup}: its count of out-of-memory kills rose to {count}"
 
     def _unexplained(self, folder: str) -> int:
         return _kills(folder) - self._explained.get(folder, 0)
@@ -180,7 +195,7 @@ class Witness:
 
 
 class _KernelLog:
-    """What the kernel says from now on; silent where this user may not read it."""
+    """The kernel log from now on; it has no lines where this user may not read it."""
 
     def __init__(self, path: str) -> None:
         self._killed: dict[int, str] = {}
@@ -190,14 +205,15 @@ class _KernelLog:
             os.lseek(self._fd, 0, os.SEEK_END)
 
     def forget(self, pid: int) -> None:
-        """A new process has this number."""
+        """Drop an old kill of this pid, which a new process has now."""
         self._killed.pop(pid, None)
 
     def kill_of(self, pid: int) -> str | None:
+        """Return the line that reports the kill of this pid, or None."""
         for record in self._records():
             text = record.partition(";")[2].partition("\n")[0]
             killed = killed_pid(text)
-            if killed is not None and len(self._killed) < _MOST_KEPT:
+            if killed is not None and len(self._killed) < _MAX_REMEMBERED:
                 self._killed[killed] = text
         return self._killed.pop(pid, None)
 
@@ -205,9 +221,7 @@ class _KernelLog:
         while self._fd >= 0:
             try:
                 record = os.read(self._fd, 8192)
-            except (
-                BrokenPipeError
-            ):  # records were overwritten before we came: the next read goes on
+            except BrokenPipeError:  # records were overwritten unread: the next read goes on
                 continue
             except OSError:
                 return
@@ -222,7 +236,7 @@ class _KernelLog:
 
 
 def killed_pid(text: str) -> int | None:
-    """Whom a line of the kernel log says the out-of-memory killer ended (mm/oom_kill.c)."""
+    """Return the pid that a line of the kernel log reports as killed (mm/oom_kill.c), or None."""
     if "Killed process " in text:
         number = text.partition("Killed process ")[2].partition(" ")[0]
     elif text.startswith("oom-kill:"):
@@ -242,7 +256,7 @@ def _kills(folder: str) -> int:
     return 0
 
 
-def _shown(folder: str) -> str:
+def _describe_cgroup(folder: str) -> str:
     for name in _MEMORY_LIMITS:
         with contextlib.suppress(OSError, ValueError), open(f"{folder}/{name}") as file:
             limit = int(file.read())

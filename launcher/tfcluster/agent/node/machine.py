@@ -1,7 +1,8 @@
-"""What can be seen of the machine this runs on, with the standard library and in milliseconds.
+"""Facts about this machine and Python: packages, GPUs, cores, disk, network settings.
 
-Used by the probe with a task's own Python, and here by `tfcluster doctor`. Versions come from
-package metadata, nothing of a package is imported, save in `tensorflow_imported`.
+The probe collects them with a task's own Python, `tfcluster doctor` with this one, using the
+standard library and in milliseconds. Versions come from package metadata; only
+`tensorflow_imported` imports a package.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DISTRIBUTIONS = {
     ),
 }
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
-_OF_PROXIES = ("no_grpc_proxy", "no_proxy", "NO_PROXY", "TF_GRPC_DEFAULT_OPTIONS")
+_PROXY_EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY", "TF_GRPC_DEFAULT_OPTIONS")
 SHARED_OUT = (
     "CUDA_VISIBLE_DEVICES",
     "MKL_NUM_THREADS",
@@ -47,16 +48,20 @@ SHARED_OUT = (
     "TF_NUM_INTEROP_THREADS",
     "TF_NUM_INTRAOP_THREADS",
 )
-"""What tasks that share a machine are given, save where its own environment says it already."""
+"""The variables that are set for tasks that share a machine, unless its environment has them."""
 SMI_S = 5.0
-"""How long NVIDIA's driver may take to answer."""
+"""The time for NVIDIA's driver to answer."""
 IMPORT_S = 180.0
+"""The time for `import tensorflow`."""
 _SMALL_FILE = b"\0" * 65536
 
 
 def facts(order: Mapping[str, Any]) -> dict[str, Any]:
-    """All but who can reach whom. `order`: ``folder`` whose disk counts; ``folders`` that have to
-    be writable; ``script``, to be hashed where it is there."""
+    """Return all facts about this machine.
+
+    `order` has ``folder``, whose disk is measured, ``folders`` that have to be writable, and
+    ``script``, which is hashed if it exists.
+    """
     names, trouble = gpus()
     return {
         "python": ".".join(map(str, sys.version_info[:3])),
@@ -78,6 +83,7 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """Return package → version for those of `PACKAGES` that are installed."""
     import importlib.metadata
 
     found = {}
@@ -92,8 +98,10 @@ def versions() -> dict[str, str]:
 
 
 def gpus() -> tuple[list[str], str]:
-    """(names of the GPUs in order, why they are not known). A driver that hangs is not a machine
-    without GPUs; one without nvidia-smi is."""
+    """Return the names of the GPUs in order, and why they are unknown ("": they are known).
+
+    A machine without nvidia-smi has no GPUs; one whose driver hangs may have some.
+    """
     try:
         code, lines, errors = query_driver("name", os.environ.get("PATH"))
     except TimeoutError as error:
@@ -102,23 +110,23 @@ def gpus() -> tuple[list[str], str]:
         return [], f"nvidia-smi cannot be run: {reason_of(error)}"
     if code == 0:
         return [line for line in lines if not line.startswith("No devices")], ""
-    said = " ".join([*lines, *errors.split()])
-    if "No devices were found" in said:
+    output = " ".join([*lines, *errors.split()])
+    if "No devices were found" in output:
         return [], ""
-    return [], f"nvidia-smi failed: {said[:200] or f'exit code {code}'}"
+    return [], f"nvidia-smi failed: {output[:200] or f'exit code {code}'}"
 
 
-def query_driver(what: str, path: str | None) -> tuple[int, list[str], str]:
-    """(exit code, lines, errors) of nvidia-smi for one field of each GPU; (0, [], "") where there
-    is none on `path`. Raises TimeoutError where it does not answer, OSError.
+def query_driver(field: str, path: str | None) -> tuple[int, list[str], str]:
+    """Query one field of each GPU; return nvidia-smi's (exit code, lines, errors).
 
-    In a driver that hangs nothing can be killed, so nobody waits for it.
+    Return (0, [], "") without an nvidia-smi on `path`. Raises TimeoutError where it does not
+    answer, and OSError. A process in a hanging driver cannot be killed, so it is not waited for.
     """
     smi = shutil.which("nvidia-smi", path=path)
     if smi is None:
         return 0, [], ""
-    asked = subprocess.Popen(
-        [smi, f"--query-gpu={what}", "--format=csv,noheader"],
+    process = subprocess.Popen(
+        [smi, f"--query-gpu={field}", "--format=csv,noheader"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -126,25 +134,25 @@ def query_driver(what: str, path: str | None) -> tuple[int, list[str], str]:
         errors="replace",
     )
     try:
-        out, errors = asked.communicate(timeout=SMI_S)
+        out, errors = process.communicate(timeout=SMI_S)
     except subprocess.TimeoutExpired:
-        asked.kill()
+        process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            asked.wait(1.0)
-        for pipe in (asked.stdout, asked.stderr):
+            process.wait(1.0)
+        for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
         raise TimeoutError(f"nvidia-smi did not answer within {SMI_S:.0f} s") from None
-    return asked.returncode, [line.strip() for line in out.splitlines() if line.strip()], errors
+    return process.returncode, [line.strip() for line in out.splitlines() if line.strip()], errors
 
 
 def free_bytes(folder: str) -> int:
-    """Of the disk on which `folder` lies, or will."""
+    """Return the free bytes of the disk of `folder`, which need not exist yet."""
     return shutil.disk_usage(_existing(folder)).free
 
 
 def port_range() -> list[int]:
-    """From which the kernel chooses ports; empty where it does not say."""
+    """Return the first and last port that the kernel chooses from, or [] where unknown."""
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
             return [int(word) for word in file.read().split()]
@@ -153,15 +161,20 @@ def port_range() -> list[int]:
 
 
 def proxies(environ: Mapping[str, str]) -> dict[str, str]:
-    """The proxy variables that are set, without their values, which may hold a password; and
-    whole the ones that say what no proxy is for."""
+    """Return the proxy variables that are set.
+
+    The values of proxies, which may contain a password, are replaced; the values of the variables
+    that list exceptions are kept.
+    """
     found = {name: "set" for name in PROXIES if environ.get(name)}
-    return {**found, **{name: environ[name] for name in _OF_PROXIES if environ.get(name)}}
+    return {**found, **{name: environ[name] for name in _PROXY_EXCEPTIONS if environ.get(name)}}
 
 
 def unwritable(folders: Sequence[str]) -> list[tuple[str, str]]:
-    """(folder, why) of each in which nothing can be written; one that is not there yet is judged
-    by where it will be made."""
+    """Return (folder, why) for each folder in which no file can be created.
+
+    A folder that does not exist yet is judged by its nearest existing parent.
+    """
     found = []
     for folder in folders:
         try:
@@ -173,7 +186,7 @@ def unwritable(folders: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def sha256(path: str | None) -> str | None:
-    """Of a file's content; None where there is none."""
+    """Return the SHA-256 of a file's content, or None if it cannot be read."""
     if path is None:
         return None
     try:
@@ -184,7 +197,7 @@ def sha256(path: str | None) -> str | None:
 
 
 def is_own(host: str) -> bool:
-    """Whether a name or address is one of this machine's: only those can be bound."""
+    """Return whether a name or address belongs to this machine: only those can be bound."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
     except OSError:
@@ -203,8 +216,10 @@ print(json.dumps({"version": tf.__version__, "seconds": seconds, "devices": devi
 
 
 def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
-    """What `import tensorflow` gives in a process of its own: ``version``, ``seconds``, and
-    ``devices``; or ``error``, its last line."""
+    """Import TensorFlow in a new process; return ``version``, ``seconds`` and ``devices``.
+
+    Return ``error``, its last line, where the import fails.
+    """
     try:
         done = subprocess.run(
             [python, "-c", _IMPORT],
@@ -216,13 +231,12 @@ def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
         )
         return parse_json_object(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
-        return {"error": f"it took more than {IMPORT_S:.0f} s"}
+        return {"error": f"the import took more than {IMPORT_S:.0f} s"}
     except OSError as error:
         return {"error": describe_error(error)}
     except (ValueError, IndexError):
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        end = f"exit code {done.returncode}"
-        return {"error": lines[-1] if lines else f"it said nothing ({end})"}
+        return {"error": lines[-1] if lines else f"no output (exit code {done.returncode})"}
 
 
 def _existing(folder: str) -> str:

@@ -1,10 +1,11 @@
-"""A network of our own: TensorFlow listens on every address, and here there is only loopback.
+"""The private network of a local run: a network namespace that has only loopback.
 
-The agent enters a new network namespace before it starts anything, so all its tasks are inside,
-and no port of theirs can be reached from anywhere else. Without root that takes a user namespace
-too (user_namespaces(7)), in which the user and his group stand for themselves: what tasks write
-is his as ever, and what his other groups may read stays readable. Sockets with a path (the
-coordinator's line) cross network namespaces; TCP does not, so tasks have no internet either.
+TensorFlow listens on every address. The agent enters a new network namespace before it starts
+anything, so all tasks are in it and no other process can reach their ports. Without root this needs
+a user namespace too (user_namespaces(7)), which maps the user and the group to themselves: the
+tasks' files belong to the user as usual, and files of the user's other groups stay readable. Unix
+sockets (the coordinator's connection) cross network namespaces; TCP does not, so tasks have no
+internet access.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _HOST_INSTEAD = "--set runtime.network=host, on a network you trust"
 
 
 class PrivateNetworkRefused(Exception):
-    """This system gives us no network of our own; `fix` says what would change that."""
+    """The system refuses a private network; `fix` says what to change."""
 
     def __init__(self, reason: str, fix: str) -> None:
         super().__init__(f"no private network: {reason}")
@@ -36,12 +37,12 @@ class PrivateNetworkRefused(Exception):
 
 
 def enter_private_network() -> None:
-    """Move this process, single-threaded yet, into a network with nothing but loopback.
+    """Move this process, which must have one thread, into a network that has only loopback.
 
-    Raises PrivateNetworkRefused; the process is of no further use then.
+    Raises PrivateNetworkRefused; the process must then exit.
     """
     if not IS_LINUX:
-        raise PrivateNetworkRefused("it takes Linux's namespaces", f"{_HOST_INSTEAD}")
+        raise PrivateNetworkRefused("it needs Linux's namespaces", _HOST_INSTEAD)
     try:
         _unshare()
         _raise_loopback()
@@ -52,7 +53,7 @@ def enter_private_network() -> None:
 def _unshare() -> None:
     uid, gid = os.geteuid(), os.getegid()
     try:
-        # With root's rights, a user namespace would only hide the files of all other users.
+        # As root no user namespace is needed, and it would hide the files of all other users.
         _unshare_flags(_NEW_NETWORK)
     except PermissionError:
         _unshare_flags(_NEW_USER | _NEW_NETWORK)
@@ -85,7 +86,7 @@ def _raise_loopback() -> None:
 
 
 def read_setting(name: str) -> str:
-    """A file below /proc as text, stripped; empty where there is none."""
+    """Return a file below /proc as stripped text, or "" if it does not exist."""
     try:
         with open(f"/proc/{name}") as file:
             return file.read().strip()
@@ -94,8 +95,8 @@ def read_setting(name: str) -> str:
 
 
 def why_refused(error: OSError, read: Callable[[str], str] = read_setting) -> PrivateNetworkRefused:
-    """The refusal that explains `error` by the system's settings."""
-    for setting, refuses, allows, whose in (
+    """Return the refusal that explains `error` by the system's settings."""
+    for setting, refuses, allows, owner in (
         ("kernel/apparmor_restrict_unprivileged_userns", "1", "0", "AppArmor"),
         ("kernel/unprivileged_userns_clone", "0", "1", "this system"),
         ("user/max_user_namespaces", "0", "15000", "this system"),
@@ -104,15 +105,15 @@ def why_refused(error: OSError, read: Callable[[str], str] = read_setting) -> Pr
         if read(f"sys/{setting}") == refuses:
             name = setting.replace("/", ".", 1)
             return PrivateNetworkRefused(
-                f"{whose} forbids a user's own namespaces ({name}={refuses})",
+                f"{owner} forbids user namespaces ({name}={refuses})",
                 f"sudo sysctl -w {name}={allows}, or {_HOST_INSTEAD}",
             )
     if "Seccomp:\t2" in read("self/status"):
         return PrivateNetworkRefused(
-            f"a seccomp filter, such as a container's, forbids namespaces ({reason_of(error)})",
+            f"a seccomp filter, such as docker's, forbids namespaces ({reason_of(error)})",
             f"docker run --security-opt seccomp=unconfined, or {_HOST_INSTEAD}",
         )
     return PrivateNetworkRefused(
-        f"namespaces are refused ({reason_of(error)})",
-        f"ask for user namespaces (user_namespaces(7)), or {_HOST_INSTEAD}",
+        f"the system refuses namespaces ({reason_of(error)})",
+        f"have user namespaces enabled (user_namespaces(7)), or {_HOST_INSTEAD}",
     )

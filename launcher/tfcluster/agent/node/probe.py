@@ -1,11 +1,11 @@
-"""Looks at a node with its tasks' own Python: what is installed there, and who can reach whom.
+"""A check of one node with its tasks' own Python: what is installed and which nodes it can reach.
 
     python probe.py '{"run": …, "node": …, "mine": […], "others": […], "patience_s": 8, …}'
 
-Prints one line of JSON: `machine.facts`, and who can reach whom. It listens on the node's task
-ports, beside the agent's holders, and dials the others it is given, where the same program
-listens: TensorFlow itself would wait an hour for a peer that cannot be reached. With ``deep`` it
-imports TensorFlow, in a process of its own.
+It prints one line of JSON with `machine.facts` and the unreachable addresses. It listens on the
+node's task ports, beside the sockets that hold them for the agent, and connects to those of the
+other nodes, where the same program listens: TensorFlow itself would wait an hour for an unreachable
+peer. With ``deep`` it also imports TensorFlow, in a separate process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import time
 _RETRY_S = 0.1
 _DIAL_S = 3.0
 _LATE_S = 5.0
-"""How much longer a node may take that refuses connections: its probe starts late, as a Python of
-a busy machine or on a slow disk does. What a firewall drops is not waited for so long."""
+"""The extra time for a node that refuses connections: its probe may start late, on a busy machine
+or a slow disk. Connections that a firewall drops get no extra time."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,25 +29,27 @@ if TYPE_CHECKING:
 
 
 def main(order: dict[str, Any]) -> None:
-    machine = _sibling()
+    machine = _import_machine()
     until = time.monotonic() + order["patience_s"]
-    party = Party(order["run"], order["node"])
+    rendezvous = Rendezvous(order["run"], order["node"])
     for mine in order["mine"]:
-        party.listen(mine["port"], mine["callers"])
-    seen: dict[str, Any] = {}
-    look = threading.Thread(target=lambda: seen.update(_look(machine, order)), daemon=True)
-    look.start()
-    unreachable = dial_all(party, order["others"], until)
-    look.join()
-    # The time is that of the line, which is compared with when it came.
-    seen.update(not_listening=party.failures, unreachable=unreachable, clock=time.time())
-    sys.stdout.write(json.dumps(seen) + "\n")
+        rendezvous.listen(mine["port"], mine["callers"])
+    answer: dict[str, Any] = {}
+    probing = threading.Thread(
+        target=lambda: answer.update(_probe_machine(machine, order)), daemon=True
+    )
+    probing.start()
+    unreachable = dial_all(rendezvous, order["others"], until)
+    probing.join()
+    # `clock` is read as late as possible: it is compared with the time when the line arrives.
+    answer.update(not_listening=rendezvous.failures, unreachable=unreachable, clock=time.time())
+    sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
-    party.wait_for_all(until + _LATE_S)  # those who still have to dial us
+    rendezvous.wait_for_all(until + _LATE_S)  # other nodes may still have to connect to this one
     os._exit(0)
 
 
-def _look(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
+def _probe_machine(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
     return {
         "node": order["node"],
         **machine.facts(order),
@@ -56,12 +58,14 @@ def _look(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sibling() -> Any:
-    """`machine`, from beside this file, also where the task's Python has a tfcluster of its own;
-    nothing of ours stays on the import path."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    others = [folder for folder in sys.path if os.path.abspath(folder) != here]
-    root = os.path.join(here, *[os.pardir] * 3)  # of tfcluster/agent/node
+def _import_machine() -> Any:
+    """Import the `machine` beside this file, even if the task's Python has its own tfcluster.
+
+    The import path is as before afterwards, without this file's folder.
+    """
+    folder = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != folder]
+    root = os.path.join(folder, *[os.pardir] * 3)  # from tfcluster/agent/node
     sys.path[:] = [os.path.abspath(root), *others]
     from tfcluster.agent.node import machine
 
@@ -69,8 +73,8 @@ def _sibling() -> Any:
     return machine
 
 
-class Party:
-    """The other nodes' probes, as far as they have called here."""
+class Rendezvous:
+    """The meeting of all nodes' probes: answers them on this node's ports and waits for them."""
 
     def __init__(self, run: str, node: str) -> None:
         self.name = f"tfcluster {run} {node}\n".encode()
@@ -79,7 +83,7 @@ class Party:
         self._awaited: set[tuple[str, int]] = set()
 
     def listen(self, port: int, callers: list[str]) -> None:
-        """`callers`: the nodes that will dial this port."""
+        """Answer on `port` from now on; `callers` are the nodes that will connect to it."""
         try:
             listener = open_listener(port)
         except OSError as error:
@@ -115,7 +119,7 @@ class Party:
 
 
 def open_listener(port: int) -> socket.socket:
-    """As TensorFlow does: on every address, beside a holder that admits it (SO_REUSEPORT)."""
+    """Listen on every address, as TensorFlow does, beside the agent's holder (SO_REUSEPORT)."""
     last: OSError | None = None
     for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
@@ -125,8 +129,8 @@ def open_listener(port: int) -> socket.socket:
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             listener.bind((address, port))
             listener.listen(128)
-            # Inherited by what is accepted: a connection in TIME_WAIT without it would keep the
-            # next run from the port for a minute.
+            # Accepted connections inherit it: without it, one in TIME_WAIT would block the port
+            # for the next run for a minute.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             return listener
         except OSError as error:
@@ -135,16 +139,18 @@ def open_listener(port: int) -> socket.socket:
     raise last
 
 
-def dial_all(party: Party, others: list[dict[str, Any]], until: float) -> list[list[object]]:
-    """(node, task, host, port, why) of each address that did not answer as its node."""
+def dial_all(
+    rendezvous: Rendezvous, others: list[dict[str, Any]], until: float
+) -> list[list[object]]:
+    """Return (node, task, host, port, why) for each address that its node does not answer."""
     found: list[list[object]] = []
 
-    def dial(other: dict[str, Any]) -> None:
-        why = call(party, other, until)
+    def dial_one(other: dict[str, Any]) -> None:
+        why = dial(rendezvous, other, until)
         if why:
             found.append([other["node"], other["task"], other["host"], other["port"], why])
 
-    threads = [threading.Thread(target=dial, args=(other,), daemon=True) for other in others]
+    threads = [threading.Thread(target=dial_one, args=(other,), daemon=True) for other in others]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -152,20 +158,24 @@ def dial_all(party: Party, others: list[dict[str, Any]], until: float) -> list[l
     return found
 
 
-def call(party: Party, other: dict[str, Any], until: float) -> str:
-    """Why `other` cannot be reached; empty when it answered. Its probe may start after ours."""
+def dial(rendezvous: Rendezvous, other: dict[str, Any], until: float) -> str:
+    """Connect to `other` until it answers; return why it cannot be reached, "" if it can.
+
+    Its probe may start later than this one.
+    """
     why, is_late = "no answer", False
-    while (left := until - time.monotonic()) > 0:
-        patience = max(0.1, min(_DIAL_S, left))
+    while (remaining := until - time.monotonic()) > 0:
+        timeout_s = max(0.1, min(_DIAL_S, remaining))
         try:
-            with socket.create_connection((other["host"], other["port"]), patience) as line:
-                line.settimeout(patience)
-                line.sendall(party.name)
-                answer = line.makefile("rb").readline(400).decode(errors="replace").split()
-            expected = [*party.name.decode().split()[:2], other["node"]]
+            with socket.create_connection((other["host"], other["port"]), timeout_s) as peer:
+                peer.settimeout(timeout_s)
+                peer.sendall(rendezvous.name)
+                answer = peer.makefile("rb").readline(400).decode(errors="replace").split()
+            expected = [*rendezvous.name.decode().split()[:2], other["node"]]
             if answer == expected:
                 return ""
-            why = f"it leads to {answer[2]}" if len(answer) == 3 else "something else answers there"
+            is_probe = len(answer) == 3
+            why = f"node {answer[2]} answers there" if is_probe else "another program answers there"
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
             if isinstance(error, ConnectionRefusedError) and not is_late:

@@ -1,1 +1,1 @@
-"""The tasks of an agent: start, output, stop, and what they leave running."""
+"""The agent's tasks: start, output, stop, and the stray processes that they leave."""

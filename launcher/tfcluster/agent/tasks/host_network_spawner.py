@@ -1,9 +1,9 @@
-"""A process that stays in the host's network and starts `prepare` there, for an agent that left.
+"""A process that stays in the host's network to start `prepare`, while the agent's is private.
 
-`prepare` downloads; the tasks of a private network cannot. No unprivileged process can go back
-into the network it came from, so this one is forked before the agent leaves. What it starts
-becomes the agent's own child all the same: it is forked twice, and the agent, a subreaper,
-inherits it. So the agent watches, stops and reaps `prepare` like every task.
+`prepare` may download, which tasks in a private network cannot. An unprivileged process cannot
+return to its former network, so this one is forked before the agent enters the private one. It
+forks `prepare` twice, so that the agent, a subreaper, inherits it, and watches, stops and reaps it
+like every task.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ _DESCRIPTORS = 3
 
 
 class HostNetworkSpawner:
-    """The agent's end; made before the agent enters its private network, from the only thread."""
+    """The agent's end; create it in the only thread, before the agent enters a private network."""
 
     def __init__(self) -> None:
-        self._line, theirs = socket.socketpair()
+        self._link, theirs = socket.socketpair()
         agent = os.getpid()
         if os.fork() == 0:
-            self._line.close()
+            self._link.close()
             _serve(theirs, agent)
         theirs.close()
 
     def fork(self, spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
-        """As `task.fork_and_exec`, in the host's network. Raises OSError."""
+        """Start a process in the host's network, like `task.fork_and_exec`. Raises OSError."""
         failed_read, failed_write = os.pipe()
         try:
             order = json.dumps(spec).encode()
             fds = [output, events, failed_write]
-            socket.send_fds(self._line, [_NUMBER.pack(len(order))], fds)
-            self._line.sendall(order)
-            answer = self._line.recv(_NUMBER.size, socket.MSG_WAITALL)
+            socket.send_fds(self._link, [_NUMBER.pack(len(order))], fds)
+            self._link.sendall(order)
+            answer = self._link.recv(_NUMBER.size, socket.MSG_WAITALL)
         finally:
             os.close(failed_write)
         if len(answer) < _NUMBER.size:
             os.close(failed_read)
-            raise ConnectionError("the process that starts it outside the private network is gone")
+            raise ConnectionError("the process that starts `prepare` in the host's network is gone")
         return _NUMBER.unpack(answer)[0], failed_read
 
     def close(self) -> None:
-        """Nothing more is to be started outside."""
-        self._line.close()
+        """End the process; nothing can be started in the host's network any more."""
+        self._link.close()
 
 
 def _serve(line: socket.socket, agent: int) -> NoReturn:
     try:
         die_with_parent(agent)
-        # Above all the agent's pipe to its guard, whose end must be the agent's end.
+        # Above all the agent's pipe to its guard, which must close when the agent ends.
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, 0)
         os.dup2(null, 1)

@@ -11,22 +11,23 @@ from tfcluster.agent.tasks.output import drain, size_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import selectors
     from collections.abc import Callable, Iterator
 
-    from tfcluster.agent.net.session import Line
+    from tfcluster.agent.net.session import CoordinatorLink
     from tfcluster.agent.tasks.task import Task
 
 
 SMALL_READ = 256 << 10
-"""Of all pipes together; a pipe that was half full is no small read either."""
+"""The bytes from all pipes below which a pause follows, unless one pipe was half full."""
 TRICKLE = 32 << 10
+"""The bytes from all pipes below which the next pause is twice as long."""
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.004, 0.032
-"""Doubling while no read is more than a trickle."""
+_READ_BYTES = 256 << 10
 
 
 class Pipes:
-    """Calls `drain` for each pipe that holds something; that returns how many bytes it moved."""
+    """The pipes that are watched, with pauses after small reads: each pipe's `drain` is called
+    when it has data, and returns the number of bytes that it moved."""
 
     def __init__(
         self, selector: selectors.BaseSelector, clock: Callable[[], float] = time.monotonic
@@ -35,8 +36,8 @@ class Pipes:
         self._pipes = selectors.DefaultSelector()
         self._sizes: dict[int, int] = {}
         self._pause_s = SHORTEST_PAUSE_S
-        self.listens_at: float | None = None
-        """When `on_time` must be called next: the end of a pause."""
+        self.pause_ends_at: float | None = None
+        """The moment when `on_time` must be called next: the end of a pause."""
         self._listen()
 
     def add(self, pipe: int, drain: Callable[[], int]) -> None:
@@ -44,7 +45,7 @@ class Pipes:
         self._sizes[pipe] = size_of(pipe)
 
     def discard(self, pipe: int) -> None:
-        """Listen to it no more, if anybody does."""
+        """Stop watching a pipe, if it is watched."""
         if self._sizes.pop(pipe, 0):
             self._pipes.unregister(pipe)
 
@@ -52,8 +53,8 @@ class Pipes:
         self._pipes.close()
 
     def on_time(self, now: float) -> None:
-        if self.listens_at is not None and now >= self.listens_at:
-            self.listens_at = None
+        if self.pause_ends_at is not None and now >= self.pause_ends_at:
+            self.pause_ends_at = None
             self._listen()
 
     def _listen(self) -> None:
@@ -69,15 +70,12 @@ class Pipes:
         ):
             return
         self._selector.unregister(self._pipes)
-        self.listens_at = self._clock() + self._pause_s
+        self.pause_ends_at = self._clock() + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
-_ENDED_READ_BYTES = 256 << 10
-
-
 class EndedLogs:
-    """Remembers places in files, never their contents."""
+    """The places of ended tasks' output in their log files, for a coordinator that reconnects."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[str, int, int]] = {}
@@ -87,86 +85,86 @@ class EndedLogs:
         self._places[task.stream_name] = (task.log.path, task.log_begin, task.log.size)
 
     def missing(self, offsets: dict[str, int]) -> Iterator[bytes]:
-        """Frames with all that a coordinator lacks that has each stream up to its offset."""
+        """Yield frames with the rest of each stream, of which a coordinator has `offsets`."""
         for name, (path, begin, end) in self._places.items():
             at = offsets.get(name, begin)
             with contextlib.suppress(OSError), open(path, "rb") as log:
                 log.seek(at)
-                while at < end and (data := log.read(min(_ENDED_READ_BYTES, end - at))):
+                while at < end and (data := log.read(min(_READ_BYTES, end - at))):
                     yield protocol.data_frame(protocol.LOG, name, at, data)
                     at += len(data)
 
 
-_READ_BYTES = 256 << 10
-
-
 class LogStreams:
-    """Of all tasks of one run on this node."""
+    """The log streams of all tasks of one run on this node."""
 
-    line: Line
+    link: CoordinatorLink
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        """Set `line` before the first task begins."""
+        """Prepare; the caller sets `link` before the first task begins."""
         self.pipes = Pipes(selector)
         self._tasks: set[Task] = set()
         self._ended_logs = EndedLogs()
 
     def begin(self, task: Task) -> None:
-        """Move what it writes, from now on."""
+        """Drain and stream a task's output from now on."""
         self._tasks.add(task)
         self.pipes.add(task.pipe, lambda: self.drain(task))
 
     def end(self, task: Task) -> None:
-        """Nothing more is to be moved, also where something holds its pipe; all is sent."""
+        """Send the rest of a task's output and stop, even if another process holds its pipe."""
         self._tasks.discard(task)
         self.pipes.discard(task.pipe)
-        if self.line.wants_logs:
+        if self.link.wants_logs:
             self._stream(task, whole=True)
         if task.log.lost_bytes:
             self._report_loss(task)
-        if self.line.has_lease:
+        if self.link.has_lease:
             self._ended_logs.add(task)
 
     def drain(self, task: Task) -> int:
-        """Move the output that waits to the log; returns how many bytes that were."""
+        """Move a task's waiting output to its log; return the number of bytes."""
         count, ended, unwritten = drain(task.pipe, task.log)
         if ended:
             self.pipes.discard(task.pipe)
             task.drain_until = 0.0
-        if unwritten and self.line.log_room > 0:
+        if unwritten and self.link.log_room > 0:
             name, where = task.stream_name, protocol.NOT_IN_FILE
-            self.line.queue(protocol.data_frame(protocol.LOG, name, where, unwritten))
+            self.link.queue(protocol.data_frame(protocol.LOG, name, where, unwritten))
         if task.log.lost_bytes and task.loss_report.is_due():
             self._report_loss(task)
-        if self.line.wants_logs:
+        if self.link.wants_logs:
             self._stream(task)
         return count
 
     def resume(self, offsets: dict[str, int]) -> None:
-        """A coordinator is back and has each log up to its offset; of one it does not name,
-        nothing: what was sent last may have been lost with the connection."""
+        """Continue for a reconnected coordinator, which has each log up to its offset.
+
+        A log without an offset is sent from its beginning: bytes that were sent last may have been
+        lost with the connection.
+        """
         for task in self._tasks:
             task.streamed = offsets.get(task.stream_name, task.log_begin)
-        if self.line.wants_logs:
+        if self.link.wants_logs:
             for frame in self._ended_logs.missing(offsets):
-                self.line.queue(frame)
+                self.link.queue(frame)
 
     def stream(self) -> None:
-        """There may be room on the line again."""
-        if self.line.wants_logs:
+        """Send what there is room for."""
+        if self.link.wants_logs:
             for task in self._tasks:
                 self._stream(task)
 
     def _stream(self, task: Task, *, whole: bool = False) -> None:
-        while whole or self.line.log_room > 0:
+        while whole or self.link.log_room > 0:
             data = task.log.read(task.streamed, _READ_BYTES)
             if not data:
                 return
             where = task.streamed
             task.streamed += len(data)
-            self.line.queue(protocol.data_frame(protocol.LOG, task.stream_name, where, data))
+            self.link.queue(protocol.data_frame(protocol.LOG, task.stream_name, where, data))
 
     def _report_loss(self, task: Task) -> None:
         named = {"task": task.name, "attempt": task.attempt}
-        lost, reason = task.log.take_loss(), task.log.lost_because
-        self.line.say({"type": "log_lost", **named, "bytes": lost, "reason": reason})
+        lost, reason = task.log.take_loss(), task.log.loss_reason
+        self.link.send({"type": "log_lost", **named, "bytes": lost, "reason": reason})

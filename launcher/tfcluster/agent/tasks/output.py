@@ -17,19 +17,18 @@ from tfcluster.agent.processes import IS_LINUX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    pass
     from typing import Any
-
 
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032
 _USUAL_PIPE_BYTES = 1 << 16
 _buffer = memoryview(bytearray(PIPE_BYTES))
-"""One for all tasks: the agent is single-threaded, and memory stays flat."""
+"""The read buffer, one for all tasks: the agent has one thread, and memory stays constant."""
+MASK_TEXT = b"********"
 
 
 def open_pipe() -> tuple[int, int]:
-    """A pipe of 1 MiB where the system allows (per-user limit), the read end non-blocking."""
+    """Return a pipe's read end (non-blocking) and write end; 1 MiB if the user's limit allows."""
     read_end, write_end = os.pipe()
     if IS_LINUX:
         with contextlib.suppress(OSError):
@@ -39,21 +38,21 @@ def open_pipe() -> tuple[int, int]:
 
 
 def size_of(pipe: int) -> int:
-    """How many bytes it holds at most."""
+    """Return the capacity of a pipe in bytes."""
     return fcntl.fcntl(pipe, _F_GETPIPE_SZ) if IS_LINUX else _USUAL_PIPE_BYTES
 
 
 class Log:
-    """The file one task's output is appended to."""
+    """The file to which one task's output is appended."""
 
-    def __init__(self, path: str, veil: Mask | None = None) -> None:
-        self.path, self.veil = path, veil
+    def __init__(self, path: str, mask: Mask | None = None) -> None:
+        self.path, self.mask = path, mask
         self._fd = -1
         self.size = 0
-        """Bytes now in the file; what is streamed stops here."""
+        """The bytes in the file, all of which may be streamed."""
         self.lost_bytes = 0
-        """Not yet reported by `take_loss`."""
-        self.lost_because = ""
+        """The lost bytes that `take_loss` has not reported yet."""
+        self.loss_reason = ""
         self._gap = 0
         self._open()
 
@@ -65,12 +64,12 @@ class Log:
             self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
             self.size = os.fstat(self._fd).st_size
         except OSError as error:
-            self.lost_because = reason_of(error)
+            self.loss_reason = reason_of(error)
             return False
         return True
 
     def append(self, data: memoryview) -> int:
-        """Write what the disk takes, count the rest as lost; returns how much was written."""
+        """Write as much as possible and count the rest as lost; return the bytes written."""
         if self._gap and self._open():
             self._mark_gap()
         written = 0
@@ -78,15 +77,15 @@ class Log:
             while written < len(data) and self._open():
                 written += os.write(self._fd, data[written:])
         except OSError as error:
-            self.lost_because = reason_of(error)
+            self.loss_reason = reason_of(error)
         self.size += written
         self.lost_bytes += len(data) - written
         self._gap += len(data) - written
         return written
 
     def _mark_gap(self) -> None:
-        """Say in the file itself how much is missing here, as soon as it takes bytes again."""
-        mark = f"\n[tfcluster: {self._gap} bytes lost here: {self.lost_because}]\n".encode()
+        """Write into the file how many bytes are missing, once it can be written again."""
+        mark = f"\n[tfcluster: {self._gap} bytes lost here: {self.loss_reason}]\n".encode()
         with contextlib.suppress(OSError):
             written = os.write(self._fd, mark)
             self.size += written
@@ -94,7 +93,7 @@ class Log:
                 self._gap = 0
 
     def take_loss(self) -> int:
-        """Bytes lost since the last call."""
+        """Return the bytes lost since the last call."""
         lost, self.lost_bytes = self.lost_bytes, 0
         return lost
 
@@ -110,27 +109,27 @@ class Log:
 
 
 def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
-    """Move what the pipe holds now; returns (bytes read, end of file, bytes the file lost)."""
+    """Move a pipe's data to the log; return (bytes read, end of file, bytes the file lost)."""
     try:
         count = os.readv(pipe, [_buffer])
     except BlockingIOError:
-        return 0, False, _end(log)
+        return 0, False, _flush_mask(log)
     if count == 0:
-        return 0, True, _end(log)
+        return 0, True, _flush_mask(log)
     data = _buffer[:count]
-    if log.veil is not None:
-        data = memoryview(log.veil.cover(bytes(data)))
+    if log.mask is not None:
+        data = memoryview(log.mask.apply(bytes(data)))
     return count, False, bytes(data[log.append(data) :])
 
 
-def _end(log: Log) -> bytes:
-    """What a veil has held back goes, too; returns what the file lost of it."""
-    data = memoryview(log.veil.rest() if log.veil is not None else b"")
+def _flush_mask(log: Log) -> bytes:
+    """Write what the mask held back; return what the file lost of it."""
+    data = memoryview(log.mask.flush() if log.mask is not None else b"")
     return bytes(data[log.append(data) :]) if data else b""
 
 
-class LossReport:
-    """Says when lost bytes should be told: at once the first time, then once a second."""
+class LossReportTimer:
+    """A timer for reports of lost bytes: the first at once, then one per second."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -143,38 +142,39 @@ class LossReport:
         return True
 
 
-COVER = b"********"
-
-
 class Mask:
-    """Of one stream. A value that is cut by the end of a piece is held back until more comes."""
+    """A filter that masks secret values in one stream.
+
+    The beginning of a value at the end of a piece is held back until more bytes come.
+    """
 
     def __init__(self, values: list[bytes]) -> None:
         self._values = sorted(values, key=len, reverse=True)
         self._held = b""
 
-    def cover(self, data: bytes) -> bytes:
+    def apply(self, data: bytes) -> bytes:
+        """Return the next bytes of the stream, masked."""
         data = self._held + data
         for value in self._values:
-            data = data.replace(value, COVER)
-        end = len(data) - max(_begun(value, data) for value in self._values)
+            data = data.replace(value, MASK_TEXT)
+        end = len(data) - max(_overlap(value, data) for value in self._values)
         self._held = data[end:]
         return data[:end]
 
-    def rest(self) -> bytes:
-        """What was held back: no more comes."""
-        rest, self._held = self._held, b""
-        return rest
+    def flush(self) -> bytes:
+        """Return what was held back, at the end of the stream."""
+        held, self._held = self._held, b""
+        return held
 
 
-def _begun(value: bytes, data: bytes) -> int:
-    """How much of `value` stands at the end of `data`."""
+def _overlap(value: bytes, data: bytes) -> int:
+    """Return how many first bytes of `value` are the end of `data`."""
     longest = min(len(value) - 1, len(data))
     return next((n for n in range(longest, 0, -1) if data.endswith(value[:n])), 0)
 
 
 def mask_of(spec: dict[str, Any]) -> Mask | None:
-    """For a task to be started: `secrets` names those of its variables that nobody may see."""
+    """Return the mask for a task's `secrets`, names of variables in its `env`; None without any."""
     env = spec.get("env", {})
     values = [env[name].encode("utf-8", "surrogateescape") for name in spec.get("secrets", ())]
     return Mask(values) if values else None

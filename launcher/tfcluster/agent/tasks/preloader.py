@@ -1,8 +1,8 @@
-"""The process that imports for this node's tasks: started, heard, asked to fork them.
+"""The preloading process: imports TensorFlow once for this node's tasks and forks them.
 
-It runs `tfcluster_workers.preload.importer` with the tasks' own Python. What it forks becomes the
-agent's child, so such a task is watched, stopped and reaped like any other. A failure here costs
-time only: the tasks start cold, and that is reported once.
+It runs `tfcluster_workers.preload.importer` with the tasks' own Python. Its forks become the
+agent's children, so they are watched, stopped and reaped like other tasks. If it fails, the tasks
+start cold, without it, and the failure is reported once.
 """
 
 from __future__ import annotations
@@ -28,64 +28,67 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.net.session import Line
+    from tfcluster.agent.net.session import CoordinatorLink
 
 IMPORT_S = 120.0
-"""Imports that take longer hang, on a dead file server for example."""
+"""The time for the imports; longer ones hang, on a dead file server for example."""
 _ANSWER_S = 2.0
-"""A fork takes milliseconds: who needs longer stands still, and so do we meanwhile."""
+"""The time for an answer: a fork takes milliseconds, and the agent waits for it."""
 _ROOM = {"TFCLUSTER_ROOM": "_" * 400}
-"""Of `preload.ROOM`: where it stood, a fork's marks stand for `leftovers.carries`."""
+"""Space in the environment, where each fork writes its `stray_processes.marks` (`preload.ROOM`)."""
 NUMBER = struct.Struct(">I")
-_MOST_SAID = 64 << 10
-"""Bytes of what the imports print that each task prints again."""
+_MAX_OUTPUT = 64 << 10
+"""The bytes of the imports' output that each task prints again."""
 
 
 class Preloader:
-    """At most one process at a time; without one, `fork` starts tasks cold."""
+    """The preloading process of a node, one at most; without it `fork` starts tasks cold."""
 
-    _line: Line
+    _link: CoordinatorLink
     _selector: selectors.BaseSelector
 
     def __init__(self, recorder: Recorder) -> None:
-        """`serve` comes before `begin`."""
+        """Prepare; call `serve` before `begin`."""
         self._recorder = recorder
         self._socket: socket.socket | None = None
         self._pipe = -1
-        self._said = bytearray()
-        """What the imports printed."""
+        self._output = bytearray()
+        """The output of the imports."""
         self._started = 0
-        self._patience_s = IMPORT_S
+        self._timeout_s = IMPORT_S
         self.is_ready = False
-        """Whether `fork` forks it."""
+        """True if the imports have succeeded, so that `fork` forks the process."""
         self._key: str | None = None
-        """Two orders with the same key want the same process."""
-        self._told: set[str] = set()
+        """The order's key: an order with the same key may use the same process."""
+        self._reported: set[str] = set()
         self.pid = 0
         self.deadline: float | None = None
-        """When imports that have not ended by then are given up."""
+        """The moment when unfinished imports are given up."""
 
-    def serve(self, line: Line, selector: selectors.BaseSelector) -> None:
-        """One run's, the first or the next."""
-        self._line, self._selector = line, selector
-        self._told.clear()
+    def serve(self, link: CoordinatorLink, selector: selectors.BaseSelector) -> None:
+        """Report to `link` from now on: a run begins."""
+        self._link, self._selector = link, selector
+        self._reported.clear()
 
     def fileno(self) -> int:
-        """What becomes readable when a process that `is_ready` ends."""
+        """Return a descriptor that becomes readable when the ready process ends."""
         assert self._socket is not None
         return self._socket.fileno()
 
     def begin(self, order: dict[str, Any]) -> None:
-        """Start the process by `order`: argv, env, unset; within_s, the imports' time if it is not
-        `IMPORT_S`; key, where the process of an earlier run may do. Answered by
-        ``preload_ready``, with the seconds that the imports took, or ``preload_failed``."""
+        """Start the process, unless a ready one with the same key is there.
+
+        `order` has argv, env and unset; within_s, the imports' time (`IMPORT_S`); and key, if the
+        process of an earlier run may be used. Answered by ``preload_ready`` with the seconds that
+        the imports took, or ``preload_failed``.
+        """
         if self.is_ready and self._key is not None and self._key == order.get("key"):
-            self._line.say({"type": "preload_ready", "seconds": 0.0})
+            self._link.send({"type": "preload_ready", "seconds": 0.0})
             return
         self._end()
         self._key = order.get("key")
-        if not IS_LINUX:  # nothing to tell of: it is Linux's alone
-            self._line.say({"type": "preload_ready", "seconds": 0.0})
+        if not IS_LINUX:  # not supported, which is no failure to report
+            self._link.send({"type": "preload_ready", "seconds": 0.0})
             return
         try:
             failure = self._start({**order, "env": {**order["env"], **_ROOM}, "cwd": "/"})
@@ -97,14 +100,18 @@ class Preloader:
         if failure:
             self._give_up(failure)
             return
-        self._patience_s = float(order.get("within_s", IMPORT_S))
-        self.deadline = time.monotonic() + self._patience_s
+        self._timeout_s = float(order.get("within_s", IMPORT_S))
+        self.deadline = time.monotonic() + self._timeout_s
         assert self._socket is not None
-        self._selector.register(self._socket, selectors.EVENT_READ, lambda _events: self._hear())
-        self._selector.register(self._pipe, selectors.EVENT_READ, lambda _events: self._listen())
+        self._selector.register(
+            self._socket, selectors.EVENT_READ, lambda _events: self._on_report()
+        )
+        self._selector.register(
+            self._pipe, selectors.EVENT_READ, lambda _events: self._read_output()
+        )
 
     def _start(self, order: dict[str, Any]) -> str:
-        """What kept its program from running; empty: it runs."""
+        """Start the program; return why it does not run, or ""."""
         self._socket, theirs = socket.socketpair()
         self._pipe, write_end = open_pipe()
         try:
@@ -112,38 +119,38 @@ class Preloader:
         finally:
             theirs.close()
             os.close(write_end)
-        with os.fdopen(failure, "rb") as words:
-            return words.read().decode(errors="replace")
+        with os.fdopen(failure, "rb") as reason:
+            return reason.read().decode(errors="replace")
 
     def on_time(self, now: float) -> None:
         if self.deadline is not None and now >= self.deadline:
-            self._give_up(f"the imports have not ended after {self._patience_s:g} s")
+            self._give_up(f"the imports did not finish within {self._timeout_s:g} s")
 
     def fork(self, spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
-        """As `task.fork_and_exec`; cold where it cannot be a fork of the process."""
+        """Fork the process into a task, or start the task cold with `task.fork_and_exec`."""
         if self.is_ready:
             failed_read, failed_write = os.pipe()
             go_read, go_write = os.pipe()
             fds = [output, events, failed_write, go_read]
-            answer = self._ask(spec, fds)
+            answer = self._request_fork(spec, fds)
             os.close(failed_write)
             os.close(go_read)
             if "pid" in answer:
                 os.write(go_write, b"!")
                 os.close(go_write)
                 return int(answer["pid"]), failed_read
-            os.close(go_write)  # a task that began all the same ends
+            os.close(go_write)  # a fork that exists without an answer ends
             os.close(failed_read)
             if "refused" in answer:
-                self._tell(str(answer["refused"]))
+                self._report_failure(str(answer["refused"]))
             else:
-                self._give_up("the process that has imported is gone, or stands still")
+                self._give_up("the preloading process has ended or does not answer")
         return fork_and_exec(spec, output, events)
 
-    def _ask(self, spec: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        self._listen()
+    def _request_fork(self, spec: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        self._read_output()
         order = {"argv": spec["argv"], "cores": spec.get("cores"), "cwd": spec.get("cwd") or "/"}
-        order |= {"env": environment(spec), "said": self._said.decode("latin-1")}
+        order |= {"env": environment(spec), "said": self._output.decode("latin-1")}
         encoded = json.dumps(order).encode()
         assert self._socket is not None
         self._socket.settimeout(_ANSWER_S)
@@ -152,40 +159,40 @@ class Preloader:
             self._socket.sendall(encoded)
         except OSError:
             return {}
-        return hear(self._socket, _ANSWER_S)
+        return read_message(self._socket, _ANSWER_S)
 
-    def _listen(self) -> None:
-        """To what it prints: a pipe that nobody empties would hold it up."""
+    def _read_output(self) -> None:
+        """Read the process's output: a full pipe would block it."""
         with contextlib.suppress(OSError):
-            while data := os.read(self._pipe, _MOST_SAID):
-                self._said += data[: _MOST_SAID - len(self._said)]
+            while data := os.read(self._pipe, _MAX_OUTPUT):
+                self._output += data[: _MAX_OUTPUT - len(self._output)]
 
-    def _hear(self) -> None:
-        """Its one report."""
+    def _on_report(self) -> None:
+        """Handle the process's only report."""
         assert self._socket is not None
         self._selector.unregister(self._socket)
-        report = hear(self._socket, _ANSWER_S)
-        self._listen()
+        report = read_message(self._socket, _ANSWER_S)
+        self._read_output()
         self._selector.unregister(self._pipe)
         self.deadline = None
         if report.get("ready"):
             self.is_ready = True
-            self._line.say({"type": "preload_ready", "seconds": report["seconds"]})
+            self._link.send({"type": "preload_ready", "seconds": report["seconds"]})
         else:
-            self._give_up(str(report.get("why") or self._last_words() or "it said nothing"))
+            self._give_up(str(report.get("why") or self._last_output_line() or "no output"))
 
-    def _last_words(self) -> str:
-        return self._said.decode(errors="replace").strip().rpartition("\n")[2]
+    def _last_output_line(self) -> str:
+        return self._output.decode(errors="replace").strip().rpartition("\n")[2]
 
     def _give_up(self, why: str) -> None:
         self._end()
-        self._tell(why)
+        self._report_failure(why)
 
-    def _tell(self, why: str) -> None:
-        """Once: the next task would say the same."""
-        if why not in self._told:
-            self._told.add(why)
-            self._line.say({"type": "preload_failed", "error": why})
+    def _report_failure(self, why: str) -> None:
+        """Report a failure once: it would be the same for the next task."""
+        if why not in self._reported:
+            self._reported.add(why)
+            self._link.send({"type": "preload_failed", "error": why})
 
     def _end(self) -> None:
         self.is_ready, self.deadline = False, None
@@ -203,12 +210,12 @@ class Preloader:
                 self._selector.unregister(self._pipe)
             os.close(self._pipe)
             self._pipe = -1
-        self._said.clear()
+        self._output.clear()
 
 
-def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
-    """A length and as many bytes of JSON; empty for what is none, or does not come in time."""
-    deadline = time.monotonic() + patience_s
+def read_message(line: socket.socket, timeout_s: float) -> dict[str, Any]:
+    """Read a length and that many bytes of JSON; return {} if that fails or takes too long."""
+    deadline = time.monotonic() + timeout_s
     with contextlib.suppress(OSError, ValueError, struct.error):
         size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
         if size > MAX_PAYLOAD:
@@ -218,7 +225,10 @@ def hear(line: socket.socket, patience_s: float) -> dict[str, Any]:
 
 
 def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
-    """MSG_WAITALL waits for nothing on a socket with a time-out. Raises TimeoutError."""
+    """Read `size` bytes, fewer at the end. Raises TimeoutError.
+
+    MSG_WAITALL does not wait on a socket with a time-out.
+    """
     data = b""
     while len(data) < size:
         line.settimeout(max(0.001, deadline - time.monotonic()))

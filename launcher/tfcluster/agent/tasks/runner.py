@@ -1,4 +1,4 @@
-"""The tasks of one run on this node: their starts, their reports, their ends."""
+"""The task runner: starts the tasks of one run on this node, follows and ends them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import parse_json_object
-from tfcluster.agent.node.limits import Witness
+from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
 from tfcluster.agent.tasks.task import (
@@ -19,9 +19,9 @@ from tfcluster.agent.tasks.task import (
     StartError,
     Task,
     clear_group,
-    escalate,
+    escalate_stop,
+    force_stop,
     fork_and_exec,
-    kill,
     request_stop,
 )
 
@@ -31,50 +31,52 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.net.session import Line
+    from tfcluster.agent.net.session import CoordinatorLink
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
     from tfcluster.agent.tasks.log_streaming import LogStreams
     from tfcluster.agent.tasks.preloader import Preloader
     from tfcluster.agent.tasks.task import Fork
 
 PROGRESS_BACKLOG = 1000
-"""Unacknowledged messages above which progress (replaced by the next anyway) is dropped."""
-MOST_REPORTS = 1000
-"""Read from one task in one turn: more than its socket holds, and the others get theirs."""
+"""The unacknowledged messages from which on progress is dropped: newer progress replaces it."""
+MAX_REPORTS = 1000
+"""The reports read from one task per turn: more than its socket holds, so none waits for long."""
 _END_S = 1.5
 _ENDED_STOPPED_CONTINUED = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 
 
 class TaskRunner:
-    """Starts tasks, follows them, ends them; everything worth telling goes to the line."""
+    """The tasks of one run on this node; their starts, reports and ends are sent to the link."""
 
-    line: Line
+    link: CoordinatorLink
 
     def __init__(
         self,
         recorder: Recorder,
         selector: selectors.BaseSelector,
-        outside: HostNetworkSpawner | None,
+        host_spawner: HostNetworkSpawner | None,
         preloader: Preloader,
-        outflow: LogStreams,
+        log_streams: LogStreams,
     ) -> None:
-        """Set `line` before the first task is started. `outside` starts attempt 0, `prepare`,
-        where the tasks' network is private."""
-        self._recorder, self._selector, self._outside = recorder, selector, outside
-        self._preloader, self._outflow = preloader, outflow
+        """Prepare; the caller sets `link` before the first task is started.
+
+        `host_spawner` starts attempt 0, `prepare`, where the tasks' network is private.
+        """
+        self._recorder, self._selector, self._host_spawner = recorder, selector, host_spawner
+        self._preloader, self._log_streams = preloader, log_streams
         self._tasks: dict[str, Task] = {}
-        self._witness = Witness()
-        self._ended: dict[str, frozenset[bytes]] = {}
-        """What the processes of each task's last attempt can be known by."""
-        self._gang_since = 0
-        """Start time of the first task since none ran; 0: nothing but `prepare` has run."""
-        self.companions: set[int] = set()
-        """Children of the agent that are no tasks', and no leftovers of theirs."""
+        self._oom_detector = OomDetector()
+        self._ended_marks: dict[str, frozenset[bytes]] = {}
+        """Task → the marks of its last attempt's processes (`stray_processes.marks`)."""
+        self._gang_started = 0
+        """The start time of the gang's first task; 0: only `prepare` has run."""
+        self.other_children: set[int] = set()
+        """The agent's children that are neither tasks nor started by tasks."""
 
     def start_all(self, specs: list[dict[str, Any]], attempt: int) -> None:
-        """What earlier attempts of these tasks left running ends first."""
-        if attempt > 0 and self._outside is not None:
-            self._outside.close()
+        """Start tasks, after ending the processes that their earlier attempts left."""
+        if attempt > 0 and self._host_spawner is not None:
+            self._host_spawner.close()
         self._end_leftovers([spec["task"] for spec in specs])
         forked = [self._fork(spec, attempt) for spec in specs]
         for task in filter(None, forked):
@@ -82,36 +84,38 @@ class TaskRunner:
 
     def _end_leftovers(self, names: list[str]) -> None:
         pids = {task.pid for task in self._tasks.values()}
-        living = pids | self.companions | {self._preloader.pid}
+        known = pids | self.other_children | {self._preloader.pid}
         tests = [
-            stray_processes.carries(self._ended.pop(name)) for name in names if name in self._ended
+            stray_processes.carries(self._ended_marks.pop(name))
+            for name in names
+            if name in self._ended_marks
         ]
-        if not self._tasks and self._gang_since:
-            tests = [stray_processes.began_since(self._gang_since)]
+        if not self._tasks and self._gang_started:
+            tests = [stray_processes.began_since(self._gang_started)]
         if tests:
-            stuck = stray_processes.end(living, lambda pid: any(t(pid) for t in tests), self.reap)
+            stuck = stray_processes.end(known, lambda pid: any(t(pid) for t in tests), self.reap)
             if stuck:
-                self.line.say({"type": "unkillable", "task": None, "pids": stuck})
+                self.link.send({"type": "unkillable", "task": None, "pids": stuck})
 
     def _fork(self, spec: dict[str, Any], attempt: int) -> Task | None:
         named = {"task": spec["task"], "attempt": attempt}
         if spec["task"] in self._tasks:
-            self.line.say({"type": "start_failed", **named, "error": "it is still running"})
+            self.link.send({"type": "start_failed", **named, "error": "it is still running"})
             return None
         try:
-            task = Task(spec, attempt, self._how_to_fork(spec, attempt))
+            task = Task(spec, attempt, self._choose_fork(spec, attempt))
         except OSError as error:
-            self.line.say({"type": "start_failed", **named, "error": describe_error(error)})
+            self.link.send({"type": "start_failed", **named, "error": describe_error(error)})
             return None
         self._recorder.add_group(task.pid, task.start_time)
         if not self._tasks and attempt > 0:
-            self._gang_since = task.start_time
+            self._gang_started = task.start_time
         self._tasks[task.name] = task
         return task
 
-    def _how_to_fork(self, spec: dict[str, Any], attempt: int) -> Fork:
-        if attempt == 0 and self._outside is not None:
-            return self._outside.fork
+    def _choose_fork(self, spec: dict[str, Any], attempt: int) -> Fork:
+        if attempt == 0 and self._host_spawner is not None:
+            return self._host_spawner.fork
         return self._preloader.fork if spec.get("preload") else fork_and_exec
 
     def _confirm(self, task: Task) -> None:
@@ -121,13 +125,13 @@ class TaskRunner:
         except StartError as error:
             del self._tasks[task.name]
             self._recorder.drop_group(task.pid)
-            self.line.say({"type": "start_failed", **named, "error": str(error)})
+            self.link.send({"type": "start_failed", **named, "error": str(error)})
             return
-        task.kills_before = self._witness.look(task.pid)
-        self._outflow.begin(task)
+        task.kills_before = self._oom_detector.count_kills(task.pid)
+        self._log_streams.begin(task)
         read = selectors.EVENT_READ
-        self._selector.register(task.events, read, lambda _events: self._hear(task))
-        self.line.say({"type": "task_started", **named, "pid": task.pid})
+        self._selector.register(task.events, read, lambda _events: self._read_reports(task))
+        self.link.send({"type": "task_started", **named, "pid": task.pid})
 
     def stop(self, names: list[str], grace_s: float) -> None:
         for name in names:
@@ -135,7 +139,7 @@ class TaskRunner:
                 request_stop(self._tasks[name], grace_s)
 
     def signal(self, names: list[str], number: int) -> None:
-        """To the tasks' own processes only: their children need not know the signal."""
+        """Signal the tasks' own processes, not their children, which may not expect the signal."""
         for name in names:
             task = self._tasks.get(name)
             if task is not None and task.usage is None:
@@ -146,8 +150,8 @@ class TaskRunner:
     # -- the clock
 
     def deadline(self) -> float | None:
-        """When `on_time` must be called next."""
-        at = [self._preloader.deadline, self._outflow.pipes.listens_at]
+        """Return the moment when `on_time` must be called next, or None."""
+        at = [self._preloader.deadline, self._log_streams.pipes.pause_ends_at]
         for task in self._tasks.values():
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
@@ -155,9 +159,9 @@ class TaskRunner:
 
     def on_time(self, now: float) -> None:
         self._preloader.on_time(now)
-        self._outflow.pipes.on_time(now)
+        self._log_streams.pipes.on_time(now)
         for task in list(self._tasks.values()):
-            escalate(task, now)
+            escalate_stop(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
                 self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
@@ -165,9 +169,9 @@ class TaskRunner:
 
     # -- reports
 
-    def _hear(self, task: Task) -> None:
-        """Pass on what the task reports; malformed messages are dropped, they are the task's."""
-        for _ in range(MOST_REPORTS):
+    def _read_reports(self, task: Task) -> None:
+        """Pass on a task's reports; drop malformed ones."""
+        for _ in range(MAX_REPORTS):
             try:
                 raw = task.events.recv(MAX_EVENT + 1)
             except BlockingIOError:
@@ -177,28 +181,30 @@ class TaskRunner:
             if not raw:
                 self._unwatch(task)
                 return
-            if not task.reports.take(raw, time.monotonic(), backlog=self.line.backlog):
-                if task.reports.dropped == 1:  # the sum comes with its end
+            if not task.reports.take(raw, time.monotonic(), backlog=self.link.backlog):
+                if task.reports.dropped == 1:  # the total is reported when the task ends
                     self._report_dropped(task)
                 continue
             with contextlib.suppress(ValueError):
-                self._pass_on(task, parse_json_object(raw))
+                self._report_task_event(task, parse_json_object(raw))
 
     def _report_dropped(self, task: Task) -> None:
         named = {"task": task.name, "attempt": task.attempt}
-        self.line.say({"type": "reports_dropped", **named, "count": task.reports.dropped})
+        self.link.send({"type": "reports_dropped", **named, "count": task.reports.dropped})
 
-    def _pass_on(self, task: Task, event: dict[str, Any]) -> None:
-        if event.get("type") == "progress" and self.line.backlog > PROGRESS_BACKLOG:
+    def _report_task_event(self, task: Task, event: dict[str, Any]) -> None:
+        if event.get("type") == "progress" and self.link.backlog > PROGRESS_BACKLOG:
             return
         named = {"task": task.name, "attempt": task.attempt}
-        self.line.say({"type": "task_event", **named, "event": event})
+        self.link.send({"type": "task_event", **named, "event": event})
 
     # -- ends
 
     def reap(self) -> None:
-        """Every child that has ended: tasks, and strangers their tasks left behind; and tasks
-        that were stopped (SIGSTOP, a debugger) or go on."""
+        """Reap every child that has ended: tasks, and processes that tasks left.
+
+        Also note tasks that were stopped (SIGSTOP, a debugger) or continued.
+        """
         while True:
             try:
                 pid, status, usage = os.wait4(-1, _ENDED_STOPPED_CONTINUED)
@@ -213,45 +219,48 @@ class TaskRunner:
                     else:
                         task.note_end(status, usage.ru_maxrss)
                         if task.was_killed_by_others:
-                            task.oom = self._witness.evidence(pid, task.kills_before)
-                        self._read_the_rest(task)
+                            task.oom = self._oom_detector.evidence(pid, task.kills_before)
+                        self._read_remaining(task)
 
     def _report_stop(self, task: Task, status: int) -> None:
         if task.stopping:
-            return  # the ladder continues what it ends
+            return  # a task that is being stopped gets SIGCONT from the agent
         named = {"task": task.name, "attempt": task.attempt}
         if os.WIFSTOPPED(status):
-            self.line.say({"type": "task_stopped", **named, "signal": os.WSTOPSIG(status)})
+            self.link.send({"type": "task_stopped", **named, "signal": os.WSTOPSIG(status)})
         else:
-            self.line.say({"type": "task_continued", **named})
+            self.link.send({"type": "task_continued", **named})
 
-    def _read_the_rest(self, task: Task) -> None:
-        """All it wrote and reported itself; a grandchild that goes on gets `drain_until`."""
-        self._hear(task)
+    def _read_remaining(self, task: Task) -> None:
+        """Read all that an ended task wrote and reported.
+
+        A child of the task that still writes has until `drain_until`.
+        """
+        self._read_reports(task)
         task.drain_until = time.monotonic() + DRAIN_S
-        for _ in ("what a full pipe holds", "its end"):
-            self._outflow.drain(task)
+        for _ in range(2):  # a full pipe, then its end
+            self._log_streams.drain(task)
 
     def _finish(self, task: Task) -> None:
         clear_group(task)
         self._unwatch(task)
-        self._outflow.end(task)
+        self._log_streams.end(task)
         if task.reports.dropped > 1:
             self._report_dropped(task)
         del self._tasks[task.name]
-        self._ended[task.name] = task.marks
+        self._ended_marks[task.name] = task.marks
         task.close()
         self._recorder.drop_group(task.pid)
-        self.line.say(task.exited_message())
+        self.link.send(task.exited_message())
 
     def end_all(self, spare: Collection[int] = ()) -> None:
-        """SIGKILL every group and every descendant outside of them but `spare`, reap, report.
+        """SIGKILL every group, and every other descendant but `spare`; reap and report the tasks.
 
-        Whoever does not end within seconds is in uninterruptible sleep, and is left to the kernel.
+        A process that does not end within seconds is in uninterruptible sleep and is left behind.
         """
         now = time.monotonic()
         for task in self._tasks.values():
-            kill(task, now)
+            force_stop(task, now)
         deadline = now + _END_S
         while any(task.usage is None for task in self._tasks.values()):
             self.reap()
@@ -266,13 +275,13 @@ class TaskRunner:
                 self._report_unkillable(task)
 
     def close(self) -> None:
-        """Of a run that is over, in an agent that stays."""
-        self._witness.close()
+        """Close what this run opened, in an agent that stays for the next one."""
+        self._oom_detector.close()
 
     def _report_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None
         named = {"task": task.name, "attempt": task.attempt}
-        self.line.say({"type": "unkillable", **named, "pids": [task.pid]})
+        self.link.send({"type": "unkillable", **named, "pids": [task.pid]})
 
     def _unwatch(self, task: Task) -> None:
         with contextlib.suppress(KeyError, ValueError):

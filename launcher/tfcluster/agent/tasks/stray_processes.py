@@ -1,18 +1,19 @@
-"""What an ended attempt left running outside its process groups: it ends before the next begins.
+"""Stray processes that an ended attempt left running outside its process groups.
 
-A task's group ends with the task (`stop.clear_group`). A process that left the group (a daemon,
-`start_new_session=True`) lives on, which may be meant: it may upload the last results while the
-other tasks train. But it must not live into its task's next attempt, where it would hold the old
-one's port, GPU memory or files. The agent, a subreaper, has inherited it by then, and knows it by
+A task's group is killed when the task ends (`task.clear_group`). A process that left the group (a
+daemon, `start_new_session=True`) lives on, which may be intended: it may upload the last results
+while the other tasks train. But it must end before its task's next attempt, which needs the ports,
+GPU memory or files that it may hold. The agent, a subreaper, has inherited it by then and
+recognizes it by
 
-* the TFCLUSTER_RUN_ID, TFCLUSTER_TASK and TFCLUSTER_ATTEMPT it was started with (a fork keeps
+* the TFCLUSTER_RUN_ID, TFCLUSTER_TASK and TFCLUSTER_ATTEMPT of its first environment (a fork keeps
   them in /proc/PID/environ), or
-* when no task runs any more: its start time. What began after the gang's first task is the
-  gang's; what `prepare` left running is older and stays.
+* its start time, when no task runs any more: a process that began after the gang's first task
+  belongs to the gang; what `prepare` left running is older and is kept.
 
-What is below such a process ends with it. Not covered: a process that left its group *and* began
-with an environment without these names (`env -i`, `sudo`), while other tasks of its node go on;
-it ends when the last of them has ended and the next attempt starts, or with the agent.
+The descendants of such a process end with it. Not covered: a process that left its group *and*
+began with an environment without these names (`env -i`, `sudo`), while other tasks of its node go
+on; it ends when the last of them has ended and the next attempt starts, or with the agent.
 """
 
 from __future__ import annotations
@@ -29,44 +30,44 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
 PATIENCE_S = 1.5
-"""How long the killed are waited for; one in uninterruptible sleep runs no more code of ours."""
+"""The wait for killed processes; one in uninterruptible sleep runs no more of the user's code."""
 
 
 def end(
     tasks: Collection[int],
-    is_left: Callable[[int], bool],
+    is_stray: Callable[[int], bool],
     reap: Callable[[], None],
     timeout_s: float = PATIENCE_S,
 ) -> list[int]:
-    """SIGKILL what `is_left` says of our children that are no `tasks`, and what is below it.
+    """SIGKILL the children other than `tasks` that `is_stray` selects, and their descendants.
 
-    Returns the pids that still live after `timeout_s`. `reap` collects every child that ended.
+    Return the pids that still live after `timeout_s`. `reap` reaps every child that has ended.
     """
     deadline = time.monotonic() + timeout_s
     while True:
         reap()
-        condemned = list(_condemned(tasks, is_left)) if _has_orphans(tasks) else []
-        if not condemned or time.monotonic() > deadline:
-            return condemned
-        for pid in condemned:
+        strays = list(_strays(tasks, is_stray)) if _has_orphans(tasks) else []
+        if not strays or time.monotonic() > deadline:
+            return strays
+        for pid in strays:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.001)
 
 
 def began_since(moment: int) -> Callable[[int], bool]:
-    """For `end`: processes with this start time (clock ticks since boot) or a later one."""
+    """Return a selector of processes that started at `moment` (clock ticks since boot) or later."""
     return lambda pid: start_time(pid) >= moment
 
 
 def carries(marks: Collection[bytes]) -> Callable[[int], bool]:
-    """For `end`: processes whose first environment had all of `marks`."""
-    wanted = frozenset(marks)
-    return lambda pid: bool(wanted) and wanted <= _environment(pid)
+    """Return a selector of processes whose first environment has all of `marks`."""
+    required = frozenset(marks)
+    return lambda pid: bool(required) and required <= _environment(pid)
 
 
 def marks(env: dict[str, str]) -> frozenset[bytes]:
-    """What tells a task's processes of one attempt; empty where `env` does not name it."""
+    """Return what marks the processes of one attempt of a task; empty without it in `env`."""
     names = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
     if not all(name in env for name in names):
         return frozenset()
@@ -74,7 +75,7 @@ def marks(env: dict[str, str]) -> frozenset[bytes]:
 
 
 def _has_orphans(tasks: Collection[int]) -> bool:
-    """Whether we have children besides `tasks`: one small file instead of all of /proc."""
+    """Return whether this process has children besides `tasks`, from one file of /proc."""
     if not IS_LINUX:
         return False
     try:
@@ -84,15 +85,15 @@ def _has_orphans(tasks: Collection[int]) -> bool:
         return True
 
 
-def _condemned(tasks: Collection[int], is_left: Callable[[int], bool]) -> Iterator[int]:
+def _strays(tasks: Collection[int], is_stray: Callable[[int], bool]) -> Iterator[int]:
     children = living_children()
     waiting = [(pid, False) for pid in children.get(os.getpid(), ()) if pid not in tasks]
     while waiting:
-        pid, is_condemned = waiting.pop()
-        is_condemned = is_condemned or is_left(pid)
-        if is_condemned:
+        pid, is_below_stray = waiting.pop()
+        is_below_stray = is_below_stray or is_stray(pid)
+        if is_below_stray:
             yield pid
-        waiting += [(child, is_condemned) for child in children.get(pid, ())]
+        waiting += [(child, is_below_stray) for child in children.get(pid, ())]
 
 
 def _environment(pid: int) -> frozenset[bytes]:

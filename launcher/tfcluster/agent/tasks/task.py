@@ -7,13 +7,19 @@ import os
 import signal
 import socket
 import time
-import warnings  # noqa: F401 (os.execvpe wants it: once here, not in every fork)
+import warnings  # noqa: F401 (os.execvpe imports it: better once here than in every fork)
 
 from tfcluster.agent import budgets
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.error_text import reason_of
-from tfcluster.agent.processes import IS_LINUX, die_with_parent, give_back, signal_group, start_time
-from tfcluster.agent.tasks.output import Log, LossReport, mask_of, open_pipe
+from tfcluster.agent.processes import (
+    IS_LINUX,
+    die_with_parent,
+    restore_limit,
+    signal_group,
+    start_time,
+)
+from tfcluster.agent.tasks.output import Log, LossReportTimer, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 TYPE_CHECKING = False
@@ -27,15 +33,24 @@ if TYPE_CHECKING:
 EVENTS_FD = "TFCLUSTER_EVENTS_FD"
 MAX_EVENT = 64 << 10
 _EVENT_SOCKET = socket.SOCK_SEQPACKET if IS_LINUX else socket.SOCK_DGRAM
+UNKILLABLE_S = 5.0
+"""The time after SIGKILL from which on a living task is reported as unkillable: to free much memory
+or a GPU takes seconds."""
+DRAIN_S = 0.5
+"""The time that an ended task's pipe is still read: a child of the task may hold it."""
+_DECISIVE = frozenset(
+    {b"error", b"verdict", b"saved", b"ready", b"waiting_for_peers", b"saves_on_sigterm"}
+    | {b"evaluated", b"search_ended", b"setting_read", b"chaos", b"serving", b"saved_elsewhere"}
+)
+"""The kinds of reports on which the run depends; all others are for people."""
 
 
 class StartError(Exception):
-    """The task's program could not be executed; the text says why."""
+    """The task's program could not be executed; the text is the reason."""
 
 
-class Reports:
-    """Which reports of one attempt are passed on: a task never waits, so those above its budget
-    are dropped, and counted."""
+class ReportBudget:
+    """The budget for one attempt's reports; a task never waits, so excess reports are dropped."""
 
     def __init__(self, now: float) -> None:
         self._count = Allowance(budgets.REPORTS_AT_ONCE, budgets.REPORTS_PER_S, now)
@@ -44,71 +59,63 @@ class Reports:
         self.dropped = 0
 
     def take(self, raw: bytes, now: float, *, backlog: int) -> bool:
-        """Whether to pass it on. `backlog`: messages that no coordinator has acknowledged."""
+        """Return whether to pass a report on; `backlog`: the unacknowledged messages."""
         has_room = backlog <= budgets.BACKLOG
         if has_room and self._count.wait_s(now) <= 0 and self._bytes.wait_s(now) <= 0:
             self._count.spend(1, now)
             self._bytes.spend(len(raw), now)
             return True
-        if _kind_of(raw) in _NEEDED and self._reserve.wait_s(now) <= 0:
+        if _kind_of(raw) in _DECISIVE and self._reserve.wait_s(now) <= 0:
             self._reserve.spend(1, now)
             return True
         self.dropped += 1
         return False
 
 
-_NEEDED = frozenset(
-    {b"error", b"verdict", b"saved", b"ready", b"waiting_for_peers", b"saves_on_sigterm"}
-    | {b"evaluated", b"search_ended", b"setting_read", b"chaos", b"serving", b"saved_elsewhere"}
-)
-"""Kinds of reports on which it depends how the run goes on; all others are for people."""
-
-
 def _kind_of(raw: bytes) -> bytes:
-    """Without reading all of it."""
-    words = raw[:200].partition(b'"type"')[2].split(b'"', 2)
-    return words[1] if len(words) == 3 else b""
+    """Return a report's type without parsing the report."""
+    reason = raw[:200].partition(b'"type"')[2].split(b'"', 2)
+    return reason[1] if len(reason) == 3 else b""
 
 
 class Task:
-    """A started task. It has ended when its pid has; its pipe may stay open a little longer."""
+    """A started task. It ends when its pid ends; its pipe may stay open a little longer."""
 
     def __init__(self, spec: dict[str, Any], attempt: int, fork: Fork) -> None:
-        """Forks it, as `fork_and_exec` does: `spec` is one entry of a `start` message; `confirm`
-        says how the exec went.
+        """Fork the task's process; `spec` is one entry of a `start` message.
 
-        Raises OSError when there can be no new process.
+        `fork` is `fork_and_exec` or has the same contract; `confirm` then waits for the exec.
+        Raises OSError if no process can be created.
         """
         self.name: str = spec["task"]
         self.attempt = attempt
         self.marks = marks(spec.get("env", {}))
         self.stopping = False
-        """Whether we are ending it, so that its end is not its own."""
+        """True if tfcluster is ending the task, so that it did not end by itself."""
         self.killed_by_order = False
-        """Whether somebody had us send it SIGKILL."""
+        """True if the coordinator ordered SIGKILL for the task."""
         self.kills_before: dict[str, int] = {}
-        """Of its cgroups, at its start (`memory.Witness`)."""
+        """The kills in its cgroups at its start (`limits.OomDetector`)."""
         self.oom: str | None = None
-        """Evidence that the kernel killed it for its memory."""
+        """The evidence for an out-of-memory kill."""
         self.kill_at: float | None = None
         self.unkillable_at: float | None = None
-        """When it is to be told of as one that SIGKILL does not end."""
+        """The moment from which on the task is reported as unkillable."""
         self.is_unkillable = False
-        self.reports = Reports(time.monotonic())
+        self.reports = ReportBudget(time.monotonic())
         self.usage: tuple[int, int] | None = None
-        """Wait status and peak resident set in bytes, once its pid has ended."""
+        """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
-        self.loss_report = LossReport()
+        self.loss_report = LossReportTimer()
         self.log = Log(spec["log"], mask_of(spec))
         self.log_begin = self.streamed = self.log.size
-        """Offset up to which the log was sent to the coordinator; at first, where it begins."""
+        """The offset up to which the log was sent to the coordinator; first, where it begins."""
         self._start(spec, fork)
 
     def _start(self, spec: dict[str, Any], fork: Fork) -> None:
         self.pipe, write_end = open_pipe()
-        ours, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
-        ours.setblocking(False)
-        self.events = ours
+        self.events, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
+        self.events.setblocking(False)
         try:
             self.pid, self._failure = fork(spec, write_end, theirs.fileno())
         except BaseException:
@@ -121,23 +128,23 @@ class Task:
         self.start_time = start_time(self.pid)
 
     def confirm(self) -> None:
-        """Wait until its program is running; raises StartError, and then nothing is left of it.
+        """Wait until the program runs. Raises StartError after cleaning up.
 
-        Apart from the fork, so that the tasks of a gang come up side by side.
+        It is separate from the fork, so that the tasks of a gang start in parallel.
         """
         try:
-            # End of file: the exec went well. Nothing is read before the program is running.
-            words = os.read(self._failure, 4096)
+            # End of file: the exec succeeded. Nothing else is read before the program runs.
+            reason = os.read(self._failure, 4096)
         finally:
             os.close(self._failure)
-        if words:
+        if reason:
             os.waitpid(self.pid, 0)
             self.close()
-            raise StartError(words.decode(errors="replace"))
+            raise StartError(reason.decode(errors="replace"))
 
     @property
     def stream_name(self) -> str:
-        """What its log is called in `L` frames and in the hello's `log_offsets`."""
+        """The log's name in `L` frames and in the hello's `log_offsets`."""
         return f"{self.name}/{self.attempt}"
 
     def signal_group(self, number: int) -> None:
@@ -161,12 +168,14 @@ class Task:
 
     @property
     def was_killed_by_others(self) -> bool:
-        status = self.usage[0] if self.usage else 0
-        ours = self.stopping or self.killed_by_order
-        return not ours and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        """Return whether something other than tfcluster ended it with SIGKILL."""
+        if self.stopping or self.killed_by_order or self.usage is None:
+            return False
+        status = self.usage[0]
+        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
     def note_end(self, status: int, max_rss: int) -> None:
-        """Its pid was reaped. `max_rss` as wait4 gives it: KiB on Linux, bytes on macOS."""
+        """Record the end of the pid. `max_rss` is wait4's: KiB on Linux, bytes on macOS."""
         self.ended_at = time.monotonic()
         self.usage = (status, max_rss * 1024 if IS_LINUX else max_rss)
 
@@ -179,7 +188,7 @@ class Task:
 
 
 def environment(spec: dict[str, Any]) -> dict[str, str]:
-    """The agent's own environment (the node's), minus `unset`, plus `env`."""
+    """Return the agent's environment (the node's) without `unset`, plus `env`."""
     env = {**os.environ}
     for name in spec.get("unset", ()):
         env.pop(name, None)
@@ -188,7 +197,10 @@ def environment(spec: dict[str, Any]) -> dict[str, str]:
 
 
 def fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
-    """Its pid, and a descriptor that yields why the exec failed, or nothing. Raises OSError."""
+    """Fork and execute a task's program. Raises OSError.
+
+    Return the pid and a descriptor that yields why the exec failed, or nothing.
+    """
     agent = os.getpid()
     failed_read, failed_write = os.pipe()
     pid = os.fork()
@@ -201,7 +213,7 @@ def fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, 
 def exec_or_report(
     spec: dict[str, Any], output: int, events: int, failed: int, agent: int
 ) -> NoReturn:
-    """In the child: become the task's program, or write to `failed` why that cannot be."""
+    """Execute the task's program in this child; write the reason to `failed` if it fails."""
     argv, cwd = spec["argv"], spec.get("cwd") or "/"
     try:
         env = environment(spec)
@@ -233,11 +245,11 @@ def _become(
     os.dup2(output, 2)
     os.set_inheritable(events, True)
     signal.set_wakeup_fd(-1)
-    # Python ignores these, and an ignored signal stays ignored across an exec.
+    # Python ignores these signals, and an ignored signal stays ignored after an exec.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.chdir(cwd)
-    give_back()  # last: until the exec all of the agent's files are open here
+    restore_limit()  # last: until the exec all of the agent's files are open in this process
     os.execvpe(argv[0], argv, env)
 
 
@@ -247,14 +259,11 @@ def _describe(error: BaseException, argv: list[str], cwd: str) -> str:
     return f"{where}: {reason}"
 
 
-UNKILLABLE_S = 5.0
-"""A killed task that lives so long is told of; to give back much memory or a GPU takes seconds."""
-DRAIN_S = 0.5
-"""How long after its end a task's pipe is waited for: a grandchild may hold it."""
-
-
 def request_stop(task: Task, grace_s: float) -> None:
-    """First rung; asking again can only bring the second one nearer."""
+    """Send SIGTERM to the group, and SIGKILL after `grace_s`.
+
+    Another request can only bring the SIGKILL forward.
+    """
     first = not task.stopping
     task.stopping = True
     kill_at = time.monotonic() + grace_s
@@ -264,15 +273,18 @@ def request_stop(task: Task, grace_s: float) -> None:
         task.signal_group(signal.SIGCONT)
 
 
-def escalate(task: Task, now: float) -> None:
-    """Second rung, once the grace is over; nothing for a task nobody asked to end."""
+def escalate_stop(task: Task, now: float) -> None:
+    """Send SIGKILL once the grace of a requested stop is over."""
     if task.usage is None and task.kill_at is not None and now >= task.kill_at:
-        kill(task, now)
+        force_stop(task, now)
 
 
-def kill(task: Task, now: float) -> None:
-    """SIGKILL to the group, which a stopped process obeys as well. One in uninterruptible sleep
-    (a dead NFS server, a GPU driver) does not until it wakes: it is told of, not waited for."""
+def force_stop(task: Task, now: float) -> None:
+    """Send SIGKILL to the group, which ends stopped processes too.
+
+    A process in uninterruptible sleep (a dead NFS server, a GPU driver) does not end until it
+    wakes: it is reported, not waited for.
+    """
     task.stopping = True
     task.kill_at = None
     task.signal_group(signal.SIGKILL)
@@ -281,5 +293,5 @@ def kill(task: Task, now: float) -> None:
 
 
 def clear_group(task: Task) -> None:
-    """Last rung: what its own children left running in its group ends with it."""
+    """Kill what an ended task left running in its group."""
     task.signal_group(signal.SIGKILL)

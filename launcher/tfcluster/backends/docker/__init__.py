@@ -1,1 +1,1 @@
-"""Tasks in containers: one for each task, started through the `docker` client."""
+"""The backend `docker`: one container per task, started through the `docker` client."""

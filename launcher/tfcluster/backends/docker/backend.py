@@ -1,8 +1,8 @@
-"""Tasks in containers: one for each, on a network of the run's own, through the `docker` client.
+"""`DockerBackend`: one container per task, on a network that the run creates.
 
-The agent is the container's own process and is reached by `docker exec`, so it ends the container
-with itself. Nothing is published: from outside that network only the daemon's machine reaches
-the tasks' ports. All that is made bears labels, and what a run leaves is found by them alone.
+The agent is the container's main process and is reached by `docker exec`, so the container ends
+with it. No port is published: only the daemon's machine reaches the tasks' ports from outside
+that network. Everything created has labels, and leftovers are found by these alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tfcluster.plan.plan import Container, NodePlan
 from tfcluster.wire.link import AgentLink
 
 _START_S = 120.0
-_CALLED_OFF_S = 5.0
-"""So long a start that nobody wants any more is waited for; the sweeper removes what comes."""
+_CANCELLED_START_S = 5.0
+"""Seconds to wait for a cancelled start; the sweeper removes what it creates."""
 _NO_NETWORK = "not found"
 _NO_PIDS_LIMIT = re.compile(r"WARNING: [^.]*\bpids limit\b[^.]*\.[^.]*discarded\.", re.IGNORECASE)
-"""Said by daemons without that controller, of a limit that nobody has asked for."""
+"""A warning of daemons without the pids controller about a limit the user did not set."""
 
 
 class DockerBackend:
@@ -64,14 +64,13 @@ class DockerBackend:
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
-        """Start the node's container, and reach the agent in it; raises SurroundingsError with
-        docker's words.
+        """Start the node's container and connect to its agent.
 
-        Nothing else is needed for fencing: docker has one container of a name, and the one before
-        must be gone for the new one to be made.
+        Raises SurroundingsError with docker's message. Fencing needs nothing else: container
+        names are unique, so the previous container must be gone before a new one is created.
         """
         container = await self._start(node, run_id, tell)
-        if self._starting:  # a relay would take from the others the processors to start with
+        if self._starting:  # a relay would slow down the containers that start now
             await asyncio.wait([*self._starting])
         python = node.interpreter.path if node.interpreter is not None else "python3"
         try:
@@ -86,36 +85,38 @@ class DockerBackend:
         except NodeLostError as error:
             await container.explain()
             await container.end()
-            if container.story:
-                message = f"{node.name} cannot be reached: {container.story}"
+            if container.explanation:
+                message = f"{node.name} cannot be reached: {container.explanation}"
                 raise NodeLostError(message) from error
             raise
 
     async def repair(self) -> list[str]:
-        """Containers that are off the run's network come back on it."""
+        """Reconnect containers that were taken off the run's network; return what was done."""
         repaired = await asyncio.gather(*(one.repair() for one in self._containers.values()))
         return list(filter(None, repaired))
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        """Remove what the run made. Containers whose folders are to stay are left as they ended;
-        what stays, and what docker warned of, in sentences."""
+        """Remove what the run created; return docker's warnings and what stays, in sentences.
+
+        `keeps_folders`: the containers stay as they ended.
+        """
         for task in (self._caller, *self._images.values()):
             if task is not None:
                 task.cancel()
                 await asyncio.wait([task])
-        if self._network is not None:  # what the daemon has been told it does
-            await asyncio.wait([self._network, *self._starting], timeout=_CALLED_OFF_S)
+        if self._network is not None:  # the daemon still carries out what it was asked for
+            await asyncio.wait([self._network, *self._starting], timeout=_CANCELLED_START_S)
         sweeper, self._sweeper = self._sweeper, None
         if sweeper is None:
             return self._warnings
         if keeps_folders:
             await sweeper.dismiss()
             names = ", ".join(one.name for one in self._containers.values())
-            said = f"for what lies in them the containers stay: {names}; `tfcluster down` removes"
-            return [*self._warnings, f"{said} them"]
-        stays = await sweeper.sweep(more_may_come=bool(self._starting))
-        self.may_hold_resources = stays is not None
-        return [*self._warnings, *filter(None, [stays])]
+            kept = f"files were not gathered, so the containers stay: {names};"
+            return [*self._warnings, f"{kept} `tfcluster down {sweeper.run_id}` removes them"]
+        leftover = await sweeper.sweep(more_may_come=bool(self._starting))
+        self.may_hold_resources = leftover is not None
+        return [*self._warnings, *filter(None, [leftover])]
 
     async def _start(self, node: NodePlan, run_id: str, tell: Tell) -> RunningContainer:
         assert node.container is not None
@@ -123,17 +124,17 @@ class DockerBackend:
             self._network_of(node, run_id), self._user_of(node.container, tell)
         )
         if (before := self._containers.get(node.name)) is not None:
-            await before.end()  # a name is given once
+            await before.end()  # container names are unique
         container = RunningContainer(f"{run_id}-{node.name}", node.name, network)
         self._containers[node.name] = container
         answer = await self._run(run_argv(node, container, run_id, user))
-        if not answer.is_good:
+        if not answer.is_ok:
             await container.end()
-            if network in answer.said and _NO_NETWORK in answer.said:
-                self._network = None  # pruned while no container was on it; the next one is new
-            raise DockerError(f"the container of {node.name} does not start", answer.said)
-        if "WARNING" in (said := _NO_PIDS_LIMIT.sub("", answer.said)):
-            self._warnings.append(f"docker, of {node.name}: {said}")
+            if network in answer.stderr and _NO_NETWORK in answer.stderr:
+                self._network = None  # it was pruned while unused; create it again next time
+            raise DockerError(f"the container of {node.name} does not start", answer.stderr)
+        if "WARNING" in (stderr := _NO_PIDS_LIMIT.sub("", answer.stderr)):
+            self._warnings.append(f"docker warned about {node.name}: {stderr}")
         return container
 
     async def _run(self, argv: list[str]) -> Answer:
@@ -142,8 +143,8 @@ class DockerBackend:
         starting.add_done_callback(self._starting.discard)
         try:
             return await asyncio.shield(starting)
-        except asyncio.CancelledError:  # while the daemon goes on
-            await asyncio.wait([starting], timeout=_CALLED_OFF_S)
+        except asyncio.CancelledError:  # the daemon still starts the container
+            await asyncio.wait([starting], timeout=_CANCELLED_START_S)
             raise
 
     async def _network_of(self, node: NodePlan, run_id: str) -> str:
@@ -155,15 +156,15 @@ class DockerBackend:
     async def _make_network(self, run_id: str, options: list[str]) -> str:
         if self._sweeper is None:
             self._sweeper = await Sweeper.start(run_id)
-        heard_before, self.may_hold_resources = self.may_hold_resources, True
+        held_before, self.may_hold_resources = self.may_hold_resources, True
         try:
             answer = await ask("network", "create", *labels(run_id), *options, run_id)
-            if not answer.is_good:
-                self.may_hold_resources = heard_before or was_cut_off(answer.said)
-                raise DockerError("docker cannot make a network for the run", answer.said)
+            if not answer.is_ok:
+                self.may_hold_resources = held_before or was_cut_off(answer.stderr)
+                raise DockerError("docker cannot make a network for the run", answer.stderr)
         except SurroundingsError as error:
             if not isinstance(error, DockerError):  # there is no client
-                self.may_hold_resources = heard_before
+                self.may_hold_resources = held_before
             if not self._containers:
                 sweeper, self._sweeper = self._sweeper, None
                 await sweeper.dismiss()
@@ -171,8 +172,11 @@ class DockerBackend:
         return run_id
 
     async def _user_of(self, container: Container, tell: Tell) -> tuple[str, ...]:
-        """Options for who the tasks are: whom the spec names, the caller where they touch folders
-        of the daemon's machine, the image's user, else nobody: never root without a word."""
+        """Return the options for the tasks' user; never root unless spec or image sets it.
+
+        That is the spec's user, else the caller if tasks use folders of the daemon's machine,
+        else the image's user, else nobody.
+        """
         image_user = await self._find_image(container.image, tell)
         caller = await self._find_caller(container)
         if container.user is not None:
@@ -196,8 +200,11 @@ class DockerBackend:
 
 
 async def _find_caller() -> tuple[str, ...]:
-    """Options that make tasks the caller, to whom files then belong; none where the daemon is
-    elsewhere. A rootless one maps its own root to the caller (docs.docker.com, rootless)."""
+    """Return options that run tasks as the caller, who then owns their files.
+
+    None if the daemon is on another machine. A rootless daemon maps its root to the caller
+    (docs.docker.com, rootless).
+    """
     if not await asyncio.to_thread(is_here, os.environ):
         return ()
     found = await ask("info", "--format", "{{json .SecurityOptions}}")
@@ -208,6 +215,6 @@ async def _find_caller() -> tuple[str, ...]:
 
 
 def _make_folder(path: str) -> None:
-    """As a job on this machine would; where it cannot be made docker says so."""
+    """Create a folder for the tasks if possible; docker reports it if it is missing."""
     with contextlib.suppress(OSError):
         os.makedirs(path, exist_ok=True)

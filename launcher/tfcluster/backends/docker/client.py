@@ -21,73 +21,77 @@ from tfcluster.errors import SurroundingsError
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 PATIENCE_S = 60.0
-"""A daemon that has not answered by then hangs."""
-_CURES = (
+"""Seconds after which a daemon that has not answered hangs."""
+_FIXES = (
     (
         "pull access denied|manifest|registry|denied: |unauthorized|no basic auth",
-        "is runtime.image right, and may this machine ask its registry? `docker pull` shows more;"
-        " `tfcluster build` makes one without",
+        "check runtime.image and the access to its registry: `docker pull` shows more;"
+        " `tfcluster build` makes an image without a registry",
     ),
     (
         "exec: .*permission denied",
-        "may its user run that? Tasks are nobody where the image names no user: --set"
-        " runtime.user=root (or another) makes them somebody else",
+        "the container's user may not run it: --set runtime.user=root chooses another one (the"
+        " default is the image's user, else nobody)",
     ),
     (
         "permission denied",
-        "this user may not speak to the docker daemon: join its group (`sudo usermod -aG docker"
+        "this user may not use the docker daemon: join its group (`sudo usermod -aG docker"
         " $USER`, log in again), or use a rootless daemon",
     ),
     (
         "Cannot connect to the Docker daemon|no such host|connection refused|error during connect",
-        "is it running? `docker info` shows what this shell reaches; DOCKER_HOST and `docker"
-        " context` choose another",
+        "is the daemon running? `docker info` shows which one this shell uses; DOCKER_HOST and"
+        " `docker context` choose another",
     ),
     (
         "non-overlapping IPv4 address pool",
-        "docker has no addresses for one more network: `docker network prune` removes unused ones",
+        "docker has no addresses for another network: `docker network prune` removes unused ones",
     ),
     (
         "bind source path does not exist",
-        "data_dir and checkpoints.dir are folders of the machine the daemon runs on",
+        "data_dir and checkpoints.dir must exist on the machine the daemon runs on",
     ),
-    ("could not select device driver", "install the NVIDIA container toolkit there, or set gpus 0"),
+    (
+        "could not select device driver",
+        "install the NVIDIA container toolkit on the daemon's machine, or set gpus to 0",
+    ),
 )
-"""The first that fits what docker says."""
-
+"""(pattern, fix) for docker's messages; the first match counts."""
+_PULL_S = 3600.0
+_OWN_IMAGE = DEFAULT_IMAGE.partition(":")[0]
 
 _NOT_DIALLED = r"dial (unix|tcp|ssh)|no such host|ssh: |could not resolve"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one call of the client came to."""
+    """The result of one call of the client."""
 
     code: int
     out: str
-    said: str
-    """What it wrote to stderr, one line."""
+    stderr: str
+    """The client's stderr, as one line."""
 
     @property
-    def is_good(self) -> bool:
+    def is_ok(self) -> bool:
         return self.code == 0
 
 
 class DockerError(SurroundingsError):
-    """Docker refused, or is not there."""
+    """Docker refused something, or does not answer."""
 
-    def __init__(self, what: str, said: str) -> None:
-        super().__init__(f"{what}: {said}" if said else what, fix=_fix(said))
+    def __init__(self, what: str, stderr: str) -> None:
+        super().__init__(f"{what}: {stderr}" if stderr else what, fix=_fix(stderr))
 
 
-def _fix(said: str) -> str:
-    cures = (fix for words, fix in _CURES if re.search(words, said, re.IGNORECASE))
-    return next(cures, "`docker info` and `docker ps -a` show what it has")
+def _fix(stderr: str) -> str:
+    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, stderr, re.IGNORECASE))
+    return next(fixes, "`docker info` and `docker ps -a` show docker's state")
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Which daemon the client speaks to, as a variable that says so."""
+    """A daemon, as the environment variable that makes the client use it."""
 
     variable: str
     value: str
@@ -96,7 +100,7 @@ class Endpoint:
         return f"{self.variable}={self.value}"
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The environment in which `docker` speaks to it."""
+        """Return the environment in which `docker` uses this daemon."""
         names = ("DOCKER_HOST", "DOCKER_CONTEXT")
         kept = {name: value for name, value in inherited.items() if name not in names}
         return kept | {self.variable: self.value}
@@ -108,7 +112,7 @@ class Endpoint:
 
 
 def endpoint_of(environ: Mapping[str, str]) -> Endpoint:
-    """What `docker` would speak to in a shell with `environ`."""
+    """Return the daemon that `docker` uses in a shell with `environ`."""
     if address := environ.get("DOCKER_HOST"):
         return Endpoint("DOCKER_HOST", address)
     context = environ.get("DOCKER_CONTEXT") or _current_context(environ) or "default"
@@ -117,13 +121,14 @@ def endpoint_of(environ: Mapping[str, str]) -> Endpoint:
 
 @functools.cache
 def endpoint() -> Endpoint:
-    """That of this process, for as long as it lives: `docker context use` in another terminal
-    must not lead a run's second half to another daemon."""
+    """Return the daemon of this process, which never changes: `docker context use` in another
+    terminal must not lead a running job to another daemon."""
     return endpoint_of(os.environ)
 
 
 async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
-    """`docker ARGV`, to its end. Raises DockerError where there is no client, or no answer."""
+    """Run `docker ARGV` to its end. Raises DockerError without an answer, SurroundingsError
+    without a client."""
     try:
         process = await asyncio.create_subprocess_exec(
             "docker",
@@ -132,7 +137,7 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C is the coordinator's alone
+            start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
         )
     except FileNotFoundError:
         raise no_client() from None
@@ -140,7 +145,7 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
         async with asyncio.timeout(patience_s):
             out, err = await process.communicate()
     except TimeoutError:
-        raise DockerError(f"docker {argv[0]} gave no answer for {patience_s:.0f} s", "") from None
+        raise DockerError(f"docker {argv[0]} did not answer for {patience_s:.0f} s", "") from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -149,34 +154,39 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
     return Answer(process.returncode, out.decode(errors="replace").strip(), plain(err))
 
 
-def was_cut_off(said: str) -> bool:
-    """Whether the connection to a daemon broke after it may have heard the order; `said`: the
-    client's words. One that could not be dialled has heard nothing."""
-    return "error during connect" in said and re.search(_NOT_DIALLED, said, re.IGNORECASE) is None
+def was_cut_off(stderr: str) -> bool:
+    """Return whether the connection broke after the daemon may have received the order.
+
+    `stderr`: the client's. A daemon that could not be dialled has received nothing.
+    """
+    return (
+        "error during connect" in stderr and re.search(_NOT_DIALLED, stderr, re.IGNORECASE) is None
+    )
 
 
 def no_client() -> SurroundingsError:
+    """Return the error for a machine without a docker client."""
     return SurroundingsError(
         "there is no docker client on this machine", fix="install docker, or use another backend"
     )
 
 
-def plain(said: bytes) -> str:
-    """Docker's own words, less where they come from and its advice to read the manual."""
-    lines = [line.strip() for line in said.decode(errors="replace").splitlines()]
+def plain(stderr: bytes) -> str:
+    """Return docker's message as one line, without its origin and the hint to its manual."""
+    lines = [line.strip() for line in stderr.decode(errors="replace").splitlines()]
     kept = [line for line in lines if line and not line.startswith(("See 'docker", "Run 'docker"))]
     text = " ".join(kept)
     return re.sub(r"^(docker: |Error response from daemon: |Error: )+", "", text).strip()
 
 
 def is_here(environ: Mapping[str, str]) -> bool:
-    """Whether the daemon that `docker` reaches from here runs on this machine."""
-    there = endpoint_of(environ)
-    if there.variable == "DOCKER_HOST":
-        return there.value.startswith("unix://")
-    if there.value == "default":
+    """Return whether the daemon that `docker` uses runs on this machine."""
+    daemon = endpoint_of(environ)
+    if daemon.variable == "DOCKER_HOST":
+        return daemon.value.startswith("unix://")
+    if daemon.value == "default":
         return True
-    argv = ["docker", "context", "inspect", there.value, "--format", "{{.Endpoints.docker.Host}}"]
+    argv = ["docker", "context", "inspect", daemon.value, "--format", "{{.Endpoints.docker.Host}}"]
     try:
         found = subprocess.run(argv, env=dict(environ), capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -193,27 +203,25 @@ def _current_context(environ: Mapping[str, str]) -> str:
         return ""
 
 
-_PULL_S = 3600.0
-_OURS = DEFAULT_IMAGE.partition(":")[0]
-
-
 async def find_image(image: str, tell: Tell) -> str:
-    """Return the user that the image names, which may be none; pull what the daemon does not have,
-    unless only `tfcluster build` makes it. Raises SurroundingsError."""
+    """Return the image's user ("" for none); pull the image if the daemon lacks it.
+
+    Images that only `tfcluster build` makes are not pulled. Raises SurroundingsError.
+    """
     inspect = ("image", "inspect", "--format", "{{.Config.User}}", image)
     found = await ask(*inspect)
-    if found.is_good:
+    if found.is_ok:
         return found.out
-    if "No such image" not in found.said:
-        raise DockerError("docker does not answer", found.said)
+    if "No such image" not in found.stderr:
+        raise DockerError("docker cannot inspect the image", found.stderr)
     name, _, tag = image.partition(":")
-    if name == _OURS:
+    if name == _OWN_IMAGE:
         version = f" --tensorflow {tag[2:]}" if tag.startswith("tf") else ""
         raise SurroundingsError(
             f"docker has no image {image}", fix=f"`tfcluster build{version}` makes it"
         )
-    tell(f"docker pulls {image}, which it does not have")
+    tell(f"docker pulls {image}")
     answer = await ask("pull", "--quiet", image, patience_s=_PULL_S)
-    if not answer.is_good:
-        raise DockerError(f"docker has no image {image}, and cannot pull it", answer.said)
+    if not answer.is_ok:
+        raise DockerError(f"docker has no image {image} and cannot pull it", answer.stderr)
     return (await ask(*inspect)).out

@@ -1,4 +1,5 @@
-"""One container: how it is started, how its agent is reached, how it is told that it has ended."""
+"""One container: the arguments that start it (`run_argv`), how its agent is reached, and why it
+ended (`RunningContainer`)."""
 
 from __future__ import annotations
 
@@ -19,112 +20,112 @@ from tfcluster.errors import SurroundingsError
 from tfcluster.plan.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
-_TELL_S = 10.0
+_ANSWER_S = 10.0
 _SHM = "1g"
-"""At most: docker's own 64 MB are too few for NCCL (its documentation, "Shared memory")."""
+"""The size limit of /dev/shm: docker's default of 64 MB is too small for NCCL (NCCL documentation,
+"Shared memory")."""
 _PROCESSES = "16384"
-"""And threads, of which TensorFlow starts several for each core. A job that starts processes
-without end does not take all that the machine has."""
+"""The limit of processes and threads; TensorFlow starts several threads per core. It keeps a job
+that starts processes without end from using up the machine's."""
 HOME = ("--env", "HOME=/tmp")
-"""That of the image may be another user's."""
+"""The option for a user without a home in the image, whose HOME may be another user's folder."""
 NOBODY = "65534:65534"
 _LOG_LINES = "20"
 _ENDED = re.compile(
     r"^Error(?: response from daemon)?: .*(?:is not running|No such container|is restarting)",
     re.IGNORECASE | re.MULTILINE,
 )
-"""What docker itself says; what runs in the container may use the same words."""
+"""A message of docker itself; a program in the container may print the same words."""
 _PAUSED = re.compile(r"is paused", re.IGNORECASE)
 _KILLED = 137
-"""128 + SIGKILL, of a container's first process."""
-
-
-@dataclass(slots=True)
-class RunningContainer:
-    """A container by name; `relayed.Place` of its agent."""
-
-    name: str
-    node: str
-    network: str
-    story: str = ""
-    """What is known of its end, or of why it does not answer."""
-
-    def exec_argv(self, python: str) -> list[str]:
-        """The transport."""
-        there = endpoint()
-        daemon = ["--context", there.value] if there.variable == "DOCKER_CONTEXT" else []
-        starter = (python, "-I", "-S", "-c", relayed.STARTER)
-        return ["docker", *daemon, "exec", "-i", self.name, *starter]
-
-    async def has_ended(self, said: str) -> bool:
-        """Whether it will never answer again, as docker's words for a dial that failed show."""
-        if _ENDED.search(said):
-            await self.explain()
-            return True
-        self.story = ""
-        if _PAUSED.search(said):
-            self.story = _paused(self.name)
-        return False
-
-    async def explain(self) -> None:
-        """Keeps what it finds out as its story, and what is known where docker does not answer."""
-        self.story = await self._tell() or self.story
-
-    async def _tell(self) -> str:
-        """How it ended, or what keeps it from answering; empty where nothing is wrong with it."""
-        try:
-            found = await ask(
-                *("inspect", "--type", "container", "--format", _STATE, self.name),
-                patience_s=_TELL_S,
-            )
-            if not found.is_good:
-                gone = f"its container {self.name} has been removed"
-                return gone if "No such" in found.said else f"docker says: {found.said}"
-            state = foreign_json.parse_json_object(found.out)
-            if not state.get("Running"):
-                return tell(self.name, state, await self._last_line())
-            if state.get("Paused"):
-                return _paused(self.name)
-            return _off(self) if await self._is_cut_off() else ""
-        except (SurroundingsError, ValueError):
-            return ""
-
-    async def end(self) -> bool:
-        """Remove it, whatever it does; whether it is certain that it is no more."""
-        try:
-            answer = await ask("rm", "-f", "-v", self.name, patience_s=_REMOVE_S)
-        except SurroundingsError:
-            return False
-        return answer.is_good or "No such container" in answer.said
-
-    async def repair(self) -> str:
-        """Back on the run's network, where somebody has taken it off: what is to be told then."""
-        with contextlib.suppress(SurroundingsError, ValueError):
-            if await self._is_cut_off():
-                done = await ask(
-                    *("network", "connect", "--alias", self.node, self.network, self.name)
-                )
-                became = "it is connected again" if done.is_good else done.said
-                return f"{_off(self)}: {became}"
-        return ""
-
-    async def _is_cut_off(self) -> bool:
-        networks = "{{json .NetworkSettings.Networks}}"
-        found = await ask("inspect", "--format", networks, self.name, patience_s=_TELL_S)
-        joined = foreign_json.parse_json(found.out) if found.is_good else None
-        return found.is_good and not (isinstance(joined, dict) and self.network in joined)
-
-    async def _last_line(self) -> str:
-        found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_TELL_S)
-        lines = f"{found.out}\n{found.said}".strip().splitlines()
-        return lines[-1] if lines else ""
-
+"""128 + SIGKILL: the exit code of a container whose main process was killed."""
 
 _STATE = "{{json .State}}"
 
 
-def tell(name: str, state: dict[str, Any], last_line: str) -> str:
-    """The end of a container in a sentence; `state` as `docker inspect` has it."""
+@dataclass(slots=True)
+class RunningContainer:
+    """A container, by name; the `relayed.Place` of its agent."""
+
+    name: str
+    node: str
+    network: str
+    explanation: str = ""
+    """The reason why it ended or does not answer; "" if unknown."""
+
+    def exec_argv(self, python: str) -> list[str]:
+        """Return the transport: the command that starts a relay in the container."""
+        daemon = endpoint()
+        context = ["--context", daemon.value] if daemon.variable == "DOCKER_CONTEXT" else []
+        starter = (python, "-I", "-S", "-c", relayed.STARTER)
+        return ["docker", *context, "exec", "-i", self.name, *starter]
+
+    async def has_ended(self, stderr: str) -> bool:
+        """Return whether the stderr of a failed dial shows that it has ended."""
+        if _ENDED.search(stderr):
+            await self.explain()
+            return True
+        self.explanation = ""
+        if _PAUSED.search(stderr):
+            self.explanation = _paused(self.name)
+        return False
+
+    async def explain(self) -> None:
+        """Update `explanation`; it stays as it is if docker does not answer."""
+        self.explanation = await self.describe_state() or self.explanation
+
+    async def describe_state(self) -> str:
+        """Return why it ended or does not answer; "" if nothing is wrong with it."""
+        try:
+            found = await ask(
+                *("inspect", "--type", "container", "--format", _STATE, self.name),
+                patience_s=_ANSWER_S,
+            )
+            if not found.is_ok:
+                removed = f"its container {self.name} has been removed"
+                return removed if "No such" in found.stderr else f"docker says: {found.stderr}"
+            state = foreign_json.parse_json_object(found.out)
+            if not state.get("Running"):
+                return describe_end(self.name, state, await self._last_line())
+            if state.get("Paused"):
+                return _paused(self.name)
+            return _taken_off_network(self) if await self._is_off_network() else ""
+        except (SurroundingsError, ValueError):
+            return ""
+
+    async def end(self) -> bool:
+        """Remove it, running or not; return whether it is certainly gone."""
+        try:
+            answer = await ask("rm", "-f", "-v", self.name, patience_s=_REMOVE_S)
+        except SurroundingsError:
+            return False
+        return answer.is_ok or "No such container" in answer.stderr
+
+    async def repair(self) -> str:
+        """Reconnect it to the run's network if it was taken off; return a sentence about that."""
+        with contextlib.suppress(SurroundingsError, ValueError):
+            if await self._is_off_network():
+                done = await ask(
+                    *("network", "connect", "--alias", self.node, self.network, self.name)
+                )
+                became = "it is connected again" if done.is_ok else done.stderr
+                return f"{_taken_off_network(self)}: {became}"
+        return ""
+
+    async def _is_off_network(self) -> bool:
+        networks = "{{json .NetworkSettings.Networks}}"
+        found = await ask("inspect", "--format", networks, self.name, patience_s=_ANSWER_S)
+        joined = foreign_json.parse_json(found.out) if found.is_ok else None
+        return found.is_ok and not (isinstance(joined, dict) and self.network in joined)
+
+    async def _last_line(self) -> str:
+        found = await ask("logs", "--tail", _LOG_LINES, self.name, patience_s=_ANSWER_S)
+        lines = f"{found.out}\n{found.stderr}".strip().splitlines()
+        return lines[-1] if lines else ""
+
+
+def describe_end(name: str, state: dict[str, Any], last_line: str) -> str:
+    """Return how a container ended, in a sentence; `state` as `docker inspect` shows it."""
     code = state.get("ExitCode")
     if state.get("OOMKilled") and code == _KILLED:
         return f"its container {name} was killed: it took more memory than resources.memory allows"
@@ -134,16 +135,8 @@ def tell(name: str, state: dict[str, Any], last_line: str) -> str:
     return f"its container {name} ended with exit code {code}" + (f": {why}" if why else "")
 
 
-def _off(container: RunningContainer) -> str:
-    return f"the container {container.name} was taken off the network {container.network}"
-
-
-def _paused(name: str) -> str:
-    return f"its container {name} is paused; `docker unpause {name}` lets it go on"
-
-
 def as_user(user: str) -> tuple[str, ...]:
-    """Options that make tasks `user`; docker knows the home of a name, and of root."""
+    """Return options that run tasks as `user`; docker knows the home of a name, and of root."""
     number = user.partition(":")[0]
     is_stranger = number.isdecimal() and int(number) != 0
     return ("--user", user, *(HOME if is_stranger else ()))
@@ -152,7 +145,7 @@ def as_user(user: str) -> tuple[str, ...]:
 def run_argv(
     node: NodePlan, container: RunningContainer, run_id: str, user: tuple[str, ...]
 ) -> list[str]:
-    """What `docker` is told, to start the container of `node`."""
+    """Return the arguments with which `docker` starts the container of `node`."""
     assert node.container is not None
     python = node.interpreter.path if node.interpreter is not None else "python3"
     return [
@@ -171,12 +164,20 @@ def run_argv(
     ]
 
 
+def _taken_off_network(container: RunningContainer) -> str:
+    return f"the container {container.name} was taken off the network {container.network}"
+
+
+def _paused(name: str) -> str:
+    return f"its container {name} is paused; `docker unpause {name}` resumes it"
+
+
 def _limits(container: Container) -> Iterator[str]:
     if container.cpus is not None:
         yield from ("--cpus", str(container.cpus))
     if container.cores is not None:
         yield from ("--cpuset-cpus", ",".join(map(str, container.cores)))
-    if container.memory is not None:  # and no swap beside it: paging would look like a hang
+    if container.memory is not None:  # and no swap in addition: paging would look like a hang
         yield from ("--memory", container.memory, "--memory-swap", container.memory)
     if container.gpus:
         indexes = container.gpus if container.gpus != "all" else ()
@@ -187,7 +188,7 @@ def _limits(container: Container) -> Iterator[str]:
 def _mounts(container: Container) -> Iterator[str]:
     for path, options in ((container.data_dir, ["readonly"]), (container.shared_dir, [])):
         if path is not None:
-            row = io.StringIO()  # docker reads it as a line of CSV
+            row = io.StringIO()  # docker parses the option as a line of CSV
             fields = ["type=bind", f"source={path}", f"target={path}", *options]
             csv.writer(row, lineterminator="").writerow(fields)
             yield from ("--mount", row.getvalue())

@@ -25,131 +25,14 @@ from tfcluster.backends.docker.client import Endpoint, endpoint, plain
 RUN = "tfcluster.run"
 COORDINATOR = "tfcluster.coordinator"
 _REMOVE_S = 15.0
-_AGAIN_S = 0.5
-_ROW = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
-
-
-def labels(run_id: str) -> list[str]:
-    """Options of `docker run` and `docker network create`."""
-    return ["--label", f"{RUN}={run_id}", "--label", f"{COORDINATOR}={this_process()}"]
-
-
-def this_process() -> str:
-    """This coordinator, as labels and notes name it."""
-    pid = os.getpid()
-    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{_started(pid)}"
-
-
-def _started(pid: int) -> int | None:
-    """None for one that has ended, be it that nobody has heard of it yet (a zombie)."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return start_time(pid) or int(process.create_time())  # the clock may be set meanwhile
-    except psutil.Error:
-        return None
-
-
-class SilentDockerError(Exception):
-    """Docker did not answer; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leftovers:
-    """Of one run, at one daemon."""
-
-    run_id: str
-    endpoint: Endpoint
-    containers: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.containers, *self.networks)
-
-
-def find(endpoint: Endpoint, run_id: str | None = None, *, patience_s: float) -> list[Leftovers]:
-    """Of `run_id`, or of all runs of this user on this host whose coordinator is gone.
-
-    Raises SilentDockerError.
-    """
-    label = f"{RUN}={run_id}" if run_id else RUN
-    until = time.monotonic() + patience_s
-    rows = [
-        *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
-        *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
-    ]
-    mine = [row for row in rows if run_id or is_orphan(row.coordinator)]
-
-    def names(run: str, what: str) -> tuple[str, ...]:
-        return tuple(row.name for row in mine if (row.run_id, row.what) == (run, what))
-
-    runs = dict.fromkeys(row.run_id for row in mine)
-    return [Leftovers(run, endpoint, names(run, "ps"), names(run, "network")) for run in runs]
-
-
-def remove(left: Leftovers) -> str:
-    """Empty, or what docker said where some of it stays. The run's own sweeper may be at it, too:
-    what counts is what is still there. Raises SilentDockerError."""
-    until, said = time.monotonic() + _REMOVE_S, ""
-    now = [left]
-    while now and time.monotonic() < until:
-        for what, names in (
-            (("rm", "--force", "--volumes"), now[0].containers),
-            (("network", "rm"), now[0].networks),
-        ):
-            if names:
-                said = plain(_docker(left.endpoint, (*what, *names), _REMOVE_S).stderr) or said
-        now = find(left.endpoint, left.run_id, patience_s=_REMOVE_S)
-        time.sleep(_AGAIN_S if now else 0)
-    return (said or "it is still there") if now else ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    what: str
-    name: str
-    run_id: str
-    coordinator: str
-
-
-def _rows(
-    endpoint: Endpoint, what: tuple[str, str], name: str, label: str, until: float
-) -> Iterator[_Row]:
-    asked = (*what, "--filter", f"label={label}", "--format", name + _ROW)
-    done = _docker(endpoint, asked, max(0.1, until - time.monotonic()))
-    if done.returncode != 0:
-        raise SilentDockerError(plain(done.stderr))
-    for line in done.stdout.decode(errors="replace").splitlines():
-        found, _, rest = line.partition("\t")
-        run_id, _, coordinator = rest.partition("\t")
-        yield _Row(what[0], found, run_id, coordinator)
-
-
-def is_orphan(coordinator: str) -> bool:
-    """Whether a coordinator of this user on this host is gone."""
-    parts = coordinator.split("/")
-    if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
-        return False
-    return not parts[2].isdecimal() or str(_started(int(parts[2]))) != parts[3]
-
-
-def _docker(
-    endpoint: Endpoint, argv: Sequence[str], patience_s: float
-) -> subprocess.CompletedProcess[bytes]:
-    env = endpoint.environ(os.environ)
-    try:
-        return subprocess.run(["docker", *argv], env=env, capture_output=True, timeout=patience_s)
-    except FileNotFoundError:
-        raise SilentDockerError("there is no docker client on this machine") from None
-    except subprocess.TimeoutExpired:
-        raise SilentDockerError(f"no answer for {patience_s:.0f} s") from None
-
+_RETRY_S = 0.5
+_LABELS_FORMAT = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
 
 _PATIENCE_S = 20.0
-"""For removing; the shell goes on trying for about two minutes."""
+"""Seconds to wait for the removal; the shell goes on trying for about two minutes."""
+
 _END = b"end\n"
+
 _SWEEP = """
 IFS= read -r word || word=
 cat > /dev/null
@@ -166,14 +49,83 @@ while [ $tries -lt 120 ]; do
 done
 exit 1
 """
-"""Of a coordinator that was killed, an order may still be under way: it looks a second time."""
+"""Shell code of the sweeper. The daemon may still carry out an order of a killed coordinator, so
+it checks twice then."""
+
+
+def labels(run_id: str) -> list[str]:
+    """Return the label options for `docker run` and `docker network create`."""
+    return ["--label", f"{RUN}={run_id}", "--label", f"{COORDINATOR}={this_process()}"]
+
+
+def this_process() -> str:
+    """Return the name of this coordinator in labels and notes."""
+    pid = os.getpid()
+    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{_started(pid)}"
+
+
+class SilentDockerError(Exception):
+    """Docker did not answer; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The containers and networks of one run at one daemon."""
+
+    run_id: str
+    endpoint: Endpoint
+    containers: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.containers, *self.networks)
+
+
+def find(endpoint: Endpoint, run_id: str | None = None, *, patience_s: float) -> list[Leftovers]:
+    """Return the leftovers of `run_id`, else of all runs of this user on this host whose
+    coordinator is gone. Raises SilentDockerError."""
+    label = f"{RUN}={run_id}" if run_id else RUN
+    until = time.monotonic() + patience_s
+    rows = [
+        *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
+        *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
+    ]
+    matching = [row for row in rows if run_id or is_orphan(row.coordinator)]
+
+    def names(run: str, kind: str) -> tuple[str, ...]:
+        return tuple(row.name for row in matching if (row.run_id, row.kind) == (run, kind))
+
+    runs = dict.fromkeys(row.run_id for row in matching)
+    return [Leftovers(run, endpoint, names(run, "ps"), names(run, "network")) for run in runs]
+
+
+def remove(leftovers: Leftovers) -> str:
+    """Remove leftovers; return "", or docker's message if some of them stay.
+
+    The run's sweeper may remove them at the same time, so only what still exists counts. Raises
+    SilentDockerError.
+    """
+    until, message = time.monotonic() + _REMOVE_S, ""
+    now = [leftovers]
+    while now and time.monotonic() < until:
+        for command, names in (
+            (("rm", "--force", "--volumes"), now[0].containers),
+            (("network", "rm"), now[0].networks),
+        ):
+            if names:
+                done = _docker(leftovers.endpoint, (*command, *names), _REMOVE_S)
+                message = plain(done.stderr) or message
+        now = find(leftovers.endpoint, leftovers.run_id, patience_s=_REMOVE_S)
+        time.sleep(_RETRY_S if now else 0)
+    return (message or "it still exists") if now else ""
 
 
 class Sweeper:
-    """A shell that waits for the coordinator's end: its stdin is a pipe from it alone."""
+    """A shell that waits for the coordinator's end: its stdin is a pipe only that process holds."""
 
     def __init__(self, process: asyncio.subprocess.Process, run_id: str) -> None:
-        self._process, self._run_id = process, run_id
+        self._process, self.run_id = process, run_id
 
     @classmethod
     async def start(cls, run_id: str) -> Sweeper:
@@ -188,14 +140,16 @@ class Sweeper:
         return cls(process, run_id)
 
     async def dismiss(self) -> None:
-        """There is nothing to remove, or it is to stay."""
+        """End the sweeper; nothing is removed."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         await self._process.wait()
 
     async def sweep(self, *, more_may_come: bool) -> str | None:
-        """Now; None once all is removed, else what is to be told. `more_may_come`: the daemon
-        has not answered to all that it was told."""
+        """Remove everything now; return None, or a sentence if that takes too long.
+
+        `more_may_come`: the daemon has not answered all orders yet.
+        """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             if not more_may_come:
@@ -206,6 +160,58 @@ class Sweeper:
                 if await self._process.wait() == 0:
                     return None
         return (
-            f"docker has not removed the containers and the network of {self._run_id} yet;"
-            f" `tfcluster down {self._run_id}` tries again"
+            f"docker has not removed the containers and the network of {self.run_id} yet;"
+            f" `tfcluster down {self.run_id}` tries again"
         )
+
+
+def is_orphan(coordinator: str) -> bool:
+    """Return whether `coordinator` ran as this user on this host and is gone."""
+    parts = coordinator.split("/")
+    if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
+        return False
+    return not parts[2].isdecimal() or str(_started(int(parts[2]))) != parts[3]
+
+
+def _started(pid: int) -> int | None:
+    """Return the start time of a process; None if it has ended, zombies included."""
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return start_time(pid) or int(process.create_time())  # the clock may be set meanwhile
+    except psutil.Error:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    kind: str
+    name: str
+    run_id: str
+    coordinator: str
+
+
+def _rows(
+    endpoint: Endpoint, listing: tuple[str, str], name: str, label: str, until: float
+) -> Iterator[_Row]:
+    asked = (*listing, "--filter", f"label={label}", "--format", name + _LABELS_FORMAT)
+    done = _docker(endpoint, asked, max(0.1, until - time.monotonic()))
+    if done.returncode != 0:
+        raise SilentDockerError(plain(done.stderr))
+    for line in done.stdout.decode(errors="replace").splitlines():
+        found, _, rest = line.partition("\t")
+        run_id, _, coordinator = rest.partition("\t")
+        yield _Row(listing[0], found, run_id, coordinator)
+
+
+def _docker(
+    endpoint: Endpoint, argv: Sequence[str], patience_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    env = endpoint.environ(os.environ)
+    try:
+        return subprocess.run(["docker", *argv], env=env, capture_output=True, timeout=patience_s)
+    except FileNotFoundError:
+        raise SilentDockerError("there is no docker client on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise SilentDockerError(f"no answer for {patience_s:.0f} s") from None

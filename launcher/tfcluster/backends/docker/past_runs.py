@@ -1,8 +1,8 @@
-"""What docker may still have of runs that are over; it is asked only where that is possible.
+"""Notes about which runs may have left something in docker, so that a daemon is asked only then.
 
-A run that is about to make something with docker leaves a note in the home: which daemon, and who
-coordinates it. The note goes once it is certain that nothing is left: the run has removed what it
-made, or never reached the daemon, or the daemon says later that it has nothing of it.
+A run that is about to create something in docker leaves a note in the home of all runs: its
+daemon and its coordinator. The note is deleted once it is certain that nothing is left: the run
+removed everything, or never reached the daemon, or the daemon later has nothing of it.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     from tfcluster.backends.docker.leftovers import Leftovers
 
 _NOTES = "containers"
-"""Folder in the home with one note a run: asking a daemon takes longer than all else that `ps`
-does."""
+"""The folder in the home with one note per run; asking a daemon is the slowest part of `ps`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
     """A daemon that does not answer."""
 
-    where: str
+    daemon: str
     why: str
     runs: tuple[str, ...]
-    """Those of which it may still have something."""
+    """The runs of which it may still have something."""
 
     def __str__(self) -> str:
         return (
-            f"docker ({self.where}) does not answer: {self.why}; what it may still have of"
-            f" {', '.join(self.runs)} is not known"
+            f"docker ({self.daemon}) does not answer: {self.why}; it may still have containers or"
+            f" networks of {', '.join(self.runs)}"
         )
 
 
@@ -48,7 +47,7 @@ class Found:
 
 
 def note(run_id: str) -> None:
-    """From now on there may be something to look for."""
+    """Note that docker may have something of this run from now on."""
     from tfcluster.backends.docker.client import endpoint
     from tfcluster.backends.docker.leftovers import this_process
 
@@ -59,46 +58,46 @@ def note(run_id: str) -> None:
 
 
 def forget(run_id: str) -> None:
-    """It is certain that nothing is left of a run, or its user has removed it."""
+    """Delete a run's note: nothing is left of it, or the user removed the run."""
     with contextlib.suppress(OSError):
         _path(run_id).unlink()
 
 
-def look(*, patience_s: float, but: Collection[str] = ()) -> Found:
-    """For leftovers of all runs of this host whose coordinator is gone, `but` some."""
+def find_leftovers(*, patience_s: float, excluded: Collection[str] = ()) -> Found:
+    """Return the leftovers of all runs of this host without a coordinator, except `excluded`."""
     noted: dict[str, list[str]] = {}
-    for run_id, where, coordinator in _notes():
+    for run_id, daemon, coordinator in _notes():
         from tfcluster.backends.docker import leftovers as docker_leftovers
 
-        if run_id not in but and docker_leftovers.is_orphan(coordinator):
-            noted.setdefault(where, []).append(run_id)
+        if run_id not in excluded and docker_leftovers.is_orphan(coordinator):
+            noted.setdefault(daemon, []).append(run_id)
     found = Found()
-    for where, runs in noted.items():
-        _ask(where, None, runs, found, patience_s)
+    for daemon, runs in noted.items():
+        _ask(daemon, None, runs, found, patience_s)
     return found
 
 
-def look_for(run_id: str, *, patience_s: float) -> Found:
-    """For leftovers of one run that is over, at the daemon it had."""
+def find_leftovers_of(run_id: str, *, patience_s: float) -> Found:
+    """Return the leftovers of one finished run, at the daemon it used."""
     found = Found()
-    for noted, where, _ in _notes():
+    for noted, daemon, _ in _notes():
         if noted == run_id:
-            _ask(where, run_id, [run_id], found, patience_s)
+            _ask(daemon, run_id, [run_id], found, patience_s)
     return found
 
 
 def _ask(
-    where: str, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
+    daemon: str, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
 ) -> None:
-    """Add the answer to `found`; of the `noted` runs those that left nothing are forgotten."""
+    """Add a daemon's answer to `found`, and forget those of the `noted` runs that left nothing."""
     from tfcluster.backends.docker import client
     from tfcluster.backends.docker import leftovers as docker_leftovers
 
-    endpoint = client.Endpoint.parse(where)
+    endpoint = client.Endpoint.parse(daemon)
     try:
         leftovers = docker_leftovers.find(endpoint, run_id, patience_s=patience_s)
     except docker_leftovers.SilentDockerError as error:
-        found.silent.append(Silent(where, str(error), tuple(noted)))
+        found.silent.append(Silent(daemon, str(error), tuple(noted)))
         return
     found.leftovers.extend(leftovers)
     for run in set(noted).difference(left.run_id for left in leftovers):
@@ -106,24 +105,25 @@ def _ask(
 
 
 def remove_and_forget(left: Leftovers) -> str:
-    """Empty, or what docker said where some of it stays."""
+    """Remove leftovers and the run's note; return "", or docker's message if some of them stay."""
     from tfcluster.backends.docker import leftovers as docker_leftovers
 
     try:
-        said = docker_leftovers.remove(left)
+        problem = docker_leftovers.remove(left)
     except docker_leftovers.SilentDockerError as error:
         return str(error)
-    if not said:
+    if not problem:
         forget(left.run_id)
-    return said
+    return problem
 
 
-def let_go(run_id: str, *, patience_s: float) -> list[str]:
-    """The folder of a run is removed: a daemon that does not answer is not asked for it again.
+def forget_removed(run_id: str, *, patience_s: float) -> list[str]:
+    """Forget a run whose folder is removed, unless its daemon answers that it has leftovers.
 
-    What is to be said of that; what a daemon does have of it `look` goes on to find.
+    Return a sentence for each daemon that does not answer; it is not asked about the run again.
+    Leftovers of a daemon that answers are still found by `find_leftovers`.
     """
-    silent = look_for(run_id, patience_s=patience_s).silent
+    silent = find_leftovers_of(run_id, patience_s=patience_s).silent
     if silent:
         forget(run_id)
     return [str(one) for one in silent]
@@ -134,10 +134,10 @@ def _path(run_id: str) -> Path:
 
 
 def _notes() -> Iterator[tuple[str, str, str]]:
-    """(run, daemon, coordinator) of each whole note."""
+    """Yield (run, daemon, coordinator) of each complete note."""
     folder = home() / _NOTES
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         with contextlib.suppress(OSError, ValueError):
-            where, coordinator, end = path.read_text().split("\n")
+            daemon, coordinator, end = path.read_text().split("\n")
             if not end:
-                yield path.name, where, coordinator
+                yield path.name, daemon, coordinator

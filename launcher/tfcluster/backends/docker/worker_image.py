@@ -1,4 +1,5 @@
-"""Builds the worker image: what docker is told, and what its Dockerfile finds beside it."""
+"""The build of the worker image (`build`): docker's command line, the build context, and the
+choice of a TensorFlow release."""
 
 from __future__ import annotations
 
@@ -24,20 +25,27 @@ _VERSION: Final = re.compile(r"\d+\.\d+(\.\d+)?((a|b|rc)\d+)?", re.ASCII)
 _PIN: Final = re.compile(r"^tensorflow(?:-cpu)?==([\w.]+)", re.MULTILINE)
 _PROXIES: Final = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
 _FIRST_WITH_PLUGIN: Final = 23
-"""From this version on the client builds through its plugin buildx (docs.docker.com, release
-notes 23.0)."""
+"""The first version of the client that builds through its plugin buildx (docs.docker.com,
+release notes 23.0)."""
+
+_FIX = (
+    "see docker's last lines. For a proxy's certificates use --ca FILE; for your own package index"
+    " --pip-config FILE; without a network --network host; for a local image --base IMAGE"
+)
+
+_IGNORED = shutil.ignore_patterns("__pycache__")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What the user asked for."""
+class BuildOptions:
+    """The options of `tfcluster build`."""
 
     base: str
     tensorflow: str | None = None
     has_gpu: bool = False
     requirements: Path | None = None
     joins: bool = False
-    """Whether tfcluster itself is in it."""
+    """True if the image contains tfcluster itself."""
     tags: tuple[str, ...] = ()
     network: str | None = None
     ca: Path | None = None
@@ -46,80 +54,88 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A version of TensorFlow, and the file of constraints that goes with it ("" for none)."""
+    """A version of TensorFlow, and its file of pip constraints ("" for none)."""
 
     version: str
     constraints: str
 
     @property
-    def wanted(self) -> str:
-        """As pip reads it after ``==``: the newest 2.18 for "2.18"."""
+    def requirement(self) -> str:
+        """The version for pip's ``==``: the newest 2.18 for "2.18"."""
         return (
             self.version if self.constraints or self.version.count(".") > 1 else f"{self.version}.*"
         )
 
 
-def build(wish: Wish, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Build it, with docker's progress on stderr; the names it has now.
+def build(options: BuildOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Build the image, with docker's progress on stderr; return its names.
 
-    Raises UsageError for a version that is none, SurroundingsError where docker cannot.
+    Raises UsageError for an invalid version, SurroundingsError if docker cannot build.
     """
     docker, constraints = folders()
-    pin = choose(wish.tensorflow, constraints)
+    pin = choose(options.tensorflow, constraints)
     asyncio.run(_require_builder())
     with tempfile.TemporaryDirectory(prefix="tfcluster-build-") as name:
         context = Path(name)
         shutil.copytree(docker, context / "docker", ignore=_IGNORED)
         shutil.copytree(constraints, context / "constraints", dirs_exist_ok=True)
-        if wish.requirements is not None:
-            shutil.copyfile(wish.requirements, context / "docker" / "requirements.txt")
-        if wish.joins:
+        if options.requirements is not None:
+            shutil.copyfile(options.requirements, context / "docker" / "requirements.txt")
+        if options.joins:
             _copy_launcher(context)
-        command = argv(wish, pin, context, environ)
-        # Of podman's and of old clients' progress a part is on stdout, which is for the names.
+        command = argv(options, pin, context, environ)
+        # podman and old clients print progress to stdout, which is for the names.
         code = subprocess.run(command, env={**environ, "DOCKER_BUILDKIT": "1"}, stdout=2).returncode
     if code != 0:
-        raise SurroundingsError(f"docker could not build the image (exit code {code})", fix=_CURE)
-    return names(wish, pin)
+        raise SurroundingsError(f"docker could not build the image (exit code {code})", fix=_FIX)
+    return names(options, pin)
 
 
-def argv(wish: Wish, pin: Pin, context: Path, environ: Mapping[str, str]) -> list[str]:
-    """The command line of docker."""
-    return ["docker", "build", *_options(wish, pin, context, environ), str(context)]
+def argv(options: BuildOptions, pin: Pin, context: Path, environ: Mapping[str, str]) -> list[str]:
+    """Return docker's command line."""
+    return ["docker", "build", *_options(options, pin, context, environ), str(context)]
 
 
-def _options(wish: Wish, pin: Pin, context: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def _options(
+    options: BuildOptions, pin: Pin, context: Path, environ: Mapping[str, str]
+) -> Iterator[str]:
     yield from ("--file", str(context / "docker" / "Dockerfile"))
-    yield from ("--target", "join" if wish.joins else "worker")
-    yield from ("--build-arg", f"BASE_IMAGE={wish.base}")
-    yield from ("--build-arg", f"FLAVOUR={'gpu' if wish.has_gpu else 'cpu'}")
-    yield from ("--build-arg", f"TENSORFLOW={pin.wanted}")
+    yield from ("--target", "join" if options.joins else "worker")
+    yield from ("--build-arg", f"BASE_IMAGE={options.base}")
+    yield from ("--build-arg", f"FLAVOUR={'gpu' if options.has_gpu else 'cpu'}")
+    yield from ("--build-arg", f"TENSORFLOW={pin.requirement}")
     yield from ("--build-arg", f"CONSTRAINTS={pin.constraints}")
     for name in _PROXIES:
         for spelling in (name, name.upper()):
             if environ.get(spelling):
                 yield from ("--build-arg", spelling)  # docker takes the value from its environment
-    for secret, path in _secrets(wish, environ):
+    for secret, path in _secrets(options, environ):
         yield from ("--secret", f"id={secret},src={path}")
-    if wish.network is not None:
-        yield from ("--network", wish.network)
-    for tag in names(wish, pin):
+    if options.network is not None:
+        yield from ("--network", options.network)
+    for tag in names(options, pin):
         yield from ("--tag", tag)
 
 
-def names(wish: Wish, pin: Pin) -> tuple[str, ...]:
-    """What the image is called. The latest is what runs take without another word: one of a
-    TensorFlow that was asked for by its version, or for GPUs, does not take its place."""
-    if wish.tags:
-        return wish.tags
-    latest = JOIN_IMAGE if wish.joins else DEFAULT_IMAGE
-    own = f"{latest.partition(':')[0]}:tf{pin.version}{'-gpu' if wish.has_gpu else ''}"
-    is_usual = wish.tensorflow is None and not wish.has_gpu
-    return (latest, own) if is_usual else (own,)
+def names(options: BuildOptions, pin: Pin) -> tuple[str, ...]:
+    """Return the image's names.
+
+    Runs use the name with `latest` by default, so an image for GPUs, or of a TensorFlow chosen by
+    its version, does not get it.
+    """
+    if options.tags:
+        return options.tags
+    latest = JOIN_IMAGE if options.joins else DEFAULT_IMAGE
+    versioned = f"{latest.partition(':')[0]}:tf{pin.version}{'-gpu' if options.has_gpu else ''}"
+    is_default = options.tensorflow is None and not options.has_gpu
+    return (latest, versioned) if is_default else (versioned,)
 
 
 def choose(version: str | None, constraints: Path) -> Pin:
-    """The newest pinned release that `version` names, or none of the pinned."""
+    """Return the pinned release that matches `version`, else `version` without constraints.
+
+    None means the newest pinned release. Raises UsageError for an invalid version.
+    """
     pins = {}
     for path in sorted(constraints.glob("*.txt")):
         if found := _PIN.search(path.read_text(encoding="utf-8")):
@@ -129,7 +145,7 @@ def choose(version: str | None, constraints: Path) -> Pin:
     if not _VERSION.fullmatch(version):
         tested = ", ".join(sorted(pins.values()))
         raise UsageError(
-            f"--tensorflow: {version!r} is no version", fix=f"write for example {tested}"
+            f"--tensorflow: {version!r} is not a version", fix=f"use for example {tested}"
         )
     for name, pinned in pins.items():
         if f"{pinned}.".startswith(f"{version}."):
@@ -138,9 +154,9 @@ def choose(version: str | None, constraints: Path) -> Pin:
 
 
 def folders() -> tuple[Path, Path]:
-    """Where Dockerfile and constraints lie: in the wheel, or in the source tree.
+    """Return the folders of the Dockerfile and of the constraints, in the wheel or the source tree.
 
-    Raises SurroundingsError for a broken installation.
+    Raises SurroundingsError if the installation is broken.
     """
     package = Path(__file__).parents[2]
     tree = package.parents[1]
@@ -155,21 +171,21 @@ def folders() -> tuple[Path, Path]:
 
 
 async def _require_builder() -> None:
-    """Raises SurroundingsError where there is no client, no daemon, or nothing to build with."""
+    """Raise SurroundingsError if the client, the daemon or the client's builder is missing."""
     answer = await ask("version", "--format", "{{.Client.Version}}")
-    if not answer.is_good:
-        raise DockerError("docker cannot build an image", answer.said)
+    if not answer.is_ok:
+        raise DockerError("docker cannot build an image", answer.stderr)
     major = re.match(r"\d+", answer.out)
     if major is None or int(major[0]) < _FIRST_WITH_PLUGIN:
         return
-    if not (await ask("buildx", "version")).is_good:
+    if not (await ask("buildx", "version")).is_ok:
         message = "this docker client cannot build images: its plugin buildx is missing"
         fix = "install docker-buildx-plugin (in Debian and Ubuntu's own packages: docker-buildx)"
         raise SurroundingsError(message, fix=fix)
 
 
-def _secrets(wish: Wish, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    given = {"ca": wish.ca, "pip": wish.pip_config}
+def _secrets(options: BuildOptions, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    given = {"ca": options.ca, "pip": options.pip_config}
     usual = {"ca": ("PIP_CERT", "REQUESTS_CA_BUNDLE"), "pip": ("PIP_CONFIG_FILE",)}
     for secret, path in given.items():
         values = [environ[name] for name in usual[secret] if environ.get(name)]
@@ -182,10 +198,3 @@ def _copy_launcher(context: Path) -> None:
     shutil.copytree(package, context / "launcher" / "tfcluster", ignore=_IGNORED)
     workers = context / "workers" / "tfcluster_workers"
     shutil.copytree(workers_folder(), workers, ignore=_IGNORED)
-
-
-_IGNORED = shutil.ignore_patterns("__pycache__")
-_CURE = (
-    "docker's last lines say why. Certificates of a proxy: --ca FILE; a package index of your own:"
-    " --pip-config FILE; no network: --network host; an image that is here: --base IMAGE"
-)

@@ -1,4 +1,4 @@
-"""Files put into a folder that a task reads: in order, each whole, nothing else touched."""
+"""Files added to a folder that a task reads: in order, each complete, nothing else changed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ def sha(data: bytes) -> str:
 
 
 class Node:
-    """An agent's receiving half, told to add to the folder of a task."""
+    """The receiving half of an agent, which adds files to a task's folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.said: list[dict[str, Any]] = []
-        self.into, self.passing = folder / "run" / "node" / "checkpoints", folder / "passing"
-        self.incoming = Incoming(str(folder / "cache"), self.said.append, passing=str(self.passing))
+        self.messages: list[dict[str, Any]] = []
+        self.into, self.transit = folder / "run" / "node" / "checkpoints", folder / "passing"
+        self.incoming = Incoming(
+            str(folder / "cache"), self.messages.append, transit=str(self.transit)
+        )
         self.into.mkdir(parents=True)
         (self.into / "mine").write_text("the task's own")
 
     def add(self, *files: tuple[str, bytes], removed: Sequence[str] = ()) -> dict[str, Any]:
-        """Its last words after all bytes have come."""
+        """Send an order and all bytes; return the last message."""
         entries = [
             {"path": path, "sha512": sha(data), "size": len(data), "mode": 0o600}
             for path, data in files
         ]
         order = {"id": 1, "into": str(self.into), "files": entries, "keep": False}
         self.incoming.receive({**order, "adds": True, "removed": [*removed]})
-        if self.said[-1]["type"] == "wants":
-            for digest in self.said[-1]["digests"]:
+        if self.messages[-1]["type"] == "wants":
+            for digest in self.messages[-1]["digests"]:
                 data = next(data for _, data in files if sha(data) == digest)
                 self.incoming.take(digest, 0, data)
-        return self.said[-1]
+        return self.messages[-1]
 
     def contents(self) -> dict[str, str]:
         files = [path for path in self.into.rglob("*") if path.is_file()]
@@ -50,7 +52,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_what_else_is_there_stays(node: Node) -> None:
+def test_other_files_in_the_folder_stay(node: Node) -> None:
     assert node.add(("ckpt-1", b"one"), ("checkpoint", b"1"))["type"] == "received"
     assert node.add(("sub/ckpt-2", b"two"), ("checkpoint", b"2"))["type"] == "received"
     assert node.contents() == {
@@ -59,23 +61,23 @@ def test_what_else_is_there_stays(node: Node) -> None:
         "sub/ckpt-2": "two",
         "checkpoint": "2",
     }
-    assert not [*node.passing.iterdir()]
+    assert not [*node.transit.iterdir()]
 
 
-def test_what_is_old_goes_once_the_new_is_there(node: Node) -> None:
+def test_removed_files_go_after_the_new_ones_are_in_place(node: Node) -> None:
     node.add(("ckpt-1", b"one"), ("checkpoint", b"1"))
     node.add(("ckpt-2", b"two"), ("checkpoint", b"2"), removed=["ckpt-1", "never-there"])
     assert set(node.contents()) == {"mine", "ckpt-2", "checkpoint"}
 
 
-def test_a_folder_that_is_gone_is_made_again(node: Node) -> None:
+def test_a_missing_folder_is_created_again(node: Node) -> None:
     (node.into / "mine").unlink()
     node.into.rmdir()
     assert node.add(("ckpt-1", b"one"))["type"] == "received"
     assert node.contents() == {"ckpt-1": "one"}
 
 
-def test_nothing_leads_out_of_the_folder(node: Node, tmp_path: Path) -> None:
+def test_paths_that_lead_out_of_the_folder_are_refused(node: Node, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").write_text("kept")

@@ -1,4 +1,4 @@
-"""What a node keeps for later runs is looked at before it is trusted, and goes when it is old."""
+"""A node's cache: entries are checked before use and removed when old."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def unpack(made: bundle.Bundle, cache: Path) -> Path:
     return folder
 
 
-def test_the_folder_of_a_run_goes_when_it_is_old_and_its_agent_gone(tmp_path: Path) -> None:
+def test_an_old_run_folder_is_removed_once_its_agent_has_ended(tmp_path: Path) -> None:
     for run in ("ended", "lost yesterday", "running"):
         (tmp_path / "nodes" / run / "gpu1" / "work").mkdir(parents=True)
         aged(tmp_path / "nodes" / run, 1 if "yesterday" in run else UNUSED_DAYS + 1)
@@ -55,7 +55,7 @@ def test_the_folder_of_a_run_goes_when_it_is_old_and_its_agent_gone(tmp_path: Pa
     assert kept == ["lost yesterday", "running"]
 
 
-def test_a_bundle_is_whole_when_it_is_what_its_name_says(
+def test_a_bundle_is_intact_if_its_content_matches_its_name(
     made: bundle.Bundle, tmp_path: Path
 ) -> None:
     folder = unpack(made, tmp_path)
@@ -68,16 +68,16 @@ def test_a_bundle_is_whole_when_it_is_what_its_name_says(
     assert not bootstrap.is_whole(str(tmp_path / "never-there"))
 
 
-def test_the_real_bundle_has_the_digest_that_a_node_finds(tmp_path: Path) -> None:
+def test_the_real_bundle_has_the_digest_that_a_node_computes(tmp_path: Path) -> None:
     real = bundle.build()
     assert bootstrap.is_whole(str(bundle.unpack(real, tmp_path / "local")))
     assert bootstrap.is_whole(str(unpack(real, tmp_path / "far")))
 
 
-@pytest.mark.parametrize("harm", ["cut", "gone", "more"])
-def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, harm: str) -> None:
+@pytest.mark.parametrize("damage", ["cut", "gone", "more"])
+def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, damage: str) -> None:
     folder = unpack(made, tmp_path)
-    match harm:
+    match damage:
         case "cut":
             (folder / "workers/b.py").write_bytes(b"b")
         case "gone":
@@ -88,36 +88,34 @@ def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, harm:
     assert bootstrap.is_whole(str(folder))
 
 
-def test_a_bundle_that_did_not_arrive_whole_is_an_error(
-    made: bundle.Bundle, tmp_path: Path
-) -> None:
-    with pytest.raises(OSError, match="did not arrive whole"):
+def test_an_incomplete_bundle_is_an_error(made: bundle.Bundle, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="is incomplete"):
         bootstrap._unpack(made.zip_bytes, str(tmp_path / ("0" * 16)))
 
 
-def test_nobody_else_may_read_what_is_sent(tmp_path: Path) -> None:
-    """As `bootstrap.main` does it: the umask is the caller's again afterwards."""
+def test_other_users_cannot_read_the_bundle(tmp_path: Path) -> None:
+    """The umask is the caller's again after `bootstrap.main`."""
     relay = "def main(config): import os; print(oct(os.umask(0)), flush=True)"
     files = {"agent/tfcluster/__init__.py": b"", "agent/tfcluster/agent/__init__.py": b""}
     files["agent/tfcluster/agent/relay.py"] = relay.encode()
     sent = bundle_of(files)
     cache = tmp_path / "cache"
     order = f'{{"digest": "{sent.digest}", "cache": "{cache}", "config": {{}}}}\n'
-    said = subprocess.run(
+    messages = subprocess.run(
         [sys.executable, "-I", "-S", bootstrap.__file__],
         input=order.encode() + b"%d\n" % len(sent.zip_bytes) + sent.zip_bytes,
         capture_output=True,
         check=True,
         umask=0o022,
     ).stdout
-    assert said.startswith(bootstrap.NEED)
-    assert said.endswith(bootstrap.HAVE + b"0o22\n")
+    assert messages.startswith(bootstrap.NEED)
+    assert messages.endswith(bootstrap.HAVE + b"0o22\n")
     found = [cache, *(path for path in cache.rglob("*") if "__pycache__" not in path.parts)]
     modes = {stat.S_IMODE(path.stat().st_mode) for path in found}
     assert modes == {0o700, 0o600}
 
 
-def test_what_was_of_no_use_for_long_is_removed(tmp_path: Path) -> None:
+def test_entries_unused_for_long_are_removed(tmp_path: Path) -> None:
     files, bundles = tmp_path / "files", tmp_path / "bundles"
     files.mkdir()
     bundles.mkdir()
@@ -132,21 +130,21 @@ def test_what_was_of_no_use_for_long_is_removed(tmp_path: Path) -> None:
         aged(path, UNUSED_DAYS - 1)
     aged(files / "half.partial", 2)
     prune(str(tmp_path))
-    left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
-    assert left == ["bundles/young", "files/coming.partial", "files/young"]
+    remaining = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/*"))
+    assert remaining == ["bundles/young", "files/coming.partial", "files/young"]
     assert (tmp_path / "nodes").is_dir()
 
 
-def test_the_end_of_a_run_does_not_wait_long_for_it(tmp_path: Path) -> None:
+def test_pruning_does_not_delay_the_end_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "files").mkdir()
     aged_file = tmp_path / "files" / "old"
     aged_file.write_bytes(b"x")
     aged(aged_file, UNUSED_DAYS + 1)
-    prune(str(tmp_path), patience_s=-1)
+    prune(str(tmp_path), timeout_s=-1)
     assert aged_file.exists()
 
 
-def test_a_link_in_the_cache_does_not_lead_the_removal_elsewhere(tmp_path: Path) -> None:
+def test_removal_does_not_follow_a_link_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "file").write_bytes(b"x")
     (tmp_path / "bundles").mkdir()
@@ -159,7 +157,7 @@ def test_a_link_in_the_cache_does_not_lead_the_removal_elsewhere(tmp_path: Path)
     assert (tmp_path / "precious" / "file").exists()
 
 
-def test_a_running_agent_keeps_its_bundle_young(tmp_path: Path) -> None:
+def test_a_running_agent_keeps_its_bundle_marked_as_in_use(tmp_path: Path) -> None:
     aged(tmp_path, 40)
     use = CacheUse(str(tmp_path))
     use.on_time(0.0)
@@ -171,12 +169,10 @@ def test_a_running_agent_keeps_its_bundle_young(tmp_path: Path) -> None:
     assert time.time() - tmp_path.stat().st_mtime < DAY
 
 
-@pytest.mark.parametrize("harm", ["changed", "cleared away", "a link"])
-def test_a_file_in_the_cache_is_sent_again_where_it_is_not_what_it_was(
-    tmp_path: Path, harm: str
-) -> None:
-    said: list[dict[str, Any]] = []
-    incoming = Incoming(str(tmp_path), said.append)
+@pytest.mark.parametrize("damage", ["changed", "cleared away", "a link"])
+def test_a_changed_file_in_the_cache_is_sent_again(tmp_path: Path, damage: str) -> None:
+    messages: list[dict[str, Any]] = []
+    incoming = Incoming(str(tmp_path), messages.append)
     data = b"data"
     digest = hashlib.sha512(data).hexdigest()
     entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
@@ -190,35 +186,35 @@ def test_a_file_in_the_cache_is_sent_again_where_it_is_not_what_it_was(
     cached = tmp_path / "files" / digest
     aged(cached, 20)
     order(2, keep=True)
-    assert said[-1] == {"type": "received", "id": 2}
-    assert time.time() - cached.stat().st_mtime < DAY, "it was of use"
-    match harm:
+    assert messages[-1] == {"type": "received", "id": 2}
+    assert time.time() - cached.stat().st_mtime < DAY, "it is marked as in use"
+    match damage:
         case "changed":
             cached.write_bytes(b"evil")
         case "a link":
             cached.unlink()
             (tmp_path / "elsewhere").write_bytes(data)
             cached.symlink_to(tmp_path / "elsewhere")
-        case "cleared away":  # after it was seen: by another host that shares this home
-            seen = os.path.exists
+        case "cleared away":  # after the check: by another host that shares this home
+            exists = os.path.exists
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(os.path, "exists", lambda path: seen(path) or path == str(cached))
+                patch.setattr(os.path, "exists", lambda path: exists(path) or path == str(cached))
                 cached.unlink()
                 order(3, keep=True)
-    if harm != "cleared away":
+    if damage != "cleared away":
         order(3, keep=True)
-    assert said[-1] == {"type": "wants", "id": 3, "digests": [digest]}
+    assert messages[-1] == {"type": "wants", "id": 3, "digests": [digest]}
     incoming.take(digest, 0, data)
-    assert said[-1] == {"type": "received", "id": 3}
+    assert messages[-1] == {"type": "received", "id": 3}
     assert (tmp_path / "nodes/run/host" / "work" / "a").read_bytes() == data
 
 
-def test_two_hosts_with_one_home_do_not_write_one_file(tmp_path: Path) -> None:
-    """Their processes may have the same number."""
+def test_two_hosts_that_share_a_home_write_separate_files(tmp_path: Path) -> None:
+    """Processes on different hosts may have the same pid."""
     data = b"x" * 10
     digest = hashlib.sha512(data).hexdigest()
     entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
-    both = [(Incoming(str(tmp_path), lambda said: None), str(tmp_path / name)) for name in "ab"]
+    both = [(Incoming(str(tmp_path), lambda messages: None), str(tmp_path / name)) for name in "ab"]
     for incoming, into in both:
         order = {"id": 1, "into": f"{into}/work", "files": [entry], "keep": True}
         incoming.receive(order)

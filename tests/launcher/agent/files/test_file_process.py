@@ -1,4 +1,4 @@
-"""An order that fails costs its own answer, and not the node."""
+"""The file process: a failed order is answered and the node goes on."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tfcluster.agent import protocol
 from tfcluster.agent.files.file_process import FileProcess
 
 
-class Beside:
-    """What an agent hears of the process beside it."""
+class Client:
+    """A file process and the messages that it sends to its agent."""
 
     def __init__(self, folder: Path) -> None:
         self._socket, its_end = socket.socketpair()
         self._its_end = its_end
         self.filer = FileProcess(its_end, str(folder / "cache"), str(folder / "passing"))
 
-    def hears_of(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+    def order(self, order: dict[str, Any]) -> list[dict[str, Any]]:
         decoder = protocol.Decoder()
         for kind, payload in decoder.feed(protocol.control_frame(order)):
-            self.filer._heed(kind, payload)
+            self.filer._handle(kind, payload)
         self._its_end.shutdown(socket.SHUT_WR)
         data = b"".join(iter(lambda: self._socket.recv(1 << 16), b""))
         return [protocol.read_control(payload) for _, payload in decoder.feed(data)]
@@ -35,8 +35,8 @@ class Beside:
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Iterator[Beside]:
-    made = Beside(tmp_path)
+def client(tmp_path: Path) -> Iterator[Client]:
+    made = Client(tmp_path)
     yield made
     made.close()
 
@@ -50,11 +50,13 @@ def beside(tmp_path: Path) -> Iterator[Beside]:
         ("look", {"type": "looked", "folder": None}),
     ],
 )
-def test_who_asked_hears_that_it_failed(beside: Beside, order: str, answer: dict[str, Any]) -> None:
-    (said,) = beside.hears_of({"type": order, "id": 7})
-    assert said.pop("error").startswith("KeyError")
-    assert said == {**answer, "id": 7}
+def test_a_failed_order_is_answered_with_an_error(
+    client: Client, order: str, answer: dict[str, Any]
+) -> None:
+    (messages,) = client.order({"type": order, "id": 7})
+    assert messages.pop("error").startswith("KeyError")
+    assert messages == {**answer, "id": 7}
 
 
-def test_what_nobody_waits_for_fails_in_silence(beside: Beside) -> None:
-    assert beside.hears_of({"type": "got", "at": 1}) == []
+def test_a_failed_order_without_an_answer_is_silent(client: Client) -> None:
+    assert client.order({"type": "got", "at": 1}) == []

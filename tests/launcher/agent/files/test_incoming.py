@@ -1,4 +1,4 @@
-"""Trees sent to a node: only what is missing travels, and nothing lands outside its folder."""
+"""File trees sent to a node: only missing files are sent, none outside the folder."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def file(path: str, data: bytes = b"x", **more: Any) -> dict[str, Any]:
 
 
 class Node:
-    """An agent's receiving half, and what it has said."""
+    """The receiving half of an agent, and the messages it sent."""
 
     def __init__(self, folder: Path) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.into = folder / "work"
         self._number = 0
-        self.passing = folder / "passing"
+        self.transit = folder / "passing"
         cache = str(folder / "cache")
-        self.incoming = Incoming(cache, self.said.append, passing=str(self.passing))
+        self.incoming = Incoming(cache, self.messages.append, transit=str(self.transit))
 
     def receive(self, *files: dict[str, Any], keep: bool = True) -> dict[str, Any]:
         self._number += 1
         order = {"id": self._number, "into": str(self.into), "files": list(files), "keep": keep}
         self.incoming.receive(order)
-        return self.said[-1]
+        return self.messages[-1]
 
     def names(self) -> list[str]:
         return sorted(str(path.relative_to(self.into)) for path in self.into.rglob("*"))
@@ -46,7 +46,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_a_tree_lands_whole_with_modes_times_and_links(node: Node) -> None:
+def test_a_tree_is_received_with_modes_times_and_links(node: Node) -> None:
     script = file("bin/run", b"#!/bin/sh", mode=0o755, mtime_ns=10**18)
     wants = node.receive(script, file("a", b""), {"path": "link", "link": "bin/run"})
     assert wants["digests"] == sorted([sha(b"#!/bin/sh"), sha(b"")])
@@ -54,24 +54,24 @@ def test_a_tree_lands_whole_with_modes_times_and_links(node: Node) -> None:
     node.incoming.take(sha(b""), 0, b"")
     node.incoming.take(sha(b"#!/bin/sh"), 0, b"#!")
     node.incoming.take(sha(b"#!/bin/sh"), 2, b"/bin/sh")
-    assert node.said[-1] == {"type": "received", "id": 1}
+    assert node.messages[-1] == {"type": "received", "id": 1}
     found = (node.into / "bin/run").stat()
     assert (found.st_mode & 0o777, found.st_mtime_ns) == (0o700, 10**18)
     assert os.readlink(node.into / "link") == "bin/run"
 
 
-def test_what_is_in_the_cache_is_not_asked_for_again(node: Node) -> None:
+def test_cached_files_are_not_requested(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 0, b"data")
     assert node.receive(file("b", b"data"), file("c", b"data"))["type"] == "received"
     assert node.names() == ["b", "c"]
 
 
-def test_what_is_not_to_be_kept_is_moved_into_its_place(node: Node, tmp_path: Path) -> None:
+def test_files_that_are_not_cached_are_moved_to_their_places(node: Node, tmp_path: Path) -> None:
     node.receive(file("a", b"data"), keep=False)
     node.incoming.take(sha(b"data"), 0, b"data")
     assert node.names() == ["a"]
-    assert list(node.passing.iterdir()) == []
+    assert list(node.transit.iterdir()) == []
     assert not (tmp_path / "cache").exists()
 
 
@@ -98,7 +98,7 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
         {"path": "a", "link": "/etc"},
         {"path": "a/b", "link": "../../etc"},
         {"path": "a", "link": "b/../../etc"},
-        {"path": "a", "link": "b/../b"},  # b may be a link itself, and .. then lie elsewhere
+        {"path": "a", "link": "b/../b"},  # b may be a link, and .. then be another folder
         {"path": "a/b", "link": ""},
         {"path": "a", "link": "b\0"},
         {"path": "a", "link": 7},
@@ -106,7 +106,7 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
         file("a") | {"sha512": None},
     ],
 )
-def test_a_name_that_leads_outside_is_refused(node: Node, bad: dict[str, Any]) -> None:
+def test_a_path_that_leads_out_of_the_folder_is_refused(node: Node, bad: dict[str, Any]) -> None:
     assert node.receive(file("good"), bad)["type"] == "receive_failed"
     assert not node.into.exists()
 
@@ -117,12 +117,12 @@ def test_nothing_is_written_through_a_link(node: Node, tmp_path: Path) -> None:
     node.into.symlink_to(tmp_path / "elsewhere")
     node.receive(file("c"))
     node.incoming.take(sha(b"x"), 0, b"x")
-    assert node.said[-1]["type"] == "received"
+    assert node.messages[-1]["type"] == "received"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil-of-a-test", "", "evil", "files/../../x"])
-def test_a_frame_names_no_place(node: Node, tmp_path: Path, name: str) -> None:
+def test_the_name_in_a_frame_is_not_used_as_a_path(node: Node, tmp_path: Path, name: str) -> None:
     node.receive(file("a", b"data"))
     before = sorted(tmp_path.rglob("*"))
     node.incoming.take(name, 0, b"evil")
@@ -133,44 +133,44 @@ def test_a_frame_names_no_place(node: Node, tmp_path: Path, name: str) -> None:
 def test_bytes_that_are_not_what_was_announced_are_refused(node: Node) -> None:
     node.receive(file("a", b"right"))
     node.incoming.take(sha(b"right"), 0, b"wrong")
-    assert "SHA-512" in node.said[-1]["error"]
+    assert "SHA-512" in node.messages[-1]["error"]
     assert not node.into.exists()
 
 
 def test_more_than_was_announced_is_refused(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 0, b"data and more")
-    assert node.said[-1]["type"] == "receive_failed"
+    assert node.messages[-1]["type"] == "receive_failed"
 
 
-def test_bytes_out_of_their_order_are_of_an_earlier_sender(node: Node) -> None:
+def test_bytes_at_an_unexpected_offset_are_ignored(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 2, b"ta")
     node.incoming.take(sha(b"data"), 0, b"da")
     node.incoming.take(sha(b"data"), 2, b"ta")
     node.incoming.take(sha(b"data"), 2, b"ta")
-    assert node.said[-1]["type"] == "received"
+    assert node.messages[-1]["type"] == "received"
     assert (node.into / "a").read_bytes() == b"data"
 
 
-def test_a_disk_that_fails_fails_the_order_and_not_the_agent(node: Node) -> None:
+def test_a_disk_error_fails_the_order_and_not_the_agent(node: Node) -> None:
     node.into = node.into / "below" / "a file"
     node.into.parent.parent.write_text("in the way")
     node.receive(file("a", b"data"), keep=False)
     node.incoming.take(sha(b"data"), 0, b"data")
-    assert node.said[-1]["type"] == "receive_failed"
+    assert node.messages[-1]["type"] == "receive_failed"
 
 
-def test_a_folder_that_is_to_stay_stays(node: Node) -> None:
+def test_an_existing_folder_stays_if_ordered(node: Node) -> None:
     node.into.mkdir()
     (node.into / "written").touch()
     order = {"id": 9, "into": str(node.into), "files": [file("a")], "unless_there": True}
     node.incoming.receive(order)
-    assert node.said == [{"type": "received", "id": 9}]
+    assert node.messages == [{"type": "received", "id": 9}]
     assert node.names() == ["written"]
 
 
-def test_asked_again_after_a_broken_connection_it_starts_again(node: Node) -> None:
+def test_an_order_repeated_after_a_lost_connection_starts_again(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 0, b"da")
     node.incoming.forget()
@@ -180,19 +180,24 @@ def test_asked_again_after_a_broken_connection_it_starts_again(node: Node) -> No
     assert (node.into / "a").read_bytes() == b"data"
 
 
-def test_the_same_file_for_two_folders_comes_once(node: Node, tmp_path: Path) -> None:
+def test_a_file_for_two_folders_is_sent_once(node: Node, tmp_path: Path) -> None:
     node.receive(file("a", b"data"), keep=False)
     first = node.into
     node.into = tmp_path / "other"
     node.receive(file("a", b"data"), keep=False)
     node.incoming.take(sha(b"data"), 0, b"data")
     assert (first / "a").read_bytes() == (node.into / "a").read_bytes() == b"data"
-    assert [said["type"] for said in node.said] == ["wants", "wants", "received", "received"]
-    assert node.said[1]["digests"] == []
+    assert [messages["type"] for messages in node.messages] == [
+        "wants",
+        "wants",
+        "received",
+        "received",
+    ]
+    assert node.messages[1]["digests"] == []
 
 
-def test_bytes_that_nobody_asked_for_are_dropped(node: Node, tmp_path: Path) -> None:
+def test_unrequested_bytes_are_dropped(node: Node, tmp_path: Path) -> None:
     node.incoming.take("../../evil", 0, b"x")
     node.incoming.take(sha(b"x"), 0, b"x")
-    assert node.said == []
+    assert node.messages == []
     assert not (tmp_path / "cache").exists()

@@ -1,4 +1,4 @@
-"""What a node sends: listings of any length, and contents at their rate."""
+"""Files that a node sends: listings of any length, contents at a limited rate."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tfcluster.wire.file_sending import Announced
 
 
 class Node:
-    """The sending half of what handles files, and what it has said and sent."""
+    """The sending half of a file process, and the messages and bytes it sent."""
 
     def __init__(self) -> None:
-        self.said: list[dict[str, Any]] = []
+        self.messages: list[dict[str, Any]] = []
         self.sent: list[tuple[str, int, int]] = []
-        self.outgoing = Outgoing(self.said.append, self._send)
+        self.outgoing = Outgoing(self.messages.append, self._send)
 
     def _send(self, name: str, offset: int, data: bytes) -> None:
         self.sent.append((name, offset, len(data)))
@@ -35,7 +35,7 @@ class Node:
         self.outgoing.read({**named, **listed, **order})
 
     def until(self, moment: float) -> int:
-        """Turns of all that is due by then; how many bytes it sent."""
+        """Take all turns due by `moment`; return the number of bytes sent."""
         before = len(self.sent)
         while self.outgoing.patience(moment) == 0:
             self.outgoing.turn(moment)
@@ -43,53 +43,55 @@ class Node:
 
 
 LONG = "\udcff" * 200
-"""A name that is no text; JSON needs six characters for each of its bytes."""
+"""A name that is not UTF-8: JSON needs six characters for each of its bytes."""
 
 
-def test_a_listing_of_any_length_comes_in_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    def many(folder: str, inside: str, alive: object) -> Iterator[tuple[str, int, int]]:
+def test_a_long_listing_is_split_into_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def many(folder: str, inside: str, keep_alive: object) -> Iterator[tuple[str, int, int]]:
         yield from ((f"{number}{LONG}", 1, 2) for number in range(20_000))
 
     monkeypatch.setattr(outgoing, "walk", many)
     node = Node()
     node.outgoing.scan({"id": 1, "folder": "/data", "most": 20_000})
-    frames = [protocol.control_frame(said) for said in node.said]
+    frames = [protocol.control_frame(messages) for messages in node.messages]
     assert sum(map(len, frames)) > protocol.MAX_PAYLOAD
-    assert [bool(said.get("more")) for said in node.said] == [True] * (len(frames) - 1) + [False]
-    names = [entry[0] for said in node.said for entry in said["entries"]]
+    assert [bool(messages.get("more")) for messages in node.messages] == [True] * (
+        len(frames) - 1
+    ) + [False]
+    names = [entry[0] for messages in node.messages for entry in messages["entries"]]
     assert names == [f"{number}{LONG}" for number in range(20_000)]
 
 
 @pytest.mark.parametrize("most", [0, 1, 9])
-def test_a_listing_ends_where_there_are_more_than_were_asked_for(tmp_path: Path, most: int) -> None:
+def test_a_listing_stops_above_its_limit(tmp_path: Path, most: int) -> None:
     for name in range(10):
         (tmp_path / str(name)).touch()
     node = Node()
     node.outgoing.scan({"id": 1, "folder": str(tmp_path), "most": most})
-    assert node.said == [{"type": "scanned", "id": 1, "entries": [], "left_off": True}]
+    assert node.messages == [{"type": "scanned", "id": 1, "entries": [], "left_off": True}]
     node.outgoing.scan({"id": 2, "folder": str(tmp_path), "most": 10})
-    assert "left_off" not in node.said[-1]
-    assert len(node.said[-1]["entries"]) == 10
+    assert "left_off" not in node.messages[-1]
+    assert len(node.messages[-1]["entries"]) == 10
 
 
-def test_while_it_lists_or_hashes_it_says_that_it_is_alive(tmp_path: Path) -> None:
-    """Each name, and each piece of what had come before the line broke."""
+def test_listing_and_hashing_send_signs_of_life(tmp_path: Path) -> None:
+    """A sign of life follows each name, and each piece sent before the reconnect."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "a").write_bytes(bytes(1 << 20))
-    alive: list[int] = []
-    said: list[Any] = []
-    busy = outgoing.Outgoing(said.append, lambda *slices: None, alive.append)
+    keep_alive: list[int] = []
+    messages: list[Any] = []
+    busy = outgoing.Outgoing(messages.append, lambda *slices: None, keep_alive.append)
     busy.scan({"id": 1, "folder": str(tmp_path), "most": 9})
-    assert alive == [1] * 4
+    assert keep_alive == [1] * 4
     found = (tmp_path / "below" / "a").stat()
     order = {"id": 2, "folder": str(tmp_path), "path": "below/a", "offset": 1 << 20}
     busy.read({**order, "size": 1 << 20, "mtime_ns": found.st_mtime_ns})
-    while not said[1:]:
+    while not messages[1:]:
         busy.turn(1.0)
-    assert alive[4:] == [2] * 4
+    assert keep_alive[4:] == [2] * 4
 
 
-def test_an_order_of_any_length_goes_in_frames() -> None:
+def test_a_long_order_is_split_into_frames() -> None:
     file = {"sha512": "0" * 128, "size": 1 << 40, "mode": 0o755, "mtime_ns": 1 << 60}
     entries = [{"path": f"{number}{LONG}", **file} for number in range(20_000)]
     pages = list(Announced(entries, {}).pages())
@@ -99,7 +101,7 @@ def test_an_order_of_any_length_goes_in_frames() -> None:
     assert list(Announced([], {}).pages()) == [[]]
 
 
-def test_a_file_comes_no_faster_than_its_rate(tmp_path: Path) -> None:
+def test_a_file_is_sent_no_faster_than_its_rate(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(4 << 20))
     node = Node()
@@ -110,10 +112,10 @@ def test_a_file_comes_no_faster_than_its_rate(tmp_path: Path) -> None:
     node.outgoing.hurry({"id": 1})
     node.until(101.0)
     assert sum(size for _, _, size in node.sent) == 4 << 20
-    assert node.said[-1]["is_unchanged"]
+    assert node.messages[-1]["is_unchanged"]
 
 
-def test_no_more_is_under_way_than_the_other_side_takes(tmp_path: Path) -> None:
+def test_unacknowledged_bytes_stay_within_the_window(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(20 << 20))
     node = Node()
@@ -124,29 +126,29 @@ def test_no_more_is_under_way_than_the_other_side_takes(tmp_path: Path) -> None:
     assert node.until(200.0) == 4 << 20
 
 
-def test_what_had_come_before_is_hashed_and_not_sent(tmp_path: Path) -> None:
+def test_bytes_sent_before_a_reconnect_are_only_hashed(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(bytes(1 << 20))
     node = Node()
     node.read(path, 1)
     node.read(path, 2, offset=(1 << 20) - 10)
     node.until(100.0)
-    whole, rest = node.said
+    whole, rest = node.messages
     assert whole["sha512"] == rest["sha512"]
     assert [size for name, _, size in node.sent if name == "2"] == [256 << 10]
 
 
-def test_a_link_and_a_pipe_are_no_files(tmp_path: Path) -> None:
+def test_links_and_pipes_are_not_sent(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "link").symlink_to("a")
     node = Node()
     node.read(tmp_path / "link", 1)
-    assert "error" in node.said[-1]
+    assert "error" in node.messages[-1]
     assert [path for path, _, _ in outgoing.walk(str(tmp_path), "")] == ["a"]
 
 
 class Forbidden:
-    """What a listing of a folder that one may read, but not enter, has of a file in it."""
+    """A directory entry in a folder that this user may read but not enter."""
 
     name, path = "b", "/there/b"
 
@@ -160,9 +162,7 @@ class Forbidden:
         raise PermissionError(errno.EACCES, "Permission denied")
 
 
-def test_what_nobody_may_look_at_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_files_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a").write_bytes(b"x")
     (tmp_path / "c").write_bytes(b"x")
     found = [*os.scandir(tmp_path), Forbidden()]
@@ -170,7 +170,7 @@ def test_what_nobody_may_look_at_is_left_out(
     assert [path for path, _, _ in outgoing.walk(str(tmp_path), "")] == ["a", "c"]
 
 
-def test_a_disk_that_fails_is_not_a_folder_without_files(
+def test_a_disk_error_is_not_an_empty_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a").mkdir()

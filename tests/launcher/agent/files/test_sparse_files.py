@@ -1,4 +1,4 @@
-"""Files with holes: what is copied reads the same, and zeros take no room."""
+"""Sparse files: copies have the same content, and zeros take no disk space."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SLICE = 256 << 10
 
 
 def room(path: Path) -> int:
-    """Bytes that it takes on the disk."""
+    """Return the bytes that a file takes on the disk."""
     return path.stat().st_blocks * 512
 
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
-    """A hole with something before and within it, as a file that was made large has it."""
+    """Create a file with holes and some data before and within them."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.write(b"head")
@@ -58,11 +58,11 @@ def gathered(source: Path, target: Path) -> None:
 
 def brought_from_a_host(source: Path, target: Path) -> None:
     async def bring() -> None:
-        async with remote_checkpoints._Landing(target, 0) as landing:
+        async with remote_checkpoints._VerifyingWriter(target, 0) as landing:
             for data in slices(source):
                 await landing.add(data)
             await landing.settle()
-            assert landing.digest == digest(source), "of what can be read back"
+            assert landing.digest == digest(source), "the digest of what is read back"
 
     asyncio.run(bring())
 
@@ -71,14 +71,14 @@ def sent_to_a_host(source: Path, target: Path) -> None:
     arriving = blobs.Blob(str(target.parent), digest(source), SIZE)
     for number, data in enumerate(slices(source)):
         arriving.add(number * SLICE, data)
-    arriving.settle()
+    arriving.finish()
     cached = str(target.parent / digest(source))
     assert room(Path(cached)) < SIZE // 10
     blobs.copy(cached, digest(source), str(target), 0o600)
 
 
 @pytest.mark.parametrize("bring", [gathered, brought_from_a_host, sent_to_a_host])
-def test_a_copy_takes_no_more_room(
+def test_a_copy_of_a_sparse_file_is_sparse(
     sparse: Path, tmp_path: Path, bring: Callable[[Path, Path], None]
 ) -> None:
     target = tmp_path / "copy"
@@ -94,7 +94,7 @@ PIECES = st.lists(
 
 
 @given(pieces=PIECES, cut=st.integers(1, 300_000))
-def test_whatever_is_written_is_read(
+def test_any_written_bytes_are_read_back(
     pieces: list[tuple[bytes, int]], cut: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     content = b"".join(byte * count for byte, count in pieces)

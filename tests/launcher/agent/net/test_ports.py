@@ -1,4 +1,4 @@
-"""A held port is ours and our tasks' alone, for the whole run and not a moment longer."""
+"""Held ports belong to the run and its tasks alone, exactly as long as the run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def can_bind(port: int, host: str = "0.0.0.0", *, reuse_port: bool = False) -> b
         return True
 
 
-def test_chosen_ports_differ_and_keep_others_out(rig: Rig) -> None:
+def test_chosen_ports_differ_and_exclude_other_processes(rig: Rig) -> None:
     ports = hold(rig, 0, 0, 0)["ports"]
     assert isinstance(ports, dict)
     assert len(set(ports.values())) == 3
@@ -62,7 +62,7 @@ def test_chosen_ports_differ_and_keep_others_out(rig: Rig) -> None:
     assert not can_bind(ports["worker:0"])
 
 
-def test_a_second_run_of_the_same_user_learns_who_has_the_port(
+def test_a_second_run_of_the_same_user_is_given_the_holder(
     new_rig: Callable[..., Rig], rig: Rig
 ) -> None:
     port = free_port()
@@ -78,7 +78,7 @@ def test_a_second_run_of_the_same_user_learns_who_has_the_port(
 
 @pytest.mark.parametrize("family", ["4", "6"])
 @pytest.mark.parametrize("reuse_port", ["0", "1"])
-def test_a_listening_stranger_is_found_and_named(rig: Rig, family: str, reuse_port: str) -> None:
+def test_a_foreign_listener_is_named_as_the_holder(rig: Rig, family: str, reuse_port: str) -> None:
     port = free_port()
     with listener(port, family, reuse_port, run_id="run-0") as pid:
         taken = hold(rig, port)
@@ -137,7 +137,7 @@ def test_holding_again_moves_the_task_to_its_new_port(rig: Rig) -> None:
     assert can_bind(first["worker:0"])
 
 
-def test_a_stale_lock_file_is_no_obstacle(rig: Rig) -> None:
+def test_a_stale_lock_file_is_ignored(rig: Rig) -> None:
     port = free_port()
     lock = rig.folder / "ports" / f"{port}.json"
     lock.parent.mkdir(0o700)
@@ -157,7 +157,7 @@ def test_holding_again_replaces_all_ports_of_these_tasks(rig: Rig) -> None:
     assert len(list((rig.folder / "ports").iterdir())) == 2
 
 
-def test_a_port_that_is_taken_when_held_again_leaves_none_behind(rig: Rig) -> None:
+def test_a_taken_port_when_holding_again_releases_all(rig: Rig) -> None:
     first = hold(rig, 0, 0)["ports"]
     assert isinstance(first, dict)
     port = free_port()
@@ -167,11 +167,11 @@ def test_a_port_that_is_taken_when_held_again_leaves_none_behind(rig: Rig) -> No
     assert all(can_bind(port) for port in first.values())
 
 
-def test_the_look_before_a_run_does_not_keep_the_next_one_from_a_fixed_port() -> None:
+def test_the_probe_does_not_block_a_fixed_port_for_the_next_run() -> None:
     listener = probe.open_listener(0)
     port = listener.getsockname()[1]
     caller = socket.create_connection(("127.0.0.1", port))
-    listener.accept()[0].close()  # first: the connection stays here in TIME_WAIT
+    listener.accept()[0].close()  # first: the connection stays in TIME_WAIT on this side
     assert caller.recv(1) == b""
     caller.close()
     listener.close()

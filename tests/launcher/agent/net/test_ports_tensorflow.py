@@ -1,4 +1,4 @@
-"""TensorFlow's own server starts on a port that the agent holds, in both supported lines."""
+"""TensorFlow's server starts on a port that the agent holds, in both supported versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders of sockets: nobody else's, and found again although somebody else took their name."""
+"""Private folders of sockets, found again although another user took their name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def a_file(base: Path) -> None:
 
 
 def anothers_folder(base: Path) -> None:
-    """Only root can make one."""
+    """Create a folder of another user, which only root can do."""
     base.mkdir(mode=0o700)
     if os.getuid() == 0:
         os.chown(base, 12345, 12345)
@@ -51,11 +51,11 @@ def anothers_folder(base: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [a_folder_that_others_write_to, a_link, a_file, anothers_folder])
-def test_a_name_that_is_taken_has_a_substitute_that_everybody_finds(
+def test_a_taken_name_gets_a_suffix_that_all_processes_find(
     base: Path, home: Path, take: Callable[[Path], None]
 ) -> None:
     assert private_folders.place_of(str(base)) == str(base)
-    assert not (home / ".cache").exists(), "nothing is kept before it is needed"
+    assert not (home / ".cache").exists(), "no suffix is stored before it is needed"
     take(base)
     with ThreadPoolExecutor(8) as pool:
         (place,) = set(pool.map(private_folders.place_of, [str(base)] * 8))
@@ -66,7 +66,7 @@ def test_a_name_that_is_taken_has_a_substitute_that_everybody_finds(
     assert stat.S_IMODE((home / ".cache/tfcluster").stat().st_mode) == 0o700
 
 
-def test_a_substitute_that_is_taken_is_replaced(base: Path) -> None:
+def test_a_suffix_that_is_taken_too_is_replaced(base: Path) -> None:
     a_file(base)
     first = Path(private_folders.place_of(str(base)))
     a_file(first)
@@ -75,20 +75,20 @@ def test_a_substitute_that_is_taken_is_replaced(base: Path) -> None:
     assert private_folders.place_of(str(base)) == second
 
 
-def test_each_machine_has_its_own_although_they_share_a_home(
+def test_machines_that_share_a_home_have_separate_suffixes(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a_file(base)
-    here = private_folders.place_of(str(base))
+    first = private_folders.place_of(str(base))
     names = list(os.uname())
     monkeypatch.setattr(os, "uname", lambda: os.uname_result([names[0], "other", *names[2:]]))
     base.unlink()
     assert private_folders.place_of(str(base)) == str(base)
     monkeypatch.undo()
-    assert here != str(base)
+    assert first != str(base)
 
 
-def test_without_a_home_the_reason_is_the_folder(base: Path, home: Path) -> None:
+def test_without_a_home_the_error_is_about_the_folder(base: Path, home: Path) -> None:
     a_file(base)
     (home / ".cache").touch()
     place = private_folders.place_of(str(base))
@@ -97,7 +97,7 @@ def test_without_a_home_the_reason_is_the_folder(base: Path, home: Path) -> None
         private_folders.make_private(place)
 
 
-def test_a_damaged_record_is_written_anew(base: Path, home: Path) -> None:
+def test_a_damaged_record_is_replaced(base: Path, home: Path) -> None:
     a_file(base)
     private_folders.place_of(str(base))
     (record,) = (home / ".cache/tfcluster").iterdir()
@@ -107,10 +107,12 @@ def test_a_damaged_record_is_written_anew(base: Path, home: Path) -> None:
     assert private_folders.place_of(str(base)) == place
 
 
-def test_coordinator_and_relay_agree(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_coordinator_and_relay_use_the_same_folder(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(paths, "place_of", lambda path: f"{path}-0a0a0a0a")
     monkeypatch.setattr(relay, "place_of", lambda path: f"{path}-0a0a0a0a")
     expected = f"/tmp/tfcluster-{os.getuid()}-0a0a0a0a"
     assert str(paths.runtime_dir({})) == expected
-    config = relay.on_this_node({"socket": "a", "ports_dir": "ports", "token": "t"})
+    config = relay.with_local_paths({"socket": "a", "ports_dir": "ports", "token": "t"})
     assert config == {"socket": f"{expected}/a", "ports_dir": f"{expected}/ports", "token": "t"}

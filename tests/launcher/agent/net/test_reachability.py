@@ -1,4 +1,4 @@
-"""Who can be reached from a node: whoever answers, and be it with a refusal."""
+"""Reachability from a node: a host that refuses a connection is reachable."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def other(host: str, port: int) -> dict[str, object]:
     return {"node": host, "task": "worker:1", "host": host, "port": port}
 
 
-def run(*others: dict[str, object], patience_s: float = 2.0) -> list[list[object]]:
-    order = json.dumps({"attempt": 3, "others": others, "patience_s": patience_s})
+def run(*others: dict[str, object], timeout_s: float = 2.0) -> list[list[object]]:
+    order = json.dumps({"attempt": 3, "others": others, "patience_s": timeout_s})
     argv = [sys.executable, "-I", "-S", reachability.__file__, order]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     report = json.loads(done.stdout)
@@ -24,15 +24,15 @@ def run(*others: dict[str, object], patience_s: float = 2.0) -> list[list[object
     return found
 
 
-def test_a_task_that_listens_and_one_that_has_ended_can_both_be_reached() -> None:
+def test_listening_and_ended_tasks_are_both_reachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         ports = [listener.getsockname()[1], closed.getsockname()[1]]
-        assert run(*(other("127.0.0.1", port) for port in ports), patience_s=5.0) == []
+        assert run(*(other("127.0.0.1", port) for port in ports), timeout_s=5.0) == []
 
 
-def test_a_host_from_which_nothing_comes_is_named_with_the_reason() -> None:
-    # A listener whose queue is full answers to nobody, as behind a filter.
+def test_a_silent_host_is_named_with_the_reason() -> None:
+    # A listener whose queue is full does not answer, like a host behind a firewall.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
@@ -41,6 +41,6 @@ def test_a_host_from_which_nothing_comes_is_named_with_the_reason() -> None:
     assert row[4] == "timed out"
 
 
-def test_a_name_that_nobody_knows_is_an_answer_of_the_resolver() -> None:
+def test_an_unknown_host_name_is_reported_with_the_resolver_s_error() -> None:
     (row,) = run(other("no-such-host.invalid", 2222))
     assert row[4]

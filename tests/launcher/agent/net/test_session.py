@@ -1,4 +1,4 @@
-"""Who may speak to an agent, and what a lost connection costs: nothing, within the lease."""
+"""Sessions with an agent: who is refused, and that a reconnect within the lease loses nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.launcher.agent.conftest import Peer, Rig, is_alive, wait_until
 from tfcluster.agent import protocol
 
 
-def test_the_agent_and_its_guard_stay_small_and_apart(rig: Rig) -> None:
+def test_agent_and_guard_are_small_and_in_separate_sessions(rig: Rig) -> None:
     sessions = {os.getsid(pid) for pid in (rig.pid, rig.guard_pid, os.getpid())}
     assert len(sessions) == 3
     for pid, limit in ((rig.pid, 16_000), (rig.guard_pid, 12_000)):
@@ -40,14 +40,14 @@ def test_the_socket_is_for_its_owner_only(rig: Rig) -> None:
     ],
     ids=["token", "run", "node", "protocol"],
 )
-def test_a_wrong_hello_is_refused_and_harms_nobody(
+def test_a_wrong_hello_is_refused_without_further_effect(
     rig: Rig, change: dict[str, object], reason: str
 ) -> None:
-    stranger = Peer(str(rig.config["socket"]))
-    answer = stranger.hello(**change)
+    other = Peer(str(rig.config["socket"]))
+    answer = other.hello(**change)
     assert answer["type"] == "refused"
     assert reason in answer["reason"]
-    stranger.close()
+    other.close()
     assert rig.start("true")["type"] == "task_started"
 
 
@@ -58,7 +58,7 @@ def test_without_a_lease_a_second_coordinator_is_refused(rig: Rig) -> None:
     assert rig.start("true")["type"] == "task_started"
 
 
-def test_garbage_of_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> None:
+def test_garbage_from_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> None:
     task = rig.start("sleep", "60")["pid"]
     rig.peer.socket.sendall(b"no frame at all")
     assert "not a frame" in rig.peer.take("refused")["reason"]
@@ -67,15 +67,15 @@ def test_garbage_of_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> No
 
 
 def test_garbage_is_refused_and_orders_need_a_hello(rig: Rig) -> None:
-    stranger = Peer(str(rig.config["socket"]))
-    stranger.send("shutdown")
-    stranger.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    assert "not a frame" in stranger.take("refused")["reason"]
-    stranger.close()
+    other = Peer(str(rig.config["socket"]))
+    other.send("shutdown")
+    other.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    assert "not a frame" in other.take("refused")["reason"]
+    other.close()
     assert rig.start("true")["type"] == "task_started"
 
 
-def test_nothing_is_lost_or_done_twice_over_a_reconnect(new_rig: Callable[..., Rig]) -> None:
+def test_nothing_is_lost_or_done_twice_after_a_reconnect(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=30)
     code = (
         "import json, os, socket, time\n"
@@ -85,20 +85,20 @@ def test_nothing_is_lost_or_done_twice_over_a_reconnect(new_rig: Callable[..., R
         "    time.sleep(0.005)\n"
     )
     rig.start_python(code)
-    seen = []
+    received = []
     for _ in range(5):
         for _ in range(20):
-            seen.append(rig.peer.take("task_event")["event"]["step"])
+            received.append(rig.peer.take("task_event")["event"]["step"])
         rig.reconnect()
-    while len(seen) < 200:
-        seen.append(rig.peer.take("task_event")["event"]["step"])
-    assert seen == list(range(200))
+    while len(received) < 200:
+        received.append(rig.peer.take("task_event")["event"]["step"])
+    assert received == list(range(200))
     assert rig.exited()["exit_code"] == 0
     rig.peer.send("shutdown")
     rig.peer.take("bye")
 
 
-def test_an_order_sent_again_is_obeyed_once(new_rig: Callable[..., Rig]) -> None:
+def test_a_repeated_order_is_carried_out_once(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=30)
     entry = {"task": "worker:0", "argv": ["echo", "once"], "cwd": "/", "log": str(rig.log())}
     order = rig.peer.session.number({"type": "start", "attempt": 1, "tasks": [entry]})
@@ -113,7 +113,7 @@ def test_an_order_sent_again_is_obeyed_once(new_rig: Callable[..., Rig]) -> None
     rig.peer.take("bye")
 
 
-def test_logs_are_streamed_by_offset_and_go_on_after_a_reconnect(
+def test_logs_are_streamed_by_offset_and_continue_after_a_reconnect(
     new_rig: Callable[..., Rig],
 ) -> None:
     rig = new_rig(lease_s=30)
@@ -140,14 +140,14 @@ def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
     rig.reconnect(stream_logs=True)
     rig.start("sh", "-c", "echo one; sleep 60")
     wait_until(lambda: rig.log().read_text() == "one\n")
-    time.sleep(0.3)  # by now they are in the socket, which nobody reads before it is closed
+    time.sleep(0.3)  # by now they are in the socket, which is closed unread
     rig.reconnect(stream_logs=True)
     wait_until(lambda: rig.peer.read() and bytes(rig.peer.logs.get("worker:0/1", b"")) == b"one\n")
     rig.peer.send("shutdown")
     rig.peer.take("bye")
 
 
-def test_when_the_lease_is_over_everything_ends(new_rig: Callable[..., Rig]) -> None:
+def test_an_expired_lease_ends_everything(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=1.0)
     pid = rig.start("sleep", "60")["pid"]
     rig.peer.close()
@@ -165,23 +165,25 @@ def test_pings_keep_the_lease(new_rig: Callable[..., Rig]) -> None:
     assert is_alive(pid)
 
 
-def test_the_end_of_the_connection_is_the_end_of_all(rig: Rig) -> None:
+def test_without_a_lease_a_closed_connection_ends_everything(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     rig.peer.close()
     wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_the_agent_ends_all_and_says_what_ended(rig: Rig, number: int) -> None:
+def test_a_signal_to_the_agent_ends_all_tasks_and_reports_them(rig: Rig, number: int) -> None:
     rig.start("sleep", "60")
     os.kill(rig.pid, number)
     assert rig.peer.take("agent_ending")["signal"] == number
-    assert not [m for m in rig.peer.messages if m["type"] == "task_exited"], "it comes before"
+    assert not [m for m in rig.peer.messages if m["type"] == "task_exited"], (
+        "the report comes before the exits"
+    )
     assert rig.exited()["ended_by"] == "tfcluster"
     wait_until(lambda: not Path(str(rig.config["socket"])).exists(), timeout_s=2)
 
 
-def test_a_lost_guard_is_told(rig: Rig) -> None:
+def test_a_lost_guard_is_reported(rig: Rig) -> None:
     rig.start("sleep", "60")
     os.kill(rig.guard_pid, signal.SIGKILL)
     rig.peer.take("guard_lost")

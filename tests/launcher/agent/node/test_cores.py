@@ -1,4 +1,4 @@
-"""The usable cores of a machine as the kernel's files describe it."""
+"""The usable cores of a machine, read from the kernel's files."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_cores_are_told_by_numa_node(machine: Machine) -> None:
+def test_cores_are_grouped_by_numa_node(machine: Machine) -> None:
     machine.has_nodes("0,2", "1,3")
     assert machine.by_node() == [[0, 2], [1, 3]]
 
 
-def test_only_cores_that_affinity_and_cpuset_leave_count(machine: Machine) -> None:
+def test_only_cores_within_affinity_and_cpuset_count(machine: Machine) -> None:
     machine.has_nodes("0-3,8-11", "4-7,12-15", "")
     machine.allows(1, 2, 9, 13)
     assert machine.by_node() == [[1, 2, 9], [13]]
@@ -67,7 +67,7 @@ def test_only_cores_that_affinity_and_cpuset_leave_count(machine: Machine) -> No
     assert machine.by_node() == [[5]]
 
 
-def test_the_threads_of_a_core_are_neighbours(machine: Machine) -> None:
+def test_the_threads_of_a_core_are_next_to_each_other(machine: Machine) -> None:
     machine.has_nodes("0-1,4-5", "2-3,6-7")
     machine.has_siblings("0,4", "1,5", "2,6", "3,7")
     machine.allows(*range(8))
@@ -76,13 +76,13 @@ def test_the_threads_of_a_core_are_neighbours(machine: Machine) -> None:
     assert machine.by_node() == [[0, 4, 1]]
 
 
-def test_where_the_kernel_says_nothing_all_are_alike(machine: Machine) -> None:
+def test_without_kernel_files_all_cores_form_one_node(machine: Machine) -> None:
     assert machine.by_node() == [[0, 1, 2, 3]]
     machine.has_nodes("0", "nonsense")
-    assert machine.by_node() == [[0], [1, 2, 3]], "none is lost"
+    assert machine.by_node() == [[0], [1, 2, 3]], "no core is lost"
 
 
-def test_this_machines_own_are_those_it_may_use() -> None:
+def test_the_real_machine_lists_exactly_the_allowed_cores() -> None:
     found = [core for node in limits.by_node() for core in node]
     assert sorted(found) == sorted(os.sched_getaffinity(0))
     assert 1 <= limits.usable() <= len(found)
@@ -97,7 +97,7 @@ def test_this_machines_own_are_those_it_may_use() -> None:
         ("nonsense", "max 100000", None),
     ],
 )
-def test_a_control_group_limits_the_time_of_cores(
+def test_a_cgroup_limits_the_cpu_time(
     machine: Machine, own: str, above: str, limit: float | None
 ) -> None:
     machine.mounted("cgroup2")
@@ -108,7 +108,7 @@ def test_a_control_group_limits_the_time_of_cores(
 
 
 @pytest.mark.parametrize(("quota", "limit"), [("-1", None), ("200000", 2.0)])
-def test_so_does_one_of_the_old_kind(machine: Machine, quota: str, limit: float | None) -> None:
+def test_a_cgroup_v1_limits_the_cpu_time(machine: Machine, quota: str, limit: float | None) -> None:
     machine.mounted("cgroup", "rw,cpu,cpuacct")
     machine.write(machine.proc / "self/cgroup", "5:cpu,cpuacct:/job")
     machine.write(machine.mount / "job/cpu.cfs_quota_us", quota)
@@ -116,5 +116,5 @@ def test_so_does_one_of_the_old_kind(machine: Machine, quota: str, limit: float 
     assert machine.limit() == limit
 
 
-def test_without_control_groups_there_is_no_limit(machine: Machine) -> None:
+def test_without_cgroups_there_is_no_limit(machine: Machine) -> None:
     assert machine.limit() is None

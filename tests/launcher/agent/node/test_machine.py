@@ -1,4 +1,4 @@
-"""What is seen of a machine: values, never passwords; what is missing is no error."""
+"""Facts about a machine: values without passwords; missing parts are no error."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_all_facts_of_this_machine(tmp_path: Path) -> None:
     assert found["packages"]["tensorflow"].count(".") == 2
 
 
-def test_of_proxies_only_the_names_are_told() -> None:
+def test_values_of_proxies_are_not_reported() -> None:
     environ = {"https_proxy": "http://anna:secret@proxy", "no_proxy": "corp", "HOME": "/h"}
     assert machine.proxies(environ) == {"https_proxy": "set", "no_proxy": "corp"}
 
 
-def test_a_folder_is_judged_by_where_it_will_be_made(tmp_path: Path) -> None:
+def test_a_missing_folder_is_judged_by_its_parent(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert machine.unwritable([str(tmp_path / "a" / "b")]) == []
     assert machine.unwritable(["/proc/here"])[0][0] == "/proc/here"
@@ -43,7 +43,7 @@ def test_a_folder_is_judged_by_where_it_will_be_made(tmp_path: Path) -> None:
         ("echo no driver; exit 9", ([], "nvidia-smi failed: no driver")),
     ],
 )
-def test_what_the_driver_says(
+def test_gpus_from_the_driver_s_answer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     says: str,
@@ -56,14 +56,14 @@ def test_what_the_driver_says(
     assert machine.gpus() == expected
 
 
-def test_only_its_own_names_and_addresses_are_its_own() -> None:
+def test_only_names_and_addresses_of_this_machine_are_its_own() -> None:
     assert machine.is_own("127.0.0.1")
     assert machine.is_own("[::1]") or not Path("/proc/net/if_inet6").exists()
     assert not machine.is_own("192.0.2.1")
     assert not machine.is_own("no.such.name.invalid")
 
 
-def test_an_import_that_fails_is_told_by_its_last_line(tmp_path: Path) -> None:
+def test_a_failed_import_is_reported_by_its_last_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho a; echo 'ImportError: no libcuda' >&2; exit 1\n")
     python.chmod(0o755)

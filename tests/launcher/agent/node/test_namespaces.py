@@ -1,4 +1,4 @@
-"""Tasks with a network of their own: nobody outside reaches them, and `prepare` is not inside."""
+"""Tasks in a private network: unreachable from outside, while `prepare` is in the host's."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def free_port() -> int:
 WITHOUT_RIGHTS = """#!/bin/sh
 exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin {python} "$@"
 """
-"""Root without CAP_SYS_ADMIN takes the way of all users: through a user namespace."""
+"""Root without CAP_SYS_ADMIN needs a user namespace, as all users do."""
 
 
 def pythons() -> dict[str, str]:
-    """Ours, the oldest, and one with `os.unshare` (3.12) where there is one."""
+    """Yield this Python, the oldest, and one with `os.unshare` (3.12) if there is one."""
     newer = sorted(map(str, Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3.1[2-9]")))
-    found = {"ours": sys.executable, "oldest": find_python39(), "newer": (newer or [""])[0]}
+    found = {"this": sys.executable, "oldest": find_python39(), "newer": (newer or [""])[0]}
     return {name: path for name, path in found.items() if path}
 
 
@@ -70,7 +70,7 @@ def order(rig: Rig, *argv: str) -> dict[str, Any]:
 
 
 def prepare(rig: Rig, *argv: str) -> str:
-    """Run a prepare step; returns what it said."""
+    """Run a prepare step; return its output."""
     rig.peer.send("start", attempt=0, tasks=[order(rig, *argv)])
     if rig.peer.take("task_started", "start_failed", task="prepare")["type"] == "start_failed":
         return "start_failed"
@@ -90,16 +90,16 @@ def test_only_the_tasks_reach_each_other(private: Rig) -> None:
     assert private.exited("w:1")["exit_code"] == 0, private.log("w:1").read_text()
 
 
-def test_a_port_that_somebody_has_outside_is_free_inside(private: Rig) -> None:
+def test_a_port_taken_in_the_host_network_is_free_inside(private: Rig) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
         assert private.peer.take("ports_held", "port_taken")["type"] == "ports_held"
 
 
-def test_prepare_runs_in_the_host_s_network_and_is_a_task_like_others(private: Rig) -> None:
-    ours = os.readlink("/proc/self/ns/net")
-    assert prepare(private, "sh", "-c", NETWORK).strip() == ours
+def test_prepare_runs_in_the_host_s_network_as_a_normal_task(private: Rig) -> None:
+    host_network = os.readlink("/proc/self/ns/net")
+    assert prepare(private, "sh", "-c", NETWORK).strip() == host_network
     assert prepare(private, "/no/such/program") == "start_failed"
     private.peer.send("start", attempt=0, tasks=[order(private, "sleep", "300")])
     private.peer.take("task_started", task="prepare")
@@ -107,24 +107,24 @@ def test_prepare_runs_in_the_host_s_network_and_is_a_task_like_others(private: R
     assert private.exited("prepare")["ended_by"] == "tfcluster"
     private.start("sh", "-c", NETWORK)
     private.exited()
-    assert private.log().read_text().strip() not in ("", ours)
-    wait_until(lambda: not children_of(private.pid))  # nobody waits outside any more
+    assert private.log().read_text().strip() not in ("", host_network)
+    wait_until(lambda: not children_of(private.pid))  # the spawner has ended
 
 
-@pytest.mark.parametrize("who", ["agent", "guard"])
-def test_a_prepare_step_dies_with_agent_and_guard(private: Rig, who: str) -> None:
+@pytest.mark.parametrize("victim", ["agent", "guard"])
+def test_a_prepare_step_dies_with_agent_and_guard(private: Rig, victim: str) -> None:
     log = private.log("prepare")
     step = order(private, "sh", "-c", "echo $$; sleep 300 & echo $!; wait")
     private.peer.send("start", attempt=0, tasks=[step])
     wait_until(lambda: log.exists() and log.read_text().count("\n") == 2)
     pids = [*map(int, log.read_text().split()), *children_of(private.pid)]
-    assert len(set(pids)) == 3, "the step, its child, and who stays outside"
-    kill(private.pid if who == "agent" else private.guard_pid)
+    assert len(set(pids)) == 3, "the step, its child, and the spawner in the host's network"
+    kill(private.pid if victim == "agent" else private.guard_pid)
     wait_until(lambda: not any(map(is_alive, pids)), timeout_s=2)
     wait_until(lambda: not is_alive(private.pid), timeout_s=2)
 
 
-def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(private: Rig) -> None:
+def test_without_root_a_user_namespace_keeps_file_owners(private: Rig) -> None:
     private.start("sh", "-c", "readlink /proc/self/ns/user; id -u; id -g")
     private.start("sh", "-c", "touch written", task="w:1", cwd=str(private.folder))
     private.exited("w:1")
@@ -142,7 +142,7 @@ def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(priv
     [
         (
             {"sys/kernel/apparmor_restrict_unprivileged_userns": "1"},
-            "AppArmor forbids a user's own namespaces (kernel.apparmor_restrict_",
+            "AppArmor forbids user namespaces (kernel.apparmor_restrict_",
             "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
         ),
         (
@@ -160,10 +160,10 @@ def test_without_rights_it_takes_a_user_namespace_and_files_stay_the_user_s(priv
             "a seccomp filter",
             "seccomp=unconfined",
         ),
-        ({}, "namespaces are refused (Operation not permitted)", "user_namespaces(7)"),
+        ({}, "the system refuses namespaces (Operation not permitted)", "user_namespaces(7)"),
     ],
 )
-def test_a_refusal_names_its_cause_and_cure(settings: dict[str, str], cause: str, fix: str) -> None:
+def test_a_refusal_names_its_cause_and_fix(settings: dict[str, str], cause: str, fix: str) -> None:
     error = OSError(errno.EPERM, "Operation not permitted")
     refused = why_refused(error, lambda name: settings.get(name, ""))
     assert cause in refused.message
@@ -191,8 +191,8 @@ except SurroundingsError as error:
 """
 
 
-def test_a_system_that_refuses_is_believed_and_leaves_nothing(folder: Path) -> None:
-    """A user namespace of the test's own, in which no further one may be made."""
+def test_a_refusing_system_is_reported_and_nothing_is_left(folder: Path) -> None:
+    """The test uses a user namespace in which no further one may be created."""
     argv = ["unshare", "--user", "--map-root-user", "sh", "-c", REFUSED, "sh"]
     argv += [sys.executable, "-c", CONNECT, str(folder / "run")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)

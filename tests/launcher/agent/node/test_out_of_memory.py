@@ -1,4 +1,4 @@
-"""A task the kernel killed for its memory is told apart from one that somebody killed."""
+"""Out-of-memory kills are told apart from other kills."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.launcher.agent.conftest import Rig, kill, wait_until
 
 from tfcluster.agent.node import limits
-from tfcluster.agent.node.limits import COUNTERS, Witness, killed_pid
+from tfcluster.agent.node.limits import COUNTERS, OomDetector, killed_pid
 
 LIMIT = 64 << 20
 EATER = "import time; print('eats', flush=True); x = bytearray(300 << 20); time.sleep(60)"
@@ -22,7 +22,7 @@ NO_LOG = "/no/kernel/log"
 
 
 class Tree:
-    """The files a kernel shows of cgroups, for counters this machine's kernel does not have."""
+    """Fake cgroup files, for counters that this machine's kernel does not have."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.mount = folder / "proc", folder / "cgroup"
@@ -42,8 +42,8 @@ class Tree:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"low 0\noom {kills + 1}\noom_kill {kills}\n")
 
-    def witness(self) -> Witness:
-        return Witness(str(self.proc), NO_LOG)
+    def detector(self) -> OomDetector:
+        return OomDetector(str(self.proc), NO_LOG)
 
 
 @pytest.fixture
@@ -56,50 +56,52 @@ def tree(tmp_path: Path) -> Tree:
     return tree
 
 
-def test_v2_counters_of_its_own_cgroup_and_those_above_are_evidence(tree: Tree) -> None:
-    folders = [str(tree.mount / path) for path in ("job/step", "job", "")]
-    seen = limits.folders(7, "memory", COUNTERS, str(tree.proc))
-    found = [folder.rstrip("/") for folder in seen]
-    assert found == [folder.rstrip("/") for folder in folders]
+def test_v2_counters_of_a_cgroup_and_its_parents_are_evidence(tree: Tree) -> None:
+    cgroup_folders = [str(tree.mount / path) for path in ("job/step", "job", "")]
+    record = limits.cgroup_folders(7, "memory", COUNTERS, str(tree.proc))
+    found = [folder.rstrip("/") for folder in record]
+    assert found == [folder.rstrip("/") for folder in cgroup_folders]
     for path in ("job/step", "job"):
-        witness = tree.witness()
-        before = witness.look(7)
-        assert witness.evidence(7, before) is None
+        detector = tree.detector()
+        before = detector.count_kills(7)
+        assert detector.evidence(7, before) is None
         tree.count(path, 4)
         (tree.mount / path / "memory.max").write_text(f"{LIMIT}\n")
-        evidence = witness.evidence(7, before)
+        evidence = detector.evidence(7, before)
         assert evidence is not None
         assert f"{tree.mount / path} with a limit of 64 MiB" in evidence
 
 
 def test_one_counted_kill_explains_one_end(tree: Tree) -> None:
     tree.member(8, "0::/job/step")
-    witness = tree.witness()
-    before = witness.look(7), witness.look(8)
+    detector = tree.detector()
+    before = detector.count_kills(7), detector.count_kills(8)
     tree.count("job/step", 4)
-    assert witness.evidence(7, before[0])
-    assert witness.evidence(8, before[1]) is None
+    assert detector.evidence(7, before[0])
+    assert detector.evidence(8, before[1]) is None
     tree.count("job/step", 5)
-    assert witness.evidence(8, before[1])
-    assert witness.evidence(7, witness.look(7)) is None, "what was before its start is not its"
+    assert detector.evidence(8, before[1])
+    assert detector.evidence(7, detector.count_kills(7)) is None, (
+        "what was before its start is not its"
+    )
 
 
 def test_v1_counters_behind_a_container_s_mount_are_found(tree: Tree) -> None:
     tree.mounted("cgroup", root="/docker/0a1b", options="rw,memory")
     tree.member(7, "4:memory:/docker/0a1b/step")
     tree.count("step", 0, name="memory.oom_control")
-    witness = tree.witness()
-    before = witness.look(7)
+    detector = tree.detector()
+    before = detector.count_kills(7)
     tree.count("step", 1, name="memory.oom_control")
     (tree.mount / "step" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    evidence = witness.evidence(7, before)
-    assert evidence == f"cgroup {tree.mount / 'step'}: its count of kills rose to 1"
+    evidence = detector.evidence(7, before)
+    assert evidence == f"cgroup {tree.mount / 'step'}: its count of out-of-memory kills rose to 1"
 
 
 def test_without_any_cgroup_there_is_no_evidence(tmp_path: Path) -> None:
-    witness = Witness(str(tmp_path), NO_LOG)
-    assert witness.look(7) == {}
-    assert witness.evidence(7, {}) is None
+    detector = OomDetector(str(tmp_path), NO_LOG)
+    assert detector.count_kills(7) == {}
+    assert detector.evidence(7, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -113,13 +115,13 @@ def test_without_any_cgroup_there_is_no_evidence(tmp_path: Path) -> None:
         ("oom_reaper: reaped process 205 (python3), now anon-rss:0kB", None),
     ],
 )
-def test_the_kernel_s_own_words_name_the_pid(line: str, pid: int | None) -> None:
+def test_a_line_of_the_kernel_log_names_the_pid(line: str, pid: int | None) -> None:
     assert killed_pid(line) == pid
 
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A real cgroup with a limit: v1 or v2, wherever this machine has its memory controller."""
+    """Create a real cgroup with a limit: v1 or v2, as this machine has it."""
     v1 = Path("/sys/fs/cgroup/memory")
     parent = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
     group = parent / f"tfcluster-test-{os.getpid()}"
@@ -134,7 +136,7 @@ def small_cgroup() -> Iterator[Path]:
 
 
 def is_removed(group: Path) -> bool:
-    """The agent leaves it; a process that is just ending keeps it a moment longer."""
+    """Remove the cgroup, retrying while an ending process is still in it."""
     for pid in (group / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
             (group.parent / "cgroup.procs").write_text(pid)
@@ -143,19 +145,21 @@ def is_removed(group: Path) -> bool:
     return not group.exists()
 
 
-def test_a_real_counter_is_evidence_where_the_log_is_closed(small_cgroup: Path) -> None:
-    witness = Witness("/proc", NO_LOG)
+def test_a_real_counter_is_evidence_without_the_kernel_log(small_cgroup: Path) -> None:
+    detector = OomDetector("/proc", NO_LOG)
     code = "input(); x = bytearray(300 << 20)"
     with subprocess.Popen([sys.executable, "-S", "-c", code], stdin=subprocess.PIPE) as task:
         (small_cgroup / "cgroup.procs").write_text(str(task.pid))
-        before = witness.look(task.pid)
+        before = detector.count_kills(task.pid)
         task.communicate(b"go\n")
     assert task.returncode == -signal.SIGKILL
-    shown = f"cgroup {small_cgroup} with a limit of 64 MiB: its count of kills rose to 1"
-    assert witness.evidence(task.pid, before) == shown
+    shown = (
+        f"cgroup {small_cgroup} with a limit of 64 MiB: its count of out-of-memory kills rose to 1"
+    )
+    assert detector.evidence(task.pid, before) == shown
 
 
-def test_the_kernel_s_kill_is_told_with_evidence(rig: Rig, small_cgroup: Path) -> None:
+def test_an_out_of_memory_kill_is_reported_with_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     pid = rig.start_python(EATER)["pid"]
     exited = rig.exited()
@@ -163,7 +167,7 @@ def test_the_kernel_s_kill_is_told_with_evidence(rig: Rig, small_cgroup: Path) -
     assert f"Killed process {pid}" in exited["oom"] or f"pid={pid}" in exited["oom"]
 
 
-def test_a_kill_by_somebody_or_by_us_has_no_such_evidence(rig: Rig, small_cgroup: Path) -> None:
+def test_other_kills_have_no_such_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     kill(rig.start("sleep", "300")["pid"])
     assert "oom" not in rig.exited()

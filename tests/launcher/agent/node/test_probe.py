@@ -1,4 +1,4 @@
-"""How the probes of several nodes find each other, though none of them starts first."""
+"""The probes of several nodes find each other, in whatever order they start."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfcluster.agent.node import probe
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """One that nobody listens on, and nobody else is given."""
+    """Return a port without a listener that no other process gets."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
@@ -22,48 +22,48 @@ def port() -> Iterator[int]:
         yield number
 
 
-def call(port: int, patience_s: float) -> str:
+def dial(port: int, timeout_s: float) -> str:
     other = {"node": "b", "host": "127.0.0.1", "port": port}
-    return probe.call(probe.Party("run", "a"), other, time.monotonic() + patience_s)
+    return probe.dial(probe.Rendezvous("run", "a"), other, time.monotonic() + timeout_s)
 
 
 def test_a_node_whose_probe_starts_late_is_waited_for(port: int) -> None:
-    later = threading.Timer(0.5, probe.Party("run", "b").listen, (port, ["a"]))
+    later = threading.Timer(0.5, probe.Rendezvous("run", "b").listen, (port, ["a"]))
     later.start()
-    assert call(port, 0.1) == ""
+    assert dial(port, 0.1) == ""
     later.join()
 
 
-def test_one_whose_probe_never_starts_refuses(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "_LATE_S", 0.3)
-    assert call(port, 0.1) == "Connection refused"
-
-
-def test_what_drops_packets_is_not_waited_for_longer(
+def test_a_node_whose_probe_never_starts_is_unreachable(
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(probe, "_LATE_S", 0.3)
+    assert dial(port, 0.1) == "Connection refused"
+
+
+def test_dropped_packets_get_no_extra_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(*_: object) -> socket.socket:
         time.sleep(0.1)
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(probe, "_LATE_S", 300.0)
     monkeypatch.setattr(socket, "create_connection", drop)
-    assert call(port, 0.2) == "timed out"
+    assert dial(port, 0.2) == "timed out"
 
 
-def test_a_probe_stays_until_every_port_was_called_by_every_node(port: int) -> None:
-    party = probe.Party("run", "b")
+def test_a_probe_waits_until_every_node_has_called_every_port(port: int) -> None:
+    rendezvous = probe.Rendezvous("run", "b")
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
         ports = (port, holder.getsockname()[1])
         for number in ports:
-            party.listen(number, ["a"])
-        waits = threading.Thread(target=party.wait_for_all, args=(time.monotonic() + 60,))
+            rendezvous.listen(number, ["a"])
+        waits = threading.Thread(target=rendezvous.wait_for_all, args=(time.monotonic() + 60,))
         waits.start()
-        assert call(ports[0], 5) == ""
+        assert dial(ports[0], 5) == ""
         waits.join(0.3)
         assert waits.is_alive()
-        assert call(ports[1], 5) == ""
+        assert dial(ports[1], 5) == ""
         waits.join(30)
         assert not waits.is_alive()

@@ -1,4 +1,4 @@
-"""Several attempts in one agent's life: what was the old one's ends before the new one starts."""
+"""Several attempts with one agent: processes of the old one end before the new one starts."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def pid_in(log: Path) -> int:
     return int(log.read_text())
 
 
-def test_the_next_attempt_starts_at_once_with_a_log_of_its_own(rig: Rig) -> None:
+def test_the_next_attempt_starts_at_once_with_its_own_log(rig: Rig) -> None:
     for attempt in (1, 2, 3):
         start(rig, attempt, order(rig, attempt, "sh", "-c", f"echo {attempt}; exec sleep 300"))
         log = rig.folder / f"attempt-{attempt}" / "worker:0.log"
@@ -69,7 +69,7 @@ def test_the_next_attempt_starts_at_once_with_a_log_of_its_own(rig: Rig) -> None
     assert [log.read_text() for log in logs] == ["1\n", "2\n", "3\n"]
 
 
-def test_one_that_cannot_start_does_not_keep_the_others_from_it(rig: Rig) -> None:
+def test_a_task_that_cannot_start_does_not_block_the_others(rig: Rig) -> None:
     argvs = (["true"], ["/no/such/program"], ["sh", "-c", "exit 3"])
     orders = [order(rig, 1, *argv, task=f"worker:{i}") for i, argv in enumerate(argvs)]
     rig.peer.send("start", attempt=1, tasks=orders)
@@ -79,8 +79,8 @@ def test_one_that_cannot_start_does_not_keep_the_others_from_it(rig: Rig) -> Non
     assert rig.exited("worker:1")["attempt"] == 2
 
 
-def test_a_gang_that_obeys_is_stopped_and_started_again_in_no_time(rig: Rig) -> None:
-    """The whole way, coordinator included, may take 0.3 s each; the agent's part is a fraction."""
+def test_a_gang_that_obeys_is_restarted_quickly(rig: Rig) -> None:
+    """Restarts with the coordinator may take 0.3 s each; the agent's part is a fraction."""
     names = [f"worker:{i}" for i in range(4)]
     took = []
     for attempt in range(1, 6):
@@ -92,28 +92,28 @@ def test_a_gang_that_obeys_is_stopped_and_started_again_in_no_time(rig: Rig) -> 
     assert min(took) < 0.3
 
 
-def test_what_left_its_group_ends_before_its_tasks_next_attempt_and_no_other(rig: Rig) -> None:
+def test_a_stray_process_ends_before_its_own_task_s_next_attempt(rig: Rig) -> None:
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
-    left = [pid_in(rig.folder / "attempt-1" / f"{name}.log") for name in names]
+    stray = [pid_in(rig.folder / "attempt-1" / f"{name}.log") for name in names]
     rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
     rig.exited("worker:0")
-    assert is_alive(left[0]), "it may finish what it does while the others train"
+    assert is_alive(stray[0]), "it may finish its work while the others train"
     start(rig, 2, order(rig, 2, "sleep", "300"))
-    assert [is_alive(pid) for pid in left] == [False, True]
+    assert [is_alive(pid) for pid in stray] == [False, True]
 
 
-def test_after_a_gang_stop_nothing_survives_whatever_its_environment(rig: Rig) -> None:
+def test_after_a_gang_stop_no_process_survives_in_any_environment(rig: Rig) -> None:
     start(rig, 1, daemon(rig, 1, "worker:0", "no names"), order(rig, 1, "true", task="worker:1"))
-    left = pid_in(rig.folder / "attempt-1" / "worker:0.log")
+    stray = pid_in(rig.folder / "attempt-1" / "worker:0.log")
     rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
     rig.exited("worker:0")
     rig.exited("worker:1")
     start(rig, 2, order(rig, 2, "sleep", "300"), order(rig, 2, "sleep", "300", task="worker:1"))
-    assert not is_alive(left)
+    assert not is_alive(stray)
 
 
-def test_what_prepare_left_running_stays(rig: Rig) -> None:
+def test_processes_left_by_prepare_stay(rig: Rig) -> None:
     start(rig, 0, daemon(rig, 0, "prepare", "no names", stay_s=0))
     rig.exited("prepare")
     server = pid_in(rig.folder / "attempt-0" / "prepare.log")
@@ -123,7 +123,7 @@ def test_what_prepare_left_running_stays(rig: Rig) -> None:
     assert is_alive(server)
 
 
-def test_a_stopped_task_is_told_and_so_is_one_that_goes_on(rig: Rig) -> None:
+def test_stopped_and_continued_tasks_are_reported(rig: Rig) -> None:
     rig.start("sh", "-c", "while :; do sleep .05; done")
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
     assert rig.peer.take("task_stopped") == {
@@ -152,7 +152,7 @@ def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
     assert time.monotonic() - asked < 5
 
 
-def test_ordered_to_die_it_dies_and_the_guard_ends_its_tasks(rig: Rig) -> None:
+def test_an_agent_ordered_to_die_dies_and_the_guard_ends_its_tasks(rig: Rig) -> None:
     pid = rig.start("sleep", "300")["pid"]
     rig.peer.send("die")
     wait_until(lambda: not is_alive(pid), timeout_s=2)

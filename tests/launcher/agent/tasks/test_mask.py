@@ -1,4 +1,4 @@
-"""A secret that a task prints reaches neither the disk nor the line."""
+"""Masked secrets reach neither the disk nor the coordinator."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ SECRET = b"correct-horse"
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 1000])
-def test_however_it_is_cut_into_pieces(size: int) -> None:
+def test_a_secret_is_masked_however_the_output_is_cut(size: int) -> None:
     text = b"key=" + SECRET + b" corr correct-h" + SECRET + SECRET[:-1] + b"\n"
     veil = Mask([SECRET])
-    pieces = [veil.cover(text[at : at + size]) for at in range(0, len(text), size)]
+    pieces = [veil.apply(text[at : at + size]) for at in range(0, len(text), size)]
     covered = b"key=******** corr correct-h********" + SECRET[:-1] + b"\n"
-    assert b"".join(pieces) + veil.rest() == covered
+    assert b"".join(pieces) + veil.flush() == covered
 
 
-def test_lines_do_not_wait_for_what_comes_after_them() -> None:
-    assert Mask([SECRET]).cover(b"step 1\n") == b"step 1\n"
+def test_complete_lines_are_not_held_back() -> None:
+    assert Mask([SECRET]).apply(b"step 1\n") == b"step 1\n"
 
 
-def test_a_value_that_holds_another_is_covered_whole() -> None:
-    assert Mask([b"secret", b"my-secret-key"]).cover(b"my-secret-key secret.") == (
+def test_a_value_that_contains_another_is_masked_whole() -> None:
+    assert Mask([b"secret", b"my-secret-key"]).apply(b"my-secret-key secret.") == (
         b"******** ********."
     )
 
 
-def test_only_the_named_variables_are_covered() -> None:
+def test_only_the_named_variables_are_masked() -> None:
     spec = {"env": {"API_KEY": "s3cr3t-é", "SEED": "12345678"}}
     assert mask_of(spec) is None
     veil = mask_of({**spec, "secrets": ["API_KEY"]})
     assert veil is not None
-    assert veil.cover("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
+    assert veil.apply("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
 
 
-def test_in_a_log_file_all_else_stands_as_it_was_written(tmp_path: Path) -> None:
+def test_all_other_output_in_a_log_file_is_unchanged(tmp_path: Path) -> None:
     log = Log(str(tmp_path / "task.log"), Mask([SECRET]))
     read_end, write_end = open_pipe()
     os.write(write_end, b"one " + SECRET[:5])

@@ -1,4 +1,4 @@
-"""Output reaches its file byte for byte, at a `cat`'s pace, and a full disk stops nobody."""
+"""Output reaches its file byte for byte, as fast as `cat`; a full disk stops no task."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ for number in range(int(sys.argv[2])):
 
 
 def memory_of(pid: int) -> tuple[int, int]:
-    """Resident set now and at its peak, in KiB."""
+    """Return a process's current and peak resident set in KiB."""
     with open(f"/proc/{pid}/status") as file:
         facts = dict(line.split(":", 1) for line in file if ":" in line)
     return int(facts["VmRSS"].split()[0]), int(facts["VmHWM"].split()[0])
 
 
-def test_ten_megabytes_without_a_newline(rig: Rig) -> None:
+def test_ten_megabytes_without_a_newline_are_kept(rig: Rig) -> None:
     rig.start_python("import sys; sys.stdout.write('x' * 10_000_000); sys.stdout.flush()")
     assert rig.exited()["exit_code"] == 0
     assert rig.log().read_bytes() == b"x" * 10_000_000
 
 
-def test_binary_output(rig: Rig) -> None:
+def test_binary_output_is_kept(rig: Rig) -> None:
     rig.start_python("import os\nfor _ in range(64): os.write(1, bytes(range(256)) * 16)")
     rig.exited()
     assert rig.log().read_bytes() == bytes(range(256)) * 16 * 64
 
 
-def test_the_last_words_before_a_kill_are_kept(rig: Rig) -> None:
+def test_the_last_output_before_a_kill_is_kept(rig: Rig) -> None:
     rig.start_python("import os; os.write(1, b'y' * 500_000); os.kill(os.getpid(), 9)")
     assert rig.exited()["signal"] == 9
     assert rig.log().read_bytes() == b"y" * 500_000
 
 
 @pytest.mark.slow
-def test_four_chatty_tasks_lose_nothing_and_cost_no_memory(rig: Rig) -> None:
+def test_four_tasks_with_much_output_lose_nothing_and_cost_no_memory(rig: Rig) -> None:
     count = 200_000
     before, _ = memory_of(rig.pid)
     names = [f"worker:{i}" for i in range(4)]
@@ -64,12 +64,12 @@ def test_four_chatty_tasks_lose_nothing_and_cost_no_memory(rig: Rig) -> None:
                    for i, line in enumerate(lines))  # fmt: skip
     _, peak = memory_of(rig.pid)
     assert peak - before < 2048
-    # The real figure is the benchmark's (`make bench`); this only ends a run that has gone wrong.
+    # The benchmark measures the real figure (`make bench`); this only catches gross failures.
     assert took < 10 * cat_merging(names, count, rig.folder / "merged") + 10
 
 
 def cat_merging(names: list[str], count: int, target: Path) -> float:
-    """Seconds that four writers and four `cat`s need for the same lines into one file."""
+    """Return the seconds that four writers and four `cat`s need for the same lines."""
     started = time.monotonic()
     processes = []
     with target.open("ab") as merged:
@@ -86,7 +86,7 @@ def cat_merging(names: list[str], count: int, target: Path) -> float:
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 1 MiB (needs the right to mount)."""
+    """Mount a file system of 1 MiB (needs the right to mount)."""
     disk = folder / "disk"
     disk.mkdir()
     argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -110,7 +110,9 @@ os.write(1, b"the end\\n")
 """
 
 
-def test_a_full_disk_stops_no_task_and_every_lost_byte_is_told(rig: Rig, small_disk: Path) -> None:
+def test_a_full_disk_stops_no_task_and_every_lost_byte_is_reported(
+    rig: Rig, small_disk: Path
+) -> None:
     log, gate = small_disk / "worker-0.log", rig.folder / "gate"
     (small_disk / "ballast").write_bytes(bytes(300_000))
     rig.start_python(FILL, str(gate), log=str(log))
@@ -137,8 +139,8 @@ def test_a_log_that_cannot_be_opened_stops_no_task(rig: Rig) -> None:
     assert (lost["bytes"], lost["reason"]) == (8, "File exists")
 
 
-def test_a_stopped_reader_of_the_connection_does_not_stop_a_task(rig: Rig) -> None:
-    """The coordinator hangs (nobody reads its socket); output and events go on."""
+def test_a_stopped_coordinator_does_not_stop_a_task(rig: Rig) -> None:
+    """Output and events go on while the coordinator hangs and does not read its socket."""
     code = (
         "import json, os, socket\n"
         "line = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS_FD']))\n"
@@ -153,8 +155,8 @@ def test_a_stopped_reader_of_the_connection_does_not_stop_a_task(rig: Rig) -> No
     rig.exited()
 
 
-def test_a_grandchild_that_writes_on_does_not_hold_up_the_end(rig: Rig) -> None:
-    """On a disk that is slower than the grandchild (a pipe read slowly) output never runs dry."""
+def test_a_grandchild_that_still_writes_does_not_delay_the_end(rig: Rig) -> None:
+    """With a disk slower than the grandchild (a pipe read slowly) output never ends."""
     rig.log().parent.mkdir()
     os.mkfifo(rig.log())
     reader = os.open(rig.log(), os.O_RDWR)

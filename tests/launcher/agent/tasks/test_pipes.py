@@ -1,4 +1,4 @@
-"""How often an agent wakes for its tasks' output, and who does not wait for it."""
+"""Wake-ups of an agent for its tasks' output, and what does not wait for them."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from tfcluster.agent.tasks.log_streaming import (
 
 F_SETPIPE_SZ = 1031
 SMALL, MORE, LARGE = b".", b"M", b"L"
-"""The others count as if they were much."""
+"""The bytes of a small read, more than a trickle, and a large read."""
 
 
 class Loop:
-    """An agent's turns at moments of our choice: a task's pipe, and another descriptor."""
+    """An agent's turns at chosen moments, with a task's pipe and another descriptor."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.selector = selectors.DefaultSelector()
         self.pipes = Pipes(self.selector, clock=lambda: self.now)
         self.pipe, self.task = os.pipe()
-        self.line, self.coordinator = os.pipe()
+        self.orders_pipe, self.coordinator = os.pipe()
         self.moved: list[int] = []
-        """By each read of the task's pipe."""
+        """The bytes moved by each read of the task's pipe."""
         self.orders = 0
         self.pipes.add(self.pipe, self._drain)
-        self.selector.register(self.line, selectors.EVENT_READ, self._obey)
+        self.selector.register(self.orders_pipe, selectors.EVENT_READ, self._on_order)
 
     def _drain(self) -> int:
         data = os.read(self.pipe, 1 << 20)
         self.moved.append(len(data))
         return SMALL_READ if LARGE in data else TRICKLE if MORE in data else len(data)
 
-    def _obey(self, _events: int) -> None:
-        self.orders += len(os.read(self.line, 10))
+    def _on_order(self, _events: int) -> None:
+        self.orders += len(os.read(self.orders_pipe, 10))
 
     def turn(self, at: float) -> None:
         self.now = at
@@ -52,7 +52,7 @@ class Loop:
             key.data(events)
 
     def close(self) -> None:
-        for fd in (self.pipe, self.task, self.line, self.coordinator):
+        for fd in (self.pipe, self.task, self.orders_pipe, self.coordinator):
             os.close(fd)
         self.pipes.close()
         self.selector.close()
@@ -65,19 +65,19 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-def test_what_comes_after_a_small_read_is_moved_in_one(loop: Loop) -> None:
+def test_output_after_a_small_read_is_moved_at_once(loop: Loop) -> None:
     os.write(loop.task, SMALL)
     loop.turn(at=0.0)
     for at in (0.001, 0.002, 0.003):
         os.write(loop.task, SMALL)
         loop.turn(at)
     assert loop.moved == [1]
-    assert loop.pipes.listens_at == SHORTEST_PAUSE_S
+    assert loop.pipes.pause_ends_at == SHORTEST_PAUSE_S
     loop.turn(at=SHORTEST_PAUSE_S)
     assert loop.moved == [1, 3]
 
 
-def test_orders_and_exits_do_not_wait_meanwhile(loop: Loop) -> None:
+def test_orders_and_exits_do_not_wait_for_a_pause(loop: Loop) -> None:
     os.write(loop.task, SMALL)
     loop.turn(at=0.0)
     os.write(loop.coordinator, b"!")
@@ -85,38 +85,38 @@ def test_orders_and_exits_do_not_wait_meanwhile(loop: Loop) -> None:
     assert loop.orders == 1
 
 
-def test_a_trickle_is_looked_at_thirty_times_a_second(loop: Loop) -> None:
+def test_a_trickle_is_read_thirty_times_a_second(loop: Loop) -> None:
     for millisecond in range(1000):
         os.write(loop.task, SMALL)
         loop.turn(millisecond / 1000)
     assert 30 <= len(loop.moved) <= 36
-    assert loop.pipes.listens_at is not None
-    assert loop.pipes.listens_at - loop.now <= LONGEST_PAUSE_S
+    assert loop.pipes.pause_ends_at is not None
+    assert loop.pipes.pause_ends_at - loop.now <= LONGEST_PAUSE_S
 
 
-def test_a_pipe_that_fills_fast_is_emptied_without_a_pause(loop: Loop) -> None:
+def test_a_pipe_that_fills_fast_is_read_without_a_pause(loop: Loop) -> None:
     for at in range(5):
         os.write(loop.task, SMALL)
         loop.turn(float(at))
     os.write(loop.task, LARGE)
     loop.turn(at=6.0)
-    assert loop.pipes.listens_at is None
+    assert loop.pipes.pause_ends_at is None
     os.write(loop.task, SMALL)
     loop.turn(at=6.0)
-    assert loop.pipes.listens_at == 6.0 + SHORTEST_PAUSE_S, "pauses begin short again"
+    assert loop.pipes.pause_ends_at == 6.0 + SHORTEST_PAUSE_S, "pauses begin short again"
 
 
-def test_pauses_stay_short_where_more_than_a_trickle_comes(loop: Loop) -> None:
+def test_pauses_stay_short_with_more_than_a_trickle(loop: Loop) -> None:
     fcntl.fcntl(loop.task, F_SETPIPE_SZ, 1 << 20)
     loop.pipes.discard(loop.pipe)
     loop.pipes.add(loop.pipe, loop._drain)
     for at in range(5):
         os.write(loop.task, MORE)
         loop.turn(float(at))
-        assert loop.pipes.listens_at == at + SHORTEST_PAUSE_S
+        assert loop.pipes.pause_ends_at == at + SHORTEST_PAUSE_S
 
 
-def test_a_pipe_as_small_as_many_tasks_of_one_user_get_is_emptied_without_a_pause(
+def test_a_small_pipe_that_fills_is_read_without_a_pause(
     loop: Loop,
 ) -> None:
     loop.pipes.discard(loop.pipe)
@@ -125,10 +125,10 @@ def test_a_pipe_as_small_as_many_tasks_of_one_user_get_is_emptied_without_a_paus
     for at in range(3):
         os.write(loop.task, SMALL * (size // 2))
         loop.turn(float(at))
-        assert loop.pipes.listens_at is None
+        assert loop.pipes.pause_ends_at is None
 
 
-def test_a_pipe_that_has_been_removed_is_not_read(loop: Loop) -> None:
+def test_a_removed_pipe_is_not_read(loop: Loop) -> None:
     os.write(loop.task, SMALL)
     loop.pipes.discard(loop.pipe)
     loop.pipes.discard(loop.pipe)

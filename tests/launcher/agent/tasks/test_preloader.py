@@ -1,4 +1,4 @@
-"""A task forked from the process that has imported for it can tell no difference to a cold one."""
+"""A task forked from the preloading process behaves like one that was started cold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TELL = (
     "import os, sys; os.write(1, b'forked: %r\\n' %"
     " (b'IMPORTER=' in open('/proc/self/environ', 'rb').read()))\n"
 )
-"""A script's first line: only a fork's first environment is the importer's."""
+"""A script's first line, which detects a fork: its first environment is the importer's."""
 
 FACTS = """
 import ctypes, gc, json, os, resource, signal, sys, __main__
@@ -54,13 +54,13 @@ class Stage:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.python = sys.executable
-        """Of the tasks; the agent has its own."""
+        """The tasks' Python; the agent has its own."""
 
     def preload(
         self, *names: str, env: dict[str, str] | None = None, **order: Any
     ) -> dict[str, Any]:
         argv = [self.python, str(BOOT), "preload", *names]
-        env = {**(env or {}), "IMPORTER": "yes"}  # which only a fork's first environment has
+        env = {**(env or {}), "IMPORTER": "yes"}  # only in the first environment of a fork
         self.rig.peer.send("preload", argv=argv, env=env, unset=[], **order)
         return self.rig.peer.take("preload_ready", "preload_failed")
 
@@ -81,19 +81,21 @@ class Stage:
         is_fork: bool | None = None,
         **spec: Any,
     ) -> str:
-        """What a task printed; its end is waited for. It must be a fork if it was asked to be,
-        unless `is_fork` says otherwise."""
+        """Run a task to its end and return its output.
+
+        Check that it is a fork if it was ordered to be one, or if `is_fork` says so.
+        """
         before = len(self.log(task))
         started = self.start(code, *args, task=task, fork=fork, **spec)
         assert started["type"] == "task_started"
         self.exited = self.rig.exited(task)
-        told, _, said = self.log(task)[before:].partition("\n")
-        if not told.startswith(_HOW):  # what the imports had printed
-            first, said = told, said
-            told, _, said = said.partition("\n")
-            said = f"{first}\n{said}"
-        assert told == f"{_HOW}{fork if is_fork is None else is_fork}"
-        return said
+        origin, _, output_text = self.log(task)[before:].partition("\n")
+        if not origin.startswith(_HOW):  # the output of the imports
+            first, output_text = origin, output_text
+            origin, _, output_text = output_text.partition("\n")
+            output_text = f"{first}\n{output_text}"
+        assert origin == f"{_HOW}{fork if is_fork is None else is_fork}"
+        return output_text
 
     def log(self, task: str = "worker:0") -> str:
         path = self.rig.log(task)
@@ -101,7 +103,7 @@ class Stage:
 
     @property
     def pid(self) -> int:
-        """Of the process that has imported: the agent's only child while no task runs."""
+        """The pid of the preloading process: the agent's only child while no task runs."""
         (pid,) = children_of(self.rig.pid)
         return pid
 
@@ -111,7 +113,7 @@ def stage(rig: Rig) -> Stage:
     return Stage(rig)
 
 
-def test_a_fork_finds_what_a_fresh_interpreter_finds(stage: Stage) -> None:
+def test_a_fork_has_the_state_of_a_fresh_interpreter(stage: Stage) -> None:
     core = min(os.sched_getaffinity(0))
     spec: dict[str, Any] = {"cwd": str(stage.rig.folder), "env": {"NEW": "äöü=1"}, "cores": [core]}
     cold = json.loads(stage.output(FACTS, "--epochs", "3", fork=False, **spec))
@@ -123,16 +125,18 @@ def test_a_fork_finds_what_a_fresh_interpreter_finds(stage: Stage) -> None:
     assert forked["parent"] == stage.rig.pid
 
 
-def test_what_was_imported_is_there_and_imported_only_once(stage: Stage) -> None:
+def test_modules_are_imported_only_once(stage: Stage) -> None:
     (stage.rig.folder / "lib").mkdir()
     (stage.rig.folder / "lib" / "heavy.py").write_text("import os; print('importing', os.getpid())")
     env = {"PYTHONPATH": str(stage.rig.folder / "lib")}
     assert stage.preload("heavy", env=env)["type"] == "preload_ready"
     importer = stage.pid
     for _ in range(2):
-        said = stage.output("import heavy, os; print(os.getpid())", env=env).split()
-        assert said[:2] == ["importing", str(importer)], "a cold task would have printed that"
-        assert int(said[2]) != importer
+        output_text = stage.output("import heavy, os; print(os.getpid())", env=env).split()
+        assert output_text[:2] == ["importing", str(importer)], (
+            "a cold task would have printed that"
+        )
+        assert int(output_text[2]) != importer
 
 
 @pytest.mark.parametrize(
@@ -151,7 +155,7 @@ def test_what_was_imported_is_there_and_imported_only_once(stage: Stage) -> None
         ),
     ],
 )
-def test_it_ends_as_a_fresh_interpreter_ends(
+def test_a_fork_ends_as_a_fresh_interpreter_ends(
     stage: Stage, code: str, exit_code: int | None, number: int | None
 ) -> None:
     cold = stage.output(code, fork=False)
@@ -160,7 +164,7 @@ def test_it_ends_as_a_fresh_interpreter_ends(
     assert (stage.exited["exit_code"], stage.exited["signal"]) == (exit_code, number)
 
 
-def test_stacks_can_be_asked_for(stage: Stage) -> None:
+def test_stacks_can_be_dumped(stage: Stage) -> None:
     stage.preload("json")
     pid = stage.start("import time\nprint('there', flush=True)\ntime.sleep(60)")["pid"]
     wait_until(lambda: "there" in stage.log())
@@ -176,7 +180,7 @@ def test_random_numbers_differ_from_task_to_task(stage: Stage) -> None:
     assert stage.output(code) != stage.output(code)
 
 
-def test_a_module_beside_the_script_comes_before_one_imported_ahead(stage: Stage) -> None:
+def test_a_module_beside_the_script_precedes_a_preloaded_one(stage: Stage) -> None:
     (stage.rig.folder / "decimal.py").write_text("WHOSE = 'mine'")
     stage.preload("decimal")
     assert stage.output("import decimal; print(decimal.WHOSE)", is_fork=False) == "mine\n"
@@ -193,7 +197,7 @@ def test_imports_that_leave_a_thread_are_not_forked(stage: Stage) -> None:
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
 
 
-def test_imports_that_listen_are_not_forked(stage: Stage) -> None:
+def test_imports_that_open_a_listening_socket_are_not_forked(stage: Stage) -> None:
     (stage.rig.folder / "open.py").write_text("")
     (stage.rig.folder / "server.py").write_text(
         "import socket\nlistener = socket.create_server(('127.0.0.1', 0))"
@@ -209,7 +213,7 @@ def test_imports_that_listen_are_not_forked(stage: Stage) -> None:
         (["json"], {"PYTHONPATH": "lib"}, "relative"),
     ],
 )
-def test_what_cannot_be_imported_is_told_and_tasks_start_cold(
+def test_a_failed_import_is_reported_and_tasks_start_cold(
     stage: Stage, names: list[str], env: dict[str, str], words: str
 ) -> None:
     assert words in stage.preload(*names, env=env)["error"]
@@ -220,25 +224,25 @@ def test_what_cannot_be_imported_is_told_and_tasks_start_cold(
 def test_imports_that_hang_are_given_up(stage: Stage) -> None:
     (stage.rig.folder / "slow.py").write_text("import time; time.sleep(60)")
     answer = stage.preload("slow", env={"PYTHONPATH": str(stage.rig.folder)}, within_s=0.3)
-    assert "have not ended" in answer["error"]
+    assert "did not finish within" in answer["error"]
     wait_until(lambda: children_of(stage.rig.pid) == [])
 
 
-def test_an_importer_that_stands_still_costs_time_only(stage: Stage) -> None:
+def test_a_stopped_preloader_costs_only_time(stage: Stage) -> None:
     stage.preload("json")
     os.kill(stage.pid, signal.SIGSTOP)
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
-    assert "stands still" in stage.rig.peer.take("preload_failed")["error"]
+    assert "has ended or does not answer" in stage.rig.peer.take("preload_failed")["error"]
 
 
-def test_a_large_environment_goes_to_a_fork_too(stage: Stage) -> None:
+def test_a_fork_gets_a_large_environment(stage: Stage) -> None:
     stage.preload("json")
     env = {f"LARGE_{number}": "x" * 100_000 for number in range(5)}
     code = "print(sum(len(v) for k, v in os.environ.items() if k.startswith('LARGE_')))"
     assert stage.output(code, env=env) == "500000\n"
 
 
-def test_the_first_folder_of_pythonpath_counts_where_paths_are_safe(stage: Stage) -> None:
+def test_the_first_pythonpath_folder_counts_with_safe_path(stage: Stage) -> None:
     (stage.rig.folder / "lib").mkdir()
     (stage.rig.folder / "lib" / "decimal.py").write_text("WHOSE = 'mine'")
     env = {"PYTHONPATH": str(stage.rig.folder / "lib"), "PYTHONSAFEPATH": "1"}
@@ -246,7 +250,7 @@ def test_the_first_folder_of_pythonpath_counts_where_paths_are_safe(stage: Stage
     assert stage.output("import decimal; print(decimal.WHOSE)", env=env) == "mine\n"
 
 
-def test_what_only_the_importer_needs_may_lie_beside_the_script(stage: Stage) -> None:
+def test_a_module_that_only_the_preloader_needs_may_be_beside_the_script(stage: Stage) -> None:
     (stage.rig.folder / "random.py").write_text("WHOSE = 'mine'")
     stage.preload("json")
     assert stage.output("import random; print(random.WHOSE)", is_fork=False) == "mine\n"
@@ -255,7 +259,7 @@ def test_what_only_the_importer_needs_may_lie_beside_the_script(stage: Stage) ->
 def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attempt(
     stage: Stage,
 ) -> None:
-    """While another task runs it can be known by the marks of its own task only."""
+    """While another task runs, only the marks of its own task identify it."""
     stage.preload("json")
     marks = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": "worker:0", "TFCLUSTER_ATTEMPT": "1"}
     stage.start("import time; time.sleep(60)", task="worker:1", name="other.py")
@@ -265,20 +269,20 @@ def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attemp
         "        os.close(1), os.close(2), time.sleep(60)\n    os._exit(0)\n"
         "os.wait()\ntime.sleep(0.2)"
     )
-    left = int(stage.output(code, env=marks))
-    assert is_alive(left)
+    stray = int(stage.output(code, env=marks))
+    assert is_alive(stray)
     stage.output("print('next attempt')", env={**marks, "TFCLUSTER_ATTEMPT": "2"})
-    assert not is_alive(left)
+    assert not is_alive(stray)
 
 
-def test_a_dead_importer_costs_time_only(stage: Stage) -> None:
+def test_a_dead_preloader_costs_only_time(stage: Stage) -> None:
     stage.preload("json")
     kill(stage.pid)
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
-    assert "gone" in stage.rig.peer.take("preload_failed")["error"]
+    assert "has ended or does not answer" in stage.rig.peer.take("preload_failed")["error"]
 
 
-def test_it_outlives_the_tasks_and_ends_with_the_agent(stage: Stage) -> None:
+def test_the_preloader_outlives_tasks_and_ends_with_the_agent(stage: Stage) -> None:
     stage.preload("json")
     importer = stage.pid
     stage.output("print(1)")
@@ -295,25 +299,25 @@ def test_a_forked_task_ends_with_the_agent(stage: Stage) -> None:
     wait_until(lambda: not is_alive(pid))
 
 
-def test_what_an_attempt_left_running_ends_and_the_importer_stays(stage: Stage) -> None:
+def test_stray_processes_end_and_the_preloader_stays(stage: Stage) -> None:
     stage.preload("json")
     importer = stage.pid
-    left = stage.output(
+    stray = stage.output(
         "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid)"
     )
-    assert is_alive(int(left))
+    assert is_alive(int(stray))
     stage.output("print('next attempt')")
-    assert not is_alive(int(left))
+    assert not is_alive(int(stray))
     assert stage.pid == importer
 
 
-def test_what_cannot_be_started_is_named(stage: Stage) -> None:
+def test_a_program_that_cannot_be_started_is_named(stage: Stage) -> None:
     stage.preload("json")
     answer = stage.start("print(1)", cwd="/no/such/folder")
     assert "/no/such/folder: No such file" in answer["error"]
 
 
-def test_on_the_oldest_python_of_tasks(stage: Stage, python39: str) -> None:
+def test_the_preloader_works_on_the_oldest_python_of_tasks(stage: Stage, python39: str) -> None:
     stage.python = python39
     spec: dict[str, Any] = {"cwd": str(stage.rig.folder)}
     cold = json.loads(stage.output(FACTS, fork=False, **spec))

@@ -1,4 +1,4 @@
-"""The stop ladder: as much time as was granted, not a moment longer, and nobody left."""
+"""Stopping tasks: they get exactly their grace, and no process is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stop(rig: Rig, script: str, grace_s: float) -> tuple[dict[str, object], floa
     return exited, time.monotonic() - asked
 
 
-def test_a_task_that_obeys_is_not_waited_for(rig: Rig) -> None:
+def test_a_task_that_obeys_ends_at_once(rig: Rig) -> None:
     exited, took = stop(rig, OBEYS, grace_s=20)
     assert exited["exit_code"] == 5
     assert took < 5
@@ -49,7 +49,7 @@ def test_no_grace_kills_at_once(rig: Rig) -> None:
     assert "saved" not in rig.log().read_text()
 
 
-def test_a_second_stop_can_only_be_sooner(rig: Rig) -> None:
+def test_a_second_stop_can_only_shorten_the_grace(rig: Rig) -> None:
     rig.start("sh", "-c", SWALLOWS)
     wait_until(lambda: rig.log().read_bytes() == b"ready\n")
     for grace_s in (60, 0.2, 60):
@@ -73,7 +73,7 @@ def test_a_grandchild_that_holds_the_pipe_delays_the_end_by_half_a_second(rig: R
     wait_until(lambda: children_of(rig.pid) == [])
 
 
-def test_stopping_what_has_ended_is_no_error(rig: Rig) -> None:
+def test_stopping_an_ended_task_is_no_error(rig: Rig) -> None:
     rig.start("true")
     rig.exited()
     rig.peer.send("stop", tasks=["worker:0", "ps:9"], grace_s=1, why="late")

@@ -1,4 +1,4 @@
-"""What a task meets: its environment, its descriptors, its group; and what is told of its end."""
+"""A task's environment, descriptors and process group, and the report of its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.launcher.agent.conftest import Rig, is_alive, kill, wait_until
 SAY = "import json, os, sys; print(json.dumps({}))"
 
 
-def test_exit_code_and_output(rig: Rig) -> None:
+def test_exit_code_and_output_are_reported(rig: Rig) -> None:
     started = rig.start_python("import sys; print('out'); sys.stderr.write('err\\n'); sys.exit(7)")
     assert started["type"] == "task_started"
     exited = rig.exited()
@@ -23,7 +23,7 @@ def test_exit_code_and_output(rig: Rig) -> None:
     assert sorted(rig.log().read_text().split()) == ["err", "out"]
 
 
-def test_the_signal_that_ended_a_task_is_told(rig: Rig) -> None:
+def test_the_signal_that_ended_a_task_is_reported(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     kill(pid)
     exited = rig.exited()
@@ -43,7 +43,7 @@ def test_environment_is_the_agents_minus_unset_plus_env(
     }
 
 
-def test_a_task_has_its_own_group_directory_and_cores_and_no_descriptor_of_ours(rig: Rig) -> None:
+def test_a_task_has_its_own_group_directory_and_cores_and_no_agent_descriptor(rig: Rig) -> None:
     core = min(os.sched_getaffinity(0))
     code = SAY.format(
         "[os.getpgrp() == os.getpid(), os.getcwd(), list(os.sched_getaffinity(0)),"
@@ -62,7 +62,7 @@ def test_default_signals_are_restored(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "reason"),
     [
         ({"argv": ["/no/such/python"]}, "/no/such/python: No such file"),
         ({"argv": ["true"], "cwd": "/no/such/folder"}, "/no/such/folder: No such file"),
@@ -70,10 +70,12 @@ def test_default_signals_are_restored(rig: Rig) -> None:
     ],
     ids=["program", "cwd", "not executable"],
 )
-def test_what_cannot_be_started_is_named(rig: Rig, spec: dict[str, object], words: str) -> None:
+def test_a_program_that_cannot_be_started_is_named(
+    rig: Rig, spec: dict[str, object], reason: str
+) -> None:
     entry = {"task": "worker:0", "env": {}, "cwd": "/", "log": str(rig.log())} | spec
     rig.peer.send("start", attempt=1, tasks=[entry])
-    assert words in rig.peer.take("start_failed")["error"]
+    assert reason in rig.peer.take("start_failed")["error"]
     assert rig.start("true")["type"] == "task_started"
 
 
@@ -116,7 +118,7 @@ def test_events_of_a_task_come_before_its_exit_in_order(rig: Rig) -> None:
     assert (events[-1]["type"], len(events[-1]["traceback"])) == ("error", 60000)
 
 
-def test_a_report_nobody_can_read_is_dropped(rig: Rig) -> None:
+def test_a_malformed_report_is_dropped(rig: Rig) -> None:
     code = (
         "import os, socket\n"
         "line = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS_FD']))\n"
@@ -125,8 +127,8 @@ def test_a_report_nobody_can_read_is_dropped(rig: Rig) -> None:
     )
     rig.start_python(code)
     assert rig.exited()["ended_by"] == "itself"
-    heard = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
-    assert heard == [{"type": "ready"}]
+    events = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
+    assert events == [{"type": "ready"}]
 
 
 def test_a_task_that_closes_its_output_goes_on(rig: Rig) -> None:
@@ -145,7 +147,7 @@ def test_a_log_is_appended_to(rig: Rig) -> None:
     assert rig.log().read_text() == "again\nagain\n"
 
 
-def test_what_a_task_leaves_running_in_its_group_ends_with_it(rig: Rig) -> None:
+def test_processes_in_a_task_s_group_end_with_it(rig: Rig) -> None:
     rig.start("sh", "-c", "sleep 60 & echo $!")
     rig.exited()
     wait_until(lambda: not is_alive(int(rig.log().read_text())), timeout_s=2)

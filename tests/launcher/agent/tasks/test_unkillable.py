@@ -1,4 +1,4 @@
-"""What no signal ends (uninterruptible sleep) is told of; nobody waits for it for ever."""
+"""Unkillable tasks (in uninterruptible sleep) are reported and not waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class Freezer:
-    """A cgroup (v1) whose processes obey no signal, SIGKILL neither, until they are thawed."""
+    """A cgroup (v1) whose processes obey no signal, not even SIGKILL, until they are thawed."""
 
     def __init__(self) -> None:
         self._folder = FREEZER / f"tfcluster-test-{os.getpid()}"
@@ -45,15 +45,15 @@ def freezer() -> Iterator[Freezer]:
     wait_until(freezer.remove)
 
 
-def test_one_that_cannot_be_killed_is_told_of_once_and_its_end_when_it_comes(
-    rig: Rig, freezer: Freezer
-) -> None:
+def test_an_unkillable_task_is_reported_once_and_its_end_later(rig: Rig, freezer: Freezer) -> None:
     pid = rig.start("sleep", "300")["pid"]
     freezer.freeze(pid)
     rig.peer.send("stop", tasks=["worker:0"], grace_s=0.1, why="a test")
-    told = rig.peer.take("unkillable")
-    assert (told["task"], told["attempt"], told["pids"]) == ("worker:0", 1, [pid])
-    assert rig.start("true", task="worker:1")["type"] == "task_started", "it serves the others"
+    reported = rig.peer.take("unkillable")
+    assert (reported["task"], reported["attempt"], reported["pids"]) == ("worker:0", 1, [pid])
+    assert rig.start("true", task="worker:1")["type"] == "task_started", (
+        "the agent still starts other tasks"
+    )
     rig.exited("worker:1")
     assert rig.start("true")["type"] == "start_failed"
     freezer.thaw()
@@ -62,7 +62,7 @@ def test_one_that_cannot_be_killed_is_told_of_once_and_its_end_when_it_comes(
     assert not [m for m in rig.peer.messages if m["type"] == "unkillable"]
 
 
-def test_the_agent_s_end_does_not_wait_for_it(rig: Rig, freezer: Freezer) -> None:
+def test_the_agent_does_not_wait_for_an_unkillable_task(rig: Rig, freezer: Freezer) -> None:
     pid = rig.start("sleep", "300")["pid"]
     freezer.freeze(pid)
     rig.peer.send("shutdown")

@@ -1,1 +1,1 @@
-"""What the example jobs share: options, models, epochs, checkpoints."""
+"""The parts that the example jobs share: options, models, epochs, checkpoints, results."""

@@ -1,7 +1,7 @@
-"""The chief's side of a parameter-server job: hands out steps, reports and saves them in spans.
+"""Schedules the steps of a parameter-server job in the chief, reports progress and saves.
 
-A coordinator does not know how far its workers are before all it scheduled is done. So steps are
-handed out from one checkpoint to the next, and what was reported once is never taken back.
+A coordinator cannot tell how far its workers are before everything it scheduled is done. So steps
+are scheduled from one checkpoint to the next, and a reported step never decreases.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from typing import Any, Callable
 
 from tfcluster_workers import reporting
 
-LOOK_S = 0.2
-"""How often the chief looks how far the workers are."""
+POLL_S = 0.2
+"""Seconds between two checks of the workers' progress."""
 
 
 @dataclass
 class Steps:
-    """Counts the steps of a training, wherever it was begun."""
+    """The steps of a training: scheduled, counted, reported and saved."""
 
     coordinator: Any
     """A ClusterCoordinator."""
     checkpoint: Any
-    """A tf.train.Checkpoint of all that shall outlive the chief; it gets a `step`."""
+    """A tf.train.Checkpoint of the state to save; it gets a `step`."""
     iterations: Any
-    """The optimizer's counter, which the ps keep."""
+    """The optimizer's step counter, held by the ps tasks."""
     metrics: Callable[[], Mapping[str, float]] = dict
-    """For the progress; asked each time one looks."""
+    """Returns the metrics for a progress report."""
     batch_size: int | None = None
-    """Examples of a step."""
+    """Examples per step."""
     per_call: int = 1
-    """Steps that are handed out at once (`keras.steps_per_execution`)."""
+    """Steps scheduled in one call (`keras.steps_per_execution`)."""
     keep: int = 3
+    """Checkpoints to keep."""
     done: int = field(init=False, default=0)
     """Steps that all workers together have done."""
     _manager: Any = field(init=False)
@@ -43,8 +44,8 @@ class Steps:
         import tensorflow as tf
 
         self.checkpoint.step = tf.Variable(0, dtype=tf.int64, trainable=False)
-        # The ps write their part of it: the folder must mean the same to them. It may be a URL,
-        # which a Path would spoil.
+        # The ps tasks write their part of it, so the folder must be the same one for them. It may
+        # be a URL, which a Path would break.
         folder = os.environ.get("TFCLUSTER_CHECKPOINT_DIR") or os.path.abspath("checkpoints")
         self._manager = tf.train.CheckpointManager(
             self.checkpoint, folder, self.keep, checkpoint_name="ckpt"
@@ -55,17 +56,17 @@ class Steps:
         return str(self._manager.latest_checkpoint)
 
     def restore(self) -> int:
-        """Put back the newest state of the checkpoint directory; the steps done until then."""
+        """Restore the newest checkpoint of the checkpoint directory; return the steps done."""
         self._manager.restore_or_initialize()
         self.done = int(self.checkpoint.step)
         return self.done
 
     def run(self, call: Callable[..., Any], *args: Any, last: int, every: int) -> Iterator[int]:
-        """Have steps done until there are `last`; gives the number done at each checkpoint.
+        """Run steps until `last` are done; yield the number of steps done at each checkpoint.
 
-        `call(*args, n)` does n steps (an int64 tensor: `per_call`, or fewer before a checkpoint).
-        There is a checkpoint at each multiple of `every` steps, and at the end. The calls of a
-        worker that dies are done by the others. Raises what a call has raised.
+        `call(*args, n)` runs n steps (an int64 tensor: `per_call`, or fewer before a checkpoint).
+        A checkpoint is saved at each multiple of `every` steps and at the end. If a worker dies,
+        the others run its calls. Raises the error that a call has raised.
         """
         import tensorflow as tf
 
@@ -83,12 +84,12 @@ class Steps:
         reporting.finished()
 
     def _follow(self, until: int) -> None:
-        """Report how far the workers are until they have done all that was handed out."""
+        """Report progress until the workers have done all scheduled steps."""
         before = int(self.iterations)
         while not self.coordinator.done():
-            # What a dying worker had all but done is counted twice.
+            # `min`: a step that a dying worker had almost done may be counted twice.
             self._report(min(until, self.done + int(self.iterations) - before))
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _report(self, step: int) -> None:
         reporting.progress(

@@ -1,4 +1,4 @@
-"""The small convolutional network that the jobs train and `evaluate` loads."""
+"""The small CNN that `keras_mnist` and `parameter_server` train and `evaluate` loads."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from typing import Any
 
 
 def build(keras: Any, *, shape: tuple[int, ...] = (28, 28, 1), seed: int = 0) -> Any:
-    """Conv 32×3, max-pool, dense 64, dense 10; the same first weights for one `seed` anywhere."""
+    """Return Conv 32×3, max-pool, dense 64, dense 10; a `seed` gives the same initial weights."""
 
-    def start(layer: int) -> Any:
+    def initializer(layer: int) -> Any:
         return keras.initializers.GlorotUniform(seed=seed * 10 + layer)
 
     layers = keras.layers
     return keras.Sequential(
         [
             layers.InputLayer(shape),
-            layers.Conv2D(32, 3, activation="relu", kernel_initializer=start(1)),
+            layers.Conv2D(32, 3, activation="relu", kernel_initializer=initializer(1)),
             layers.MaxPooling2D(),
             layers.Flatten(),
-            layers.Dense(64, activation="relu", kernel_initializer=start(2)),
+            layers.Dense(64, activation="relu", kernel_initializer=initializer(2)),
             # Logits stay float32 under mixed precision.
-            layers.Dense(10, kernel_initializer=start(3), dtype="float32"),
+            layers.Dense(10, kernel_initializer=initializer(3), dtype="float32"),
         ]
     )
 
 
 def compile_for_training(keras: Any, model: Any, *, steps_per_execution: int = 1) -> None:
-    """Adam, cross-entropy over logits, accuracy."""
+    """Compile with Adam, cross-entropy over logits, and accuracy."""
     model.compile(
         optimizer=keras.optimizers.Adam(1e-3),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),

@@ -1,10 +1,10 @@
-"""Three ways to do one epoch of a loop of one's own; all give the same numbers.
+"""Three ways to run one epoch of a custom training loop; all give the same numbers.
 
-`for`        a Python loop over the batches, one compiled step each: the easiest to debug.
-`steps`      an iterator and a number of steps: `keras.steps_per_execution` of them in one call.
-`function`   the whole epoch in one call: the least Python, and the longest silence.
+`for`        a Python loop over the batches, one compiled step each: the easiest to debug
+`steps`      an iterator and a number of steps: `keras.steps_per_execution` of them in one call
+`function`   the whole epoch in one call: the least Python, but no progress until it ends
 
-A call cannot be interrupted: progress is told and SIGTERM is answered between calls.
+A call cannot be interrupted: progress is reported and SIGTERM handled between calls.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from typing import Any, Callable
 from tfcluster_workers import keras_choice
 
 Call = tuple[int, Callable[..., Any], tuple[Any, ...]]
-"""How many steps it does; what to call; with what. It returns the sum of the steps' losses."""
+"""Number of steps, function and arguments; the function returns the sum of the steps' losses."""
 Step = Callable[[Any], Any]
-"""One step of all replicas with one distributed batch; returns the loss."""
+"""A function that runs one step on all replicas with a distributed batch and returns the loss."""
 
 
 @dataclass(frozen=True)
 class Data:
-    """Batches on all replicas, in the same order in each epoch."""
+    """The distributed batches, in the same order in each epoch."""
 
     iterator: Any
-    """Goes on into the next epoch by itself: to end one and begin another can take seconds."""
+    """One iterator for all epochs: destroying one and making another can take seconds."""
     steps: int
-    """In one epoch."""
+    """Steps per epoch."""
 
 
 def distribute(strategy: Any, batches: Any, *, steps: int, done: int) -> Data:
-    """`batches` (a tf.data.Dataset of one epoch of `steps`) from where `done` steps have led."""
-    rest = batches.repeat().skip(done % steps)
-    return Data(iter(strategy.experimental_distribute_dataset(rest)), steps)
+    """Distribute `batches` (a tf.data.Dataset of one epoch of `steps`), after `done` steps."""
+    remaining = batches.repeat().skip(done % steps)
+    return Data(iter(strategy.experimental_distribute_dataset(remaining)), steps)
 
 
 Way = Callable[[Data, int], Iterator[Call]]
-"""Called for each epoch with the number of its steps that are done already."""
+"""A function that yields the calls of one epoch; its second argument is the steps already done."""
 
 
 def by_for(step: Step) -> Way:
-    """`for` outside, around one compiled step."""
+    """Return the way `for`: a Python loop around one compiled step."""
     import tensorflow as tf
 
     compiled = tf.function(step)
@@ -56,19 +56,19 @@ def by_for(step: Step) -> Way:
 
 
 def by_steps(step: Step) -> Way:
-    """An iterator with a step count: the function takes its batches itself."""
-    compiled, at_once = _several(step), keras_choice.steps_per_execution()
+    """Return the way `steps`: a compiled function takes the batches of several steps itself."""
+    compiled, per_call = _several(step), keras_choice.steps_per_execution()
 
     def epoch(data: Data, done: int) -> Iterator[Call]:
-        for first in range(done, data.steps, at_once):
-            steps = min(at_once, data.steps - first)
+        for first in range(done, data.steps, per_call):
+            steps = min(per_call, data.steps - first)
             yield steps, compiled, (data.iterator, steps)
 
     return epoch
 
 
 def by_function(step: Step) -> Way:
-    """The whole epoch inside `tf.function`."""
+    """Return the way `function`: the whole epoch inside a `tf.function`."""
     compiled = _several(step)
 
     def epoch(data: Data, done: int) -> Iterator[Call]:
@@ -78,6 +78,7 @@ def by_function(step: Step) -> Way:
 
 
 def _several(step: Step) -> Callable[[Any, int], Any]:
+    """Return a compiled function that runs several steps and returns the sum of their losses."""
     import tensorflow as tf
 
     def several(iterator: Any, steps: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What comes of an Estimator: evaluations, told at once, then predictions and an export."""
+"""Reports the evaluations of an Estimator; at the end, predicts and exports a SavedModel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from tfcluster_workers import reporting
 
 
 class EvaluationReport(tf.estimator.Exporter):  # type: ignore[misc]
-    """Estimator's own hook for "an evaluation has ended"; exports nothing."""
+    """An exporter that reports each evaluation and exports nothing.
+
+    Estimator calls exporters when an evaluation has ended.
+    """
 
     @property
     def name(self) -> str:
@@ -27,7 +30,7 @@ class EvaluationReport(tf.estimator.Exporter):  # type: ignore[misc]
         is_the_final_export: bool,
     ) -> None:
         step = int(eval_result["global_step"])
-        # Not "loss": that is a mean over batches, and the last one is smaller.
+        # Not "loss": that is a mean over batches, and the last batch is smaller.
         loss, accuracy = float(eval_result["average_loss"]), float(eval_result["accuracy"])
         print(f"evaluated step {step} loss {loss:.6f} accuracy {accuracy:.4f}", flush=True)
         reporting.reached(step, metrics={"loss": loss, "accuracy": accuracy})
@@ -36,23 +39,23 @@ class EvaluationReport(tf.estimator.Exporter):  # type: ignore[misc]
 
 
 def predict_and_export(estimator: Any, input_fn: Any) -> None:
-    """Predict what `input_fn` gives for it, export, and ask the export for the same."""
+    """Predict some test images, export a SavedModel, and compare its predictions."""
     predicted = list(estimator.predict(input_fn))
     images, labels = next(
         iter(input_fn(tf.estimator.ModeKeys.PREDICT).unbatch().batch(len(predicted)))
     )
-    classes = " ".join(str(one["class"]) for one in predicted)
+    classes = " ".join(str(prediction["class"]) for prediction in predicted)
     print(f"predicted {classes}, labels {' '.join(map(str, labels.numpy()))}", flush=True)
-    where = os.path.join(estimator.model_dir, "export")
-    folder = estimator.export_saved_model(where, serving_input(images.shape[1:])).decode()
+    export_dir = os.path.join(estimator.model_dir, "export")
+    folder = estimator.export_saved_model(export_dir, serving_input(images.shape[1:])).decode()
     exported = tf.saved_model.load(folder).signatures["serving_default"](images)
-    expected = [one["probabilities"] for one in predicted]
-    apart = float(np.abs(exported["probabilities"].numpy() - expected).max())
-    print(f"exported {folder}: its predictions differ by {apart:.0e} at most", flush=True)
+    expected = [prediction["probabilities"] for prediction in predicted]
+    difference = float(np.abs(exported["probabilities"].numpy() - expected).max())
+    print(f"exported {folder}: its predictions differ by {difference:.0e} at most", flush=True)
 
 
 def serving_input(shape: Any) -> Any:
-    """What the export takes: images as `input_fn` gives them, any number of them."""
+    """Return the export's serving input: any number of images as `input_fn` gives them."""
 
     def receiver() -> Any:
         images = tf.compat.v1.placeholder(tf.float32, [None, *shape], name="images")

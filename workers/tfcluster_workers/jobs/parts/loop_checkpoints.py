@@ -1,8 +1,8 @@
-"""Saves the state of a loop of one's own, also when it is preempted, and puts it back.
+"""Saves and restores the state of a custom training loop, also when it is preempted.
 
-A machine that is about to go sends SIGTERM to its task. TensorFlow's PreemptionCheckpointHandler
-tells the other workers, all save after one and the same step, and all exit with 42: the launcher
-starts them again without counting a failure.
+A machine that is about to be taken away sends SIGTERM to its task. TensorFlow's
+PreemptionCheckpointHandler informs the other workers; all save after the same step and exit with
+code 42, and the launcher restarts them without counting a failure.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from typing import Any, Callable
 from tfcluster_workers import context, reporting
 
 PREEMPTED = 42
+"""The exit code of a task that has saved because it was preempted."""
 
 
 def variables_of(metric: Any) -> list[Any]:
-    """A metric's variables as TensorFlow's: a metric of Keras 3 is nothing to be saved itself."""
+    """Return a metric's variables as TensorFlow's: a Keras 3 metric itself cannot be saved."""
     import tensorflow as tf
 
-    found = metric.variables
-    return [one if isinstance(one, tf.Variable) else one.value for one in found]
+    return [each if isinstance(each, tf.Variable) else each.value for each in metric.variables]
 
 
 class LoopCheckpoints:
-    """The checkpoints of one loop; `step` counts the steps that are done and is saved with them.
+    """The checkpoints of a loop; `step` counts the steps done and is saved with them.
 
-    Every task saves (variables may be reduced in doing so), the chief into the checkpoint
-    directory, the others beside it into a folder that `close` removes. The newest state of the
-    checkpoint directory is put back at once, the same on all tasks.
+    Every task must save, since saving may reduce variables across the workers: the chief saves into
+    the checkpoint directory, the others into folders that `close` removes. The constructor restores
+    the newest checkpoint of the checkpoint directory, the same one in all tasks.
     """
 
     def __init__(self, strategy: Any, *, keep: int = 3, **state: Any) -> None:
         import tensorflow as tf
 
-        self._here = context.current()
-        if not self._here.is_chief:  # what an earlier attempt left half done
-            shutil.rmtree(self._here.save_dir, ignore_errors=True)
+        self._context = context.current()
+        if not self._context.is_chief:  # an earlier attempt may have left an incomplete one
+            shutil.rmtree(self._context.save_dir, ignore_errors=True)
         with strategy.scope():
             self.step = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._checkpoint = tf.train.Checkpoint(step=self.step, **state)
         self._manager = tf.train.CheckpointManager(
             self._checkpoint,
-            str(self._here.save_dir),
+            str(self._context.save_dir),
             max_to_keep=keep,
             checkpoint_name="ckpt",
-            init_fn=self._restore_the_chiefs,
+            init_fn=self._restore_chief_checkpoint,
         )
-        self._handler: Any = self._watch_for_preemption(strategy)  # restores, too
+        self._handler: Any = self._watch_for_preemption(strategy)  # this also restores
         if self.steps_done:
             print(f"resuming after step {self.steps_done}", flush=True)
 
@@ -65,34 +65,34 @@ class LoopCheckpoints:
             ),
         )
 
-    def _restore_the_chiefs(self) -> None:
-        """Called by the manager of a task whose own folder is empty."""
+    def _restore_chief_checkpoint(self) -> None:
+        """Restore the chief's checkpoint; the manager calls it if this task's folder is empty."""
         import tensorflow as tf
 
-        found = tf.train.latest_checkpoint(str(self._here.checkpoint_dir))
-        if found is not None:
-            self._checkpoint.restore(found)
+        latest = tf.train.latest_checkpoint(str(self._context.checkpoint_dir))
+        if latest is not None:
+            self._checkpoint.restore(latest)
 
     @property
     def steps_done(self) -> int:
         return int(self.step.numpy())
 
     def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        """`function(*args)`, one step or several; after a SIGTERM it saves and exits instead."""
+        """Return `function(*args)`, one step or several; after a SIGTERM, save and exit instead."""
         return self._handler.run(function, *args)
 
     def save(self) -> None:
-        """Save now and say so."""
+        """Save now; the chief reports it."""
         path = self._write()
-        if self._here.is_chief:
+        if self._context.is_chief:
             reporting.saved(path, step=self.steps_done)
 
     def _write(self) -> str:
         return str(self._manager.save(checkpoint_number=self.steps_done))
 
     def close(self) -> None:
-        """Nothing is left to save: SIGTERM ends the task again."""
+        """End the watch for preemption, so that SIGTERM ends the task again; remove its folder."""
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._handler.__del__()  # ends its threads; they hold it, so nothing else would call it
-        if not self._here.is_chief:
-            shutil.rmtree(self._here.save_dir, ignore_errors=True)
+        self._handler.__del__()  # ends its threads, which refer to it, so nothing else calls it
+        if not self._context.is_chief:
+            shutil.rmtree(self._context.save_dir, ignore_errors=True)

@@ -1,19 +1,19 @@
-"""Evaluates what `custom_loop` has trained, on all replicas together."""
+"""Evaluates the model of `custom_loop` on all replicas together."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from tfcluster_workers.jobs.parts import openings
+from tfcluster_workers.jobs.parts import job_start
 
 
-def evaluate(keras: Any, chosen: argparse.Namespace, loop: Any) -> tuple[float, float]:
-    """Loss and accuracy of a `Loop` on the test split; the last batch may be a small one."""
+def evaluate(keras: Any, args: argparse.Namespace, loop: Any) -> tuple[float, float]:
+    """Return loss and accuracy of a `Loop` on the test split; the last batch may be smaller."""
     import tensorflow as tf
 
-    tests = openings.examples(chosen, "test")
-    batches = openings.batches(chosen, tests, loop.batch, training=False)
+    tests = job_start.examples(args, "test")
+    batches = job_start.batches(args, tests, loop.batch, training=False)
     with loop.strategy.scope():
         losses = keras.metrics.Mean(name="test_loss")
         accuracy = keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")
@@ -21,7 +21,7 @@ def evaluate(keras: Any, chosen: argparse.Namespace, loop: Any) -> tuple[float, 
     def replica_test(inputs: Any) -> None:
         images, labels = inputs
         logits = loop.model(images, training=False)
-        losses.update_state(loop.loss_of_each(labels, logits))
+        losses.update_state(loop.example_losses(labels, logits))
         accuracy.update_state(labels, logits)
 
     compiled = tf.function(lambda batch: loop.strategy.run(replica_test, args=(batch,)))

@@ -1,4 +1,4 @@
-"""Loads the jobs' models from checkpoints, with the Keras that saved them, without a strategy."""
+"""Loads the jobs' models from checkpoints with the Keras that saved them, without a strategy."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from tfcluster_workers.errors import JobError
 from tfcluster_workers.jobs.parts import digits_cnn, fashion_cnn
 
 MODELS = {"digits_cnn": digits_cnn.build, "fashion_cnn": fashion_cnn.build}
-"""Of `keras_mnist` and `parameter_server`, and of `custom_loop`."""
+"""Name of a model → its `build` function; `fashion_cnn` is the one of `custom_loop`."""
 
 
 class OtherModelError(JobError):
-    """The checkpoint is of another model."""
+    """A checkpoint of another model."""
 
     def __init__(self, checkpoint: str, model: str, problem: object) -> None:
         others = ", ".join(name for name in MODELS if name != model)
         super().__init__(
-            f"{checkpoint} is no checkpoint of {model} ({' '.join(str(problem).split())[:200]}); "
-            f"--model names another ({others}), --dataset images of another size"
+            f"{checkpoint} is not a checkpoint of {model} "
+            f"({' '.join(str(problem).split())[:200]}); try another --model ({others}), or the "
+            "--dataset that the model was trained on"
         )
 
 
 def load(checkpoint: str, *, model: str, shape: tuple[int, ...]) -> Any:
-    """The model of this name for images of `shape`, with the weights of a checkpoint's prefix.
+    """Return the named model for images of `shape`, with the weights of a checkpoint prefix.
 
-    Raises OtherModelError, and JobError where its Keras is not installed.
+    Raises OtherModelError, and JobError if the Keras that saved it is not installed.
     """
     import tensorflow as tf
 
@@ -37,16 +38,16 @@ def load(checkpoint: str, *, model: str, shape: tuple[int, ...]) -> Any:
         status = tf.train.Checkpoint(model=built).restore(checkpoint).expect_partial()
         status.assert_existing_objects_matched()
     except (AssertionError, ValueError) as error:
-        tf.get_logger().setLevel("ERROR")  # else every value that found no place is told, at exit
+        tf.get_logger().setLevel("ERROR")  # else TensorFlow logs every unused value at exit
         raise OtherModelError(checkpoint, model, error) from error
     return built
 
 
 @functools.cache
 def keras_of(checkpoint: str) -> Any:
-    """The Keras that saved it: Keras 2 names layers `layer_with_weights-0`, Keras 3 does not.
+    """Return the Keras that saved `checkpoint`; raise JobError if it is not installed.
 
-    Raises JobError where that one is not installed.
+    Keras 2 names layers `layer_with_weights-0`, Keras 3 does not.
     """
     import tensorflow as tf
 
@@ -59,4 +60,6 @@ def keras_of(checkpoint: str) -> Any:
         return tf.keras if is_keras_2 else installed
     if is_keras_2:
         raise JobError(f"{checkpoint} was saved by Keras 2: install tf-keras to load it")
-    raise JobError(f"{checkpoint} was saved by Keras 3, and this is {installed.__version__}")
+    raise JobError(
+        f"{checkpoint} was saved by Keras 3, but Keras {installed.__version__} is installed"
+    )

@@ -1,4 +1,4 @@
-"""How a ready-made job ends on its user's mistake: with one line, not with a traceback."""
+"""Ends an example job with one line instead of a traceback if the user can fix the problem."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from tfcluster_workers.errors import JobError
 
 
 @contextmanager
-def told(job: str) -> Iterator[None]:
-    """Exit 1 with `job: message` on stderr where the block raises a JobError.
+def exit_with_message(job: str) -> Iterator[None]:
+    """Exit with code 1 and `job: message` on stderr if the block raises a JobError.
 
-    The launcher hears of it, too: its summary says the message and not only "exit code 1".
+    The error is reported too, so that the launcher's summary shows the message and not only
+    "exit code 1".
     """
     try:
         yield
