@@ -56,7 +56,7 @@ BANNED = {
     "two lines put its state where it is gathered": "two lines save its state",
     "is mended for several workers": "is patched for multi-worker training",
 }
-_BANNED = re.compile(rf"\b(?:{'|'.join(BANNED)})", re.IGNORECASE)
+_BANNED = re.compile(rf"(?<!\w)(?:{'|'.join(BANNED)})(?!\w)", re.IGNORECASE)
 
 
 def main() -> int:

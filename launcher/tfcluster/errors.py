@@ -6,7 +6,7 @@
     ├── UsageError                   2  the command line or the spec must change
     │   ├── SpecError                2  all problems of one spec file, each with its place
     │   └── UnknownRunError          2  RUN names no run, or more than one
-    ├── SurroundingsError            3  the environment: the machine, a node, the run folder
+    ├── SetupError                   3  the environment: the machine, a node, the run folder
     │   ├── PortInUseError           3  another process holds a fixed port
     │   ├── InterpreterError         3  a Python does not work, or lacks what the job needs
     │   ├── PreflightError           3  the checks of the nodes found what would fail
@@ -73,13 +73,13 @@ class UnknownRunError(UsageError):
     """A RUN argument that names no run, or more than one where exactly one is needed."""
 
 
-class SurroundingsError(TfclusterError):
+class SetupError(TfclusterError):
     """An environment or setup error: something outside the spec prevents the run."""
 
     exit_code = 3
 
 
-class PortInUseError(SurroundingsError):
+class PortInUseError(SetupError):
     """A fixed port of the spec that another process holds."""
 
     def __init__(
@@ -100,11 +100,11 @@ class PortInUseError(SurroundingsError):
         self.address, self.pid, self.run_id = address, pid, run_id
 
 
-class InterpreterError(SurroundingsError):
+class InterpreterError(SetupError):
     """A Python that does not work, or lacks what the job needs."""
 
 
-class PreflightError(SurroundingsError):
+class PreflightError(SetupError):
     """All problems that the checks of the nodes found, reported together."""
 
     HEAD = "nothing was started"
@@ -115,15 +115,15 @@ class PreflightError(SurroundingsError):
         super().__init__(f"{self.HEAD}:\n" + "\n".join(lines))
 
 
-class PrepareError(SurroundingsError):
+class PrepareError(SetupError):
     """A failed prepare step of the job; no task was started."""
 
 
-class NodeLostError(SurroundingsError):
+class NodeLostError(SetupError):
     """A node's agent, or the guard beside it, died while the run needed it."""
 
     @classmethod
-    def raise_all(cls, errors: Sequence[SurroundingsError]) -> None:
+    def raise_all(cls, errors: Sequence[SetupError]) -> None:
         """Raise `errors` as one error with each fix; return if there are none.
 
         A single error is raised as it is.
@@ -136,7 +136,7 @@ class NodeLostError(SurroundingsError):
             raise cls("\n".join(messages), fix=last.fix)
 
 
-class RunFolderError(SurroundingsError):
+class RunFolderError(SetupError):
     """A run folder that cannot be created or written."""
 
 

@@ -1,4 +1,4 @@
-"""Every rehearsed fault, one after the other in one run: injected, noticed, and trained on."""
+"""Every injected fault, one after the other in one run: detected, and trained on."""
 
 from __future__ import annotations
 

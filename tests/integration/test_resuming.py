@@ -105,7 +105,7 @@ def test_what_is_not_there_is_said_with_what_is(shell: CommandLine, first: Path)
     count = len(shell.runs())
 
     for what, words in {
-        "nobody": "no run is known as 'nobody'",
+        "nobody": "no run is named 'nobody'",
         "first@9": "it has the steps 1, 2, 3",
         "first@0": "it has the steps 1, 2, 3",
         "empty": "empty-",

@@ -34,7 +34,7 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
-    if not is_whole(folder):
+    if not is_intact(folder):
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
     drop_bytecode(folder)
@@ -94,7 +94,7 @@ def install(folder: str, write: Callable[[str], object]) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(OSError):  # NFS cannot lock a folder: others may interfere
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if is_whole(folder):
+            if is_intact(folder):
                 return
             fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
             write(fresh)
@@ -109,14 +109,14 @@ def install(folder: str, write: Callable[[str], object]) -> None:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 shutil.rmtree(fresh, ignore_errors=True)
-        if not is_whole(folder):
+        if not is_intact(folder):
             raise OSError(f"the bundle in {folder} is incomplete")
     finally:
         os.close(lock)
         shutil.rmtree(fresh, ignore_errors=True)  # each retry would fill the disk a little more
 
 
-def is_whole(folder: str) -> bool:
+def is_intact(folder: str) -> bool:
     """Return whether the folder's content has the digest that is its name (`backends.bundle`).
 
     Bytecode does not count. Only the digest shows that a cleaner or a full disk left the folder

@@ -29,7 +29,7 @@ NOTES = 50
 """The notes per attempt of a task that the user sees and the run keeps."""
 TRIALS = 5_000
 """The trials of a search that the run's state lists."""
-TOLD_CHECKPOINTS = 10_000
+REPORTED_CHECKPOINTS = 10_000
 """The number of paths whose steps are remembered."""
 
 # -- messages of a node ---------------------------------------------------------------------
@@ -66,7 +66,7 @@ UNWRITTEN_EVENTS = 16 << 20
 
 LISTED_CHECKPOINTS = 50_000
 """The files and folders below a folder of checkpoints or of TensorBoard's curves."""
-LISTED_AT_MOST = 200_000
+LISTED_OUTPUTS = 200_000
 """The files and folders below a working directory from which outputs are gathered."""
 LISTED_BYTES = 32 << 20
 """The size of all names in one listing."""

@@ -96,14 +96,14 @@ class Decoder:
         *,
         after_magic: bool = False,
         max_payload: int = MAX_PAYLOAD,
-        most_control: int = MAX_PAYLOAD,
+        max_control: int = MAX_PAYLOAD,
     ) -> None:
         """Prepare for one stream.
 
         `after_magic`: the stream comes from an agent and begins with noise and `MAGIC`.
-        `most` and `most_control` limit a payload, and that of a control message, in bytes.
+        `most` and `max_control` limit a payload, and that of a control message, in bytes.
         """
-        self.max_payload, self._max_control = max_payload, most_control
+        self.max_payload, self._max_control = max_payload, max_control
         self._buffer = bytearray()
         self._awaits_magic = after_magic
         self.noise = b""

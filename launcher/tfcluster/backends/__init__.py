@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 from tfcluster.backends.base import Backend
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 
 _MODULES = {
     "local": ("tfcluster.backends.local", "LocalBackend"),
@@ -21,10 +21,10 @@ _MODULES = {
 def get(name: str, *, runtime_dir: Path) -> Backend:
     """Return the backend called `name`; `runtime_dir` is where it puts sockets and port locks.
 
-    Raises SurroundingsError for a backend that this version does not have.
+    Raises SetupError for a backend that this version does not have.
     """
     if name not in _MODULES:
-        raise SurroundingsError(
+        raise SetupError(
             f"this version of tfcluster has no backend {name}",
             fix=f"use one of {', '.join(sorted(_MODULES))}",
         )

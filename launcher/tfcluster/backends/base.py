@@ -61,7 +61,7 @@ class Backend(Protocol):
         coordinator. `is_fenced`: it is certain that no process of an earlier agent of this node
         is alive; otherwise the end of that agent must be proved before another one starts.
 
-        Raises SurroundingsError if the agent does not start; the text holds its error output.
+        Raises SetupError if the agent does not start; the text holds its error output.
         """
         ...
 

@@ -22,7 +22,7 @@ import tfcluster
 from tfcluster.agent import bootstrap
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
@@ -70,10 +70,10 @@ def build() -> Bundle:
 
 
 def workers_folder() -> Path:
-    """Return the folder of the installed tfcluster_workers. Raises SurroundingsError."""
+    """Return the folder of the installed tfcluster_workers. Raises SetupError."""
     found = importlib.util.find_spec("tfcluster_workers")
     if found is None or not found.submodule_search_locations:
-        raise SurroundingsError(
+        raise SetupError(
             "tfcluster_workers is not installed beside tfcluster",
             fix="install the tfcluster wheel again; it holds both",
         )
@@ -96,7 +96,7 @@ def unpack(bundle: Bundle, cache: Path) -> Path:
     """Return the bundle's folder, written unless it is there complete; processes may do so at once.
 
     If `cache` cannot be written, a private folder below the temp directory is used. Raises
-    SurroundingsError if that is impossible, too.
+    SetupError if that is impossible, too.
     """
     try:
         return _unpack(bundle, cache)
@@ -109,7 +109,7 @@ def _private_temp_folder() -> Path:
     try:
         make_private(str(folder))
     except OSError as error:
-        raise SurroundingsError(
+        raise SetupError(
             f"{folder} cannot hold tfcluster's code: {reason_of(error)}",
             fix="make ~/.cache writable, or set XDG_CACHE_HOME",
         ) from error
@@ -118,7 +118,7 @@ def _private_temp_folder() -> Path:
 
 def _unpack(bundle: Bundle, cache: Path) -> Path:
     folder = cache / bundle.digest
-    if bootstrap.is_whole(str(folder)):
+    if bootstrap.is_intact(str(folder)):
         bootstrap.drop_bytecode(str(folder))
         return folder
     bootstrap.install(str(folder), partial(_write, bundle))

@@ -22,7 +22,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.processes import IS_LINUX, kill_below, raise_limit, signal_group, start_time
 from tfcluster.backends import warm_agents
 from tfcluster.backends.base import Capabilities, Tell, ignore_event
-from tfcluster.errors import NodeLostError, SurroundingsError
+from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
@@ -70,7 +70,7 @@ class LocalBackend:
     ) -> AgentLink:
         """Start this node's agent and connect to it.
 
-        Raises NodeLostError, or SurroundingsError if this machine refuses a private network.
+        Raises NodeLostError, or SetupError if this machine refuses a private network.
         """
         path = socket_path(self._runtime_dir, run_id, node.name)
         identity = {"run_id": run_id, "node": node.name, "token": token}
@@ -136,11 +136,11 @@ class LocalBackend:
         return []
 
 
-def _start_error(answer: bytes, last_words: str) -> SurroundingsError:
+def _start_error(answer: bytes, last_words: str) -> SetupError:
     """Return the error for an agent that did not answer `READY`."""
     if answer.startswith(REFUSED):
         refusal = foreign_json.parse_json_object(answer.removeprefix(REFUSED))
-        return SurroundingsError(refusal["message"], fix=refusal["cure"])
+        return SetupError(refusal["message"], fix=refusal["cure"])
     return NodeLostError(f"the agent did not start: {last_words or 'it printed nothing'}")
 
 
@@ -155,7 +155,7 @@ class AgentProcess(AgentHandle):
         """Start the agent and block until it listens.
 
         `name`: replaces the run's id in the process list, for an agent that may serve other runs
-        too. Raises NodeLostError with the agent's stderr, or SurroundingsError with what this
+        too. Raises NodeLostError with the agent's stderr, or SetupError with what this
         machine refuses.
         """
         self._stays = False

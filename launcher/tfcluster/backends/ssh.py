@@ -15,7 +15,7 @@ from typing import Any
 
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities, Tell, ignore_event
-from tfcluster.errors import NodeLostError, SurroundingsError
+from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire.link import AgentLink
 
@@ -85,11 +85,9 @@ class SshBackend:
         lease_s: float = 60.0,
         is_fenced: bool = False,
     ) -> AgentLink:
-        """Log in and connect to the run's agent. Raises SurroundingsError with ssh's message."""
+        """Log in and connect to the run's agent. Raises SetupError with ssh's message."""
         if shutil.which("ssh") is None:
-            raise SurroundingsError(
-                "there is no ssh client on this machine", fix="install openssh-client"
-            )
+            raise SetupError("there is no ssh client on this machine", fix="install openssh-client")
         try:
             link = await relayed.connect(
                 node.name,

@@ -113,7 +113,7 @@ class Gatherer:
                 relative = relative.relative_to(self._source.folder)
             with self._reporting:  # `gather` copies it in another thread
                 self._reported[relative.as_posix()] = ReportedSave(step, at_ns)
-                if len(self._reported) > budgets.TOLD_CHECKPOINTS:
+                if len(self._reported) > budgets.REPORTED_CHECKPOINTS:
                     del self._reported[next(iter(self._reported))]
 
     def cancel(self) -> None:

@@ -30,7 +30,7 @@ def command(
     proxies. Exit codes: 0 all checks passed, 3 a problem was found.
     """
     from tfcluster.discovery.planning import plan_file
-    from tfcluster.errors import SurroundingsError
+    from tfcluster.errors import SetupError
     from tfcluster.preflight import doctor
     from tfcluster.spec.host_choice import NO_CHOICE
     from tfcluster.ui.preflight_table import format_report
@@ -47,4 +47,4 @@ def command(
     else:
         colours = terminal.has_colour(terminal.stdout)
         terminal.out(format_report(report, width=terminal.stdout.width(), colours=colours))
-    return SurroundingsError.exit_code if report.fatal else 0
+    return SetupError.exit_code if report.fatal else 0

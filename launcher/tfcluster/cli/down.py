@@ -12,7 +12,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import warm_agents
 from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
-from tfcluster.errors import NodeLostError, SurroundingsError, UnknownRunError, UsageError
+from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.states import Status
@@ -45,7 +45,7 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         targets = [paths for paths, state in registry.runs() if registry.is_open(state)]
     else:
         targets = _find_run(run, terminal)
-    errors: list[SurroundingsError] = []
+    errors: list[SetupError] = []
     stopping, ended = [], []
     for paths in targets:
         with collecting_errors(errors):
@@ -66,11 +66,11 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
 
 
 @contextlib.contextmanager
-def collecting_errors(errors: list[SurroundingsError]) -> Iterator[None]:
+def collecting_errors(errors: list[SetupError]) -> Iterator[None]:
     """Collect the error of one run, so that the others are still handled."""
     try:
         yield
-    except SurroundingsError as error:
+    except SetupError as error:
         errors.append(error)
 
 

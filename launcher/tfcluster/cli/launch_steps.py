@@ -120,7 +120,7 @@ def _shorten_preflight_error(
 
     Returns any other error as it is.
     """
-    from tfcluster.errors import PreflightError, SurroundingsError
+    from tfcluster.errors import PreflightError, SetupError
     from tfcluster.preflight.rules import read_report
     from tfcluster.ui.preflight_table import format_report
 
@@ -130,4 +130,4 @@ def _shorten_preflight_error(
         return error
     colours = terminal.has_colour(terminal.stderr)
     terminal.say(format_report(report, width=terminal.stderr.width(), colours=colours))
-    return SurroundingsError(PreflightError.HEAD, fix="check again: tfcluster doctor SPEC")
+    return SetupError(PreflightError.HEAD, fix="check again: tfcluster doctor SPEC")

@@ -15,7 +15,7 @@ import click
 
 from tfcluster import __version__
 from tfcluster.agent.processes import raise_limit
-from tfcluster.errors import SurroundingsError, TfclusterError
+from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.ui.terminal import Terminal
 
 GROUPS: dict[str, dict[str, str]] = {
@@ -116,7 +116,7 @@ def main() -> None:
     except Exception as fault:
         if isinstance(fault, FileNotFoundError) and not _has_current_folder():
             Terminal().say("tfcluster: the current folder was deleted\n  → cd to another one")
-            sys.exit(SurroundingsError.exit_code)
+            sys.exit(SetupError.exit_code)
         Terminal().say(traceback.format_exc())
         Terminal().say("tfcluster: internal error (please report it)")
         code = TfclusterError.exit_code

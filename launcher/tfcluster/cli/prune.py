@@ -9,7 +9,7 @@ import click
 
 from tfcluster.cli.down import collecting_errors
 from tfcluster.cli.rm import remove
-from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
+from tfcluster.errors import NodeLostError, SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.formats import plural
@@ -40,7 +40,7 @@ def command(
     if selected and not yes and not dry_run:
         terminal.say("\n".join(paths.run_id for paths in selected))
         click.confirm(f"Delete {plural(len(selected), 'run')}?", abort=True, err=True)
-    errors: list[SurroundingsError] = []
+    errors: list[SetupError] = []
     for paths in selected:
         with collecting_errors(errors):
             if not dry_run:

@@ -7,7 +7,7 @@ import click
 from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
 from tfcluster.cli.down import collecting_errors, end_tasks_on_hosts
-from tfcluster.errors import NodeLostError, SurroundingsError, UsageError
+from tfcluster.errors import NodeLostError, SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
@@ -27,7 +27,7 @@ def command(runs: tuple[str, ...], as_json: bool) -> None:
             raise UsageError(
                 f"{paths.run_id} is live", fix=f"stop it first: tfcluster down {paths.run_id}"
             )
-    deleted, errors = list[str](), list[SurroundingsError]()
+    deleted, errors = list[str](), list[SetupError]()
     for paths in selected.values():
         with collecting_errors(errors):
             remove(paths, terminal)

@@ -17,7 +17,7 @@ from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError, PortInUseError, SurroundingsError
+from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, Warned
@@ -41,7 +41,7 @@ class Attempts:
     journal: Journal
     loop: Loop
     connect: Callable[[NodePlan], Coroutine[Any, Any, None]]
-    """Connects to a node's agent and listens to it; raises SurroundingsError."""
+    """Connects to a node's agent and listens to it; raises SetupError."""
     record: Callable[[Event], None]
     due_alone: list[StartAlone] = field(default_factory=list)
     """Tasks to restart alone, while the others run on."""
@@ -64,7 +64,7 @@ class Attempts:
     async def start_first(self) -> None:
         """Connect to all nodes, run the startup steps and start attempt 1.
 
-        Raises SurroundingsError.
+        Raises SetupError.
         """
         local = [node for node in self.plan.nodes if node.backend == "local"]
         await self._connect_all(local)  # not cancellable: a half-started agent would stay
@@ -83,11 +83,11 @@ class Attempts:
         await self._start(1, tuple(task.id for task in self.plan.tasks))
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
-        """Connect to `nodes` at once; raise SurroundingsError for all that cannot be reached."""
+        """Connect to `nodes` at once; raise SetupError for all that cannot be reached."""
         connecting = map(self.connect, nodes)
         results = await asyncio.gather(*connecting, return_exceptions=True)
         failures = [result for result in results if isinstance(result, BaseException)]
-        errors = [failure for failure in failures if isinstance(failure, SurroundingsError)]
+        errors = [failure for failure in failures if isinstance(failure, SetupError)]
         if len(errors) != len(failures):
             raise next(failure for failure in failures if failure not in errors)
         NodeLostError.raise_all(errors)
@@ -159,7 +159,7 @@ class Attempts:
         put_back = self.run_gathering.put_state_back([order.task])
         try:
             restored = await self.loop.run_alongside(put_back)
-        except SurroundingsError as error:
+        except SetupError as error:
             task, number = str(order.task), order.attempt
             self.supervisor.start_failed(task, number, error.message, self.loop.now())
         else:
@@ -179,14 +179,14 @@ class Attempts:
                 await self._replace_agent(node)
             except PortInUseError:
                 raise
-            except SurroundingsError as error:
+            except SetupError as error:
                 is_reached = node.name not in self._lost  # then the old agent is not the reason
                 if is_reached or node.name in waited or not await self._await_lease(node.name):
                     self._give_up(node.name, error)
                 waited.add(node.name)
 
     async def _replace_agent(self, node: NodePlan) -> None:
-        """Give a lost node a new agent, set up like the old one; raises SurroundingsError."""
+        """Give a lost node a new agent, set up like the old one; raises SetupError."""
         await self.loop.run_alongside(self._connect_with_code(node))
         self.startup.preload([node])
         await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
@@ -211,7 +211,7 @@ class Attempts:
         await self.loop.pause(until)
         return True
 
-    def _give_up(self, node: str, error: SurroundingsError) -> None:
+    def _give_up(self, node: str, error: SetupError) -> None:
         """Have the supervisor continue without the node, or end the run.
 
         Called when nothing can live on the node any more.

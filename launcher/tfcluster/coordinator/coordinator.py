@@ -18,7 +18,7 @@ from tfcluster.coordinator.attempts import Attempts, ExternalPeers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.nodes.hub import Hub, Message
 from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
@@ -115,7 +115,7 @@ class Coordinator:
                 gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
             )
             following: list[asyncio.Task[None]] = []
-            error: SurroundingsError | None = None
+            error: SetupError | None = None
             try:
                 await self._attempts.start_first()
                 for follow in (
@@ -126,7 +126,7 @@ class Coordinator:
                 await self._attempts.run_restarts()
             except RunOver:
                 pass
-            except SurroundingsError as found:
+            except SetupError as found:
                 error = found
             finally:
                 for task in following:
@@ -296,9 +296,7 @@ class Coordinator:
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
 
-    async def _conclude(
-        self, error: SurroundingsError | None, gathered: list[Event] | None
-    ) -> Outcome:
+    async def _conclude(self, error: SetupError | None, gathered: list[Event] | None) -> Outcome:
         self._carry_out()
         if gathered is None:
             gathered = await self._loop.run_to_end(self._finish())

@@ -18,7 +18,7 @@ from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
-from tfcluster.errors import SurroundingsError, TfclusterError
+from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
 from tfcluster.plan.secrets import redact_error
@@ -55,7 +55,7 @@ class Session:
         """Make the run folder.
 
         `home_dir`: the parent of run folders; `resume`: the state to start from. Raises
-        SurroundingsError for a backend that is not available, and RunFolderError.
+        SetupError for a backend that is not available, and RunFolderError.
         """
         now = time.time()
         for node in plan.nodes:
@@ -88,7 +88,7 @@ class Session:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._announcing(self._resume, announce)
             return self._without_secrets(asyncio.run(self._run(announce, start_options)))
-        except SurroundingsError as error:
+        except SetupError as error:
             return self._fail(error)
         except Exception as fault:
             return self._note_internal_error(fault)

@@ -245,7 +245,7 @@ class RunGathering:
         if step is not None:
             self._reported_saves.pop(path, None)  # the newest last
             self._reported_saves[path] = step
-            if len(self._reported_saves) > budgets.TOLD_CHECKPOINTS:
+            if len(self._reported_saves) > budgets.REPORTED_CHECKPOINTS:
                 del self._reported_saves[next(iter(self._reported_saves))]
         if self._gatherer is not None:
             self._gatherer.saved(path, step, at_ns=at_ns)

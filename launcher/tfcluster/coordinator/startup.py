@@ -17,7 +17,7 @@ from pathlib import Path
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.tasks.preloader import IMPORT_S
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub, Message
 from tfcluster.nodes.orders import Answers, AssignedResources, Until, never
@@ -56,7 +56,7 @@ class Startup:
     """The startup steps of a run.
 
     Each sends orders to the agents and waits for the answers; a step that fails on a node raises
-    SurroundingsError.
+    SetupError.
     """
 
     plan: Plan
@@ -123,7 +123,7 @@ class Startup:
 
     async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> Sequence[str]:
         """Send a copy of the workdir to each node that does not see it; return warnings about
-        what is left out. Raises SurroundingsError.
+        what is left out. Raises SetupError.
 
         `again`: the node was lost and is back; a copy that still exists is kept as it is, with
         the files that tasks have written into it.
@@ -148,7 +148,7 @@ class Startup:
         try:
             await self.hub.files(node).send_tree(into, files, keep=True, unless_there=unless_there)
         except OSError as error:
-            raise SurroundingsError(
+            raise SetupError(
                 f"cannot copy the code to {node}: {describe_error(error)}",
                 fix=f"set runtime.hosts.{node}.workdir to another folder",
             ) from error

@@ -26,7 +26,7 @@ from tfcluster.discovery.machine_facts import (
     own_addresses,
     requested_python,
 )
-from tfcluster.errors import SpecError, SurroundingsError
+from tfcluster.errors import SetupError, SpecError
 from tfcluster.plan import checks, command, placement, secrets
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import LOCAL, PlanContext
@@ -73,7 +73,7 @@ class Planned:
                 host.pop("python", None)
         return secrets.redact_spec(kept, shown=self.spec.job.not_secret)
 
-    def obstacles(self) -> tuple[SurroundingsError, ...]:
+    def obstacles(self) -> tuple[SetupError, ...]:
         """Return what would make this plan fail on this machine; `plan` still shows the plan."""
         return tuple(checks.find(self.spec, self.plan, self.context))
 
@@ -194,7 +194,7 @@ def plan_join(
     """Plan this machine's tasks of a cluster, or the tasks `names` (``worker:1``).
 
     Raises UsageError (exit 2) for an unknown task and a port that is not fixed, SpecError,
-    SurroundingsError (exit 3) if no task belongs to this machine.
+    SetupError (exit 3) if no task belongs to this machine.
     """
     loaded, tasks = _load(source, names, sets, {**_AUTO_BACKEND, **(options or {})})
     planned = _plan(loaded, tasks, python, args)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.nodes import git_files
 from tfcluster.nodes.git_files import is_credential
 from tfcluster.nodes.hub import Hub
@@ -77,7 +77,7 @@ def snapshot(
     `withheld`: paths that are not sent unless `include` names them. Files that git tracks are sent
     whatever their names: committing them was the user's decision.
 
-    Raises SurroundingsError above 200 MB or 50,000 files, for a glob that matches nothing, and if
+    Raises SetupError above 200 MB or 50,000 files, for a glob that matches nothing, and if
     git fails or `workdir` itself cannot be read.
     """
     listed = git_files.list_files(workdir) or _list_without_git(workdir)
@@ -109,11 +109,11 @@ def _is_credential(workdir: Path, name: str) -> bool:
 
 
 def _list_without_git(workdir: Path) -> git_files.GitListing:
-    """Return all files outside of `_NO_CODE`; raises SurroundingsError."""
+    """Return all files outside of `_NO_CODE`; raises SetupError."""
     unreadable = set[str]()
     found = frozenset(_walk(workdir, workdir, _NO_CODE, unreadable))
     if "." in unreadable:
-        raise SurroundingsError(
+        raise SetupError(
             f"the working directory {workdir} cannot be read",
             fix="make it readable, or set job.workdir to another folder",
         )
@@ -140,11 +140,11 @@ def _walk(top: Path, workdir: Path, skipped: frozenset[str], unreadable: set[str
 def _match(workdir: Path, pattern: str, unreadable: set[str]) -> Iterator[str]:
     """Yield the files that a glob matches, including all files in matching folders.
 
-    Raises SurroundingsError if it matches nothing.
+    Raises SetupError if it matches nothing.
     """
     if (problem := include_problem(workdir, pattern)) is not None:
         message, fix = problem
-        raise SurroundingsError(f"job.include: {message}", fix=fix)
+        raise SetupError(f"job.include: {message}", fix=fix)
     for path in workdir.glob(pattern):
         if os.path.isdir(path):
             below = _walk(path, workdir, _GIT, unreadable)
@@ -247,7 +247,7 @@ def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
     else:
         largest = [f"{name} ({n} files)" for name, n in _heaviest(dict.fromkeys(sizes, 1))]
         excess = f"{len(sizes)} files to send to other hosts, more than {MAX_FILES}"
-    raise SurroundingsError(
+    raise SetupError(
         f"{workdir} holds {excess}: {', '.join(largest)}",
         fix="have git ignore what is not code (.gitignore), or set job.workdir; for data that"
         " each host has, set runtime.hosts.H.data_dir",

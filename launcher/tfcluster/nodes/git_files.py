@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 
 _LIST = ("ls-files", "-z", "-t", "--cached", "--others", "--exclude-standard")
 _UNTRACKED = b"?"
@@ -42,7 +42,7 @@ def list_files(workdir: Path) -> GitListing | None:
     """Return what git lists below `workdir`, submodules and nested repositories included.
 
     None outside of a repository, and for a folder that its repository ignores. Raises
-    SurroundingsError for a repository in which git fails: sending all files would be wrong,
+    SetupError for a repository in which git fails: sending all files would be wrong,
     because ignored files may be large or secret.
     """
     if not _in_repository(workdir) or _is_ignored(workdir):
@@ -87,7 +87,7 @@ def _is_ignored(folder: Path) -> bool:
 def _run_git(
     folder: Path, args: Sequence[str], *, accepted: Sequence[int] = (0,)
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run git in `folder`; raises SurroundingsError unless it exits with an `accepted` code."""
+    """Run git in `folder`; raises SetupError unless it exits with an `accepted` code."""
     environ = {name: v for name, v in os.environ.items() if name not in _HOOK_VARIABLES}
     try:
         done = subprocess.run(
@@ -106,8 +106,8 @@ def _run_git(
     return done
 
 
-def _git_error(folder: Path, why: str) -> SurroundingsError:
-    return SurroundingsError(
+def _git_error(folder: Path, why: str) -> SetupError:
+    return SetupError(
         f"{folder} is in a git repository, and git cannot list its files: {why}",
         fix=f"make `git -C {shlex.quote(str(folder))} status` work,"
         " or set job.workdir to a folder outside of the repository",

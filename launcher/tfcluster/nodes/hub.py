@@ -145,7 +145,7 @@ class Hub:
         """Connect to the node's agent and listen to it in `background`.
 
         The agent may send messages about `tasks` and the steps, and hold ports for the tasks
-        `by_hand`. Raises SurroundingsError.
+        `by_hand`. Raises SetupError.
         """
         backend = self._shared_backend(node)
         await self.drop(node.name)  # fencing: a local agent's tasks do not outlive this

@@ -93,7 +93,7 @@ class TaskFolders:
         """
         chief = self._plan.chief
         folder = self._source(chief, self.workdir(chief))
-        source = replace(folder, max_entries=budgets.LISTED_AT_MOST)
+        source = replace(folder, max_entries=budgets.LISTED_OUTPUTS)
         entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
         found = outputs.matching(entries.values(), globs)
         copied, notes = list[str](), list(found.notes)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.agent.container_wait import OLDEST_PYTHON
-from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.plan import attempt, command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
@@ -44,7 +44,7 @@ def require(spec: ClusterSpec, plan: Plan, context: PlanContext) -> None:
         raise obstacle
 
 
-def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SurroundingsError]:
+def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupError]:
     """Yield every obstacle, the most basic first."""
     for node in plan.nodes:
         yield from _check_tensorflow(spec, node, context)
@@ -88,7 +88,7 @@ def _imported(context: PlanContext) -> set[str]:
 
 def _check_tensorflow(
     spec: ClusterSpec, node: NodePlan, context: PlanContext
-) -> Iterator[SurroundingsError]:
+) -> Iterator[SetupError]:
     python = node.interpreter
     if python is None or python.version is None or "tensorflow" in python.packages:
         return
@@ -98,7 +98,7 @@ def _check_tensorflow(
         yield InterpreterError(message, fix=fix)
 
 
-def _check_python_version(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
+def _check_python_version(spec: ClusterSpec, node: NodePlan) -> Iterator[SetupError]:
     """Check for Python 3.9, which `tfcluster_workers` needs; a command does not import it."""
     python = node.interpreter
     if python is None or python.version is None or not has_hooks(spec):
@@ -114,7 +114,7 @@ def _check_python_version(spec: ClusterSpec, node: NodePlan) -> Iterator[Surroun
 
 def _check_estimator(
     spec: ClusterSpec, node: NodePlan, context: PlanContext
-) -> Iterator[SurroundingsError]:
+) -> Iterator[SetupError]:
     """Check for TensorFlow 2.15, the last with Estimator (2.16 release notes, tensorflow#76349)."""
     python = node.interpreter
     if python is None or not has_keras_3(python) or not needs_estimator(spec, context):
@@ -126,7 +126,7 @@ def _check_estimator(
     yield InterpreterError(message, fix=ESTIMATOR_FIX)
 
 
-def _check_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsError]:
+def _check_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SetupError]:
     python = node.interpreter
     if spec.keras.version != "2" or python is None or not has_keras_3(python):
         return
@@ -135,9 +135,7 @@ def _check_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SurroundingsEr
         yield InterpreterError(message, fix=install_tf_keras(python))
 
 
-def _check_keras_3(
-    spec: ClusterSpec, node: NodePlan, context: PlanContext
-) -> Iterator[SurroundingsError]:
+def _check_keras_3(spec: ClusterSpec, node: NodePlan, context: PlanContext) -> Iterator[SetupError]:
     """Refuse a Keras 3 whose `fit` fails on several workers, if it cannot be patched or replaced.
 
     It needs certainty: for a job that only uses `tf.keras`, `fit` itself raises the error.
@@ -159,9 +157,7 @@ def _check_keras_3(
         yield InterpreterError(message, fix=f"{pin}, or {other}")
 
 
-def _check_searches(
-    spec: ClusterSpec, plan: Plan, context: PlanContext
-) -> Iterator[SurroundingsError]:
+def _check_searches(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupError]:
     """Refuse several tasks that would each run a whole KerasTuner search.
 
     They share one search only through variables that a job of kind `tuner` gets.
@@ -180,12 +176,12 @@ def _check_searches(
         f"run one search with the workers as tuners: --set job.kind=tuner{chief};"
         " to run it as it is: --set job.kind=training"
     )
-    yield SurroundingsError(f"{message}, in one folder", fix=fix)
+    yield SetupError(f"{message}, in one folder", fix=fix)
 
 
 def _check_gpus(
     spec: ClusterSpec, present: Sequence[int], context: PlanContext
-) -> Iterator[SurroundingsError]:
+) -> Iterator[SetupError]:
     """Check that requested GPUs are present: TensorFlow would silently train on the CPU.
 
     A missing index in CUDA_VISIBLE_DEVICES hides all GPUs.
@@ -231,7 +227,7 @@ def _describe_requests(
 
 def _gpus_missing(
     requests: Mapping[str, str], free: Sequence[int], context: PlanContext
-) -> SurroundingsError:
+) -> SetupError:
     """Return the error for `requests` (field → GPUs that it requests); `free`: the GPUs left."""
     requested = "; ".join(f"{field} requests {gpus}" for field, gpus in requests.items())
     left = " left" if len(free) < len(context.gpus or ()) else ""
@@ -240,14 +236,14 @@ def _gpus_missing(
     in_shell = "" if visible is None else f"; CUDA_VISIBLE_DEVICES is {visible!r} in this shell"
     on_cpu = " ".join(f"--set {field}=0" for field in requests)
     fix = f"request fewer, or none: {on_cpu}; `nvidia-smi` lists the GPUs that the driver finds"
-    return SurroundingsError(f"{requested}, but this machine has {has}{in_shell}", fix=fix)
+    return SetupError(f"{requested}, but this machine has {has}{in_shell}", fix=fix)
 
 
 def _numbers(indexes: Sequence[int]) -> str:
     return ", ".join(map(str, indexes))
 
 
-def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
+def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SetupError]:
     """Check that NCCL has a GPU for each task.
 
     TensorFlow itself only warns and runs RING (collective_all_reduce_strategy.py).
@@ -258,15 +254,15 @@ def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SurroundingsError]:
     trains = [t for t in plan.tasks if t.node == LOCAL and t.id.job in ("chief", "worker")]
     if without := [str(t.id) for t in trains if not t.gpus]:
         names = ", ".join(without)
-        yield SurroundingsError(
+        yield SetupError(
             f"strategy.communication is NCCL, but there is no GPU for {names}", fix=fix
         )
     elif shared := shared_gpus([t.gpus for t in trains]):
         names = ", ".join(map(str, sorted(shared)))
-        yield SurroundingsError(f"NCCL cannot run two tasks on one GPU ({names})", fix=fix)
+        yield SetupError(f"NCCL cannot run two tasks on one GPU ({names})", fix=fix)
 
 
-def _check_shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
+def _check_shared_storage(plan: Plan) -> Iterator[SetupError]:
     """Require shared storage for jobs whose state is spread over the folders of several tasks."""
     job: str | None = "a tuner job" if plan.kind == "tuner" else "a parameter-server job"
     if plan.strategy != "parameter_server" and plan.kind != "tuner":
@@ -278,7 +274,7 @@ def _check_shared_storage(plan: Plan) -> Iterator[SurroundingsError]:
         spread = "" if job == _BY_HAND else f" on several {places}"
         message = f"{job}{spread} needs storage that all its tasks share"
         fix = "--set checkpoints.dir=/shared/folder (or gs://…)"
-        yield SurroundingsError(message, fix=fix)
+        yield SetupError(message, fix=fix)
 
 
 def _evaluator_without_chief(plan: Plan) -> str | None:
@@ -293,7 +289,7 @@ def _evaluator_without_chief(plan: Plan) -> str | None:
     return "an evaluator" if plan.joins else _BY_HAND
 
 
-def _check_private_network(plan: Plan) -> Iterator[SurroundingsError]:
+def _check_private_network(plan: Plan) -> Iterator[SetupError]:
     """Check that a private network has all it needs: it has loopback only (user_namespaces(7))."""
     private = {n.name for n in plan.nodes if n.network == "private" and n.container is None}
     inside = [t for t in plan.tasks if t.node in private]
@@ -301,19 +297,19 @@ def _check_private_network(plan: Plan) -> Iterator[SurroundingsError]:
     if outside:
         message = f"a private network cannot reach {outside[0].host} ({outside[0].id})"
         fix = "give numbers instead of addresses (--set cluster.worker=2), or localhost:0"
-        yield SurroundingsError(message, fix=f"{fix}; or --set runtime.network=host")
+        yield SetupError(message, fix=f"{fix}; or --set runtime.network=host")
     storage = plan.checkpoints.dir or ""
     if private and "://" in storage and not storage.startswith("file://"):
         message = f"a private network cannot reach checkpoints.dir {storage}"
         fix = "gather checkpoints instead (leave checkpoints.dir out), or"
         fix += " --set runtime.network=host"
-        yield SurroundingsError(message, fix=fix)
+        yield SetupError(message, fix=fix)
 
 
-def _check_mounts(plan: Plan) -> Iterator[SurroundingsError]:
+def _check_mounts(plan: Plan) -> Iterator[SetupError]:
     """Refuse mounts that would hide the container's own files."""
     containers = [node.container for node in plan.nodes if node.container is not None]
     folders = {path for made in containers for path in (made.data_dir, made.shared_dir)}
     for path in [name for name in ("/", "/tmp") if name in folders]:
         fix = "use a folder below it in data_dir and checkpoints.dir"
-        yield SurroundingsError(f"{path} cannot be mounted: a container needs its own", fix=fix)
+        yield SetupError(f"{path} cannot be mounted: a container needs its own", fix=fix)

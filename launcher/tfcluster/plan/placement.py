@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.errors import SetupError, UsageError
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import find_data_dir
@@ -154,13 +154,13 @@ def local_tasks(
 ) -> tuple[TaskId, ...]:
     """Return the tasks at one of `local_addresses`, those on this machine.
 
-    Raises SurroundingsError if there is none.
+    Raises SetupError if there is none.
     """
     found = tuple(task.id for task in tasks if is_local(task.host, local_addresses))
     if not found:
         mine = _shorten(sorted(address for address in local_addresses if _is_reachable(address)))
         listed = _shorten(list(dict.fromkeys(task.host for task in tasks)))
-        raise SurroundingsError(
+        raise SetupError(
             f"no task of the spec is on this machine: it is {mine}, and the spec lists {listed}",
             fix=f"name the task to start here: --task {tasks[-1].id}",
         )

@@ -14,7 +14,7 @@ from tfcluster import backends
 from tfcluster.agent.node import machine
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
-from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers
@@ -63,12 +63,12 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
         python=found.version or "",
         packages=dict(found.packages),
         executable=found.path,
-        imported=machine.tensorflow_imported(found.path) if deep else None,
+        imported=machine.import_tensorflow(found.path) if deep else None,
     )
     return PreflightReport((LOCAL,), (answer,), rules.judge([answer], Needs()))
 
 
-def _obstacle_finding(error: SurroundingsError) -> Finding:
+def _obstacle_finding(error: SetupError) -> Finding:
     """Return the finding for an obstacle of the plan, on the machine that plans."""
     check = "TensorFlow" if isinstance(error, InterpreterError) else "spec"
     return Finding(LOCAL, check, error.message, error.fix)
@@ -128,7 +128,7 @@ class _Visit:
         )
         findings = []
         for node, error in zip(nodes, errors, strict=True):
-            if isinstance(error, SurroundingsError):
+            if isinstance(error, SetupError):
                 what = error.message.removeprefix(f"{node.name} ")
                 findings.append(Finding(node.name, "reach", what, error.fix))
             elif error is not None:

@@ -231,7 +231,7 @@ def _detailed_answer(plan: Plan, node: NodePlan, folder: Path, *, deep: bool) ->
     answer = _planned_answer(plan, node, machine_facts(node.name, folder))
     if not deep or not answer.executable:
         return answer
-    return replace(answer, imported=machine.tensorflow_imported(answer.executable))
+    return replace(answer, imported=machine.import_tensorflow(answer.executable))
 
 
 def _foreign_names(tasks: list[TaskPlan]) -> list[str]:
@@ -240,7 +240,7 @@ def _foreign_names(tasks: list[TaskPlan]) -> list[str]:
     Loopback needs no name lookup, which may take seconds.
     """
     hosts = dict.fromkeys(task.host for task in tasks if not is_loopback(task.host))
-    return [host for host in hosts if not machine.is_own(host)]
+    return [host for host in hosts if not machine.is_local(host)]
 
 
 def _taken_ports(plan: Plan, locks: Path) -> Iterator[Finding]:

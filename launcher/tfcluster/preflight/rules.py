@@ -168,7 +168,7 @@ def _check_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
         yield Finding(answer.node, "GPUs", answer.gpu_trouble, fix, False)
         return
     if (tasks := needs.nccl.get(answer.node)) and not answer.gpus:
-        what = f"strategy.communication is NCCL, and there is no GPU for {', '.join(tasks)}"
+        what = f"strategy.communication is NCCL, but there is no GPU for {', '.join(tasks)}"
         yield Finding(answer.node, "GPUs", what, "--set strategy.communication=RING, or AUTO")
     elif (highest := needs.gpu_indexes.get(answer.node, -1)) >= len(answer.gpus):
         what = f"GPU index {highest} is requested, but the node's GPU count is {len(answer.gpus)}"

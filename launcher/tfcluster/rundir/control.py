@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 
 if TYPE_CHECKING:
     import asyncio
@@ -34,7 +34,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
     """Answer this user's requests on `path`, in a private folder, until the block ends.
 
-    Raises SurroundingsError if it cannot listen there.
+    Raises SetupError if it cannot listen there.
     """
     import asyncio  # clients do not need it: a fast start
 
@@ -57,7 +57,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
     try:
         server = await listen()
     except OSError as error:
-        raise SurroundingsError(
+        raise SetupError(
             f"cannot listen on {path}: {describe_error(error)}",
             fix="set XDG_RUNTIME_DIR to a private folder with a shorter path",
         ) from error

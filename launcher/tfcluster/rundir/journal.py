@@ -13,7 +13,7 @@ from typing import Any
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.errors import RunFolderError, SurroundingsError
+from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.plan.secrets import redact
 from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, to_line
@@ -64,13 +64,13 @@ def release_reserve(paths: RunPaths) -> None:
 def make_runtime_dir() -> None:
     """Make the folder of sockets and locks.
 
-    Raises SurroundingsError if it cannot be made, or if other users could write into it.
+    Raises SetupError if it cannot be made, or if other users could write into it.
     """
     folder = runtime_dir()
     try:
         make_private(str(folder))
     except OSError as error:
-        raise SurroundingsError(
+        raise SetupError(
             f"cannot use {folder} for sockets: {reason_of(error)}",
             fix="make ~/.cache/tfcluster writable, where the name of another folder is stored, or"
             " set XDG_RUNTIME_DIR to a private folder (at most 36 characters)",

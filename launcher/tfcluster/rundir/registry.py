@@ -236,7 +236,7 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
 
     near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
     fix = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
-    raise UnknownRunError(f"no run is known as {run!r}", fix=fix)
+    raise UnknownRunError(f"no run is named {run!r}", fix=fix)
 
 
 def resolve_for_wait(home_dir: Path | None = None) -> RunPaths:

@@ -15,7 +15,7 @@ from tfcluster.errors import (
     CollateralError,
     DeadlineError,
     NodeLostError,
-    SurroundingsError,
+    SetupError,
     TfclusterError,
 )
 from tfcluster.plan.plan import Plan, TaskPlan
@@ -344,7 +344,7 @@ def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) 
                 " checkpoint: `tfcluster up --resume`",
             )
         case Kind.START_FAILED:
-            error = SurroundingsError(
+            error = SetupError(
                 f"{cause.task} cannot start: {cause.description}",
                 fix="`tfcluster plan --task` shows its command",
             )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.errors import SetupError, UsageError
 
 _ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
 
@@ -21,14 +21,14 @@ def topic(place: str) -> str:
 def folder() -> Path:
     """Return the folder of the pages, in the wheel or in the source tree.
 
-    Raises SurroundingsError if the installation has none.
+    Raises SetupError if the installation has none.
     """
     package = Path(__file__).parents[1]
     for candidate in (package / "docs", package.parents[1] / "docs"):
         if (candidate / "failures.md").is_file():
             return candidate
     message = "the documentation is missing from this installation"
-    raise SurroundingsError(message, fix="reinstall tfcluster")
+    raise SetupError(message, fix="reinstall tfcluster")
 
 
 def titles() -> dict[str, str]:

@@ -137,7 +137,7 @@ class Question:
         if message["type"] == "scanned":
             self.listed += len(message["entries"])
             self.listed_bytes += sum(len(entry[0]) for entry in message["entries"])
-            most, most_bytes = budgets.LISTED_AT_MOST, 2 * budgets.LISTED_BYTES
+            most, most_bytes = budgets.LISTED_OUTPUTS, 2 * budgets.LISTED_BYTES
             if self.listed > most or self.listed_bytes > most_bytes:
                 raise ProtocolError(f"a listing of more than {most:,} files")
         self.answers.put_nowait(message)

@@ -127,7 +127,7 @@ class RemoteFiles:
             question.answers.put_nowait(message)
 
     async def scan(
-        self, folder: str, *, most: int = budgets.LISTED_AT_MOST
+        self, folder: str, *, most: int = budgets.LISTED_OUTPUTS
     ) -> list[tuple[str, int, int]]:
         """Return (path, size in bytes, mtime in ns) of all below `folder`; none if it is missing.
 

@@ -174,7 +174,7 @@ class AgentLink:
                 hello = {"type": "hello", "protocol": protocol.VERSION, "n": 0, **self._hello}
                 hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
                 writer.write(protocol.control_frame(hello))
-                decoder = protocol.Decoder(after_magic=True, most_control=budgets.MESSAGE_BYTES)
+                decoder = protocol.Decoder(after_magic=True, max_control=budgets.MESSAGE_BYTES)
                 first, rest = await welcome(reader, decoder)
         except BaseException:
             writer.close()

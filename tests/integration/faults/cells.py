@@ -75,7 +75,7 @@ class Cell:
 
     @property
     def chaos(self) -> str | None:
-        """As ``up --chaos`` takes it, where it can be rehearsed so."""
+        """As ``up --chaos`` takes it, where it can inject it."""
         if self.phase not in _PLACES or self.kind not in _VERBS:
             return None
         return f"{_VERBS[self.kind]} {self.task} at {_PLACES[self.phase]}"

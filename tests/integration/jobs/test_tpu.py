@@ -10,7 +10,7 @@ from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
-REHEARSAL = """
+FAKE_TPU = """
 import tensorflow as tf
 
 def resolver():
@@ -24,7 +24,7 @@ def resolver():
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with a_lab() as made:
-        made.line.script("rehearsal.py", REHEARSAL)
+        made.line.script("fake_tpu.py", FAKE_TPU)
         yield made
 
 
@@ -47,7 +47,7 @@ def test_without_a_tpu_the_run_ends_with_one_line_and_is_not_tried_again(lab: La
 def test_a_resolver_that_is_named_leads_onto_the_devices_of_its_cluster(lab: Lab) -> None:
     trained = up(
         lab,
-        "--set=job.env.TFCLUSTER_TPU_RESOLVER=rehearsal:resolver",
+        "--set=job.env.TFCLUSTER_TPU_RESOLVER=fake_tpu:resolver",
         f"--set=job.env.PYTHONPATH={lab.line.cwd}",
     )
     assert trained.code == 0, trained.complaint()

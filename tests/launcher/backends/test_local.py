@@ -18,7 +18,7 @@ import pytest
 from tfcluster import backends
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local import LocalBackend, socket_path
-from tfcluster.errors import NodeLostError, SurroundingsError
+from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire import link as link_module
 from tfcluster.wire.link import AgentLink
@@ -241,7 +241,7 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_fix(tmp_path: Path) -
 
 
 def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SurroundingsError, match="no backend slurm"):
+    with pytest.raises(SetupError, match="no backend slurm"):
         backends.get("slurm", runtime_dir=tmp_path)
 
 

@@ -16,7 +16,7 @@ import pytest
 from tfcluster.backends.docker import worker_image
 from tfcluster.backends.docker.worker_image import Pin
 from tfcluster.cli.build import command
-from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.errors import SetupError, UsageError
 
 ROOT = Path(__file__).parents[3]
 DOCKER = """#!{python} -IS
@@ -225,7 +225,7 @@ def test_an_unreachable_daemon_is_reported_with_a_fix(
     docker: Fake, complaint: str, fix: str
 ) -> None:
     docker.install(version="", complaint=complaint)
-    with pytest.raises(SurroundingsError) as error:
+    with pytest.raises(SetupError) as error:
         docker.build()
     assert error.value.exit_code == 3
     assert complaint[:30] in error.value.message
@@ -234,7 +234,7 @@ def test_an_unreachable_daemon_is_reported_with_a_fix(
 
 def test_without_docker_it_says_so(docker: Fake, tmp_path: Path) -> None:
     docker.monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SurroundingsError, match="no docker client"):
+    with pytest.raises(SetupError, match="no docker client"):
         docker.build()
 
 
@@ -244,7 +244,7 @@ def test_newer_docker_clients_need_buildx(docker: Fake, has_buildx: str, builds:
     if builds:
         assert docker.build()["argv"][0] == "build"
         return
-    with pytest.raises(SurroundingsError, match="buildx is missing"):
+    with pytest.raises(SetupError, match="buildx is missing"):
         docker.build()
 
 
@@ -252,7 +252,7 @@ def test_a_failed_build_exits_with_3_and_prints_no_name(
     docker: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
     docker.install(code=7)
-    with pytest.raises(SurroundingsError, match=r"exit code 7") as error:
+    with pytest.raises(SetupError, match=r"exit code 7") as error:
         docker.build()
     assert "--base IMAGE" in error.value.fix
     assert capfd.readouterr().out == ""
@@ -270,7 +270,7 @@ def test_dockerfile_and_constraints_are_found(
     monkeypatch.setattr(worker_image, "__file__", str(file))
     assert worker_image.folders() == (package / "docker", package / "docker" / "constraints")
     (package / "docker" / "Dockerfile").unlink()
-    with pytest.raises(SurroundingsError, match="missing from this installation"):
+    with pytest.raises(SetupError, match="missing from this installation"):
         worker_image.folders()
 
 

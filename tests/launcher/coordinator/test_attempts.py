@@ -282,7 +282,7 @@ def test_a_node_that_was_reached_but_did_not_get_ready_is_given_up(
     scene.hub.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
 
     async def fails(*_: object, **__: object) -> None:
-        raise NodeLostError("it said nothing")
+        raise NodeLostError("no answer")
 
     monkeypatch.setattr(Startup, "hold_ports", fails)
     scene.play(lambda: scene.attempts._reconnect())

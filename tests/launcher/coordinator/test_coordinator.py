@@ -20,7 +20,7 @@ from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.startup import StartOptions
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan, Supervision
@@ -73,7 +73,7 @@ def test_an_error_of_a_later_attempt_is_recorded_without_secrets(
     async def starts(_: Attempts) -> None: ...
 
     async def fails(_: Attempts) -> None:
-        raise SurroundingsError("gpu1 said s3cr3t", fix="type s3cr3t there")
+        raise SetupError("gpu1 said s3cr3t", fix="type s3cr3t there")
 
     monkeypatch.setattr(Attempts, "start_first", starts)
     monkeypatch.setattr(Attempts, "run_restarts", fails)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster.discovery.planning import plan_join
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 
 NAMES = {"gpu1.lab": "198.51.100.7", "gpu2.lab": "127.0.1.1"}
 """Host name → address; on Debian a host's own name resolves to loopback."""
@@ -45,7 +45,7 @@ def test_a_task_whose_name_resolves_elsewhere_or_not_at_all_does_not(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(NAMES, "gpu2.lab", "198.51.100.8")
-    with pytest.raises(SurroundingsError, match=r"gpu1\.lab, gpu2\.lab, gpu3\.lab"):
+    with pytest.raises(SetupError, match=r"gpu1\.lab, gpu2\.lab, gpu3\.lab"):
         plan_join(str(spec))
 
 

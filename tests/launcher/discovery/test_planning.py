@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tfcluster.discovery.planning import Planned, plan_spec
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.spec.load import load_file
 
 
@@ -45,7 +45,7 @@ def test_an_obstacle_is_reported_and_raised_only_by_require(
     found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
     found = replace(found, context=replace(found.context, gpus=()))
     assert ["NCCL" in str(obstacle) for obstacle in found.obstacles()] == [True]
-    with pytest.raises(SurroundingsError, match="NCCL"):
+    with pytest.raises(SetupError, match="NCCL"):
         found.require()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.privileges import without_override
 
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync
 
 
@@ -91,10 +91,10 @@ def test_submodules_and_nested_repositories_are_sent(workdir: Path, tmp_path: Pa
 def test_a_git_that_fails_is_an_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workdir / ".git").write_text("gitdir: /no/such/folder\n")
     write(workdir, "train.py", "secret.env")
-    with pytest.raises(SurroundingsError, match="not a git repository: /no/such/folder"):
+    with pytest.raises(SetupError, match="not a git repository: /no/such/folder"):
         sent(workdir)
     monkeypatch.setenv("PATH", str(workdir))
-    with pytest.raises(SurroundingsError, match="git is not installed"):
+    with pytest.raises(SetupError, match="git is not installed"):
         sent(workdir)
 
 
@@ -137,18 +137,18 @@ def test_a_link_to_something_that_is_sent_stays_a_link(workdir: Path, tmp_path: 
 
 @pytest.mark.parametrize("pattern", ["../x", "/etc/*", "a/../../x"])
 def test_a_glob_must_not_lead_out_of_the_workdir(workdir: Path, pattern: str) -> None:
-    with pytest.raises(SurroundingsError, match=r"job\.include: .* leads out of the workdir"):
+    with pytest.raises(SetupError, match=r"job\.include: .* leads out of the workdir"):
         sent(workdir, pattern)
 
 
 def test_a_glob_that_matches_nothing_is_an_error(workdir: Path) -> None:
     write(workdir, "data/a.csv")
-    with pytest.raises(SurroundingsError, match=r"nothing in .* matches data/\*\.cvs"):
+    with pytest.raises(SetupError, match=r"nothing in .* matches data/\*\.cvs"):
         sent(workdir, "data/*.cvs")
 
 
 def test_a_glob_too_long_for_a_name_matches_nothing(workdir: Path) -> None:
-    with pytest.raises(SurroundingsError, match=r"nothing in .* matches aaa"):
+    with pytest.raises(SetupError, match=r"nothing in .* matches aaa"):
         sent(workdir, "a" * 300)
 
 
@@ -161,7 +161,7 @@ def test_too_many_bytes_are_refused_with_the_heaviest_folders(
     write(workdir, "notes.pdf", size=3_000_000)
     write(workdir, "logs/a/1", "logs/b/2", size=1_000_000)
     write(workdir, "train.py")
-    with pytest.raises(SurroundingsError) as caught:
+    with pytest.raises(SetupError) as caught:
         sent(workdir)
     message = "15 MB to send to other hosts, more than 10: "
     heaviest = "data/images/train/ (10 MB), notes.pdf (3 MB), logs/ (2 MB)"
@@ -173,7 +173,7 @@ def test_too_many_files_are_refused_with_the_fullest_folders(
 ) -> None:
     monkeypatch.setattr(code_sync, "MAX_FILES", 5)
     write(workdir, "train.py", *(f"shards/{number}" for number in range(7)))
-    with pytest.raises(SurroundingsError, match=r"8 files .* more than 5: shards/ \(7 files\)"):
+    with pytest.raises(SetupError, match=r"8 files .* more than 5: shards/ \(7 files\)"):
         sent(workdir)
 
 

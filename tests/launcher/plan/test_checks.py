@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.errors import InterpreterError, SurroundingsError
+from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.plan import checks
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import PlanContext
@@ -20,7 +20,7 @@ SpecOf = Callable[[dict[str, Any]], ClusterSpec]
 BARE = Interpreter("/bare/bin/python", ".venv in the workdir", "3.12.1", {})
 
 
-def obstacles(spec: ClusterSpec, context: PlanContext) -> list[SurroundingsError]:
+def obstacles(spec: ClusterSpec, context: PlanContext) -> list[SetupError]:
     return list(checks.find(spec, make_plan(spec, context), context))
 
 
@@ -296,7 +296,7 @@ def test_a_private_network_has_loopback_only(
 
 def test_require_raises_the_first_obstacle(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"strategy": {"communication": "NCCL"}})
-    with pytest.raises(SurroundingsError, match="NCCL"):
+    with pytest.raises(SetupError, match="NCCL"):
         checks.require(spec, make_plan(spec, machine), machine)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.plan.secrets import redact, redact_error
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -38,6 +38,6 @@ def test_secrets_are_masked_in_nested_values() -> None:
 
 
 def test_secrets_are_masked_in_an_error() -> None:
-    error = SurroundingsError("its last line: s3cr3t", fix="look at s3cr3t")
+    error = SetupError("its last line: s3cr3t", fix="look at s3cr3t")
     redact_error(error, SECRETS)
     assert str(error) == "its last line: ********\n  → look at ********"

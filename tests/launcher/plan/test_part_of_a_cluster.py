@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.launcher.plan.conftest import Planner
 
-from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.errors import SetupError, UsageError
 from tfcluster.nodes.orders import hold_ports
 from tfcluster.plan import attempt as search
 from tfcluster.plan.attempt import Attempt, build, environment, fixed
@@ -47,7 +47,7 @@ def test_local_tasks_are_those_at_this_machines_addresses(spec_of: Any) -> None:
 
 def test_a_machine_without_tasks_is_refused_with_its_addresses_and_the_specs(spec_of: Any) -> None:
     listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
-    with pytest.raises(SurroundingsError) as refused:
+    with pytest.raises(SetupError) as refused:
         local_tasks(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
     assert "it is 192.168.7.9, laptop, and the spec lists 10.0.0.2, 192.168.7.1" in str(refused)
     assert "--task evaluator:0" in refused.value.fix

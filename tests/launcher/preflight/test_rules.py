@@ -155,7 +155,7 @@ def test_a_driver_that_hangs_does_not_mean_no_gpus() -> None:
 def test_nccl_without_a_gpu_and_a_missing_gpu_are_fatal() -> None:
     nccl = found(A, nccl={"a": ["worker:0", "worker:1"]})
     assert [f.what for f in nccl] == [
-        "strategy.communication is NCCL, and there is no GPU for worker:0, worker:1"
+        "strategy.communication is NCCL, but there is no GPU for worker:0, worker:1"
     ]
     (finding,) = found(replace(A, gpus=("H100",)), gpu_indexes={"a": 1})
     assert finding.what == "GPU index 1 is requested, but the node's GPU count is 1"

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.rundir import control
 from tfcluster.rundir.paths import RunPaths
 
@@ -123,7 +123,7 @@ def test_a_socket_that_a_killed_coordinator_left_is_replaced(paths: RunPaths) ->
 
 def test_a_path_that_is_too_long_is_reported_with_the_fix(tmp_path: Path) -> None:
     path = tmp_path / ("d" * 120) / "demo.ctl"
-    with pytest.raises(SurroundingsError, match="XDG_RUNTIME_DIR"):
+    with pytest.raises(SetupError, match="XDG_RUNTIME_DIR"):
         with_server(path, lambda: None)
 
 

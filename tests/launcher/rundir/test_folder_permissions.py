@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.errors import RunFolderError, SurroundingsError
+from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.rundir import journal, paths
 
 
@@ -34,7 +34,7 @@ def test_a_folder_of_another_user_is_not_used_for_sockets(
     place = tmp_path / "tfcluster"
     prepare(place)
     monkeypatch.setattr(journal, "runtime_dir", lambda: place)
-    with pytest.raises(SurroundingsError, match=words) as raised:
+    with pytest.raises(SetupError, match=words) as raised:
         journal.make_runtime_dir()
     assert str(place) in raised.value.message
     assert "XDG_RUNTIME_DIR" in raised.value.fix

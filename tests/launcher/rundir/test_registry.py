@@ -43,7 +43,7 @@ def test_an_unknown_run_is_reported_with_similar_names(make_run: MakeRun) -> Non
     make_run("resnet")
     with pytest.raises(UnknownRunError) as caught:
         registry.resolve("resmet")
-    assert "no run is known as 'resmet'" in caught.value.message
+    assert "no run is named 'resmet'" in caught.value.message
     assert "resnet" in caught.value.fix
     assert caught.value.exit_code == 2
 

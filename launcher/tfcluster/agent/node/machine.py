@@ -2,7 +2,7 @@
 
 The probe collects them with a task's own Python, `tfcluster doctor` with this one, using the
 standard library and in milliseconds. Versions come from package metadata; only
-`tensorflow_imported` imports a package.
+`import_tensorflow` imports a package.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def sha256(path: str | None) -> str | None:
         return None
 
 
-def is_own(host: str) -> bool:
+def is_local(host: str) -> bool:
     """Return whether a name or address belongs to this machine: only those can be bound."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)
@@ -215,7 +215,7 @@ print(json.dumps({"version": tf.__version__, "seconds": seconds, "devices": devi
 """
 
 
-def tensorflow_imported(python: str = sys.executable) -> dict[str, Any]:
+def import_tensorflow(python: str = sys.executable) -> dict[str, Any]:
     """Import TensorFlow in a new process; return ``version``, ``seconds`` and ``devices``.
 
     Return ``error``, its last line, where the import fails.

@@ -53,8 +53,8 @@ def _probe_machine(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
     return {
         "node": order["node"],
         **machine.facts(order),
-        "strange_names": [m["host"] for m in order["mine"] if not machine.is_own(m["host"])],
-        "imported": machine.tensorflow_imported() if order.get("deep") else None,
+        "strange_names": [m["host"] for m in order["mine"] if not machine.is_local(m["host"])],
+        "imported": machine.import_tensorflow() if order.get("deep") else None,
     }
 
 

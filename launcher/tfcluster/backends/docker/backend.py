@@ -25,7 +25,7 @@ from tfcluster.backends.docker.client import (
 )
 from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer, as_user, run_argv
 from tfcluster.backends.docker.leftovers import Sweeper, labels
-from tfcluster.errors import NodeLostError, SurroundingsError
+from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import Container, NodePlan
 from tfcluster.wire.link import AgentLink
 
@@ -66,7 +66,7 @@ class DockerBackend:
     ) -> AgentLink:
         """Start the node's container and connect to its agent.
 
-        Raises SurroundingsError with docker's message. Fencing needs nothing else: container
+        Raises SetupError with docker's message. Fencing needs nothing else: container
         names are unique, so the previous container must be gone before a new one is created.
         """
         container = await self._start(node, run_id, tell)
@@ -162,7 +162,7 @@ class DockerBackend:
             if not answer.is_ok:
                 self.may_hold_resources = held_before or was_cut_off(answer.stderr)
                 raise DockerError("docker cannot make a network for the run", answer.stderr)
-        except SurroundingsError as error:
+        except SetupError as error:
             if not isinstance(error, DockerError):  # there is no client
                 self.may_hold_resources = held_before
             if not self._containers:

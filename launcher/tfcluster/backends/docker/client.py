@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Tell
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 PATIENCE_S = 60.0
@@ -77,7 +77,7 @@ class Answer:
         return self.code == 0
 
 
-class DockerError(SurroundingsError):
+class DockerError(SetupError):
     """Docker refused something, or does not answer."""
 
     def __init__(self, what: str, stderr: str) -> None:
@@ -127,7 +127,7 @@ def endpoint() -> Endpoint:
 
 
 async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
-    """Run `docker ARGV` to its end. Raises DockerError without an answer, SurroundingsError
+    """Run `docker ARGV` to its end. Raises DockerError without an answer, SetupError
     without a client."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -164,9 +164,9 @@ def was_cut_off(stderr: str) -> bool:
     )
 
 
-def no_client() -> SurroundingsError:
+def no_client() -> SetupError:
     """Return the error for a machine without a docker client."""
-    return SurroundingsError(
+    return SetupError(
         "there is no docker client on this machine", fix="install docker, or use another backend"
     )
 
@@ -206,7 +206,7 @@ def _current_context(environ: Mapping[str, str]) -> str:
 async def find_image(image: str, tell: Tell) -> str:
     """Return the image's user ("" for none); pull the image if the daemon lacks it.
 
-    Images that only `tfcluster build` makes are not pulled. Raises SurroundingsError.
+    Images that only `tfcluster build` makes are not pulled. Raises SetupError.
     """
     inspect = ("image", "inspect", "--format", "{{.Config.User}}", image)
     found = await ask(*inspect)
@@ -217,9 +217,7 @@ async def find_image(image: str, tell: Tell) -> str:
     name, _, tag = image.partition(":")
     if name == _OWN_IMAGE:
         version = f" --tensorflow {tag[2:]}" if tag.startswith("tf") else ""
-        raise SurroundingsError(
-            f"docker has no image {image}", fix=f"`tfcluster build{version}` makes it"
-        )
+        raise SetupError(f"docker has no image {image}", fix=f"`tfcluster build{version}` makes it")
     tell(f"docker pulls {image}")
     answer = await ask("pull", "--quiet", image, patience_s=_PULL_S)
     if not answer.is_ok:

@@ -16,7 +16,7 @@ from tfcluster.agent import container_wait, foreign_json
 from tfcluster.backends import relayed
 from tfcluster.backends.docker.client import ask, endpoint
 from tfcluster.backends.docker.leftovers import labels
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.plan.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
@@ -90,20 +90,20 @@ class RunningContainer:
             if state.get("Paused"):
                 return _paused(self.name)
             return _taken_off_network(self) if await self._is_off_network() else ""
-        except (SurroundingsError, ValueError):
+        except (SetupError, ValueError):
             return ""
 
     async def end(self) -> bool:
         """Remove it, running or not; return whether it is certainly gone."""
         try:
             answer = await ask("rm", "-f", "-v", self.name, patience_s=_REMOVE_S)
-        except SurroundingsError:
+        except SetupError:
             return False
         return answer.is_ok or "No such container" in answer.stderr
 
     async def repair(self) -> str:
         """Reconnect it to the run's network if it was taken off; return a sentence about that."""
-        with contextlib.suppress(SurroundingsError, ValueError):
+        with contextlib.suppress(SetupError, ValueError):
             if await self._is_off_network():
                 done = await ask(
                     *("network", "connect", "--alias", self.node, self.network, self.name)

@@ -16,7 +16,7 @@ from typing import Final
 
 from tfcluster.backends.bundle import workers_folder
 from tfcluster.backends.docker.client import DockerError, ask
-from tfcluster.errors import SurroundingsError, UsageError
+from tfcluster.errors import SetupError, UsageError
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 JOIN_IMAGE: Final = "tfcluster-join:latest"
@@ -70,7 +70,7 @@ class Pin:
 def build(options: BuildOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Build the image, with docker's progress on stderr; return its names.
 
-    Raises UsageError for an invalid version, SurroundingsError if docker cannot build.
+    Raises UsageError for an invalid version, SetupError if docker cannot build.
     """
     docker, constraints = folders()
     pin = choose(options.tensorflow, constraints)
@@ -87,7 +87,7 @@ def build(options: BuildOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
         # podman and old clients print progress to stdout, which is for the names.
         code = subprocess.run(command, env={**environ, "DOCKER_BUILDKIT": "1"}, stdout=2).returncode
     if code != 0:
-        raise SurroundingsError(f"docker could not build the image (exit code {code})", fix=_FIX)
+        raise SetupError(f"docker could not build the image (exit code {code})", fix=_FIX)
     return names(options, pin)
 
 
@@ -156,7 +156,7 @@ def choose(version: str | None, constraints: Path) -> Pin:
 def folders() -> tuple[Path, Path]:
     """Return the folders of the Dockerfile and of the constraints, in the wheel or the source tree.
 
-    Raises SurroundingsError if the installation is broken.
+    Raises SetupError if the installation is broken.
     """
     package = Path(__file__).parents[2]
     tree = package.parents[1]
@@ -167,11 +167,11 @@ def folders() -> tuple[Path, Path]:
         if (docker / "Dockerfile").is_file() and constraints.is_dir():
             return docker, constraints
     message = "the Dockerfile is missing from this installation"
-    raise SurroundingsError(message, fix="install tfcluster again")
+    raise SetupError(message, fix="install tfcluster again")
 
 
 async def _require_builder() -> None:
-    """Raise SurroundingsError if the client, the daemon or the client's builder is missing."""
+    """Raise SetupError if the client, the daemon or the client's builder is missing."""
     answer = await ask("version", "--format", "{{.Client.Version}}")
     if not answer.is_ok:
         raise DockerError("docker cannot build an image", answer.stderr)
@@ -181,7 +181,7 @@ async def _require_builder() -> None:
     if not (await ask("buildx", "version")).is_ok:
         message = "this docker client cannot build images: its plugin buildx is missing"
         fix = "install docker-buildx-plugin (in Debian and Ubuntu's own packages: docker-buildx)"
-        raise SurroundingsError(message, fix=fix)
+        raise SetupError(message, fix=fix)
 
 
 def _secrets(options: BuildOptions, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:

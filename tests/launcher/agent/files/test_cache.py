@@ -59,19 +59,19 @@ def test_a_bundle_is_intact_if_its_content_matches_its_name(
     made: bundle.Bundle, tmp_path: Path
 ) -> None:
     folder = unpack(made, tmp_path)
-    assert bootstrap.is_whole(str(folder))
+    assert bootstrap.is_intact(str(folder))
     (folder / "agent/tfcluster/__pycache__").mkdir()
     (folder / "agent/tfcluster/__pycache__/a.pyc").write_bytes(b"of Python's own")
-    assert bootstrap.is_whole(str(folder))
+    assert bootstrap.is_intact(str(folder))
     (folder / "workers/b.py").write_bytes(b"xx")
-    assert not bootstrap.is_whole(str(folder))
-    assert not bootstrap.is_whole(str(tmp_path / "never-there"))
+    assert not bootstrap.is_intact(str(folder))
+    assert not bootstrap.is_intact(str(tmp_path / "never-there"))
 
 
 def test_the_real_bundle_has_the_digest_that_a_node_computes(tmp_path: Path) -> None:
     real = bundle.build()
-    assert bootstrap.is_whole(str(bundle.unpack(real, tmp_path / "local")))
-    assert bootstrap.is_whole(str(unpack(real, tmp_path / "far")))
+    assert bootstrap.is_intact(str(bundle.unpack(real, tmp_path / "local")))
+    assert bootstrap.is_intact(str(unpack(real, tmp_path / "far")))
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "more"])
@@ -85,7 +85,7 @@ def test_a_damaged_bundle_is_replaced(made: bundle.Bundle, tmp_path: Path, damag
         case "more":
             (folder / "agent/tfcluster/b.py").write_bytes(b"print('not ours')")
     assert unpack(made, tmp_path) == folder
-    assert bootstrap.is_whole(str(folder))
+    assert bootstrap.is_intact(str(folder))
 
 
 def test_an_incomplete_bundle_is_an_error(made: bundle.Bundle, tmp_path: Path) -> None:

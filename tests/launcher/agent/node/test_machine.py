@@ -57,16 +57,16 @@ def test_gpus_from_the_driver_s_answer(
 
 
 def test_only_names_and_addresses_of_this_machine_are_its_own() -> None:
-    assert machine.is_own("127.0.0.1")
-    assert machine.is_own("[::1]") or not Path("/proc/net/if_inet6").exists()
-    assert not machine.is_own("192.0.2.1")
-    assert not machine.is_own("no.such.name.invalid")
+    assert machine.is_local("127.0.0.1")
+    assert machine.is_local("[::1]") or not Path("/proc/net/if_inet6").exists()
+    assert not machine.is_local("192.0.2.1")
+    assert not machine.is_local("no.such.name.invalid")
 
 
 def test_a_failed_import_is_reported_by_its_last_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho a; echo 'ImportError: no libcuda' >&2; exit 1\n")
     python.chmod(0o755)
-    assert machine.tensorflow_imported(str(python)) == {"error": "ImportError: no libcuda"}
-    missing = machine.tensorflow_imported(str(tmp_path / "none"))
+    assert machine.import_tensorflow(str(python)) == {"error": "ImportError: no libcuda"}
+    missing = machine.import_tensorflow(str(tmp_path / "none"))
     assert "No such file" in missing["error"]

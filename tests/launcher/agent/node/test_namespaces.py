@@ -179,14 +179,14 @@ CONNECT = """
 import asyncio, sys
 from pathlib import Path
 from tfcluster import backends
-from tfcluster.errors import SurroundingsError
+from tfcluster.errors import SetupError
 from tfcluster.plan.plan import NodePlan
 
 node = NodePlan("local", "local", None, "/", network="private")
 backend = backends.get("local", runtime_dir=Path(sys.argv[1]))
 try:
     asyncio.run(backend.connect(node, run_id="r", token="t"))
-except SurroundingsError as error:
+except SetupError as error:
     print(type(error).__name__, error.exit_code, error)
 """
 
@@ -196,6 +196,6 @@ def test_a_refusing_system_is_reported_and_nothing_is_left(folder: Path) -> None
     argv = ["unshare", "--user", "--map-root-user", "sh", "-c", REFUSED, "sh"]
     argv += [sys.executable, "-c", CONNECT, str(folder / "run")]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
-    assert "SurroundingsError 3 no private network" in done.stdout, done.stdout + done.stderr
+    assert "SetupError 3 no private network" in done.stdout, done.stdout + done.stderr
     assert "user.max_user_namespaces=0" in done.stdout
     assert not list(folder.rglob("*.agent"))

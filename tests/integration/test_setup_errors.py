@@ -1,4 +1,4 @@
-"""Bad surroundings: a clear message, the right exit code, a proper end, nothing lost silently."""
+"""Setup errors: a clear message, the right exit code, a proper end, nothing lost silently."""
 
 from __future__ import annotations
 
