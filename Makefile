@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons: each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-fast test-matrix parity check format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-fast test-matrix parity check generated format bench bench-quick bench-peers clean
 
 # The Python that runs tfcluster (3.11 to 3.13), the one for TensorFlow 2.15 (3.9 to 3.11) and the
 # one for 2.16 (3.9 to 3.12). Empty: found on PATH, in pyenv, through uv.
@@ -76,12 +76,16 @@ test-matrix: setup $(KERAS) ## the tests that compare Keras releases, and the nu
 parity: setup ## measure the table of docs/parity.md anew: 1, 2 and 3 workers, each Keras
 	@$(BIN)/python -m tests.parity > docs/parity.new && mv docs/parity.new docs/parity.md
 
-check: $(NEWEST) ## ruff, mypy, import-linter
+check: $(NEWEST) ## ruff, mypy, import-linter, plain English
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks
+	@$(BIN)/mypy tests benchmarks tools/generated tools/check_english.py
 	@$(BIN)/lint-imports
+	@$(BIN)/python tools/check_english.py
+
+generated: $(NEWEST) ## write the JSON schema, docs/spec.md and docs/commands.md anew from the code
+	@$(BIN)/python -m tools.generated
 
 format: $(NEWEST) ## let ruff rewrite the layout
 	@$(BIN)/ruff format

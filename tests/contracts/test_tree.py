@@ -104,7 +104,7 @@ def test_no_message_ends_where_the_reason_should_stand() -> None:
     """``not everything was copied: `` was all that a user got of a TimeoutError."""
     launcher = ROOT / "launcher" / "tfcluster"
     found = [
-        f"{path.relative_to(launcher)}:{number}: use agent.error_words"
+        f"{path.relative_to(launcher)}:{number}: use agent.error_text"
         for path in launcher.rglob("*.py")
         if str(path.relative_to(launcher)) not in STANDS_ALONE
         for number in shown_raw(path.read_text())

@@ -9,8 +9,9 @@ from typing import Any
 
 import jsonschema
 import pytest
+from tools.generated import schema, spec_page
 
-from tfcluster.spec import published_schema, reference, schema, templates
+from tfcluster.spec import published_schema, templates
 from tfcluster.spec.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -34,12 +35,12 @@ PROPERTIES = list(properties(published_schema.schema()))
 
 
 def test_the_published_schema_is_current() -> None:
-    assert published_schema.text() == schema.render(), "run: python -m tfcluster.spec.schema"
+    assert published_schema.text() == schema.render(), "run: make generated"
 
 
 def test_the_reference_page_is_current() -> None:
     page = (ROOT / "docs" / "spec.md").read_text()
-    assert page == reference.render(), "run: python -m tfcluster.spec.reference docs/spec.md"
+    assert page == spec_page.render(), "run: make generated"
 
 
 def test_the_schema_is_a_valid_json_schema() -> None:

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import click
 import pytest
-
-from tfcluster.cli import reference
+from tools.generated import command_page
 
 ROOT = Path(__file__).parents[3]
-COMMANDS = dict(reference.commands())
+COMMANDS = dict(command_page.commands())
 
 
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "commands.md").read_text()
-    assert page == reference.render(), "run: python -m tfcluster.cli.reference docs/commands.md"
+    assert page == command_page.render(), "run: make generated"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

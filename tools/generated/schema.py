@@ -1,12 +1,10 @@
-"""The generator of the JSON schema from the model; run as a module, it writes the shipped file."""
+"""The JSON schema of a spec, made from the model: the shipped file `spec-v1.schema.json`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from tfcluster.spec import published_schema
 from tfcluster.spec.cluster import JOBS
 from tfcluster.spec.model import ClusterSpec
 
@@ -76,14 +74,3 @@ def _simplify(node: Any) -> None:
     options = node.get("oneOf")
     if isinstance(options, list) and not any("required" in option for option in options):
         node["anyOf"] = node.pop("oneOf")
-
-
-def write() -> Path:
-    """Write the published file into the package's source folder."""
-    path = Path(__file__).parent / published_schema.SCHEMA_FILE
-    path.write_text(render(), encoding="utf-8")
-    return path
-
-
-if __name__ == "__main__":
-    write()

@@ -1,0 +1,32 @@
+"""Writes the files that are made from the code: the JSON schema and two pages of the documents.
+
+`make generated` runs this in the checkout whose `launcher/` is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tools.generated import command_page, schema, spec_page
+
+from tfcluster.spec import published_schema
+
+
+def main() -> None:
+    shipped = Path(published_schema.__file__).with_name(published_schema.SCHEMA_FILE)
+    docs = shipped.parents[3] / "docs"
+    _write(shipped, schema.render())
+    published_schema.schema.cache_clear()  # the page is made from the file just written
+    _write(docs / "spec.md", spec_page.render())
+    _write(docs / "commands.md", command_page.render())
+
+
+def _write(path: Path, text: str) -> None:
+    if path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{path}: written anew\n")
+
+
+if __name__ == "__main__":
+    main()
