@@ -20,7 +20,7 @@ INDEX = ROOT / "docs/jobs/README.md"
 TOOLS = {"evaluate", "show_shards"}
 """Modules that can be run and teach nothing by themselves: other jobs' pages tell of them."""
 INNER_BUDGETS = {
-    *("REPORT_TEXT", "REPORT_TRACEBACK", "TOLD_CHECKPOINTS", "MESSAGE_TEXT", "MESSAGE_LIST"),
+    *("REPORT_TEXT", "REPORT_TRACEBACK", "REPORTED_CHECKPOINTS", "MESSAGE_TEXT", "MESSAGE_LIST"),
     "LISTED_BYTES",
 }
 """Limits within others, which no user can meet without meeting those."""

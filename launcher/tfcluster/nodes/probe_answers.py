@@ -153,7 +153,7 @@ def _strings(found: Mapping[object, object]) -> dict[str, str]:
 
 
 def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Check the value that `machine.tensorflow_imported` returned."""
+    """Check the value that `machine.import_tensorflow` returned."""
     if found is None:
         return None
     if "error" in found:

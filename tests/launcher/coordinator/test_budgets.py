@@ -145,7 +145,7 @@ class Endless(Agent):
 
 def test_an_endless_listing_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds of it took half a gigabyte."""
-    monkeypatch.setattr(budgets, "LISTED_AT_MOST", 20_000)
+    monkeypatch.setattr(budgets, "LISTED_OUTPUTS", 20_000)
     ended = run(agent=Endless)
     assert ended.outcome.exit_code == 0, "its tasks had succeeded"
     why = "were not all copied: the node was lost: it sent a listing of more than 20,000 files;"
