@@ -185,7 +185,7 @@ def test_what_is_not_gathered_can_be_fetched_from_the_containers(harbor: Harbor)
     run = ended(harbor.up(harbor.spec(SAVE), "--no-gather"))
     said = " ".join(run.said().split())
     chief = harbor.container(run, "worker-0")
-    command = said.partition("to fetch them, ")[2].partition(" .")[0]
+    command = said.partition("are on worker-0: ")[2].partition(" . ")[0]
     assert command.startswith(f"docker cp {chief}:/"), said
     fetched = harbor.shell.root / "fetched"
     harbor.docker("cp", command.split()[2], str(fetched))

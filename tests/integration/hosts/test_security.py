@@ -124,7 +124,7 @@ def test_credentials_of_the_user_stay_at_home(office: Office) -> None:
     (warning,) = [
         one["message"] for one in run.of_type("warned") if "credentials" in one["message"]
     ]
-    assert ".aws/credentials, .env, .ssh/id_ed25519, certs/server.pem; a job" in warning
+    assert ".aws/credentials, .env, .ssh/id_ed25519, certs/server.pem; if the job" in warning
 
 
 @contextlib.contextmanager
