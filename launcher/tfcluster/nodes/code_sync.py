@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.errors import SetupError
-from tfcluster.nodes import git_files
-from tfcluster.nodes.git_files import is_credential
+from tfcluster.nodes import git_listing
+from tfcluster.nodes.git_listing import is_credential
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan import remote_paths
 from tfcluster.plan.plan import NodePlan, Plan
@@ -80,7 +80,7 @@ def snapshot(
     Raises SetupError above 200 MB or 50,000 files, for a glob that matches nothing, and if
     git fails or `workdir` itself cannot be read.
     """
-    listed = git_files.list_files(workdir) or _list_without_git(workdir)
+    listed = git_listing.list_files(workdir) or _list_without_git(workdir)
     secret = {Path(path).resolve() for path in withheld}
     credentials = {name for name in listed.untracked if _is_credential(workdir, name)}
     code = (listed.tracked | listed.untracked) - credentials
@@ -108,7 +108,7 @@ def _is_credential(workdir: Path, name: str) -> bool:
     )
 
 
-def _list_without_git(workdir: Path) -> git_files.GitListing:
+def _list_without_git(workdir: Path) -> git_listing.GitListing:
     """Return all files outside of `_NO_CODE`; raises SetupError."""
     unreadable = set[str]()
     found = frozenset(_walk(workdir, workdir, _NO_CODE, unreadable))
@@ -117,7 +117,7 @@ def _list_without_git(workdir: Path) -> git_files.GitListing:
             f"the working directory {workdir} cannot be read",
             fix="make it readable, or set job.workdir to another folder",
         )
-    return git_files.GitListing(frozenset(), found, frozenset(unreadable))
+    return git_listing.GitListing(frozenset(), found, frozenset(unreadable))
 
 
 def _walk(top: Path, workdir: Path, skipped: frozenset[str], unreadable: set[str]) -> Iterator[str]:
