@@ -1,4 +1,4 @@
-"""Only complete checkpoints are gathered while a writer saves, rotates, rewrites and dies."""
+"""The gatherer copies complete checkpoints while a writer saves, rotates, rewrites and dies."""
 
 from __future__ import annotations
 

@@ -31,9 +31,8 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 def run(python: str, *args: object, stdin: str = "") -> None:
-    keras_2 = (
-        {"TF_USE_LEGACY_KERAS": "1"} if python == sys.executable else {}
-    )  # the default in 2.15
+    # TensorFlow 2.15 uses Keras 2 anyway.
+    keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if python == sys.executable else {}
     done = subprocess.run(
         [python, str(SCRIPT), *map(str, args)],
         input=stdin,

@@ -39,8 +39,8 @@ def order(rig: Rig, attempt: int, *argv: str, task: str = "worker:0") -> dict[st
 
 def start(rig: Rig, attempt: int, *orders: dict[str, Any]) -> None:
     rig.peer.send("start", attempt=attempt, tasks=list(orders))
-    for each in orders:
-        answer = rig.peer.take("task_started", "start_failed", task=each["task"])
+    for entry in orders:
+        answer = rig.peer.take("task_started", "start_failed", task=entry["task"])
         assert answer["type"] == "task_started", answer
 
 

@@ -264,7 +264,7 @@ def test_a_module_beside_the_script_precedes_one_that_only_the_preloader_needs(
 def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attempt(
     stage: Stage,
 ) -> None:
-    """Only the marks of its own task identify the child while another task runs."""
+    """The marks of its own task alone identify the child while another task runs."""
     stage.preload("json")
     marks = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": "worker:0", "TFCLUSTER_ATTEMPT": "1"}
     stage.start("import time; time.sleep(60)", task="worker:1", name="other.py")
@@ -304,7 +304,7 @@ def test_a_forked_task_ends_with_the_agent(stage: Stage) -> None:
     wait_until(lambda: not is_alive(pid))
 
 
-def test_stray_processes_end_and_the_preloader_stays(stage: Stage) -> None:
+def test_stray_processes_end_and_the_preloader_keeps_running(stage: Stage) -> None:
     stage.preload("json")
     importer = stage.pid
     stray = stage.output(
