@@ -1,4 +1,4 @@
-"""A plan made by hand and a run's folder: what the pure parts of the coordinator work on."""
+"""Fixtures for tests without agents: a plan made by hand, and run folders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MakeRun = Callable[..., RunPaths]
 
 
 def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str = "demo") -> Plan:
-    """A plan with these tasks (two workers) on this machine."""
+    """Return a plan for these tasks (two workers if none is named) on this machine."""
     found = [TaskId.parse(task) for task in tasks or ("worker:0", "worker:1")]
     command = Command(("python", "main.py"), (), "/")
     return Plan(
@@ -53,7 +53,7 @@ def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str 
 
 @pytest.fixture
 def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home and a runtime folder of the test's own, with a short path for sockets."""
+    """Yield a home folder for this test and set a runtime folder with a short path for sockets."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     monkeypatch.setenv("TFCLUSTER_HOME", str(root / "home"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(root))
@@ -73,7 +73,10 @@ def state(paths: RunPaths) -> RunSnapshot:
 
 @pytest.fixture
 def make_run(home_dir: Path) -> MakeRun:
-    """A run's folder with a state in it; its coordinator is this process, so it may be live."""
+    """Return a function that makes a run folder with a state.
+
+    The coordinator of the run is this process, so the run may be live.
+    """
 
     def make(
         name: str = "demo",

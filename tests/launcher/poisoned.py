@@ -1,4 +1,4 @@
-"""Bytecode as an attacker, or a damaged disk, leaves it beside sources that are whole."""
+"""Foreign bytecode beside intact sources, as an attacker or a damaged disk leaves it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def poison(source: Path, code: str) -> None:
-    """Make this Python run `code` in the place of `source` (the form is that of PEP 552)."""
+    """Make this Python run `code` instead of `source` (the file format is that of PEP 552)."""
     found = source.stat()
     header = importlib.util.MAGIC_NUMBER + (0).to_bytes(4, "little")
     header += int(found.st_mtime).to_bytes(4, "little") + found.st_size.to_bytes(4, "little")

@@ -24,7 +24,7 @@ PATIENCE_S = 20.0
 
 
 class Peer:
-    """One connection to an agent; the next connection may resume its `session`."""
+    """A connection to an agent; the next connection may resume its `session`."""
 
     def __init__(self, path: str, session: protocol.Session | None = None) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -70,7 +70,7 @@ class Peer:
         for kind, payload in self._decoder.feed(data):
             control = self._on_frame(kind, payload) or control
         if control:
-            with contextlib.suppress(ConnectionError):  # these may have been its last messages
+            with contextlib.suppress(ConnectionError):  # the agent may have ended by now
                 self.socket.sendall(self.session.acknowledgement())
         return bool(data)
 
@@ -95,7 +95,7 @@ class Peer:
 
 
 class Rig:
-    """A run's folder with one agent."""
+    """A run folder with one agent."""
 
     def __init__(self, folder: Path, *, python: str = sys.executable, **config: Any) -> None:
         self.folder, self.python = folder, python
@@ -158,7 +158,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
-    """Yield a function that starts agents; all are ended and must leave no socket behind."""
+    """Yield a function that starts agents; all are ended afterwards and must leave no socket."""
     rigs: list[Rig] = []
 
     def make(**config: Any) -> Rig:
@@ -188,7 +188,7 @@ def is_alive(pid: int) -> bool:
 
 
 def children_of(parent: int) -> list[int]:
-    """Return the living children, adopted ones included."""
+    """Return the living children of a process, including adopted ones."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:

@@ -1,4 +1,4 @@
-"""Budgets of a real agent for tasks and unknown connections; excess is reported."""
+"""An agent limits the reports of tasks and unknown connections, and reports any excess."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def memory_of(pid: int) -> int:
 
 
 def test_reports_of_a_flooding_task_are_dropped_except_the_last_error(rig: Rig) -> None:
-    """One second of it was 150 MB for the coordinator before there were budgets."""
+    """A second of this flood was 150 MB for the coordinator before there were budgets."""
     rig.start_python(FLOOD)
     assert rig.exited()["exit_code"] == 0, "the task never waits for the agent"
     events = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
@@ -55,7 +55,7 @@ def test_reports_of_a_flooding_task_are_dropped_except_the_last_error(rig: Rig) 
     assert counts == [1, sent - len(events) + 1]
 
 
-def test_connections_without_a_hello_cost_little_and_block_no_other(rig: Rig) -> None:
+def test_connections_without_a_hello_use_little_memory_and_block_no_other(rig: Rig) -> None:
     before = memory_of(rig.pid)
     incomplete_hello = protocol.control_frame({"type": "hello", "x": "x" * (900 << 10)})[:-100]
     others = []

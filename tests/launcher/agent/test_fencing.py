@@ -1,4 +1,4 @@
-"""Proof that an agent and its guard have ended."""
+"""The end of an agent and its guard is proved by the process table or by a reboot."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANOTHER_NAMESPACE = {"pid_namespace": 4026532999}
 
 
 def identity(**scope: Any) -> dict[str, Any]:
-    """Return the identity of this process and its parent, which live, with scope `scope`."""
+    """Return the identity of this process and its parent, which are alive, changed by `scope`."""
     pids = {"pid": os.getpid(), "guard_pid": os.getppid()}
     started = {"started": start_time(os.getpid()), "guard_started": start_time(os.getppid())}
     return {**pids, **started, "where": {**HERE, **scope}}
@@ -65,7 +65,7 @@ def test_a_process_with_a_reused_pid_is_not_the_previous_agent() -> None:
     assert fencing.have_ended(identity() | {"started": 1}) is False, "the guard lives"
 
 
-def test_nothing_is_proved_where_this_machine_has_no_boot_id(
+def test_nothing_is_proved_on_a_machine_without_a_boot_id(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fencing, "process_scope", lambda: HERE | {"boot_id": ""})

@@ -1,4 +1,4 @@
-"""After `kill -9` of coordinator, agent or guard all tasks and their children end within 2 s."""
+"""All tasks and their children end within 2 s after `kill -9` of coordinator, agent or guard."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ class Run:
             cwd=REPOSITORY,
         )
         try:
-            self._come_up()
+            self._read_pids()
         except BaseException:
             self.close()
             raise
 
-    def _come_up(self) -> None:
+    def _read_pids(self) -> None:
         assert self.owner.stdout is not None
         facts: dict[str, Any] = json.loads(self.owner.stdout.readline())
         self.ports: list[int] = facts["ports"]
@@ -140,7 +140,7 @@ def test_no_process_survives_in_ten_of_ten_tries(names: tuple[str, ...]) -> None
 
 
 def test_killing_guard_and_agent_at_once_still_ends_the_tasks() -> None:
-    """The tasks' children are documented as not covered: no process is left that knows them."""
+    """The tasks' children are documented as not covered: no living process knows them."""
     with tempfile.TemporaryDirectory(prefix="tfc-", ignore_cleanup_errors=True) as folder:
         run = Run(Path(folder))
         tasks, children = run.tasks[0::4], [p for i, p in enumerate(run.tasks) if i % 4]

@@ -1,4 +1,4 @@
-"""Ending the rest of a run on a node after its coordinator was lost."""
+"""Agent and tasks of a run are ended on a node after the coordinator was lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ child = subprocess.Popen(["sleep", "300"], start_new_session=True)
 print(child.pid, flush=True)
 child.wait()
 """
-"""A task whose child is in no process group that the agent knows."""
+"""A task with a child in a process group that the agent does not know."""
 
 
 def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
     return fencing.end_lost_run({"run_id": RUN, "former": identity, "cache": str(cache)})
 
 
-def test_agent_and_tasks_end_and_saved_files_stay(
+def test_agent_and_tasks_of_a_lost_run_end_and_saved_files_are_kept(
     new_rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
     rig = new_rig(lease_s=300)
@@ -49,7 +49,7 @@ def test_agent_and_tasks_end_and_saved_files_stay(
     assert end(rig, tmp_path)["ended"] == []
 
 
-def test_an_invisible_agent_is_not_reported_as_ended(
+def test_an_agent_in_another_pid_namespace_is_not_reported_as_ended(
     new_rig: Callable[..., Rig], tmp_path: Path
 ) -> None:
     rig = new_rig(lease_s=300)

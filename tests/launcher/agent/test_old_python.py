@@ -1,4 +1,4 @@
-"""The agent on the oldest supported Python: a node may have no newer one."""
+"""The agent works on the oldest supported Python, as a node may have no newer one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _candidates() -> Iterator[str]:
 
 
 def _is_python39(candidate: str) -> bool:
-    """Return whether it runs: a pyenv shim works only where its version is selected."""
+    """Return whether this 3.9 runs; a pyenv shim runs only where its version is selected."""
     code = "import sys; sys.exit(sys.version_info[:2] != (3, 9))"
     return (
         candidate != ""

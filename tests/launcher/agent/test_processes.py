@@ -1,4 +1,4 @@
-"""Closing the inherited descriptors of a process."""
+"""A process closes the descriptors that it inherited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tfcluster
 
-_CLOSES = """
+_CLOSE_FROM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from tfcluster.agent.processes import close_from
@@ -24,15 +24,15 @@ print([int(n) for n in (3, 4, 40, 900) if os.path.exists(f"/proc/self/fd/{n}")],
 """
 
 
-def _closes(how: str) -> str:
+def _run_close_from(how: str) -> str:
     launcher = str(Path(tfcluster.__file__).parents[1])
-    output = [sys.executable, "-c", _CLOSES, launcher, how]
-    return subprocess.run(output, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    argv = [sys.executable, "-c", _CLOSE_FROM, launcher, how]
+    return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
 
 
 def test_only_open_descriptors_are_closed() -> None:
-    assert _closes("proc") == "[3] []"
+    assert _run_close_from("proc") == "[3] []"
 
 
 def test_without_proc_every_number_is_closed() -> None:
-    assert _closes("no proc") == f"[3, 4, 40, 900] [(4, {os.sysconf('SC_OPEN_MAX')})]"
+    assert _run_close_from("no proc") == f"[3, 4, 40, 900] [(4, {os.sysconf('SC_OPEN_MAX')})]"

@@ -47,7 +47,7 @@ def test_noise_before_the_marker_is_skipped_and_kept_for_errors(size: int) -> No
     assert decoder.noise == noise
 
 
-def test_too_much_noise_is_an_error_that_shows_it() -> None:
+def test_too_much_noise_is_an_error_that_shows_the_noise() -> None:
     with pytest.raises(protocol.ProtocolError, match="bash: command not found"):
         decode(b"bash: command not found\n" * 4000, after_magic=True)
 
@@ -57,7 +57,7 @@ def test_too_much_noise_is_an_error_that_shows_it() -> None:
     [b"X\0\0\0\0", b"C\xff\xff\xff\xff", b"GET / HTTP/1.1\r\n"],
     ids=["unknown kind", "too long", "another protocol"],
 )
-def test_a_foreign_stream_is_refused(stream: bytes) -> None:
+def test_a_stream_of_another_protocol_is_refused(stream: bytes) -> None:
     with pytest.raises(protocol.ProtocolError):
         decode(stream)
 
@@ -74,7 +74,7 @@ def test_a_damaged_data_frame_is_refused(payload: bytes) -> None:
         protocol.read_data(payload)
 
 
-def test_a_frame_over_the_limit_is_not_made() -> None:
+def test_a_frame_over_the_size_limit_is_an_error() -> None:
     with pytest.raises(protocol.ProtocolError, match="limit"):
         protocol.frame(protocol.LOG, bytes(protocol.MAX_PAYLOAD + 1))
 

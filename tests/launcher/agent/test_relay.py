@@ -1,4 +1,4 @@
-"""A bare node is reached through a pair of pipes, and again after they broke."""
+"""A node without tfcluster is reached through two pipes, and again after they broke."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOISE = "echo 'Welcome to gpu1'; exec "
 
 
 class Transport:
-    """A substitute for `ssh host`: a shell that prints noise, then runs the bootstrap."""
+    """A substitute for `ssh host`: a shell that prints noise and then runs the bootstrap."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bund
 
 
 def test_bytecode_in_the_bundle_s_folder_is_not_run(folder: Path, made: bundle.Bundle) -> None:
-    """A job on that node may have put it there, and the digest of the sources does not cover it."""
+    """A job on that node may have written it, and the digest of the sources does not cover it."""
     first = Transport(folder, made, protocol.Session()).greet()
     unpacked = folder / "cache/bundles" / made.digest / "agent/tfcluster/agent"
     for name in ("relay", "agent"):
@@ -146,8 +146,8 @@ def test_bytecode_in_the_bundle_s_folder_is_not_run(folder: Path, made: bundle.B
     pid = second.welcome["pid"]
     second.write(second.session.number({"type": "shutdown"}))
     second.take("bye")
-    for one in (first, second):
-        one.close()
+    for transport in (first, second):
+        transport.close()
     wait_until(lambda: not is_alive(pid))
     poison(unpacked / "agent.py", f"open({str(folder / 'evil')!r}, 'w')")
     third = Transport(folder, made, protocol.Session()).greet()
@@ -236,7 +236,7 @@ class Scene:
 
     def end(self) -> None:
         for pid in self.living:
-            with contextlib.suppress(ProcessLookupError):  # they end one after the other
+            with contextlib.suppress(ProcessLookupError):  # the processes end one after the other
                 os.kill(pid, signal.SIGCONT)
             kill(pid)
 
@@ -256,7 +256,7 @@ def end(transport: Transport) -> None:
 
 
 def test_an_agent_whose_socket_was_removed_listens_again(scene: Scene) -> None:
-    os.kill(scene.pid, signal.SIGSTOP)  # so that it cannot listen before the first relay comes
+    os.kill(scene.pid, signal.SIGSTOP)  # so that it cannot listen before the first relay arrives
     scene.clear()
     code, stderr = scene.rejoin().refusal()
     assert (code, stderr) == (
@@ -278,13 +278,13 @@ def test_an_agent_is_gone_once_it_and_its_guard_have_ended(scene: Scene) -> None
     assert (code, stderr) == (relay.AGENT_GONE, "the run's agent on this node has ended\n")
 
 
-@pytest.mark.parametrize("guard_stands", [False, True])
+@pytest.mark.parametrize("guard_is_stopped", [False, True])
 def test_a_new_agent_starts_once_the_previous_one_has_ended(
-    scene: Scene, guard_stands: bool
+    scene: Scene, guard_is_stopped: bool
 ) -> None:
     """The previous agent is stopped and can be found only by its pid."""
     os.kill(scene.pid, signal.SIGSTOP)
-    if guard_stands:
+    if guard_is_stopped:
         os.kill(scene.guard, signal.SIGSTOP)
     scene.clear()
     again = scene.replace().greet()

@@ -76,7 +76,7 @@ def test_python_runs_only_code_that_the_digest_covers(built: bundle.Bundle, tmp_
     assert [path.name for path in (tmp_path / "bundles").iterdir()] == [built.digest]
 
 
-def test_many_may_unpack_at_once(built: bundle.Bundle, tmp_path: Path) -> None:
+def test_many_threads_can_unpack_at_once(built: bundle.Bundle, tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         folders = set(pool.map(lambda _: bundle.unpack(built, tmp_path), range(16)))
     assert folders == set(tmp_path.iterdir()) == {tmp_path / built.digest}
@@ -85,7 +85,7 @@ def test_many_may_unpack_at_once(built: bundle.Bundle, tmp_path: Path) -> None:
 def test_a_process_that_waited_uses_the_folder_another_one_unpacked(
     built: bundle.Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each process once moved the other's folder away, and none was left."""
+    """Processes once moved each other's folders away until none was left."""
     written, write = list[str](), bundle._write
 
     def noted(built: bundle.Bundle, folder: str) -> None:

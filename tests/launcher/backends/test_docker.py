@@ -1,4 +1,4 @@
-"""Docker's arguments and the reading of its messages; tests with a daemon: tests/integration."""
+"""Docker's arguments are built and its messages read; tests/integration tests with a daemon."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def test_no_container_gains_privileges_or_uses_up_all_processes() -> None:
         ("65534:65534", ("--user", "65534:65534", "--env", "HOME=/tmp")),
     ],
 )
-def test_a_numeric_user_other_than_root_gets_a_home(user: str, options: tuple[str, ...]) -> None:
+def test_a_numeric_user_other_than_root_gets_a_home_folder(
+    user: str, options: tuple[str, ...]
+) -> None:
     assert as_user(user) == options
 
 
@@ -139,7 +141,7 @@ def test_the_daemons_machine_is_found_from_host_context_and_configuration(tmp_pa
     assert is_here(home)
     assert is_here(home | {"DOCKER_HOST": "unix:///run/user/5/docker.sock"})
     assert not is_here(home | {"DOCKER_HOST": "ssh://gpu1"})
-    assert not is_here(home | {"DOCKER_CONTEXT": "far"})  # and no client that knows it
+    assert not is_here(home | {"DOCKER_CONTEXT": "far"})  # no client knows the context
     (tmp_path / ".docker").mkdir()
     (tmp_path / ".docker" / "config.json").write_text(json.dumps({"currentContext": "far"}))
     docker = tmp_path / "docker"
@@ -152,7 +154,7 @@ def test_the_daemons_machine_is_found_from_host_context_and_configuration(tmp_pa
 
 def test_only_a_dead_coordinator_of_this_user_and_host_leaves_leftovers() -> None:
     _, own_name = leftovers.labels("run")[-1].split("=")
-    assert not leftovers.is_orphan(own_name)  # it is this process
+    assert not leftovers.is_orphan(own_name)  # the coordinator is this process
     this_host = f"{socket.gethostname()}/{os.getuid()}"
     assert leftovers.is_orphan(f"{this_host}/{os.getpid()}/1")  # its process id was reused
     assert not leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")

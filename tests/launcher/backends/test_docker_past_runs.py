@@ -1,4 +1,4 @@
-"""Docker is asked only if it was used, and each daemon by the name under which a run reached it.
+"""Docker is asked only if a run used it, and each daemon at the address that the run used.
 
 A fake client answers and records its arguments; tests/integration/docker uses the real one.
 """
@@ -52,7 +52,7 @@ def asked(home: Path) -> list[str]:
 
 
 def lose_coordinator(home: Path, *runs: str) -> None:
-    """Make the notes of `runs` name a process that is gone."""
+    """Make the notes of `runs` name a coordinator process that has ended."""
     for run in runs:
         note = home / "containers" / run
         note.write_text(f"{note.read_text().splitlines()[0]}\n{GONE}\n")
@@ -84,13 +84,13 @@ def test_leftovers_of_a_dead_coordinator_are_found_and_those_of_others_are_not(h
     assert noted(home) == ["a"], "the daemon has nothing of run c"
 
 
-def test_docker_is_not_asked_about_a_running_run(home: Path) -> None:
+def test_docker_is_not_asked_about_a_run_in_progress(home: Path) -> None:
     past_runs.note("a")
     assert past_runs.find_leftovers(patience_s=5) == past_runs.Found()
     assert asked(home) == []
 
 
-def test_leftovers_are_searched_at_the_daemon_the_run_used(
+def test_leftovers_are_searched_for_on_the_daemon_that_the_run_used(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     past_runs.note("a")
@@ -140,7 +140,7 @@ def test_a_removed_run_is_remembered_only_if_its_daemon_has_leftovers(
         ("Error response from daemon: could not find an available, non-overlapping pool", False),
     ],
 )
-def test_only_a_daemon_that_was_dialled_may_have_received_an_order(
+def test_only_a_cut_connection_may_have_delivered_the_request(
     stderr: str, is_cut_off: bool
 ) -> None:
     assert docker_client.was_cut_off(stderr) is is_cut_off

@@ -1,4 +1,4 @@
-"""Reaching an agent through a command: slow hosts are waited for, silent ones reported in time."""
+"""An agent is reached through a command; slow hosts are waited for, silent ones are reported."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def refusal(script: str) -> str:
     return caught.value.message
 
 
-def test_noise_of_a_login_is_skipped() -> None:
+def test_output_of_a_login_is_skipped() -> None:
     reach(f"yes 'Welcome, dear user!' | head -c 40960; {START}")
 
 
-def test_endless_noise_is_shown_in_the_error() -> None:
+def test_endless_login_output_is_shown_in_the_error() -> None:
     assert "the output was: Welcome" in refusal("yes 'Welcome, dear user!'")
 
 
@@ -101,7 +101,7 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) 
     assert "\n" not in message
 
 
-def test_a_failed_dial_leaves_no_process() -> None:
+def test_a_failed_connection_leaves_no_process() -> None:
     mark = f"6{os.getpid()}"
     refusal(f"sleep {mark}")
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]

@@ -1,4 +1,4 @@
-"""The local backend end to end: a link to a real agent, used as the coordinator uses it."""
+"""The local backend connects to a real agent, whose link is used as the coordinator uses it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
     return asyncio.run(limited())
 
 
-def test_a_task_from_start_to_exit(folder: Path) -> None:
+def test_the_start_and_the_exit_of_a_task_are_reported(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
             assert link.welcome["node"] == "local"
@@ -164,7 +164,7 @@ def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, o
     assert run(scenario) < link_module.CLOSE_S + 4
 
 
-def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_this_is_reported(
+def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
     folder: Path,
 ) -> None:
     async def scenario() -> float:
@@ -225,7 +225,7 @@ def test_an_agent_that_cannot_start_reports_why(folder: Path) -> None:
     run(scenario)
 
 
-def test_no_socket_is_put_where_others_can_write(folder: Path) -> None:
+def test_no_socket_is_created_in_a_folder_that_others_can_write_to(folder: Path) -> None:
     folder.chmod(0o777)
 
     async def scenario() -> None:
@@ -240,13 +240,13 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_fix(tmp_path: Path) -
         socket_path(tmp_path / ("x" * 80), "run-1", "local")
 
 
-def test_an_unknown_backend_is_named(tmp_path: Path) -> None:
+def test_an_unknown_backend_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="no backend slurm"):
         backends.get("slurm", runtime_dir=tmp_path)
 
 
 def agent_below(guard: int) -> int:
-    """Return the process id of the agent below a guard, before any connection to it."""
+    """Return the process id of a guard's agent, before any connection to the agent."""
     (agent,) = living_children()[guard]
     return agent
 

@@ -1,4 +1,4 @@
-"""The effect of tfcluster's options and the user's configuration on the system's ssh."""
+"""The system's ssh gets tfcluster's options, and the user's configuration where it is harmless."""
 
 from __future__ import annotations
 

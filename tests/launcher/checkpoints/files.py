@@ -16,8 +16,11 @@ HDF5_HEAD = b"\x89HDF\r\n\x1a\n" + bytes([0, 0, 0, 0, 0, 8, 8, 0]) + bytes(24)
 
 
 def listing(*rows: str | tuple[str, int] | tuple[str, int, int]) -> tuple[Entry, ...]:
-    """Return a listing of ``"name"``, ``("name", size)`` or ``("name", size, time)``; the default
-    size is 10, the default time 1."""
+    """Return a listing with one file per row.
+
+    A row is ``"name"``, ``("name", size)`` or ``("name", size, time)``; the default size is 10,
+    the default time 1.
+    """
     return tuple(Entry(*((row, 10, 1) if isinstance(row, str) else (*row, 1)[:3])) for row in rows)
 
 
@@ -67,7 +70,7 @@ def write_saved_model(folder: Path) -> None:
 def write_keras_3_backup(folder: Path, number: int) -> Iterator[None]:
     """Write a backup as Keras 3's `BackupAndRestore` does: in place, weights before metadata.
 
-    It yields between any two writes, so that a test can check what a reader finds then.
+    The function yields after every write, so that a test can check what a reader finds then.
     """
     folder.mkdir(parents=True, exist_ok=True)
     weights, metadata = folder / "latest.weights.h5", folder / "training_metadata.json"
@@ -76,7 +79,7 @@ def write_keras_3_backup(folder: Path, number: int) -> Iterator[None]:
     states += [(metadata, b""), (metadata, b'{"epoch": %d, "batch": 0}' % number)]
     for place, (path, content) in enumerate(states):
         path.write_bytes(content)
-        os.utime(path, ns=(0, 1000 * number + place))  # clocks of files tick every few ms only
+        os.utime(path, ns=(0, 1000 * number + place))  # file times have a resolution of a few ms
         yield
 
 

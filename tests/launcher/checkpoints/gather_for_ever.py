@@ -1,4 +1,4 @@
-"""A process that a test kills, run with -m: it saves, rotates and gathers CHIEF into STORE."""
+"""A process for a test to kill (run with -m): it saves, rotates and gathers CHIEF into STORE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complete and incomplete checkpoints, as a table of directory listings."""
+"""Complete checkpoints are found in directory listings, and incomplete ones are not."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_incomplete_checkpoint_is_not_found(
         pytest.param(listing(*prefix("ckpt-1")[:1], ("ckpt-1.index", 10, 0)), id="rewritten"),
     ],
 )
-def test_files_that_changed_between_two_listings_wait_unless_their_writer_has_exited(
+def test_files_that_changed_between_two_listings_are_complete_only_if_their_writer_has_exited(
     before: tuple[Entry, ...],
 ) -> None:
     now = listing(*prefix("ckpt-1"))
@@ -107,7 +107,7 @@ def test_files_that_changed_between_two_listings_wait_unless_their_writer_has_ex
     assert [found.path for found in find(now, None)] == ["ckpt-1"]
 
 
-def test_leftovers_of_another_shard_count_do_not_hide_the_newer_one() -> None:
+def test_old_shards_of_another_count_do_not_hide_the_newer_checkpoint() -> None:
     old = tuple((name, 10, 1) for name in prefix("ckpt-1", shards=2)[:-1])
     new = tuple((name, 10, 5) for name in prefix("ckpt-1", shards=1))
 
@@ -179,7 +179,7 @@ def test_successive_checkpoints_are_one_series(one: str, other: str, same: bool)
         ("model.keras", None),
     ],
 )
-def test_the_number_in_a_name(name: str, number: int | None) -> None:
+def test_the_number_in_a_checkpoint_s_name_is_found(name: str, number: int | None) -> None:
     assert number_in_name(name) == number
 
 
@@ -190,7 +190,7 @@ def test_the_number_in_a_name(name: str, number: int | None) -> None:
         pytest.param(("b/latest.weights.h5", "b/training_metadata.json"), id="Keras 3"),
     ],
 )
-def test_a_backup_that_is_renewed_between_any_two_listings_is_found(names: tuple[str, ...]) -> None:
+def test_a_backup_that_changes_between_any_two_listings_is_found(names: tuple[str, ...]) -> None:
     before, now = listing(*names), listing(*((name, 10, 2) for name in names))
     assert [(found.kind, found.path) for found in find(now, before)] == [(Kind.BACKUP, "b")]
 

@@ -1,4 +1,4 @@
-"""The delivery of results to the user's folder, and the hint how to load them."""
+"""Results are delivered to the user's folder, with a hint how to load them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gatherer next to a writer that saves, rotates, rewrites and dies."""
+"""The gatherer copies complete checkpoints while a writer saves, rotates, rewrites and dies."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_one_call_is_enough_after_the_writer_has_exited(chief: Path, gatherer: G
     assert [gathered.save for gathered in gatherer.gather_last()] == [2, 3, 4]
 
 
-def test_a_truncated_file_of_a_dead_writer_is_reported_and_the_checkpoint_before_it_kept(
+def test_a_truncated_file_of_a_dead_writer_is_reported_and_the_previous_checkpoint_kept(
     chief: Path, gatherer: Gatherer
 ) -> None:
     write_keras(chief / "model-1.keras")
@@ -268,7 +268,9 @@ def test_a_cancelled_call_returns_soon_and_leaves_nothing(
     assert [path for path in (tmp_path / "store").iterdir() if path.is_dir()] == []
 
 
-def test_a_finished_backup_is_forgotten(chief: Path, gatherer: Gatherer, clock: Clock) -> None:
+def test_a_backup_that_keras_deleted_is_removed_from_the_store(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
     write_prefix(chief / "backup" / "chief", "ckpt-1")
     write_prefix(chief, "ckpt-9")
     gather_steps(gatherer, clock)
@@ -284,19 +286,19 @@ def test_a_finished_backup_is_forgotten(chief: Path, gatherer: Gatherer, clock: 
 def test_a_backup_that_is_being_rewritten_is_gathered_complete_or_not_at_all(
     chief: Path, gatherer: Gatherer, clock: Clock, has_died: bool
 ) -> None:
-    seen = []
+    backups = []
     for number in (1, 2):
         for _ in write_keras_3_backup(chief / "backup", number):
             if has_died:
                 gatherer.gather_last()
             else:
                 gather_steps(gatherer, clock, 1)
-            held = [one for one in gatherer.store.held if one.kind is Kind.BACKUP]
-            seen += [read_keras_3_backup(one.folder) for one in held]
-    assert seen == [(1, 1)] * 5 + [(2, 2)]
+            held = [gathered for gathered in gatherer.store.held if gathered.kind is Kind.BACKUP]
+            backups += [read_keras_3_backup(gathered.folder) for gathered in held]
+    assert backups == [(1, 1)] * 5 + [(2, 2)]
 
 
-def test_a_backup_of_an_earlier_run_is_not_forgotten_before_it_was_put_back(
+def test_a_backup_of_an_earlier_run_is_kept_until_it_is_put_back(
     chief: Path, gatherer: Gatherer, clock: Clock
 ) -> None:
     write_prefix(chief / "backup" / "chief", "ckpt-1")
@@ -345,7 +347,7 @@ def test_an_evaluator_s_directory_gets_new_checkpoints(
     assert (evaluator / "eval" / "events").read_text() == "its own"
 
 
-def test_a_follower_copies_each_checkpoint_once_however_many_series_there_are(
+def test_a_follower_copies_each_checkpoint_once_with_several_series(
     chief: Path, gatherer: Gatherer, tmp_path: Path
 ) -> None:
     for step in (1, 2, 3):
@@ -423,7 +425,7 @@ def test_a_small_checkpoint_on_a_full_disk_is_complete(chief: Path, tmp_path: Pa
 def test_every_gathered_checkpoint_is_complete_while_a_writer_saves_and_rotates(
     chief: Path, tmp_path: Path
 ) -> None:
-    """A real race with a thread that saves, rewrites and deletes as fast as it can."""
+    """The gatherer races with a thread that saves, rewrites and deletes as fast as it can."""
     gatherer = Gatherer(chief, Store(tmp_path / "store", keep=2), clock=iter(range(10**9)).__next__)
     done = threading.Event()
 

@@ -1,4 +1,4 @@
-"""kill -9 at any moment of gathering: the store stays complete, and gathering continues."""
+"""The store stays complete after kill -9 at any moment of gathering, and gathering continues."""
 
 from __future__ import annotations
 

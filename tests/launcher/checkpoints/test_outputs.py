@@ -1,4 +1,4 @@
-"""Outputs in the working directory: requested ones are gathered, other new files reported."""
+"""Requested outputs in the working directory are gathered, and other new files are reported."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ for found in (
     [("out", ("out/a.txt",)), ("**/*.txt", ("out/a.txt",)), ("out/**", ("out/a.txt",))],
 )
 def test_an_unreadable_folder_is_reported(workdir: Path, glob: str, files: tuple[str, ...]) -> None:
-    """Both here and on another machine; one that no glob matches is not reported."""
+    """The report is made here and on another machine, and only if a glob matches the folder."""
     (workdir / "other").mkdir()
     for name in ("other", "out/deep"):
         (workdir / name).chmod(0)
@@ -132,7 +132,7 @@ def test_the_reported_option_gathers_the_new_files(workdir: Path, tmp_path: Path
     assert gather_outputs(workdir, ["runs/**"], tmp_path / "o").files == ("runs/1/loss.csv",)
 
 
-def test_nothing_is_reported_without_new_results(workdir: Path) -> None:
+def test_nothing_is_reported_without_new_files(workdir: Path) -> None:
     before = list_before(workdir)
     (workdir / "train.py").write_text("changed")
     for name in ("__pycache__/train.pyc", ".cache/x", "half.tmp", "env/lib/a.py"):
@@ -144,7 +144,7 @@ def test_nothing_is_reported_without_new_results(workdir: Path) -> None:
     assert describe_new_files(before, gathered=["gathered.txt"]) == ""
 
 
-def test_links_to_folders_and_the_home_of_all_runs_are_ignored(
+def test_links_to_folders_and_the_folder_of_all_runs_are_ignored(
     workdir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -166,7 +166,7 @@ def test_many_new_files_are_counted(workdir: Path) -> None:
     assert "file-4 and 4 more. To gather" in describe_new_files(before)
 
 
-def test_a_data_set_s_folder_is_not_searched(
+def test_a_folder_with_too_many_files_is_not_searched(
     workdir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tfcluster.checkpoints.outputs._MOST_FILES", 3)
@@ -179,11 +179,11 @@ def test_a_data_set_s_folder_is_not_searched(
 def test_an_output_that_changes_during_the_copy_is_reported(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grow_and_copy(*_args: object, **_named: object) -> None:
+    def delete_and_fail(*_args: object, **_named: object) -> None:
         os.unlink(workdir / "model.keras")
         raise FileNotFoundError("gone")
 
-    monkeypatch.setattr("tfcluster.checkpoints.outputs.replace_verified", grow_and_copy)
+    monkeypatch.setattr("tfcluster.checkpoints.outputs.replace_verified", delete_and_fail)
 
     result = gather_outputs(workdir, ["model.keras"], tmp_path / "outputs")
 
@@ -192,7 +192,7 @@ def test_an_output_that_changes_during_the_copy_is_reported(
 
 
 def test_the_search_for_outputs_gives_signs_of_life_and_can_be_cancelled(tmp_path: Path) -> None:
-    """Otherwise a large working directory on a slow file server seems to hang."""
+    """A large working directory on a slow file server would seem to hang otherwise."""
     for number in range(5):
         (tmp_path / "work" / f"{number}").mkdir(parents=True)
         (tmp_path / "work" / f"{number}" / "curve.png").write_text("")

@@ -1,4 +1,4 @@
-"""Before an attempt every task's directory holds the same state, and nothing else."""
+"""Every task's directory holds the same state before an attempt, and nothing else."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> 
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
 
 
-def test_only_a_state_with_files_waits_for_the_disk(
+def test_only_a_state_with_files_is_synced_to_disk(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
@@ -141,7 +141,7 @@ def test_a_damaged_store_is_detected_before_anything_is_replaced(
     assert not (tmp_path / "worker-0").exists()
 
 
-def test_the_step_of_a_backup_counts_only_without_other_checkpoints(tmp_path: Path) -> None:
+def test_the_step_of_a_backup_is_used_only_without_other_checkpoints(tmp_path: Path) -> None:
     chief = tmp_path / "chief"
     write_prefix(chief / "chief", "ckpt-4")
     (backup,) = find(scan(chief), None)

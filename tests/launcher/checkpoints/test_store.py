@@ -1,4 +1,4 @@
-"""The store is consistent on disk, whatever happens to the writer or to its own process."""
+"""The store stays consistent on disk if files change, the disk is full or its process dies."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def complete(chief: Path) -> tuple[Checkpoint, ...]:
 
 
 def add(store: Store, chief: Path) -> list[Gathered]:
-    added = (store.add(one, chief, step=one.step) for one in complete(chief))
-    return [one for one in added if one]
+    added = (store.add(found, chief, step=found.step) for found in complete(chief))
+    return [gathered for gathered in added if gathered]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -56,7 +56,7 @@ def latest(folder: Path) -> str | None:
     return path.read_text().splitlines()[0].removeprefix('model_checkpoint_path: "').rstrip('"')
 
 
-def test_a_gathered_checkpoint_has_the_source_s_bytes_and_is_named_for_tensorflow(
+def test_a_gathered_checkpoint_has_the_source_s_bytes_and_is_found_by_tensorflow(
     chief: Path, root: Path
 ) -> None:
     write_prefix(chief / "sub", "ckpt-12", shards=2, content=b"x" * 9000)
@@ -134,8 +134,8 @@ def test_content_that_is_saved_again_is_the_newest_again(chief: Path, root: Path
         write_prefix(chief, "best", content=content, saved=time)
         add(store, chief)
 
-    for one in (store, Store(root)):
-        assert [held.folder.name for held in one.held] == ["best.2", "best"]
+    for opened in (store, Store(root)):
+        assert [held.folder.name for held in opened.held] == ["best.2", "best"]
     assert latest(root) == "best/best"
 
 
@@ -209,7 +209,7 @@ def _cut(path: Path) -> None:
 @pytest.mark.parametrize("change", [_delete, _rewrite, _cut, _replace])
 @pytest.mark.parametrize("changed", ["ckpt-1.data-00000-of-00002", "ckpt-1.index"])
 @pytest.mark.parametrize("moment", range(2))
-def test_the_copy_of_a_source_that_changes_meanwhile_is_dropped(
+def test_the_copy_of_a_source_that_changes_during_the_copy_is_dropped(
     chief: Path,
     root: Path,
     change: object,
@@ -318,7 +318,7 @@ def test_a_crash_between_the_rename_and_the_checkpoint_file_is_repaired(
     assert latest(root) == "ckpt-2/ckpt-2"
 
 
-def test_a_checkpoint_that_was_deleted_from_the_store_is_no_longer_named(
+def test_a_checkpoint_that_was_deleted_from_the_store_is_no_longer_listed(
     chief: Path, root: Path
 ) -> None:
     write_prefix(chief, "ckpt-1", saved=1)

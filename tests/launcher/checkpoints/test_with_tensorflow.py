@@ -1,4 +1,4 @@
-"""Checkpoints of real TensorFlow and Keras are found complete and restore after gathering."""
+"""Checkpoints of real TensorFlow and Keras are found complete and can be restored."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def python(request: pytest.FixtureRequest) -> str:
 
 
 def run(python: str, *args: object, stdin: str = "") -> None:
-    keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if python == sys.executable else {}  # 2.15 has it
+    # TensorFlow 2.15 uses Keras 2 anyway.
+    keras_2 = {"TF_USE_LEGACY_KERAS": "1"} if python == sys.executable else {}
     done = subprocess.run(
         [python, str(SCRIPT), *map(str, args)],
         input=stdin,
@@ -45,7 +46,7 @@ def run(python: str, *args: object, stdin: str = "") -> None:
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_everything_saved_is_found_gathered_and_restores_elsewhere(
+def test_all_saved_checkpoints_are_gathered_and_restored_from_a_moved_store(
     python: str, tmp_path: Path
 ) -> None:
     chief = tmp_path / "chief"

@@ -73,7 +73,7 @@ def environments(tmp_path: Path) -> tuple[Path, dict[str, str]]:
         (("VIRTUAL_ENV", "CONDA_PREFIX"), "a/.venv/bin/python", ".venv above the workdir"),
     ],
 )
-def test_the_first_python_of_the_contracts_order_is_taken(
+def test_the_first_python_in_the_documented_order_is_chosen(
     tmp_path: Path, missing: tuple[str, ...], expected: str, why: str
 ) -> None:
     work, environ = environments(tmp_path)
@@ -82,12 +82,12 @@ def test_the_first_python_of_the_contracts_order_is_taken(
     assert (found.path, found.why) == (str(tmp_path / expected), why)
 
 
-def test_without_any_environment_it_is_python3_on_path(tmp_path: Path) -> None:
+def test_without_any_environment_python3_on_path_is_chosen(tmp_path: Path) -> None:
     _, environ = environments(tmp_path)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
+    workdir = tmp_path / "elsewhere"
+    workdir.mkdir()
     found = choose(
-        None, "", base=tmp_path, workdir=elsewhere, environ={"PATH": environ["PATH"]}
+        None, "", base=tmp_path, workdir=workdir, environ={"PATH": environ["PATH"]}
     ).result()
     assert (found.path, found.why) == (str(tmp_path / "path/bin/python3"), "python3 on PATH")
 
@@ -103,7 +103,7 @@ def test_a_shim_on_path_is_replaced_by_the_python_it_chooses(tmp_path: Path) -> 
     assert asked.path == str(shim)
 
 
-def test_the_last_resort_is_the_python_of_tfcluster(tmp_path: Path) -> None:
+def test_the_python_of_tfcluster_is_the_last_choice(tmp_path: Path) -> None:
     found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"}).result()
     assert found.path == sys.executable
 

@@ -13,7 +13,7 @@ from tfcluster.discovery.planning import plan_join
 from tfcluster.errors import SetupError
 
 NAMES = {"gpu1.lab": "198.51.100.7", "gpu2.lab": "127.0.1.1"}
-"""Host name → address; on Debian a host's own name resolves to loopback."""
+"""The address of each host name; on Debian a host's own name resolves to loopback."""
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_task_whose_name_resolves_to_this_machine_belongs_to_it(spec: Path) ->
     assert "HERE" in [var.name for var in plan.tasks[0].command.env]
 
 
-def test_a_task_whose_name_resolves_elsewhere_or_not_at_all_does_not(
+def test_a_task_whose_name_does_not_resolve_to_this_machine_does_not_belong_to_it(
     spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(NAMES, "gpu2.lab", "198.51.100.8")

@@ -17,7 +17,7 @@ from tfcluster.plan.context import PlanContext
 from tfcluster.spec.model import ClusterSpec
 
 
-def a_spec(job: dict[str, Any], **sections: Any) -> ClusterSpec:
+def make_spec(job: dict[str, Any], **sections: Any) -> ClusterSpec:
     return ClusterSpec.model_validate({"cluster": {"worker": 2}, "job": job} | sections)
 
 
@@ -25,7 +25,7 @@ def gathered(
     job: dict[str, Any], folder: Path, python: str | None = sys.executable, **sections: Any
 ) -> PlanContext:
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
-    spec = a_spec(job, **sections)
+    spec = make_spec(job, **sections)
     return gather(spec, spec_dir=folder, bundle="/b/0123", python=python, environ=environ)
 
 
@@ -61,7 +61,7 @@ def test_only_cores_that_this_process_may_use_are_counted(tmp_path: Path) -> Non
         ("echo no driver; exit 9", None, ()),
     ],
 )
-def test_visible_gpus_are_those_that_the_driver_lists_and_the_shell_shows(
+def test_visible_gpus_are_listed_by_the_driver_and_in_cuda_visible_devices(
     tmp_path: Path, script: str, shown: str | None, expected: tuple[int, ...]
 ) -> None:
     smi = tmp_path / "nvidia-smi"
@@ -97,7 +97,7 @@ def test_imports_are_followed_into_the_jobs_own_modules(tmp_path: Path) -> None:
     assert {"os", "tensorflow", "numpy"} <= facts.imports
 
 
-def test_a_module_below_the_workdir_is_read_too(tmp_path: Path) -> None:
+def test_imports_of_a_module_below_the_workdir_are_read(tmp_path: Path) -> None:
     (tmp_path / "trainer").mkdir()
     (tmp_path / "trainer" / "__main__.py").write_text("import tensorflow\n")
     assert gathered({"module": "trainer"}, tmp_path).imports == frozenset({"tensorflow"})

@@ -1,4 +1,4 @@
-"""Paths that a spec names on this machine must exist; each missing one is shown with its place."""
+"""Paths that a spec names on this machine must exist; missing ones are reported with a place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def problems(
     python: str | None = None,
     **sections: Any,
 ) -> list[Problem]:
-    """Return the problems of a spec written with one field a line, so that places differ."""
+    """Return the problems of a spec that has one field per line, so that places differ."""
     spec = folder / "a.json"
     spec.write_text(json.dumps({"cluster": {"worker": 2}, "job": job} | sections, indent=1))
     loaded = load_file(spec, sets=sets)
@@ -52,7 +52,7 @@ def test_a_spec_whose_files_exist_has_no_problems(folder: Path) -> None:
     assert problems(folder, {"module": "elsewhere"}, python="/no/python") == []
 
 
-def test_every_missing_file_is_named_with_its_line(folder: Path) -> None:
+def test_every_missing_file_is_reported_with_its_line(folder: Path) -> None:
     job = {
         "script": "no.py",
         "workdir": "code",
@@ -90,7 +90,7 @@ def test_a_missing_workdir_is_the_only_problem(folder: Path) -> None:
     assert found.message == f"job.workdir: {folder}/train.py is not a folder"
 
 
-def test_the_option_that_set_a_field_is_its_place(folder: Path) -> None:
+def test_a_field_that_an_option_set_is_reported_with_the_option(folder: Path) -> None:
     (found,) = problems(folder, {"script": "train.py"}, sets=("job.script=other.py",))
     assert found.place == "--set job.script=other.py"
 
@@ -114,7 +114,7 @@ def test_a_glob_that_matches_nothing_to_send_is_a_problem(
         assert found == []
     else:
         message = expected.format(workdir=folder / "code")
-        assert [(one.place, one.message) for one in found] == [
+        assert [(problem.place, problem.message) for problem in found] == [
             ("a.json:13:4", f"job.include.1: {message}")
         ]
     assert problems(folder, job) == [], "no copy is made for tasks on this machine"

@@ -1,4 +1,4 @@
-"""Planning a spec on the machine that runs the test."""
+"""A spec is planned with the facts of the machine that runs the test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_obstacle_is_reported_and_raised_only_by_require(
 def test_arguments_of_the_command_line_are_kept_for_every_task(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:
-    """A resumed run has the same commands."""
+    """A resumed run must have the same commands."""
     per_task: dict[str, dict[str, list[str]]] = {
         **{"worker:0": {"args": ["a"]}, "worker:1": {"command": ["true"]}, "worker": {}},
         **{"evaluator": {"command": ["serve"]}, "evaluator:0": {"args": ["b"]}},

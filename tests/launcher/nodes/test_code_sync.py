@@ -1,4 +1,4 @@
-"""The files of a workdir that other machines get."""
+"""The files of a workdir that are sent to other machines."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_folder_below_the_repository_is_sent_without_the_rest(workdir: Path) -
     assert sent(workdir / "jobs") == ["b.py"]
 
 
-def test_a_workdir_that_git_ignores_is_sent_as_without_git(workdir: Path) -> None:
+def test_a_workdir_that_git_ignores_is_sent_as_if_without_git(workdir: Path) -> None:
     git(workdir, "init", "-q")
     write(workdir, "scratch/train.py", "scratch/sub/a.py", "scratch/__pycache__/a.pyc")
     (workdir / ".gitignore").write_text("scratch/\n")
@@ -88,7 +88,7 @@ def test_submodules_and_nested_repositories_are_sent(workdir: Path, tmp_path: Pa
     assert found == [*expected, "train.py"]
 
 
-def test_a_git_that_fails_is_an_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_git_command_is_an_error(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workdir / ".git").write_text("gitdir: /no/such/folder\n")
     write(workdir, "train.py", "secret.env")
     with pytest.raises(SetupError, match="not a git repository: /no/such/folder"):
@@ -98,7 +98,7 @@ def test_a_git_that_fails_is_an_error(workdir: Path, monkeypatch: pytest.MonkeyP
         sent(workdir)
 
 
-def test_a_hook_of_another_repository_changes_nothing(
+def test_git_variables_of_another_repository_are_ignored(
     workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git(workdir, "init", "-q")
@@ -111,7 +111,7 @@ def test_an_included_folder_may_be_a_link(workdir: Path, tmp_path: Path) -> None
     write(tmp_path, "outside/a.csv", "outside/deep/b.csv")
     write(workdir, "train.py", "real/c.csv")
     git(workdir, "init", "-q")
-    (workdir / ".gitignore").write_text("*\n!train.py\n")  # ignores itself, too
+    (workdir / ".gitignore").write_text("*\n!train.py\n")  # the file ignores itself, too
     (workdir / "data").symlink_to(tmp_path / "outside")
     (workdir / "near").symlink_to("real")
     assert sent(workdir, "data") == ["data/a.csv", "data/deep/b.csv", "train.py"]
@@ -248,7 +248,7 @@ print(*found.warnings())
 
 
 @pytest.mark.parametrize("has_git", [False, True])
-def test_files_that_cannot_be_read_are_named(workdir: Path, *, has_git: bool) -> None:
+def test_files_that_cannot_be_read_are_reported(workdir: Path, *, has_git: bool) -> None:
     write(workdir, "train.py", "jobs/a.py", "jobs/locked/b.py", "jobs/secret.py", "tracked/c.py")
     if has_git:
         git(workdir, "init", "-q")

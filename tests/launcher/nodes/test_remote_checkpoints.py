@@ -21,7 +21,7 @@ from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 
 @dataclass
 class RemoteFile:
-    """One file of another machine; `digest` is the one that machine announces."""
+    """A file of a remote machine, which announces `digest` as its hash."""
 
     content: bytes
     digest: str = ""
@@ -45,7 +45,7 @@ class RemoteFile:
 
 
 def with_source(remote: RemoteFile, do: Callable[[RemoteSource], Any]) -> Any:
-    """Return what `do` returns, called with the source in a thread beside the loop."""
+    """Call `do` with the source in a thread beside the event loop; return its result."""
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ def test_a_new_part_with_a_wrong_hash_is_removed(tmp_path: Path) -> None:
     assert target.read_bytes() == b"0123"
 
 
-def test_files_of_the_store_are_linked_and_not_copied_for_sending(tmp_path: Path) -> None:
+def test_files_of_the_store_are_linked_and_not_copied_before_sending(tmp_path: Path) -> None:
     stored = tmp_path / "ckpt-1"
     stored.mkdir()
     (stored / "ckpt-1.index").write_bytes(b"index")
@@ -157,7 +157,7 @@ def test_files_of_the_store_are_linked_and_not_copied_for_sending(tmp_path: Path
     digests = ("d" * 128, "e" * 64)
     gathered = Gathered(stored, 1, Kind.TF_CHECKPOINT, 9, checkpoint, stored, digests)
     (tmp_path / "outgoing").mkdir()
-    sent = {one.path: one for one in files_to_send(tmp_path / "outgoing", [gathered])}
+    sent = {file.path: file for file in files_to_send(tmp_path / "outgoing", [gathered])}
     assert sorted(sent) == ["in/checkpoint", *sorted(entry.path for entry in entries)]
     data = sent["in/ckpt-1.data-00000-of-00001"]
     assert data.source.samefile(stored / "ckpt-1.data-00000-of-00001")

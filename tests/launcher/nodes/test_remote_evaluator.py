@@ -1,4 +1,4 @@
-"""A remote evaluator gets new checkpoints, and does not hold up gathering."""
+"""A remote evaluator gets new checkpoints and does not delay gathering."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
 
 
 class Host:
-    """Another machine, whose link is cut until it `is_back`."""
+    """A remote machine whose link is cut until `is_back` is set."""
 
     def __init__(self) -> None:
         self.is_back = asyncio.Event()
@@ -33,7 +33,7 @@ class Host:
     async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
         if self.error is not None:
             raise self.error
-        self.added.append([one.path for one in files])
+        self.added.append([file.path for file in files])
         return 0
 
 
@@ -44,17 +44,17 @@ def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def held(tmp_path: Path) -> list[Gathered]:
-    home = tmp_path / "model.h5"
-    home.mkdir()
-    (home / "model.h5").write_bytes(b"data")
+    stored = tmp_path / "model.h5"
+    stored.mkdir()
+    (stored / "model.h5").write_bytes(b"data")
     checkpoint = Checkpoint(Kind.WEIGHTS, "model.h5", (Entry("model.h5", 4, 1),), ())
-    return [Gathered(home, 1, Kind.WEIGHTS, 4, checkpoint, home, ("d" * 64,))]
+    return [Gathered(stored, 1, Kind.WEIGHTS, 4, checkpoint, stored, ("d" * 64,))]
 
 
 def run_scenario(
     tmp_path: Path, scenario: Callable[[Host, RemoteFollower, Callable[[], None]], Any]
 ) -> None:
-    """Run `scenario` in a thread beside the loop; its last argument restores the link."""
+    """Run `scenario` in a thread beside the event loop; its last argument restores the link."""
 
     async def run() -> None:
         host, loop = Host(), asyncio.get_running_loop()
@@ -78,9 +78,7 @@ def follow_until(condition: Callable[[], bool], follow: Callable[[], None]) -> N
         time.sleep(0.01)
 
 
-def test_a_cut_link_holds_up_only_one_call_for_a_while(
-    tmp_path: Path, held: list[Gathered]
-) -> None:
+def test_only_the_first_call_waits_for_a_cut_link(tmp_path: Path, held: list[Gathered]) -> None:
     def scenario(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:
         follower.follow(held)
         follower.follow(held)
@@ -109,7 +107,7 @@ def test_a_later_failure_is_raised_and_the_next_call_tries_again(
     run_scenario(tmp_path, scenario)
 
 
-def test_a_long_sending_can_be_cancelled_by_a_later_call(
+def test_a_long_transfer_can_be_cancelled_by_a_later_call(
     tmp_path: Path, held: list[Gathered]
 ) -> None:
     def scenario(host: Host, follower: RemoteFollower, back: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ INSIDE = ["a", "deep/er/b", "..hidden", "odd\nname", "a b", "\\..\\x", "...", "Ã
 
 
 class Hostile(RemoteFiles):
-    """A node that lists arbitrary names, and sends the same content for each."""
+    """A node that lists arbitrary names and sends the same content for each of them."""
 
     def __init__(self, listing: list[str]) -> None:
         super().__init__(self._obey, self._ignore)
@@ -79,7 +79,7 @@ def test_a_failed_listing_is_an_error_not_an_empty_listing(
         RemoteSource(PurePosixPath("/there"), lambda: node, loop, lambda: None).scan()
 
 
-def test_a_file_with_another_hash_than_announced_is_removed(
+def test_a_file_whose_hash_differs_from_the_announced_one_is_removed(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     remote = source(loop, INSIDE)
@@ -89,7 +89,7 @@ def test_a_file_with_another_hash_than_announced_is_removed(
     assert not [path for path in tmp_path.rglob("*") if not path.is_dir()]
 
 
-def test_a_local_link_does_not_redirect_what_is_written(
+def test_a_local_symlink_does_not_redirect_a_copy(
     loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     (tmp_path / "precious").write_text("mine")

@@ -45,7 +45,7 @@ def test_a_single_task_on_a_node_is_assigned_nothing() -> None:
     assert assigned(plan_of(["10.0.0.1:2222", "10.0.0.2:2222"])) == []
 
 
-def test_a_node_whose_cores_are_unknown_is_not_divided() -> None:
+def test_tasks_on_a_node_with_unknown_cores_are_assigned_nothing() -> None:
     assert assigned(plan_of(TWO), ProbeAnswer("10.0.0.1")) == []
 
 

@@ -1,4 +1,4 @@
-"""`Answers` waits for the agents' answers, and reports what it waits for."""
+"""`Answers` waits for the answers of agents and reports what it waits for."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HELD = {"type": "ports_held", "ports": {}}
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(orders, "SHOWN_AFTER_S", 0.02)
     monkeypatch.setattr(orders, "ANSWER_S", 0.2)
 
 
 class Scene:
-    """A fake hub with the agents `a` and `b`, and the reported waits."""
+    """A fake hub with the agents `a` and `b`, and a record of the reported waits."""
 
     def __init__(self, folder: Path) -> None:
         self.hub, self.waits = FakeHub(RunPaths(folder)), list[str | None]()
@@ -53,7 +53,7 @@ def test_a_quick_answer_is_not_reported_as_a_wait(tmp_path: Path) -> None:
     assert scene.waits == []
 
 
-def test_an_agent_that_does_not_answer_is_named_and_given_up(tmp_path: Path) -> None:
+def test_an_agent_that_does_not_answer_is_reported_as_lost(tmp_path: Path) -> None:
     scene = Scene(tmp_path)
     scene.hub.keep("b", HELD)
     with pytest.raises(NodeLostError, match="a: the agent was asked to hold ports, and does"):
@@ -69,7 +69,7 @@ def test_a_node_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("work_s", [60.0, None])
-def test_an_answer_to_slow_work_is_waited_for(tmp_path: Path, work_s: float | None) -> None:
+def test_an_answer_to_a_slow_request_is_waited_for(tmp_path: Path, work_s: float | None) -> None:
     scene = Scene(tmp_path)
     scene.hub.keep("a", HELD)
 

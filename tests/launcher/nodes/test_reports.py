@@ -1,4 +1,4 @@
-"""Messages of agents and reports of tasks become events or nothing, never an error."""
+"""Messages of agents and reports of tasks become events or are dropped, and never raise."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ TABLE: list[tuple[dict[str, Any], Event | None]] = [
 
 
 @pytest.mark.parametrize(("message", "event"), TABLE, ids=lambda value: None)
-def test_messages_of_an_agent(message: dict[str, Any], event: Event | None) -> None:
+def test_messages_of_an_agent_become_events(message: dict[str, Any], event: Event | None) -> None:
     assert to_event("local", message) == event
 
 
-def test_reports_of_a_task() -> None:
+def test_reports_of_a_task_become_events() -> None:
     assert report(type="ready") == ev.TaskReady(**NAMED)
     assert report(type="note", message="mind") == ev.Warned(message="worker:0: mind")
     assert report(type="progress", step=3, epoch=1, metrics={"loss": 2}, steps_per_second=4) == (
@@ -124,7 +124,7 @@ def test_a_saved_report_without_a_valid_step_has_none() -> None:
         assert saved(found) == ("ckpt", None, None)
 
 
-def test_long_strings_and_many_metrics_are_cut() -> None:
+def test_long_strings_and_many_metrics_are_truncated() -> None:
     many = {f"{number} " + "n" * 999: 1.0 for number in range(500)}
     found = clean({"type": "progress", "step": 1, "metrics": many})
     assert found is not None

@@ -1,4 +1,4 @@
-"""Finding out that another machine sees the workdir, and the paths of its tasks there."""
+"""A workdir that another machine shares is detected, and its tasks get their paths there."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_a_folder_with_the_mark_is_the_same_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
-def test_a_copy_of_the_mark_is_not_the_mark(tmp_path: Path) -> None:
-    """A copy made by a synchronising program is in another folder."""
+def test_a_copied_mark_is_not_accepted(tmp_path: Path) -> None:
+    """A program that synchronises files makes such copies in another folder."""
     (tmp_path / "copy").mkdir()
     with placed_mark(tmp_path) as mark:
         assert mark is not None
@@ -64,7 +64,7 @@ def test_a_folder_in_which_the_host_may_not_write_needs_a_copy(
         assert find(mark, str(tmp_path)) is None
 
 
-def test_a_folder_below_the_host_s_home_may_be_named(
+def test_a_folder_in_the_host_s_home_may_be_named_with_a_tilde(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -84,7 +84,7 @@ def command() -> Command:
     return Command(words, env, WORK)
 
 
-def test_our_paths_become_the_node_s_and_the_user_s_arguments_stay() -> None:
+def test_paths_of_tfcluster_are_adapted_to_the_node_and_user_arguments_are_not() -> None:
     there = NodePaths(CACHE, "run-1", "/home/bo/venv/bin/python").command(command())
     work = f"{CACHE}/nodes/run-1/h/work"
     boot = f"{CACHE}/bundles/0123/boot.py"
@@ -114,6 +114,6 @@ def test_tasks_with_a_shared_folder_run_in_it() -> None:
         ("tf/bin/python", "/home/bo/tf/bin/python", "/home/bo/tf/bin/python"),
     ],
 )
-def test_the_python_of_a_node(named: str, agents: str, becomes: str) -> None:
+def test_the_path_of_a_node_s_python_is_resolved(named: str, agents: str, becomes: str) -> None:
     planned = replace(command(), argv=(named, "x"))
     assert NodePaths(CACHE, "run-1", agents).command(planned).argv == (becomes, "x")

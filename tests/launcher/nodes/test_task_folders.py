@@ -1,4 +1,4 @@
-"""The folders of tasks on other machines, some of which are lost while they are filled."""
+"""Task folders on other machines are restored and read, even if a node is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class FakeHub:
     def __init__(self, paths: RunPaths, answers: dict[str, dict[str, Any] | None]) -> None:
         self._paths, self._answers = paths, answers
         self.orders: list[tuple[str, str]] = []
-        self._files = {node: RemoteFiles(self._hearing(node), self._nothing) for node in NODES}
+        self._files = {node: RemoteFiles(self._answering(node), self._refuse) for node in NODES}
 
-    def _hearing(self, node: str) -> Any:
-        async def hear(message: dict[str, Any]) -> None:
+    def _answering(self, node: str) -> Any:
+        async def receive(message: dict[str, Any]) -> None:
             self.orders.append((node, message["type"]))
             answer = self._answers[node]
             if answer is None:
@@ -38,9 +38,9 @@ class FakeHub:
             else:
                 self._files[node].handle({**answer, "id": message["id"]})
 
-        return hear
+        return receive
 
-    async def _nothing(self, name: str, offset: int, data: bytes) -> None:
+    async def _refuse(self, name: str, offset: int, data: bytes) -> None:
         raise AssertionError("there is nothing to send")
 
     def site(self, node: str) -> Site:
@@ -73,7 +73,7 @@ RECEIVED = {"type": "received"}
 FAILED = {"type": "receive_failed", "error": "No space left on device"}
 
 
-def test_a_node_that_is_lost_during_a_restore_is_no_run_folder_error(
+def test_a_node_that_is_lost_during_a_restore_raises_no_error(
     tmp_path: Path,
 ) -> None:
     put_back(tmp_path, first=RECEIVED, second=None)

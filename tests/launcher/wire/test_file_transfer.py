@@ -1,4 +1,4 @@
-"""File transfer with a real agent: verified, in slices, resumed after a cut, cancelled."""
+"""Files are transferred with a real agent: verified, in slices, resumed after a cut, cancelled."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class Received:
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.may_go_on = asyncio.Event()
-        self.may_go_on.set()
+        self.may_continue = asyncio.Event()
+        self.may_continue.set()
 
     async def __call__(self, data: bytes) -> None:
         self.data += data
-        await self.may_go_on.wait()
+        await self.may_continue.wait()
 
 
 def run(node: Node, scenario: Callable[[RemoteFiles], Awaitable[None]]) -> None:
@@ -173,14 +173,14 @@ def test_a_listing_and_a_tree_may_need_more_than_one_page(node: Node) -> None:
 def test_a_read_resumes_after_the_connection_breaks(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(32 * MB)
-        received.may_go_on.clear()
+        received.may_continue.clear()
         reading = asyncio.create_task(files.read(str(node.data), "a", received, **listed, rate=2e7))
         await until(lambda: bool(received.data))
         for _ in range(3):
             before = len(node.connections)
             node.cut()
             await until(lambda before=before: len(node.connections) > before)  # type: ignore[misc]
-            received.may_go_on.set()
+            received.may_continue.set()
             size = len(received.data)
             await until(lambda size=size: len(received.data) > size)  # type: ignore[misc]
             assert len(node.open_files()) <= 1
@@ -230,7 +230,7 @@ def test_at_most_a_few_megabytes_are_sent_before_they_are_written(node: Node) ->
 
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(64 * MB)
-        received.may_go_on.clear()
+        received.may_continue.clear()
         sizes = list[int]()
         handle = files.handle
 
@@ -243,7 +243,7 @@ def test_at_most_a_few_megabytes_are_sent_before_they_are_written(node: Node) ->
         await until(lambda: sum(sizes) >= 8 * MB)
         await files.scan(str(node.data))  # another order is answered meanwhile
         assert sum(sizes) <= 9 * MB
-        received.may_go_on.set()
+        received.may_continue.set()
         await reading
         assert sum(sizes) == 64 * MB
         assert node.most_kilobytes(node.pid) < 40_000
@@ -252,7 +252,7 @@ def test_at_most_a_few_megabytes_are_sent_before_they_are_written(node: Node) ->
     run(node, scenario)
 
 
-def test_hurry_lifts_the_rate_of_a_read_in_progress(node: Node) -> None:
+def test_hurry_removes_the_rate_limit_of_a_read_in_progress(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(16 * MB)
         reading = asyncio.create_task(
@@ -265,10 +265,10 @@ def test_hurry_lifts_the_rate_of_a_read_in_progress(node: Node) -> None:
     run(node, scenario)
 
 
-def test_hurry_still_holds_after_a_reconnect(node: Node) -> None:
+def test_hurry_still_applies_after_a_reconnect(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(16 * MB)
-        received.may_go_on.clear()
+        received.may_continue.clear()
         reading = asyncio.create_task(
             files.read(str(node.data), "a", received, **listed, rate=10.0)
         )
@@ -276,7 +276,7 @@ def test_hurry_still_holds_after_a_reconnect(node: Node) -> None:
         files.hurry()
         node.cut()
         await until(lambda: len(node.connections) > 1)
-        received.may_go_on.set()
+        received.may_continue.set()
         async with asyncio.timeout(20):
             await reading
 
@@ -316,7 +316,7 @@ def test_exits_and_logs_do_not_wait_for_a_hanging_disk(node: Node) -> None:
 
 @pytest.mark.parametrize("what", ["scan", "look", "read", "send"])
 def test_every_wait_for_hanging_files_ends_with_an_error(node: Node, what: str) -> None:
-    """A dead file server once made it wait for ever while connection and tasks were fine."""
+    """A dead file server once made a call wait for ever although connection and tasks were fine."""
 
     async def scenario(files: RemoteFiles) -> None:
         listed = node.file(4 * MB)
@@ -345,7 +345,7 @@ def test_every_wait_for_hanging_files_ends_with_an_error(node: Node, what: str) 
 def test_a_cut_connection_is_not_reported_as_hanging_files(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease limits how long a cut connection is waited for."""
+    """The lease limits how long the coordinator waits for a cut connection."""
 
     async def scenario(files: RemoteFiles) -> None:
         node.file(4 * MB)
@@ -371,7 +371,7 @@ def test_a_cut_connection_is_not_reported_as_hanging_files(
 
 
 def test_a_slow_transfer_is_not_reported_as_hanging_files(node: Node) -> None:
-    """A slice arrives only once in hours at this rate."""
+    """A slice takes hours at this rate."""
 
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(16 * MB)

@@ -46,7 +46,7 @@ GOOD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
-def test_valid_messages_pass(message: dict[str, Any]) -> None:
+def test_valid_messages_are_accepted(message: dict[str, Any]) -> None:
     messages.check({"n": 1, **message})
 
 
@@ -65,7 +65,7 @@ def test_valid_messages_pass(message: dict[str, Any]) -> None:
         ({"type": "link_cut"}, "which no agent sends"),
     ],
 )
-def test_an_invalid_field_is_named(wrong: dict[str, Any], expected: str) -> None:
+def test_an_invalid_field_is_an_error_that_names_it(wrong: dict[str, Any], expected: str) -> None:
     exited = next(message for message in GOOD if message["type"] == "task_exited")
     with pytest.raises(ProtocolError) as caught:
         messages.check({**exited, **wrong})
@@ -93,7 +93,7 @@ def test_a_listing_may_hold_a_name_that_is_not_utf_8_and_a_time_before_1970() ->
     messages.check({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
 
 
-def test_a_missing_field_is_named() -> None:
+def test_a_missing_field_is_an_error_that_names_it() -> None:
     with pytest.raises(ProtocolError, match="'task_exited' whose exit_code is missing"):
         messages.check({"type": "task_exited", **TASK})
 
@@ -115,7 +115,7 @@ def test_a_message_about_a_task_of_another_node_is_invalid(message: dict[str, An
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
-def test_a_message_about_a_task_of_the_node_passes(message: dict[str, Any]) -> None:
+def test_a_message_about_a_task_of_the_node_is_accepted(message: dict[str, Any]) -> None:
     messages.check_owner(message, {"worker:0"})
 
 
@@ -137,7 +137,7 @@ def test_only_the_port_of_a_task_started_by_hand_may_be_reported() -> None:
         messages.check_owner(started, {"worker:0"}, by_hand={"worker:1"})
 
 
-def test_any_node_may_report_steps() -> None:
+def test_any_node_may_report_a_prepare_step() -> None:
     messages.check_owner({"type": "task_started", "task": "prepare"}, {"worker:0"}, {"prepare"})
 
 
@@ -198,7 +198,7 @@ async def linked(*after_welcome: bytes, welcome: dict[str, Any] = WELCOME) -> As
 
 
 @pytest.mark.parametrize(("sent", "expected"), BAD.values(), ids=BAD)
-def test_an_invalid_frame_disconnects_the_node_and_is_named(sent: bytes, expected: str) -> None:
+def test_an_invalid_frame_disconnects_the_node_and_is_reported(sent: bytes, expected: str) -> None:
     good = control({"type": "task_started", "n": 1, **TASK, "pid": 3})
 
     async def scenario() -> tuple[list[Any], str, int]:
@@ -234,7 +234,7 @@ def test_an_invalid_welcome_is_refused(welcome: dict[str, Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_a_node_that_the_reader_of_the_link_refuses_is_disconnected() -> None:
+def test_a_node_that_the_coordinator_refuses_is_disconnected() -> None:
     async def scenario() -> str:
         async with asyncio.timeout(60), linked() as (link, dials):
             await link.open()

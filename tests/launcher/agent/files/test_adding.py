@@ -1,4 +1,4 @@
-"""Files added to a folder that a task reads: in order, each complete, nothing else changed."""
+"""Files are added to a folder that a task reads: in order, complete, with no other change."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-def test_other_files_in_the_folder_stay(node: Node) -> None:
+def test_other_files_in_the_folder_are_kept(node: Node) -> None:
     assert node.add(("ckpt-1", b"one"), ("checkpoint", b"1"))["type"] == "received"
     assert node.add(("sub/ckpt-2", b"two"), ("checkpoint", b"2"))["type"] == "received"
     assert node.contents() == {
@@ -64,7 +64,7 @@ def test_other_files_in_the_folder_stay(node: Node) -> None:
     assert not [*node.transit.iterdir()]
 
 
-def test_removed_files_go_after_the_new_ones_are_in_place(node: Node) -> None:
+def test_removed_files_are_deleted_once_the_new_ones_are_in_place(node: Node) -> None:
     node.add(("ckpt-1", b"one"), ("checkpoint", b"1"))
     node.add(("ckpt-2", b"two"), ("checkpoint", b"2"), removed=["ckpt-1", "never-there"])
     assert set(node.contents()) == {"mine", "ckpt-2", "checkpoint"}

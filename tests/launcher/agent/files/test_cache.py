@@ -1,4 +1,4 @@
-"""A node's cache: entries are checked before use and removed when old."""
+"""Entries of a node's cache are checked before use and removed when old."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_an_incomplete_bundle_is_an_error(made: bundle.Bundle, tmp_path: Path) -
 
 
 def test_other_users_cannot_read_the_bundle(tmp_path: Path) -> None:
-    """The umask is the caller's again after `bootstrap.main`."""
+    """The caller's umask is restored after `bootstrap.main`."""
     relay = "def main(config): import os; print(oct(os.umask(0)), flush=True)"
     files = {"agent/tfcluster/__init__.py": b"", "agent/tfcluster/agent/__init__.py": b""}
     files["agent/tfcluster/agent/relay.py"] = relay.encode()
@@ -195,7 +195,7 @@ def test_a_changed_file_in_the_cache_is_sent_again(tmp_path: Path, damage: str) 
             cached.unlink()
             (tmp_path / "elsewhere").write_bytes(data)
             cached.symlink_to(tmp_path / "elsewhere")
-        case "cleared away":  # after the check: by another host that shares this home
+        case "cleared away":  # by another host that shares this home, after the check
             exists = os.path.exists
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(os.path, "exists", lambda path: exists(path) or path == str(cached))

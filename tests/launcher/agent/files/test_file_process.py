@@ -1,4 +1,4 @@
-"""The file process: a failed order is answered and the node goes on."""
+"""The file process answers a failed order with an error and keeps running."""
 
 from __future__ import annotations
 
@@ -58,5 +58,5 @@ def test_a_failed_order_is_answered_with_an_error(
     assert messages == {**answer, "id": 7}
 
 
-def test_a_failed_order_without_an_answer_is_silent(client: Client) -> None:
+def test_a_failed_order_that_has_no_answer_sends_nothing(client: Client) -> None:
     assert client.order({"type": "got", "at": 1}) == []

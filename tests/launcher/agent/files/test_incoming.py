@@ -1,4 +1,4 @@
-"""File trees sent to a node: only missing files are sent, none outside the folder."""
+"""A node receives file trees: only missing files are sent, and none outside the folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def file(path: str, data: bytes = b"x", **more: Any) -> dict[str, Any]:
 
 
 class Node:
-    """The receiving half of an agent, and the messages it sent."""
+    """The receiving half of an agent, and the messages that it sent."""
 
     def __init__(self, folder: Path) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
         {"path": "a", "link": "/etc"},
         {"path": "a/b", "link": "../../etc"},
         {"path": "a", "link": "b/../../etc"},
-        {"path": "a", "link": "b/../b"},  # b may be a link, and .. then be another folder
+        {"path": "a", "link": "b/../b"},  # b may be a link, and then b/.. is another folder
         {"path": "a/b", "link": ""},
         {"path": "a", "link": "b\0"},
         {"path": "a", "link": 7},
@@ -130,14 +130,14 @@ def test_the_name_in_a_frame_is_not_used_as_a_path(node: Node, tmp_path: Path, n
     assert not Path("/tmp/evil-of-a-test").exists()
 
 
-def test_bytes_that_are_not_what_was_announced_are_refused(node: Node) -> None:
+def test_bytes_with_another_hash_than_announced_are_refused(node: Node) -> None:
     node.receive(file("a", b"right"))
     node.incoming.take(sha(b"right"), 0, b"wrong")
     assert "SHA-512" in node.messages[-1]["error"]
     assert not node.into.exists()
 
 
-def test_more_than_was_announced_is_refused(node: Node) -> None:
+def test_more_bytes_than_announced_are_refused(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 0, b"data and more")
     assert node.messages[-1]["type"] == "receive_failed"
@@ -161,7 +161,7 @@ def test_a_disk_error_fails_the_order_and_not_the_agent(node: Node) -> None:
     assert node.messages[-1]["type"] == "receive_failed"
 
 
-def test_an_existing_folder_stays_if_ordered(node: Node) -> None:
+def test_an_existing_folder_is_kept_if_the_order_says_so(node: Node) -> None:
     node.into.mkdir()
     (node.into / "written").touch()
     order = {"id": 9, "into": str(node.into), "files": [file("a")], "unless_there": True}

@@ -1,4 +1,4 @@
-"""Files that a node sends: listings of any length, contents at a limited rate."""
+"""A node sends file listings of any length, and contents at a limited rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfcluster.wire.file_sending import Announced
 
 
 class Node:
-    """The sending half of a file process, and the messages and bytes it sent."""
+    """The sending half of a file process, and the messages and bytes that it sent."""
 
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ def test_a_listing_stops_above_its_limit(tmp_path: Path, most: int) -> None:
 
 
 def test_listing_and_hashing_send_signs_of_life(tmp_path: Path) -> None:
-    """A sign of life follows each name, and each piece sent before the reconnect."""
+    """A sign of life follows each listed name and each piece that was sent before a reconnect."""
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "a").write_bytes(bytes(1 << 20))
     keep_alive: list[int] = []

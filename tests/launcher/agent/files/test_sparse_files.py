@@ -1,4 +1,4 @@
-"""Sparse files: copies have the same content, and zeros take no disk space."""
+"""Copies of sparse files have the same content, and their zeros take no disk space."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ SIZE = 64 << 20
 SLICE = 256 << 10
 
 
-def room(path: Path) -> int:
+def disk_bytes(path: Path) -> int:
     """Return the bytes that a file takes on the disk."""
     return path.stat().st_blocks * 512
 
 
 @pytest.fixture
 def sparse(tmp_path: Path) -> Path:
-    """Create a file with holes and some data before and within them."""
+    """Create a file with holes, and some data before and between them."""
     path = tmp_path / "sparse"
     with path.open("wb") as file:
         file.write(b"head")
         file.truncate(SIZE)
         file.seek(SIZE // 2 + 5)
         file.write(b"middle")
-    if room(path) > SIZE // 10:
+    if disk_bytes(path) > SIZE // 10:
         pytest.skip("this file system knows no holes")
     return path
 
@@ -56,36 +56,36 @@ def gathered(source: Path, target: Path) -> None:
     copy_verified(source, target, Entry("a", found.st_size, found.st_mtime_ns))
 
 
-def brought_from_a_host(source: Path, target: Path) -> None:
-    async def bring() -> None:
-        async with remote_checkpoints._VerifyingWriter(target, 0) as landing:
+def fetched_from_a_host(source: Path, target: Path) -> None:
+    async def make_copy() -> None:
+        async with remote_checkpoints._VerifyingWriter(target, 0) as writer:
             for data in slices(source):
-                await landing.add(data)
-            await landing.settle()
-            assert landing.digest == digest(source), "the digest of what is read back"
+                await writer.add(data)
+            await writer.settle()
+            assert writer.digest == digest(source), "the digest of what is read back"
 
-    asyncio.run(bring())
+    asyncio.run(make_copy())
 
 
 def sent_to_a_host(source: Path, target: Path) -> None:
-    arriving = blobs.Blob(str(target.parent), digest(source), SIZE)
+    blob = blobs.Blob(str(target.parent), digest(source), SIZE)
     for number, data in enumerate(slices(source)):
-        arriving.add(number * SLICE, data)
-    arriving.finish()
+        blob.add(number * SLICE, data)
+    blob.finish()
     cached = str(target.parent / digest(source))
-    assert room(Path(cached)) < SIZE // 10
+    assert disk_bytes(Path(cached)) < SIZE // 10
     blobs.copy(cached, digest(source), str(target), 0o600)
 
 
-@pytest.mark.parametrize("bring", [gathered, brought_from_a_host, sent_to_a_host])
+@pytest.mark.parametrize("make_copy", [gathered, fetched_from_a_host, sent_to_a_host])
 def test_a_copy_of_a_sparse_file_is_sparse(
-    sparse: Path, tmp_path: Path, bring: Callable[[Path, Path], None]
+    sparse: Path, tmp_path: Path, make_copy: Callable[[Path, Path], None]
 ) -> None:
     target = tmp_path / "copy"
-    bring(sparse, target)
+    make_copy(sparse, target)
     assert digest(target) == digest(sparse)
     assert target.stat().st_size == SIZE
-    assert room(target) < SIZE // 10
+    assert disk_bytes(target) < SIZE // 10
 
 
 PIECES = st.lists(

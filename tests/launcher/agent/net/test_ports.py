@@ -1,4 +1,4 @@
-"""Held ports belong to the run and its tasks alone, exactly as long as the run."""
+"""Held ports belong only to the run and its tasks, and exactly as long as the run lasts."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_chosen_ports_differ_and_exclude_other_processes(rig: Rig) -> None:
     assert not can_bind(ports["worker:0"])
 
 
-def test_a_second_run_of_the_same_user_is_given_the_holder(
+def test_a_port_that_another_run_holds_is_reported_with_its_holder(
     new_rig: Callable[..., Rig], rig: Rig
 ) -> None:
     port = free_port()
@@ -78,7 +78,9 @@ def test_a_second_run_of_the_same_user_is_given_the_holder(
 
 @pytest.mark.parametrize("family", ["4", "6"])
 @pytest.mark.parametrize("reuse_port", ["0", "1"])
-def test_a_foreign_listener_is_named_as_the_holder(rig: Rig, family: str, reuse_port: str) -> None:
+def test_a_process_that_listens_on_a_port_is_reported_as_its_holder(
+    rig: Rig, family: str, reuse_port: str
+) -> None:
     port = free_port()
     with listener(port, family, reuse_port, run_id="run-0") as pid:
         taken = hold(rig, port)
@@ -120,7 +122,7 @@ def test_a_task_with_so_reuseport_listens_on_the_held_port(rig: Rig, family: str
     assert rig.exited("worker:1")["exit_code"] == 1
 
 
-def test_ports_are_free_after_the_agents_death(rig: Rig) -> None:
+def test_ports_are_free_after_the_agent_is_killed(rig: Rig) -> None:
     ports = hold(rig, 0)["ports"]
     assert isinstance(ports, dict)
     assert (rig.folder / "ports" / f"{ports['worker:0']}.json").exists()
@@ -171,7 +173,7 @@ def test_the_probe_does_not_block_a_fixed_port_for_the_next_run() -> None:
     listener = probe.open_listener(0)
     port = listener.getsockname()[1]
     caller = socket.create_connection(("127.0.0.1", port))
-    listener.accept()[0].close()  # first: the connection stays in TIME_WAIT on this side
+    listener.accept()[0].close()  # closed first: the connection stays in TIME_WAIT here
     assert caller.recv(1) == b""
     caller.close()
     listener.close()

@@ -1,4 +1,4 @@
-"""Private folders of sockets, found again although another user took their name."""
+"""Private socket folders are found again although another user took their name."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_taken_name_gets_a_suffix_that_all_processes_find(
     assert stat.S_IMODE((home / ".cache/tfcluster").stat().st_mode) == 0o700
 
 
-def test_a_suffix_that_is_taken_too_is_replaced(base: Path) -> None:
+def test_a_taken_suffix_is_replaced(base: Path) -> None:
     a_file(base)
     first = Path(private_folders.place_of(str(base)))
     a_file(first)

@@ -1,4 +1,4 @@
-"""Reachability from a node: a host that refuses a connection is reachable."""
+"""A node checks which hosts it can reach; a host that refuses a connection is reachable."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_listening_and_ended_tasks_are_both_reachable() -> None:
         assert run(*(other("127.0.0.1", port) for port in ports), timeout_s=5.0) == []
 
 
-def test_a_silent_host_is_named_with_the_reason() -> None:
+def test_a_host_that_does_not_answer_is_reported_with_the_reason() -> None:
     # A listener whose queue is full does not answer, like a host behind a firewall.
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         port = full.getsockname()[1]

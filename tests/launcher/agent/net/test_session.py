@@ -1,4 +1,4 @@
-"""Sessions with an agent: who is refused, and that a reconnect within the lease loses nothing."""
+"""An agent refuses wrong coordinators; a reconnect within the lease loses nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_agent_and_guard_are_small_and_in_separate_sessions(rig: Rig) -> None:
         assert facts["Threads"].strip() == "1"
 
 
-def test_the_socket_is_for_its_owner_only(rig: Rig) -> None:
+def test_only_the_owner_can_use_the_socket(rig: Rig) -> None:
     mode = os.stat(str(rig.config["socket"])).st_mode
     assert stat.S_IMODE(mode) == 0o600
 
@@ -40,7 +40,7 @@ def test_the_socket_is_for_its_owner_only(rig: Rig) -> None:
     ],
     ids=["token", "run", "node", "protocol"],
 )
-def test_a_wrong_hello_is_refused_without_further_effect(
+def test_a_wrong_hello_is_refused_and_changes_nothing(
     rig: Rig, change: dict[str, object], reason: str
 ) -> None:
     other = Peer(str(rig.config["socket"]))
@@ -75,7 +75,7 @@ def test_garbage_is_refused_and_orders_need_a_hello(rig: Rig) -> None:
     assert rig.start("true")["type"] == "task_started"
 
 
-def test_nothing_is_lost_or_done_twice_after_a_reconnect(new_rig: Callable[..., Rig]) -> None:
+def test_no_message_is_lost_or_repeated_after_a_reconnect(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=30)
     code = (
         "import json, os, socket, time\n"
@@ -140,14 +140,14 @@ def test_log_bytes_that_were_lost_with_the_connection_are_sent_again(
     rig.reconnect(stream_logs=True)
     rig.start("sh", "-c", "echo one; sleep 60")
     wait_until(lambda: rig.log().read_text() == "one\n")
-    time.sleep(0.3)  # by now they are in the socket, which is closed unread
+    time.sleep(0.3)  # by now the bytes are in the socket, which is closed unread
     rig.reconnect(stream_logs=True)
     wait_until(lambda: rig.peer.read() and bytes(rig.peer.logs.get("worker:0/1", b"")) == b"one\n")
     rig.peer.send("shutdown")
     rig.peer.take("bye")
 
 
-def test_an_expired_lease_ends_everything(new_rig: Callable[..., Rig]) -> None:
+def test_an_expired_lease_ends_agent_and_tasks(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=1.0)
     pid = rig.start("sleep", "60")["pid"]
     rig.peer.close()
@@ -156,7 +156,7 @@ def test_an_expired_lease_ends_everything(new_rig: Callable[..., Rig]) -> None:
     wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=3)
 
 
-def test_pings_keep_the_lease(new_rig: Callable[..., Rig]) -> None:
+def test_pings_renew_the_lease(new_rig: Callable[..., Rig]) -> None:
     rig = new_rig(lease_s=1.0)
     pid = rig.start("sleep", "60")["pid"]
     for _ in range(6):
@@ -165,7 +165,7 @@ def test_pings_keep_the_lease(new_rig: Callable[..., Rig]) -> None:
     assert is_alive(pid)
 
 
-def test_without_a_lease_a_closed_connection_ends_everything(rig: Rig) -> None:
+def test_without_a_lease_a_closed_connection_ends_agent_and_tasks(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     rig.peer.close()
     wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=2)

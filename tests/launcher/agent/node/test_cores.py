@@ -59,7 +59,7 @@ def test_cores_are_grouped_by_numa_node(machine: Machine) -> None:
     assert machine.by_node() == [[0, 2], [1, 3]]
 
 
-def test_only_cores_within_affinity_and_cpuset_count(machine: Machine) -> None:
+def test_only_cores_in_affinity_and_cpuset_are_used(machine: Machine) -> None:
     machine.has_nodes("0-3,8-11", "4-7,12-15", "")
     machine.allows(1, 2, 9, 13)
     assert machine.by_node() == [[1, 2, 9], [13]]

@@ -1,4 +1,4 @@
-"""Facts about a machine: values without passwords; missing parts are no error."""
+"""Facts about a machine contain no passwords, and missing parts are no error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tfcluster.agent.node import machine
 
 
-def test_all_facts_of_this_machine(tmp_path: Path) -> None:
+def test_facts_of_this_machine_are_reported(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
     order = {"folder": str(tmp_path / "not" / "yet"), "folders": [], "script": str(script)}
@@ -29,7 +29,7 @@ def test_values_of_proxies_are_not_reported() -> None:
     assert machine.proxies(environ) == {"https_proxy": "set", "no_proxy": "corp"}
 
 
-def test_a_missing_folder_is_judged_by_its_parent(tmp_path: Path) -> None:
+def test_a_missing_folder_is_writable_if_its_parent_is(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert machine.unwritable([str(tmp_path / "a" / "b")]) == []
     assert machine.unwritable(["/proc/here"])[0][0] == "/proc/here"
@@ -43,7 +43,7 @@ def test_a_missing_folder_is_judged_by_its_parent(tmp_path: Path) -> None:
         ("echo no driver; exit 9", ([], "nvidia-smi failed: no driver")),
     ],
 )
-def test_gpus_from_the_driver_s_answer(
+def test_gpus_are_read_from_the_answer_of_nvidia_smi(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     says: str,
@@ -56,14 +56,14 @@ def test_gpus_from_the_driver_s_answer(
     assert machine.gpus() == expected
 
 
-def test_only_names_and_addresses_of_this_machine_are_its_own() -> None:
+def test_only_names_and_addresses_of_this_machine_are_local() -> None:
     assert machine.is_local("127.0.0.1")
     assert machine.is_local("[::1]") or not Path("/proc/net/if_inet6").exists()
     assert not machine.is_local("192.0.2.1")
     assert not machine.is_local("no.such.name.invalid")
 
 
-def test_a_failed_import_is_reported_by_its_last_line(tmp_path: Path) -> None:
+def test_a_failed_import_is_reported_with_its_last_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho a; echo 'ImportError: no libcuda' >&2; exit 1\n")
     python.chmod(0o755)

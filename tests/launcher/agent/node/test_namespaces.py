@@ -1,4 +1,4 @@
-"""Tasks in a private network: unreachable from outside, while `prepare` is in the host's."""
+"""Tasks in a private network cannot be reached from outside; `prepare` uses the host's network."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def free_port() -> int:
 WITHOUT_RIGHTS = """#!/bin/sh
 exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin {python} "$@"
 """
-"""Root without CAP_SYS_ADMIN needs a user namespace, as all users do."""
+"""A Python for root without CAP_SYS_ADMIN, which needs a user namespace as all users do."""
 
 
 def pythons() -> dict[str, str]:
-    """Yield this Python, the oldest, and one with `os.unshare` (3.12) if there is one."""
+    """Return this Python, the oldest supported one, and one with `os.unshare` (3.12), by name."""
     newer = sorted(map(str, Path.home().glob(".pyenv/versions/3.1[2-9]*/bin/python3.1[2-9]")))
     found = {"this": sys.executable, "oldest": find_python39(), "newer": (newer or [""])[0]}
     return {name: path for name, path in found.items() if path}
@@ -78,7 +78,7 @@ def prepare(rig: Rig, *argv: str) -> str:
     return rig.log("prepare").read_text()
 
 
-def test_only_the_tasks_reach_each_other(private: Rig) -> None:
+def test_tasks_can_be_reached_only_by_each_other(private: Rig) -> None:
     port = free_port()
     private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
     assert private.peer.take("ports_held", "port_taken")["ports"] == {"w:0": port}
@@ -90,7 +90,7 @@ def test_only_the_tasks_reach_each_other(private: Rig) -> None:
     assert private.exited("w:1")["exit_code"] == 0, private.log("w:1").read_text()
 
 
-def test_a_port_taken_in_the_host_network_is_free_inside(private: Rig) -> None:
+def test_a_port_taken_in_the_host_network_is_free_in_the_private_one(private: Rig) -> None:
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
         private.peer.send("hold_ports", ports=[{"task": "w:0", "host": "localhost", "port": port}])
@@ -112,7 +112,7 @@ def test_prepare_runs_in_the_host_s_network_as_a_normal_task(private: Rig) -> No
 
 
 @pytest.mark.parametrize("victim", ["agent", "guard"])
-def test_a_prepare_step_dies_with_agent_and_guard(private: Rig, victim: str) -> None:
+def test_a_prepare_step_ends_when_agent_or_guard_is_killed(private: Rig, victim: str) -> None:
     log = private.log("prepare")
     step = order(private, "sh", "-c", "echo $$; sleep 300 & echo $!; wait")
     private.peer.send("start", attempt=0, tasks=[step])
@@ -163,7 +163,9 @@ def test_without_root_a_user_namespace_keeps_file_owners(private: Rig) -> None:
         ({}, "the system refuses namespaces (Operation not permitted)", "user_namespaces(7)"),
     ],
 )
-def test_a_refusal_names_its_cause_and_fix(settings: dict[str, str], cause: str, fix: str) -> None:
+def test_a_refused_namespace_is_reported_with_cause_and_fix(
+    settings: dict[str, str], cause: str, fix: str
+) -> None:
     error = OSError(errno.EPERM, "Operation not permitted")
     refused = why_refused(error, lambda name: settings.get(name, ""))
     assert cause in refused.message
@@ -191,7 +193,7 @@ except SetupError as error:
 """
 
 
-def test_a_refusing_system_is_reported_and_nothing_is_left(folder: Path) -> None:
+def test_a_system_that_refuses_namespaces_is_reported_and_no_agent_is_left(folder: Path) -> None:
     """The test uses a user namespace in which no further one may be created."""
     argv = ["unshare", "--user", "--map-root-user", "sh", "-c", REFUSED, "sh"]
     argv += [sys.executable, "-c", CONNECT, str(folder / "run")]

@@ -1,4 +1,4 @@
-"""Out-of-memory kills are told apart from other kills."""
+"""Out-of-memory kills are distinguished from other kills."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_LOG = "/no/kernel/log"
 
 
 class Tree:
-    """Fake cgroup files, for counters that this machine's kernel does not have."""
+    """A set of fake cgroup files, for counters that this machine's kernel does not have."""
 
     def __init__(self, folder: Path) -> None:
         self.proc, self.mount = folder / "proc", folder / "cgroup"
@@ -72,7 +72,7 @@ def test_v2_counters_of_a_cgroup_and_its_parents_are_evidence(tree: Tree) -> Non
         assert f"{tree.mount / path} with a limit of 64 MiB" in evidence
 
 
-def test_one_counted_kill_explains_one_end(tree: Tree) -> None:
+def test_one_counted_kill_is_evidence_for_only_one_task(tree: Tree) -> None:
     tree.member(8, "0::/job/step")
     detector = tree.detector()
     before = detector.count_kills(7), detector.count_kills(8)
@@ -121,7 +121,7 @@ def test_a_line_of_the_kernel_log_names_the_pid(line: str, pid: int | None) -> N
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """Create a real cgroup with a limit: v1 or v2, as this machine has it."""
+    """Create a real cgroup with a memory limit (v1 or v2, whichever this machine has)."""
     v1 = Path("/sys/fs/cgroup/memory")
     parent = v1 if v1.is_dir() else Path("/sys/fs/cgroup")
     group = parent / f"tfcluster-test-{os.getpid()}"
@@ -136,7 +136,10 @@ def small_cgroup() -> Iterator[Path]:
 
 
 def is_removed(group: Path) -> bool:
-    """Remove the cgroup, retrying while an ending process is still in it."""
+    """Try to remove the cgroup; return whether it is gone.
+
+    An ending process that is still in it makes the removal fail.
+    """
     for pid in (group / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
             (group.parent / "cgroup.procs").write_text(pid)
@@ -167,7 +170,7 @@ def test_an_out_of_memory_kill_is_reported_with_evidence(rig: Rig, small_cgroup:
     assert f"Killed process {pid}" in exited["oom"] or f"pid={pid}" in exited["oom"]
 
 
-def test_other_kills_have_no_such_evidence(rig: Rig, small_cgroup: Path) -> None:
+def test_other_kills_have_no_out_of_memory_evidence(rig: Rig, small_cgroup: Path) -> None:
     (small_cgroup / "cgroup.procs").write_text(str(rig.pid))
     kill(rig.start("sleep", "300")["pid"])
     assert "oom" not in rig.exited()

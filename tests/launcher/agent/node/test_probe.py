@@ -14,7 +14,7 @@ from tfcluster.agent.node import probe
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Return a port without a listener that no other process gets."""
+    """Yield a port that has no listener and that no other process gets."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
@@ -41,7 +41,9 @@ def test_a_node_whose_probe_never_starts_is_unreachable(
     assert dial(port, 0.1) == "Connection refused"
 
 
-def test_dropped_packets_get_no_extra_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_drops_packets_gets_no_extra_time(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def drop(*_: object) -> socket.socket:
         time.sleep(0.1)
         raise TimeoutError("timed out")
@@ -51,7 +53,7 @@ def test_dropped_packets_get_no_extra_time(port: int, monkeypatch: pytest.Monkey
     assert dial(port, 0.2) == "timed out"
 
 
-def test_a_probe_waits_until_every_node_has_called_every_port(port: int) -> None:
+def test_a_probe_waits_until_every_node_has_connected_to_every_port(port: int) -> None:
     rendezvous = probe.Rendezvous("run", "b")
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -1,4 +1,4 @@
-"""Several attempts with one agent: processes of the old one end before the new one starts."""
+"""Processes of an attempt end before the same agent starts the next attempt."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def order(rig: Rig, attempt: int, *argv: str, task: str = "worker:0") -> dict[st
 
 def start(rig: Rig, attempt: int, *orders: dict[str, Any]) -> None:
     rig.peer.send("start", attempt=attempt, tasks=list(orders))
-    for each in orders:
-        answer = rig.peer.take("task_started", "start_failed", task=each["task"])
+    for entry in orders:
+        answer = rig.peer.take("task_started", "start_failed", task=entry["task"])
         assert answer["type"] == "task_started", answer
 
 
@@ -79,7 +79,7 @@ def test_a_task_that_cannot_start_does_not_block_the_others(rig: Rig) -> None:
     assert rig.exited("worker:1")["attempt"] == 2
 
 
-def test_a_gang_that_obeys_is_restarted_quickly(rig: Rig) -> None:
+def test_a_gang_that_exits_on_sigterm_is_restarted_quickly(rig: Rig) -> None:
     """Restarts with the coordinator may take 0.3 s each; the agent's part is a fraction."""
     names = [f"worker:{i}" for i in range(4)]
     took = []
@@ -92,7 +92,7 @@ def test_a_gang_that_obeys_is_restarted_quickly(rig: Rig) -> None:
     assert min(took) < 0.3
 
 
-def test_a_stray_process_ends_before_its_own_task_s_next_attempt(rig: Rig) -> None:
+def test_a_stray_process_ends_before_the_next_attempt_of_its_task(rig: Rig) -> None:
     names = ("worker:0", "worker:1")
     start(rig, 1, *(daemon(rig, 1, name) for name in names))
     stray = [pid_in(rig.folder / "attempt-1" / f"{name}.log") for name in names]
@@ -103,7 +103,7 @@ def test_a_stray_process_ends_before_its_own_task_s_next_attempt(rig: Rig) -> No
     assert [is_alive(pid) for pid in stray] == [False, True]
 
 
-def test_after_a_gang_stop_no_process_survives_in_any_environment(rig: Rig) -> None:
+def test_a_stray_process_with_an_empty_environment_ends_after_a_gang_stop(rig: Rig) -> None:
     start(rig, 1, daemon(rig, 1, "worker:0", "no names"), order(rig, 1, "true", task="worker:1"))
     stray = pid_in(rig.folder / "attempt-1" / "worker:0.log")
     rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
@@ -113,7 +113,7 @@ def test_after_a_gang_stop_no_process_survives_in_any_environment(rig: Rig) -> N
     assert not is_alive(stray)
 
 
-def test_processes_left_by_prepare_stay(rig: Rig) -> None:
+def test_processes_that_prepare_started_keep_running(rig: Rig) -> None:
     start(rig, 0, daemon(rig, 0, "prepare", "no names", stay_s=0))
     rig.exited("prepare")
     server = pid_in(rig.folder / "attempt-0" / "prepare.log")
@@ -152,7 +152,7 @@ def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
     assert time.monotonic() - asked < 5
 
 
-def test_an_agent_ordered_to_die_dies_and_the_guard_ends_its_tasks(rig: Rig) -> None:
+def test_a_die_order_ends_the_agent_and_the_guard_ends_its_tasks(rig: Rig) -> None:
     pid = rig.start("sleep", "300")["pid"]
     rig.peer.send("die")
     wait_until(lambda: not is_alive(pid), timeout_s=2)

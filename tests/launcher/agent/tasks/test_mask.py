@@ -15,10 +15,10 @@ SECRET = b"correct-horse"
 @pytest.mark.parametrize("size", [1, 2, 5, 13, 1000])
 def test_a_secret_is_masked_however_the_output_is_cut(size: int) -> None:
     text = b"key=" + SECRET + b" corr correct-h" + SECRET + SECRET[:-1] + b"\n"
-    veil = Mask([SECRET])
-    pieces = [veil.apply(text[at : at + size]) for at in range(0, len(text), size)]
-    covered = b"key=******** corr correct-h********" + SECRET[:-1] + b"\n"
-    assert b"".join(pieces) + veil.flush() == covered
+    mask = Mask([SECRET])
+    pieces = [mask.apply(text[at : at + size]) for at in range(0, len(text), size)]
+    masked = b"key=******** corr correct-h********" + SECRET[:-1] + b"\n"
+    assert b"".join(pieces) + mask.flush() == masked
 
 
 def test_complete_lines_are_not_held_back() -> None:
@@ -34,9 +34,9 @@ def test_a_value_that_contains_another_is_masked_whole() -> None:
 def test_only_the_named_variables_are_masked() -> None:
     spec = {"env": {"API_KEY": "s3cr3t-é", "SEED": "12345678"}}
     assert mask_of(spec) is None
-    veil = mask_of({**spec, "secrets": ["API_KEY"]})
-    assert veil is not None
-    assert veil.apply("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
+    mask = mask_of({**spec, "secrets": ["API_KEY"]})
+    assert mask is not None
+    assert mask.apply("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
 
 
 def test_all_other_output_in_a_log_file_is_unchanged(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def cat_merging(names: list[str], count: int, target: Path) -> float:
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a file system of 1 MiB (needs the right to mount)."""
+    """Mount a file system of 1 MiB; skip the test without the right to mount."""
     disk = folder / "disk"
     disk.mkdir()
     argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
@@ -140,7 +140,7 @@ def test_a_log_that_cannot_be_opened_stops_no_task(rig: Rig) -> None:
 
 
 def test_a_stopped_coordinator_does_not_stop_a_task(rig: Rig) -> None:
-    """Output and events go on while the coordinator hangs and does not read its socket."""
+    """A task keeps writing output and events while the coordinator does not read its socket."""
     code = (
         "import json, os, socket\n"
         "line = socket.socket(fileno=int(os.environ['TFCLUSTER_EVENTS_FD']))\n"
@@ -156,7 +156,7 @@ def test_a_stopped_coordinator_does_not_stop_a_task(rig: Rig) -> None:
 
 
 def test_a_grandchild_that_still_writes_does_not_delay_the_end(rig: Rig) -> None:
-    """With a disk slower than the grandchild (a pipe read slowly) output never ends."""
+    """A disk slower than the grandchild (here a pipe read slowly) makes the output endless."""
     rig.log().parent.mkdir()
     os.mkfifo(rig.log())
     reader = os.open(rig.log(), os.O_RDWR)

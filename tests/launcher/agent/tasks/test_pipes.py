@@ -1,4 +1,4 @@
-"""Wake-ups of an agent for its tasks' output, and what does not wait for them."""
+"""An agent pauses between reads of its tasks' output; orders and exits do not wait."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tfcluster.agent.tasks.log_streaming import (
 
 F_SETPIPE_SZ = 1031
 SMALL, MORE, LARGE = b".", b"M", b"L"
-"""The bytes of a small read, more than a trickle, and a large read."""
+"""The bytes that stand for a small read, more than a trickle, and a large read."""
 
 
 class Loop:
-    """An agent's turns at chosen moments, with a task's pipe and another descriptor."""
+    """An agent's event loop at chosen moments, with a task's pipe and a pipe for orders."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -65,7 +65,7 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-def test_output_after_a_small_read_is_moved_at_once(loop: Loop) -> None:
+def test_output_after_a_small_read_is_moved_together_after_a_pause(loop: Loop) -> None:
     os.write(loop.task, SMALL)
     loop.turn(at=0.0)
     for at in (0.001, 0.002, 0.003):

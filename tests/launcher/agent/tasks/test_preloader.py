@@ -15,12 +15,15 @@ from tests.launcher.agent.test_old_python import python39 as python39
 
 BOOT = Path(__file__).parents[4] / "workers" / "tfcluster_workers" / "boot.py"
 
-_HOW = "forked: "
-_TELL = (
+_ORIGIN = "forked: "
+_PRINT_ORIGIN = (
     "import os, sys; os.write(1, b'forked: %r\\n' %"
     " (b'IMPORTER=' in open('/proc/self/environ', 'rb').read()))\n"
 )
-"""A script's first line, which detects a fork: its first environment is the importer's."""
+"""The first line of a script: it prints whether the script runs in a fork.
+
+The first environment of a fork is the importer's.
+"""
 
 FACTS = """
 import ctypes, gc, json, os, resource, signal, sys, __main__
@@ -68,7 +71,7 @@ class Stage:
         self, code: str, *args: str, name: str = "main.py", fork: bool = True, **spec: Any
     ) -> dict[str, Any]:
         script = self.rig.folder / name
-        script.write_text(_TELL + code)
+        script.write_text(_PRINT_ORIGIN + code)
         argv = [self.python, str(BOOT), "script", str(script), *args]
         return self.rig.start(*argv, preload=fork, **spec)
 
@@ -90,11 +93,11 @@ class Stage:
         assert started["type"] == "task_started"
         self.exited = self.rig.exited(task)
         origin, _, output_text = self.log(task)[before:].partition("\n")
-        if not origin.startswith(_HOW):  # the output of the imports
+        if not origin.startswith(_ORIGIN):  # the output of the imports
             first, output_text = origin, output_text
             origin, _, output_text = output_text.partition("\n")
             output_text = f"{first}\n{output_text}"
-        assert origin == f"{_HOW}{fork if is_fork is None else is_fork}"
+        assert origin == f"{_ORIGIN}{fork if is_fork is None else is_fork}"
         return output_text
 
     def log(self, task: str = "worker:0") -> str:
@@ -155,7 +158,7 @@ def test_modules_are_imported_only_once(stage: Stage) -> None:
         ),
     ],
 )
-def test_a_fork_ends_as_a_fresh_interpreter_ends(
+def test_a_fork_ends_like_a_fresh_interpreter(
     stage: Stage, code: str, exit_code: int | None, number: int | None
 ) -> None:
     cold = stage.output(code, fork=False)
@@ -164,7 +167,7 @@ def test_a_fork_ends_as_a_fresh_interpreter_ends(
     assert (stage.exited["exit_code"], stage.exited["signal"]) == (exit_code, number)
 
 
-def test_stacks_can_be_dumped(stage: Stage) -> None:
+def test_the_stacks_of_a_fork_can_be_dumped(stage: Stage) -> None:
     stage.preload("json")
     pid = stage.start("import time\nprint('there', flush=True)\ntime.sleep(60)")["pid"]
     wait_until(lambda: "there" in stage.log())
@@ -221,14 +224,14 @@ def test_a_failed_import_is_reported_and_tasks_start_cold(
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
 
 
-def test_imports_that_hang_are_given_up(stage: Stage) -> None:
+def test_imports_that_hang_time_out(stage: Stage) -> None:
     (stage.rig.folder / "slow.py").write_text("import time; time.sleep(60)")
     answer = stage.preload("slow", env={"PYTHONPATH": str(stage.rig.folder)}, within_s=0.3)
     assert "did not finish within" in answer["error"]
     wait_until(lambda: children_of(stage.rig.pid) == [])
 
 
-def test_a_stopped_preloader_costs_only_time(stage: Stage) -> None:
+def test_tasks_start_cold_if_the_preloader_is_stopped(stage: Stage) -> None:
     stage.preload("json")
     os.kill(stage.pid, signal.SIGSTOP)
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
@@ -242,7 +245,7 @@ def test_a_fork_gets_a_large_environment(stage: Stage) -> None:
     assert stage.output(code, env=env) == "500000\n"
 
 
-def test_the_first_pythonpath_folder_counts_with_safe_path(stage: Stage) -> None:
+def test_the_first_pythonpath_folder_is_used_with_safe_path(stage: Stage) -> None:
     (stage.rig.folder / "lib").mkdir()
     (stage.rig.folder / "lib" / "decimal.py").write_text("WHOSE = 'mine'")
     env = {"PYTHONPATH": str(stage.rig.folder / "lib"), "PYTHONSAFEPATH": "1"}
@@ -250,7 +253,9 @@ def test_the_first_pythonpath_folder_counts_with_safe_path(stage: Stage) -> None
     assert stage.output("import decimal; print(decimal.WHOSE)", env=env) == "mine\n"
 
 
-def test_a_module_that_only_the_preloader_needs_may_be_beside_the_script(stage: Stage) -> None:
+def test_a_module_beside_the_script_precedes_one_that_only_the_preloader_needs(
+    stage: Stage,
+) -> None:
     (stage.rig.folder / "random.py").write_text("WHOSE = 'mine'")
     stage.preload("json")
     assert stage.output("import random; print(random.WHOSE)", is_fork=False) == "mine\n"
@@ -259,7 +264,7 @@ def test_a_module_that_only_the_preloader_needs_may_be_beside_the_script(stage: 
 def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attempt(
     stage: Stage,
 ) -> None:
-    """While another task runs, only the marks of its own task identify it."""
+    """The marks of its own task alone identify the child while another task runs."""
     stage.preload("json")
     marks = {"TFCLUSTER_RUN_ID": "run-1", "TFCLUSTER_TASK": "worker:0", "TFCLUSTER_ATTEMPT": "1"}
     stage.start("import time; time.sleep(60)", task="worker:1", name="other.py")
@@ -275,7 +280,7 @@ def test_a_child_that_left_its_group_without_an_exec_ends_before_the_next_attemp
     assert not is_alive(stray)
 
 
-def test_a_dead_preloader_costs_only_time(stage: Stage) -> None:
+def test_tasks_start_cold_if_the_preloader_was_killed(stage: Stage) -> None:
     stage.preload("json")
     kill(stage.pid)
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
@@ -299,7 +304,7 @@ def test_a_forked_task_ends_with_the_agent(stage: Stage) -> None:
     wait_until(lambda: not is_alive(pid))
 
 
-def test_stray_processes_end_and_the_preloader_stays(stage: Stage) -> None:
+def test_stray_processes_end_and_the_preloader_keeps_running(stage: Stage) -> None:
     stage.preload("json")
     importer = stage.pid
     stray = stage.output(

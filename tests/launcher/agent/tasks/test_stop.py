@@ -1,4 +1,4 @@
-"""Stopping tasks: they get exactly their grace, and no process is left."""
+"""Tasks that are stopped get exactly their grace period, and leave no process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 from tests.launcher.agent.conftest import Rig, children_of, wait_until
 
-OBEYS = "trap 'exit 5' TERM; echo ready; while :; do sleep .05; done"
-SWALLOWS = "trap '' TERM INT HUP; echo ready; while :; do sleep .05; done"
+EXITS = "trap 'exit 5' TERM; echo ready; while :; do sleep .05; done"
+IGNORES = "trap '' TERM INT HUP; echo ready; while :; do sleep .05; done"
 SAVES = "trap 'sleep .5; echo saved; exit 42' TERM; echo ready; while :; do sleep .05; done"
 LEAVES_A_HOLDER = "sh -c 'trap \"\" TERM; echo ready; sleep 60' & sleep 60"
 
@@ -24,33 +24,33 @@ def stop(rig: Rig, script: str, grace_s: float) -> tuple[dict[str, object], floa
     return exited, time.monotonic() - asked
 
 
-def test_a_task_that_obeys_ends_at_once(rig: Rig) -> None:
-    exited, took = stop(rig, OBEYS, grace_s=20)
+def test_a_task_that_exits_on_sigterm_ends_at_once(rig: Rig) -> None:
+    exited, took = stop(rig, EXITS, grace_s=20)
     assert exited["exit_code"] == 5
     assert took < 5
 
 
-def test_a_task_that_saves_gets_its_grace(rig: Rig) -> None:
+def test_a_task_can_save_within_the_grace_period(rig: Rig) -> None:
     exited, _ = stop(rig, SAVES, grace_s=20)
     assert exited["exit_code"] == 42
     assert rig.log().read_text().endswith("saved\n")
 
 
-def test_a_task_that_ignores_everything_is_killed_after_the_grace(rig: Rig) -> None:
-    exited, took = stop(rig, SWALLOWS, grace_s=0.5)
+def test_a_task_that_ignores_signals_is_killed_after_the_grace_period(rig: Rig) -> None:
+    exited, took = stop(rig, IGNORES, grace_s=0.5)
     assert exited["signal"] == signal.SIGKILL
     assert 0.5 <= took < 5
 
 
-def test_no_grace_kills_at_once(rig: Rig) -> None:
+def test_a_task_is_killed_at_once_without_a_grace_period(rig: Rig) -> None:
     exited, took = stop(rig, SAVES, grace_s=0)
     assert exited["signal"] == signal.SIGKILL
     assert took < 2
     assert "saved" not in rig.log().read_text()
 
 
-def test_a_second_stop_can_only_shorten_the_grace(rig: Rig) -> None:
-    rig.start("sh", "-c", SWALLOWS)
+def test_a_second_stop_can_only_shorten_the_grace_period(rig: Rig) -> None:
+    rig.start("sh", "-c", IGNORES)
     wait_until(lambda: rig.log().read_bytes() == b"ready\n")
     for grace_s in (60, 0.2, 60):
         rig.peer.send("stop", tasks=["worker:0"], grace_s=grace_s, why="again")
@@ -59,7 +59,7 @@ def test_a_second_stop_can_only_shorten_the_grace(rig: Rig) -> None:
     assert time.monotonic() - asked < 5
 
 
-def test_a_stopped_process_is_ended_too(rig: Rig) -> None:
+def test_a_task_that_sigstop_stopped_is_ended(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     os.kill(pid, signal.SIGSTOP)
     rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")

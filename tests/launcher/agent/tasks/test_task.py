@@ -30,7 +30,7 @@ def test_the_signal_that_ended_a_task_is_reported(rig: Rig) -> None:
     assert (exited["exit_code"], exited["signal"]) == (None, signal.SIGKILL)
 
 
-def test_environment_is_the_agents_minus_unset_plus_env(
+def test_the_environment_is_the_agent_s_minus_unset_plus_env(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = SAY.format("{k: os.environ.get(k) for k in ('HOME', 'PATH', 'NEW')}")
@@ -131,7 +131,7 @@ def test_a_malformed_report_is_dropped(rig: Rig) -> None:
     assert events == [{"type": "ready"}]
 
 
-def test_a_task_that_closes_its_output_goes_on(rig: Rig) -> None:
+def test_a_task_that_closes_its_output_keeps_running(rig: Rig) -> None:
     code = "import os, time; print('last words', flush=True); os.close(1); os.close(2)"
     rig.start_python(code + "; time.sleep(0.5); os._exit(4)")
     exited = rig.exited()
@@ -140,7 +140,7 @@ def test_a_task_that_closes_its_output_goes_on(rig: Rig) -> None:
     assert rig.log().read_text() == "last words\n"
 
 
-def test_a_log_is_appended_to(rig: Rig) -> None:
+def test_output_is_appended_to_an_existing_log(rig: Rig) -> None:
     for _ in range(2):
         rig.start("echo", "again")
         rig.exited()

@@ -14,7 +14,7 @@ FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 class Freezer:
-    """A cgroup (v1) whose processes obey no signal, not even SIGKILL, until they are thawed."""
+    """A cgroup (v1) whose processes react to no signal, not even SIGKILL, until they are thawed."""
 
     def __init__(self) -> None:
         self._folder = FREEZER / f"tfcluster-test-{os.getpid()}"
