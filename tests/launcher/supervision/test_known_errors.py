@@ -337,7 +337,7 @@ MESSAGES = [
         "incarnation",
         Kind.EXCEPTION,
         f"{RUNTIME}.AbortedError",
-        "/job:worker/replica:0/task:1 unexpectedly tested to connect with a different incarnation."
+        "/job:worker/replica:0/task:1 unexpectedly tried to connect with a different incarnation."
         " It has likely restarted.\nThe error could be from a previous operation. Restart your"
         " program to reset.",
     ),
