@@ -197,7 +197,7 @@ def test_a_second_drop_waits_until_the_agent_has_ended(
 def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After Ctrl-Z and `fg` all deadlines are due at once, while answers are still unread."""
+    """All deadlines are due at once after Ctrl-Z and `fg`, while answers are still unread."""
     monkeypatch.setattr(loop, "_LATE_S", 0.1)
     history = replay_of(run_deadline_s=0.2)
     scene = Scene(history, tmp_path)
@@ -285,7 +285,7 @@ def test_connecting_to_a_node_is_retried_once_after_its_lease(
 def test_a_node_that_was_reached_but_did_not_become_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such a node used to count as ready: its tasks started without results of `job.prepare`."""
+    """The node used to count as ready: its tasks started without the results of `job.prepare`."""
     scene = after_a_loss(tmp_path)
     scene.hub.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
 

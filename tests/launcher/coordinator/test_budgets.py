@@ -100,7 +100,7 @@ def test_the_last_warning_names_the_file_with_all_warnings(
 
 
 def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run: Run) -> None:
-    """Each such attempt used to get a folder for logs."""
+    """Each attempt that a node named used to get a folder for logs."""
     logs = (data_frame(LOG, f"worker:1/{n}", 0, b"x") for n in range(1, 2_000))
     ended = run(*logs)
     assert "a message 'log' of worker:1, attempt 2, which was never started" in why_lost(ended)

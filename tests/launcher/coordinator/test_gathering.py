@@ -288,7 +288,7 @@ def test_a_cancelled_gathering_is_incomplete(
 def test_an_attempt_that_ended_before_its_start_gathers_nothing(
     paths: RunPaths, tmp_path: Path
 ) -> None:
-    """An attempt ends so when its node is lost during the restore."""
+    """An attempt ends before its start if its node is lost during the restore."""
     run_gathering = RunGathering(replace(plan_of(), workdir=str(tmp_path)), paths)
     run_gathering.use(LocalFolders(paths))  # type: ignore[arg-type]
     assert asyncio.run(run_gathering.gather_latest()) == []

@@ -73,7 +73,9 @@ def test_only_the_kept_tasks_are_started(whole: Plan) -> None:
     assert joined.chief == TaskId("chief", 0)
 
 
-def test_a_port_that_is_not_fixed_is_refused_on_any_machine(plan_of: Planner) -> None:
+def test_a_cluster_with_a_port_that_is_not_fixed_is_refused_on_any_machine(
+    plan_of: Planner,
+) -> None:
     whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:0"]}})
     with pytest.raises(UsageError, match="fixed ports in the spec: none for worker:1"):
         keep_tasks(whole, [TaskId("worker", 0)])

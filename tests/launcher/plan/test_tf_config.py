@@ -110,7 +110,7 @@ def test_a_task_outside_the_attempt_has_no_tf_config() -> None:
         config(a_plan("worker:0", "worker:1"), "worker:1", without="worker:1")
 
 
-def test_the_variable_is_one_line_of_json() -> None:
+def test_the_variable_tf_config_is_one_line_of_json() -> None:
     plan = a_plan("worker:0", "worker:1")
     text = values(fixed(plan), "worker:1")["TF_CONFIG"]
     assert "\n" not in text

@@ -92,8 +92,8 @@ def test_a_chief_gets_the_gpus_that_the_spec_gives_it(plan_of: Planner) -> None:
     plan = plan_of(SEARCH | {"cluster": cluster}, gpus=(0, 1))
     assert planned(plan, "chief:0")["CUDA_VISIBLE_DEVICES"] == "0"
     assert planned(plan, "worker:0")["CUDA_VISIBLE_DEVICES"] == "1"
-    one = plan_of(SEARCH | {"cluster": cluster}, gpus=(0,))
-    assert planned(one, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true", "it is shared"
+    one_gpu = plan_of(SEARCH | {"cluster": cluster}, gpus=(0,))
+    assert planned(one_gpu, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true", "it is shared"
 
 
 def test_only_the_port_of_the_oracle_must_be_fixed(plan_of: Planner) -> None:

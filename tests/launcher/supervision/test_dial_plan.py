@@ -1,4 +1,4 @@
-"""In a small run every node dials all tasks; in a large run each link and each port is dialled."""
+"""The nodes of a small run dial all tasks; those of a large run dial each link and port once."""
 
 from __future__ import annotations
 

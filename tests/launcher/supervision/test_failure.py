@@ -110,7 +110,7 @@ def test_a_message_with_a_tensor_is_cut_in_the_middle() -> None:
 
 
 def test_a_graph_error_shows_the_cause_without_the_stack_of_the_graph() -> None:
-    """The message is as TensorFlow 2.15 and 2.21 write it."""
+    """TensorFlow 2.15 and 2.21 write the message in this form."""
     stack = "".join(f'  File "/env/keras/training.py", line {n}, in step\n\n' for n in range(30))
     message = (
         "Graph execution error:\n\nDetected at node loss/Xent defined at (most recent call last):\n"
@@ -208,7 +208,7 @@ def test_every_end_has_a_kind_and_a_reason(
 def test_rejected_arguments_are_reported_with_the_scripts_message(
     code: int, log: str, reason: str
 ) -> None:
-    """The reason was "exit code 2" before, and such a task was restarted."""
+    """The reason used to be "exit code 2", and the task was restarted."""
     failure = ended(code, log=log)
     assert failure.reason == f"exit code {code}: {reason}"
     assert failure.kind is Kind.PERMANENT

@@ -101,7 +101,7 @@ def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
 
 
 def test_a_chief_that_trains_independently_outlives_its_workers() -> None:
-    """Such a chief may export for any time; a coordinator without workers gets only the grace."""
+    """A chief that trains itself may export for any time; a coordinator gets only the grace."""
     replay = parameter_server().exits("worker:0").exits("worker:1").after(3600)
     assert replay.stopped() == []
     replay.exits("chief:0")
@@ -157,7 +157,7 @@ EVALUATED = ("chief:0", "evaluator:0")
 def evaluated(
     *, last: int | None, evaluated_step: int | None, finish_grace_s: float = 60
 ) -> Replay:
-    """Return a replay in which the chief saved elsewhere and exited after an evaluation."""
+    """Return a replay: the chief saves elsewhere, the evaluator evaluates, and the chief exits."""
     replay = replay_of(*EVALUATED, finish_grace_s=finish_grace_s)
     replay.says("chief:0", "saved_elsewhere", step=last)
     if evaluated_step is not None:

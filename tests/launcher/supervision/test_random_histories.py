@@ -402,7 +402,7 @@ def play(plan: Plan, seed: int) -> World:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_history_ends(kind: str) -> None:
+def test_every_random_history_ends(kind: str) -> None:
     for seed in range(HISTORIES):
         try:
             play(KINDS[kind], seed)

@@ -157,6 +157,8 @@ def test_after_a_taken_port_the_restart_is_immediate_with_fresh_ports() -> None:
         (["chief:0", "ps:0"], "training", []),
     ],
 )
-def test_which_tasks_restart_alone(tasks: list[str], kind: Any, alone: list[str]) -> None:
+def test_the_job_and_its_kind_decide_which_tasks_restart_alone(
+    tasks: list[str], kind: Any, alone: list[str]
+) -> None:
     plan = plan_of(*tasks, kind=kind)
     assert [t for t in tasks if restarts_alone(plan, TaskId.parse(t))] == alone

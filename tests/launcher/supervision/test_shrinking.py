@@ -57,13 +57,13 @@ def test_all_tasks_of_a_lost_node_are_removed() -> None:
     assert remaining(WORKERS, 1, lost) is None, "no task would remain"
 
 
-def test_the_chief_job_s_task_is_the_chief_else_the_lowest_worker() -> None:
+def test_the_chief_is_the_task_of_the_chief_job_or_the_lowest_worker() -> None:
     parse = TaskId.parse
     assert chief_of([parse("worker:2"), parse("worker:1")]) == parse("worker:1")
     assert chief_of([parse("worker:0"), parse("chief:0")]) == parse("chief:0")
 
 
-def test_indexes_are_dense_and_addresses_unchanged() -> None:
+def test_the_indexes_of_a_smaller_gang_are_dense_and_its_addresses_unchanged() -> None:
     plan = plan_of(*WORKERS)
     members = tuple(TaskId.parse(name) for name in WORKERS[1:])
     attempt = Attempt(plan, 2, members, {task.id: 4000 + task.id.index for task in plan.tasks})

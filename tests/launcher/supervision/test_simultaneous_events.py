@@ -57,7 +57,7 @@ def test_an_evaluator_that_fails_while_the_gang_is_stopped_restarts_with_it() ->
     assert [m.attempt for m in replay.supervisor.gang] == [2, 2, 2]
 
 
-def test_an_evaluator_that_was_due_when_the_gang_failed_starts_with_it() -> None:
+def test_an_evaluator_that_was_due_to_restart_when_the_gang_failed_restarts_with_it() -> None:
     replay = replay_of(*EVALUATED).exits("evaluator:0", killed=signal.SIGSEGV)
     replay.exits("worker:1", killed=signal.SIGKILL).after(5).ended("worker:0").gather(3).begin(2)
     assert [m.attempt for m in replay.supervisor.gang] == [2, 2, 2]
@@ -96,7 +96,7 @@ def test_an_evaluator_is_not_stopped_before_the_last_reported_checkpoint() -> No
     assert replay.stopped() == ["evaluator:0"]
 
 
-def test_with_only_an_evaluator_left_there_is_no_stall() -> None:
+def test_no_stall_is_reported_when_only_an_evaluator_runs() -> None:
     replay = replay_of(*EVALUATED, stall_deadline_s=5, finish_grace_s=60)
     replay.says("worker:0", "progress", step=1).exits("worker:0").exits("worker:1").after(59)
     assert replay.orders == []
@@ -260,7 +260,7 @@ def test_a_gang_restarts_without_an_evaluator_whose_node_is_gone(
 
 
 def test_the_restart_of_a_smaller_gang_names_its_members() -> None:
-    """Without the names, views would wait forever for tasks that are no longer members."""
+    """Views would otherwise wait forever for tasks that are no longer members."""
     replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
     replay.exits("worker:2", killed=signal.SIGKILL).ended("worker:0", "worker:1").gather().begin(2)
     replay.exits("worker:1", 42).ended("worker:0").gather()

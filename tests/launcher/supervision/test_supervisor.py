@@ -150,7 +150,7 @@ def test_the_start_deadline_names_missing_tasks() -> None:
     assert replay.cause()["task"] == "worker:1"
 
 
-def test_once_all_have_joined_there_is_no_start_deadline() -> None:
+def test_the_start_deadline_ends_when_all_tasks_have_joined() -> None:
     replay = replay_of(start_deadline_s=10)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").after(3).says(task, "ready")
@@ -215,7 +215,7 @@ def test_a_stop_is_never_followed_by_a_restart() -> None:
     assert replay.supervisor.next_attempt is None
 
 
-def test_a_stop_in_the_pause_before_a_restart_ends_at_once() -> None:
+def test_a_stop_during_the_delay_before_a_restart_ends_the_run_at_once() -> None:
     replay = replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     assert replay.outcome() == (Status.INTERRUPTED, 130)
@@ -334,7 +334,7 @@ def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_stopped() -> None:
     assert replay.outcome() == (Status.FAILED, 1)
 
 
-def test_a_search_in_which_every_trial_failed_is_a_failure() -> None:
+def test_a_search_in_which_every_trial_failed_fails() -> None:
     replay = replay_of("chief:0", "worker:0", kind="tuner")
     replay.says("chief:0", "verdict", ok=False, reason="every trial failed")
     replay.exits("worker:0").exits("chief:0").gather()
@@ -356,7 +356,7 @@ HEARTBEAT_TIMEOUT = {
 
 
 def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> None:
-    """`model.save` under `if index == 0:` fails so in TensorFlow 2.15: it blames a heartbeat."""
+    """`model.save` under `if index == 0:` makes TensorFlow 2.15 blame the heartbeat of a peer."""
     replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
     replay.after(8).exits("worker:0", 1, error=HEARTBEAT_TIMEOUT).gather()
     assert replay.outcome() == (Status.FAILED, 1)
