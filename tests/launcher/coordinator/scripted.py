@@ -1,7 +1,7 @@
-"""Runs of the real coordinator over real links, with fake agents that follow a test's script.
+"""Run the real coordinator over real links, with fake agents that follow a test's script.
 
-No process is started: an agent here is the other end of a socket, and answers like a real one.
-Time is the loop's own and skips waits, so that leases, deadlines and pauses cost nothing.
+No process is started: a fake agent is the other end of a socket, and answers like a real one.
+The loop's clock skips waits, so that leases, deadlines and delays cost no time.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ HANG_UP = b"(hang up)"
 MOMENTS = (
     *("welcome", "ports", "put back", "start", "started", "trained", "exited", "shutdown", "bye"),
 )
-"""Steps with or after which an agent sends the frames of its script, in order."""
+"""The moments at which an agent sends the frames of its script, in order."""
 Frame = Mapping[str, Any] | bytes
-"""A control message, to be numbered; or raw bytes; or `HANG_UP`."""
+"""A frame of a script: a control message, which gets a number, raw bytes, or `HANG_UP`."""
 
 
 class FastLoop(asyncio.SelectorEventLoop):
-    """A loop whose time jumps to the next timer once no descriptor and no thread is ready."""
+    """An event loop whose clock jumps to the next timer if no descriptor and no thread is busy."""
 
     def __init__(self) -> None:
         self.skipped, self.in_threads = 0.0, 0
@@ -89,13 +89,13 @@ class _Skipping(selectors.DefaultSelector):
 
 @dataclass
 class Agent:
-    """The fake agent of one node, which can be connected to several times."""
+    """The fake agent of one node; it accepts several connections, one after the other."""
 
     node: str
     workdir: str
     script: Mapping[str, Sequence[Frame]] = field(default_factory=dict)
     answers_again: bool = True
-    """Whether a connection after the first is answered."""
+    """True if the agent also answers connections after the first."""
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     session: protocol.Session = field(default_factory=protocol.Session)
     writer: asyncio.StreamWriter | None = None
@@ -161,7 +161,7 @@ class Agent:
             self._obey(message)
 
     def deliver(self, moment: str) -> None:
-        """Send the script's frames for `moment`, once."""
+        """Send the script's frames for `moment`, unless they have been sent."""
         for frame in self.script.get(moment, ()) if moment not in self.delivered else ():
             self.delivered.add(moment)
             if frame is HANG_UP and self.writer is not None:
@@ -185,12 +185,12 @@ class Agent:
         match order["type"]:
             case "hold_ports":
                 self.deliver("ports")
-                ports = {one["task"]: 2222 + n for n, one in enumerate(order["ports"])}
+                ports = {entry["task"]: 2222 + n for n, entry in enumerate(order["ports"])}
                 self.say({"type": "ports_held", "ports": ports})
             case "start":
                 self._start(order["attempt"], [task["task"] for task in order["tasks"]])
             case "stop":
-                for task in [one for one in order["tasks"] if one in self.running]:
+                for task in [name for name in order["tasks"] if name in self.running]:
                     self.exit(task, signal=15, ended_by="tfcluster")
             case "look":
                 self.say({"type": "looked", **number, "folder": self.workdir})
@@ -248,8 +248,8 @@ class _Backend:
 
     @property
     def capabilities(self) -> Capabilities:
-        is_here = self.agent.node == LOCAL
-        return Capabilities(shares_filesystem=is_here, has_lease=not is_here, holds_ports=True)
+        is_local = self.agent.node == LOCAL
+        return Capabilities(shares_filesystem=is_local, has_lease=not is_local, holds_ports=True)
 
     async def connect(
         self, node: NodePlan, *, run_id: str, token: str, lease_s: float, **_: object
@@ -271,7 +271,7 @@ class _Backend:
 
 
 class SlowGathering(RunGathering):
-    """A gathering whose restore takes so long that agents send messages meanwhile."""
+    """A gathering with a slow restore, during which agents send messages."""
 
     agents: Mapping[str, Agent] = {}
 
@@ -291,19 +291,21 @@ class Ended:
     state: RunSnapshot
     paths: RunPaths
     seconds: float
-    """Duration on the loop's clock."""
+    """The duration on the loop's clock."""
 
 
 def plan_on_two_nodes(workdir: Path, *, remote_is_chief: bool = False, **supervision: Any) -> Plan:
     """Return a plan with one worker on this machine and one on another."""
     plan = plan_of()
-    far = NodePlan(REMOTE, "ssh", None, str(workdir))
-    here = replace(plan.nodes[0], workdir=str(workdir))
+    remote = NodePlan(REMOTE, "ssh", None, str(workdir))
+    local = replace(plan.nodes[0], workdir=str(workdir))
     places = [REMOTE, LOCAL] if remote_is_chief else [LOCAL, REMOTE]
     tasks = tuple(replace(task, node=node) for task, node in zip(plan.tasks, places, strict=True))
     limits = {"max_restarts": 1, "run_deadline_s": 600.0, "lease_s": 20.0, **supervision}
     policy = Supervision(**limits)
-    return replace(plan, workdir=str(workdir), nodes=(here, far), tasks=tasks, supervision=policy)
+    return replace(
+        plan, workdir=str(workdir), nodes=(local, remote), tasks=tasks, supervision=policy
+    )
 
 
 def perform(

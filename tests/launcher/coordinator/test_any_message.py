@@ -1,10 +1,10 @@
-"""Any message of a node or task, in any form and at any time, is refused at worst.
+"""A run ends normally whatever messages a node or task sends, in any form and at any time.
 
-The real coordinator runs a gang of two over real links. The agent of one node sends what it should
-and also generated messages: of every kind, whole, without a field or with a changed value, twice,
-before the start, during the restore, after the end. The run must end normally, its files must be
-readable, and the other node must obey to the end. `TFCLUSTER_FUZZ=5000` sets the number of
-examples.
+The real coordinator runs a gang of two over real links. The agent of one node sends the expected
+messages and also generated ones: of every kind, whole, without a field or with a changed value,
+twice, before the start, during the restore, after the end. The run must end normally, its files
+must be readable, and the other node must obey to the end. `TFCLUSTER_FUZZ=5000` sets the number
+of examples.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ SCRIPTS = st.dictionaries(
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
-    """A folder with a home, a workdir and sockets for all examples."""
+    """Yield a folder with a home, a workdir and sockets for all examples."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     (root / "work").mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -152,7 +152,7 @@ def place() -> Iterator[Path]:
 
 
 def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: Any) -> Ended:
-    """Run with a node `hostile` that follows `script`; its task is worker:1."""
+    """Run a plan in which the node `hostile`, with task worker:1, follows `script`."""
     plan = plan_on_two_nodes(place / "work", remote_is_chief=hostile == LOCAL)
     agents = {
         node.name: Agent(node.name, node.workdir, script if node.name == hostile else {}, **how)
@@ -171,7 +171,7 @@ def refuse(name: str) -> NoReturn:
 
 
 def require_readable(ended: Ended) -> None:
-    """Require that the run's files are valid JSON and can be shown."""
+    """Check that the files of the run are valid JSON and can be displayed."""
     text = ended.paths.state.read_text()
     json.loads(text, parse_constant=refuse)
     assert len(text) < 1 << 20
@@ -192,8 +192,8 @@ WRONG: tuple[Any, ...] = (
 )
 
 
-def test_reports_with_one_wrong_field_do_no_harm(place: Path) -> None:
-    """Each kind, each field, each wrong value or none: all in one run."""
+def test_a_run_survives_reports_with_one_wrong_field(place: Path) -> None:
+    """One run gets reports of each kind, with each field missing or with each wrong value."""
     wrong = [
         report | {field: value}
         for report in (*REPORTS, {})
@@ -207,7 +207,7 @@ def test_reports_with_one_wrong_field_do_no_harm(place: Path) -> None:
     ]
     reports: list[Frame] = [{"type": "task_event", **TASK, "event": report} for report in wrong]
     ended = run_with(place, REMOTE, {"trained": reports})
-    assert ended.outcome.exit_code == 1, "the task's verdict on itself counts"
+    assert ended.outcome.exit_code == 1, "the verdict that the task reports counts"
     require_readable(ended)
 
 

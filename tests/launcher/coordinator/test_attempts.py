@@ -1,4 +1,4 @@
-"""Restarts of attempts, with losses and stops between their steps."""
+"""Restarts are correct when nodes are lost, or the run is stopped, between their steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOLEN = "UnknownError: Could not start gRPC server"
 
 
 class FakeHub(Hub):
-    """A hub without links that records the types of sent messages."""
+    """A hub without links, which records the types of sent messages."""
 
     def __init__(self, paths: RunPaths) -> None:
         super().__init__(_no_backend, paths)
@@ -48,12 +48,12 @@ class FakeHub(Hub):
         return site_of(node, self._here, {})
 
     def put_call(self, call: Callable[[], object]) -> None:
-        """Have the loop make the call."""
+        """Queue the call for the coordinator's loop."""
         self.put(lambda: ignore(call()))
 
 
 def ignore(value: object) -> None:
-    """Ignore a value: calls of the loop return None."""
+    """Return None, as calls of the loop must."""
 
 
 def _no_backend(node: NodePlan) -> Backend:
@@ -61,15 +61,15 @@ def _no_backend(node: NodePlan) -> Backend:
 
 
 class FakeGathering:
-    """A gathering that copies nothing; `meanwhile` is called during a restore."""
+    """A gathering that copies nothing; it calls `during_restore` in each restore."""
 
     def __init__(self) -> None:
-        self.meanwhile: Callable[[], object] = int
+        self.during_restore: Callable[[], object] = int
         self.calls: list[str] = []
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
         self.calls.append("put back")
-        self.meanwhile()
+        self.during_restore()
         await asyncio.sleep(0.01)
         return PutBack(None, (), ())
 
@@ -82,20 +82,24 @@ class FakeGathering:
 
 
 class Scene:
-    """The attempts of a supervisor with a given history; `on_connect` replaces agents."""
+    """The attempts of a supervisor with the given history; `on_connect` stands for new agents."""
 
     def __init__(self, history: Replay, tmp_path: Path) -> None:
         self.history, self.supervisor = history, history.supervisor
         paths = RunPaths(tmp_path)
-        self.hub, self.home = FakeHub(paths), FakeGathering()
+        self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
         self.on_connect: Callable[[], object] = int
         journal: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
-        turns = Loop(
+        coordinator_loop = Loop(
             self.hub, self.supervisor, journal, lambda: ignore(self.supervisor.orders.take())
         )
-        home: Any = self.home
-        startup = Startup(history.plan, paths, home, self.hub, turns.until, announce=ignore)
-        self.attempts = Attempts(self.supervisor, startup, journal, turns, self._connect, ignore)
+        run_gathering: Any = self.run_gathering
+        startup = Startup(
+            history.plan, paths, run_gathering, self.hub, coordinator_loop.until, announce=ignore
+        )
+        self.attempts = Attempts(
+            self.supervisor, startup, journal, coordinator_loop, self._connect, ignore
+        )
 
     async def _connect(self, node: NodePlan) -> None:
         self.on_connect()
@@ -122,35 +126,35 @@ def after_a_loss(tmp_path: Path) -> Scene:
     return scene
 
 
-def again(history: Replay) -> Any:
+def next_attempt_of(history: Replay) -> Any:
     assert history.supervisor.next_attempt is not None
     return history.supervisor.next_attempt
 
 
-def test_a_new_agent_that_dies_before_it_holds_its_ports_ends_the_run(tmp_path: Path) -> None:
+def test_a_run_fails_if_the_new_agent_dies_before_it_holds_its_ports(tmp_path: Path) -> None:
     scene = after_a_loss(tmp_path)
     history = scene.history
     scene.on_connect = scene.lose
-    scene.play(lambda: scene.attempts._restart(again(history)))
+    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
     assert history.outcome() == (Status.FAILED, 3)
 
 
-def test_nothing_starts_when_a_stop_comes_while_fresh_ports_are_held(tmp_path: Path) -> None:
+def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_path: Path) -> None:
     history = replay_of("worker:0", "worker:1", "evaluator:0").after(time.monotonic() - 100)
     history.exits("worker:1", 1, last=STOLEN).ended("worker:0").gather()
     scene = Scene(history, tmp_path)
     scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
     scene.hub.put_call(lambda: scene.hub.keep("local", {"type": "ports_held", "ports": {}}))
-    scene.play(lambda: scene.attempts._restart(again(history)))
+    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
     assert (scene.hub.sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
 
 
-def test_nothing_starts_where_the_node_is_lost_while_the_state_is_put_back(tmp_path: Path) -> None:
+def test_no_task_starts_if_the_node_is_lost_during_the_restore(tmp_path: Path) -> None:
     history = replay_of(backoff_s=0.0)
     history.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     scene = Scene(history, tmp_path)
-    scene.home.meanwhile = scene.lose
-    scene.play(lambda: scene.attempts._restart(again(history)))
+    scene.run_gathering.during_restore = scene.lose
+    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
     assert scene.hub.sent == []
 
 
@@ -159,12 +163,12 @@ def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path
     history.exits("worker:0", killed=signal.SIGKILL).after(0.1)
     scene = Scene(history, tmp_path)
     order: Any = history.orders[-1]
-    with pytest.raises(KeyError):  # it gets as far as the start order, for which there is no agent
+    with pytest.raises(KeyError):  # raised at the start order, since there is no agent
         scene.play(lambda: scene.attempts._restart_alone(order))
-    assert scene.home.calls == ["gather latest", "put back"]
+    assert scene.run_gathering.calls == ["gather latest", "put back"]
 
 
-def test_an_agent_that_is_being_dropped_has_ended_before_it_is_replaced(
+def test_a_second_drop_waits_until_the_agent_has_ended(
     tmp_path: Path,
 ) -> None:
     async def drop_twice() -> list[str]:
@@ -193,7 +197,7 @@ def test_an_agent_that_is_being_dropped_has_ended_before_it_is_replaced(
 def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After Ctrl-Z and fg all deadlines are due at once, while answers are still unread."""
+    """All deadlines are due at once after Ctrl-Z and `fg`, while answers are still unread."""
     monkeypatch.setattr(loop, "_LATE_S", 0.1)
     history = replay_of(run_deadline_s=0.2)
     scene = Scene(history, tmp_path)
@@ -215,7 +219,7 @@ def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
 def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as for a folder on a dead NFS, or a name that no server resolves."""
+    """A preflight hangs for a folder on a dead NFS server or a name that no server resolves."""
     dead = threading.Event()
     monkeypatch.setattr(probes, "probe_this_node", lambda plan: dead.wait(60))
     history = replay_of()
@@ -234,8 +238,10 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_a_node_that_has_ended_has_no_lease_to_wait_for(tmp_path: Path, has_ended: bool) -> None:
-    """A removed container has ended; a host that does not answer may live."""
+def test_a_dropped_node_that_has_ended_has_no_lease_to_wait_for(
+    tmp_path: Path, has_ended: bool
+) -> None:
+    """A removed container has ended; the agent of a host that does not answer may still run."""
     hub = FakeHub(RunPaths(tmp_path))
     link: Any = SimpleNamespace(heard_at=100.0, has_ended=has_ended, close=_closed)
     hub._links["far"] = link
@@ -249,8 +255,10 @@ async def _closed() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_a_node_is_tried_once_more_after_its_lease(tmp_path: Path, comes_back: bool) -> None:
-    """Until then its old agent, not proved to have ended, may block the new one."""
+def test_connecting_to_a_node_is_retried_once_after_its_lease(
+    tmp_path: Path, comes_back: bool
+) -> None:
+    """The old agent, if not proved to have ended, may block the new one until its lease ends."""
     scene = after_a_loss(tmp_path)
     lease: dict[str, float] = {}
     tries: list[float] = []
@@ -274,10 +282,10 @@ def test_a_node_is_tried_once_more_after_its_lease(tmp_path: Path, comes_back: b
     assert scene.attempts._given_up == (set() if comes_back else {"local"})
 
 
-def test_a_node_that_was_reached_but_did_not_get_ready_is_given_up(
+def test_a_node_that_was_reached_but_did_not_become_ready_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It counted as ready before, and its tasks started without the results of `job.prepare`."""
+    """The node used to count as ready: its tasks started without the results of `job.prepare`."""
     scene = after_a_loss(tmp_path)
     scene.hub.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
 
@@ -290,8 +298,8 @@ def test_a_node_that_was_reached_but_did_not_get_ready_is_given_up(
     assert scene.attempts._lost == {"local"}
 
 
-def test_a_link_that_is_being_dropped_needs_no_goodbye(tmp_path: Path) -> None:
-    """The end of a run and the loss of a node may come together."""
+def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:
+    """The end of a run and the loss of a node may coincide."""
     hub = FakeHub(RunPaths(tmp_path))
 
     async def close(**_: object) -> None:

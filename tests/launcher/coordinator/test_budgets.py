@@ -1,4 +1,4 @@
-"""The data that nodes and tasks make the coordinator keep is bounded; excess is reported once."""
+"""The coordinator keeps a limited amount of data from nodes and tasks, and reports excess once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Run = Callable[..., Ended]
 
 @pytest.fixture
 def run(paths: RunPaths, tmp_path: Path) -> Run:
-    """A function that runs two nodes; the remote agent sends `frames` after training."""
+    """Return a function that runs two nodes; the remote agent sends `frames` after training."""
 
     def perform_with(*frames: Frame, agent: type[Agent] = Agent) -> Ended:
         plan = plan_on_two_nodes(tmp_path, max_restarts=0)
@@ -60,7 +60,7 @@ def why_lost(ended: Ended) -> str:
 
 
 def test_only_the_first_notes_of_a_flood_are_kept(run: Run) -> None:
-    """All were kept in the state, which is rewritten often: 208 MB after a while."""
+    """All notes used to be kept in the state, which is rewritten often: 208 MB after a while."""
     notes = ({"type": "note", "message": f"{n} " + "x" * 60_000} for n in range(500))
     ended = run(*reports(*notes))
     assert ended.outcome.exit_code == 0
@@ -71,7 +71,9 @@ def test_only_the_first_notes_of_a_flood_are_kept(run: Run) -> None:
     assert ended.paths.events.stat().st_size < 300_000
 
 
-def test_an_endless_search_is_listed_in_part(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_trials_of_an_endless_search_are_kept(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(budgets, "TRIALS", 20)
     trials = (
         {"type": "trial", "id": str(n), "status": status, "values": {"x" * 999: "y" * 999}}
@@ -86,7 +88,7 @@ def test_an_endless_search_is_listed_in_part(run: Run, monkeypatch: pytest.Monke
     assert ended.state.warnings.count(warning) == 1
 
 
-def test_the_last_warning_says_where_further_ones_are(
+def test_the_last_warning_names_the_file_with_all_warnings(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "WARNINGS", 10)
@@ -98,7 +100,7 @@ def test_the_last_warning_says_where_further_ones_are(
 
 
 def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run: Run) -> None:
-    """Each used to make a folder for logs."""
+    """Each attempt that a node named used to get a folder for logs."""
     logs = (data_frame(LOG, f"worker:1/{n}", 0, b"x") for n in range(1, 2_000))
     ended = run(*logs)
     assert "a message 'log' of worker:1, attempt 2, which was never started" in why_lost(ended)
@@ -127,7 +129,7 @@ def test_a_message_of_megabytes_is_refused(run: Run) -> None:
 
 @dataclass
 class Endless(Agent):
-    """An agent whose folder listing is 100,000 entries long, so that a failing test still ends."""
+    """An agent with a folder listing of 100,000 entries, so that even a failing test ends."""
 
     pages: int = 0
 
@@ -144,7 +146,7 @@ class Endless(Agent):
 
 
 def test_an_endless_listing_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten seconds of it took half a gigabyte."""
+    """Ten seconds of such a listing used to take half a gigabyte."""
     monkeypatch.setattr(budgets, "LISTED_OUTPUTS", 20_000)
     ended = run(agent=Endless)
     assert ended.outcome.exit_code == 0, "its tasks had succeeded"
@@ -159,7 +161,7 @@ def test_only_requested_faults_are_recorded(run: Run) -> None:
     assert ended.state.chaos == []
 
 
-def test_a_folder_of_too_many_files_is_not_listed(tmp_path: Path) -> None:
+def test_listing_a_folder_with_too_many_files_is_an_error(tmp_path: Path) -> None:
     for name in range(5):
         (tmp_path / str(name)).touch()
     assert len(scan(tmp_path, most=5)) == 5
@@ -167,7 +169,7 @@ def test_a_folder_of_too_many_files_is_not_listed(tmp_path: Path) -> None:
         scan(tmp_path, most=4)
 
 
-def test_while_the_disk_is_full_progress_does_not_pile_up(
+def test_unwritten_progress_is_limited_while_the_disk_is_full(
     state: RunSnapshot, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "UNWRITTEN_EVENTS", 10_000)
@@ -192,12 +194,12 @@ def test_while_the_disk_is_full_progress_does_not_pile_up(
     assert events[-1]["type"] == "task_ready"
 
 
-def test_every_report_that_supervision_needs_has_a_reserve() -> None:
-    for_people = {"progress", "alive", "note", "trial", "trial_ended"}
-    assert {kind.decode() for kind in _DECISIVE} | for_people == set(task_reports._SHAPES)
+def test_every_report_that_supervision_needs_has_reserved_space() -> None:
+    display_only = {"progress", "alive", "note", "trial", "trial_ended"}
+    assert {kind.decode() for kind in _DECISIVE} | display_only == set(task_reports._SHAPES)
 
 
-def test_the_reserve_is_there_when_other_reports_are_dropped() -> None:
+def test_a_needed_report_is_accepted_when_other_reports_are_dropped() -> None:
     reports = ReportBudget(0.0)
     for _ in range(2000):
         reports.take(b'{"type": "progress"}', 0.0, backlog=0)

@@ -1,4 +1,4 @@
-"""Ending the hosts of a run whose coordinator is gone, and their leases in the run's state."""
+"""`down` ends the hosts of a run whose coordinator is gone, and asks none after its lease."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
 KNOWN = {"pid": 5, "guard_pid": 6, "identity": {"pid": 5}}
-GONE = {"ended": ["agent"], "stays": [], "is_proved": True, "folder": "/c/nodes/r"}
+ENDED = {"ended": ["agent"], "stays": [], "is_proved": True, "folder": "/c/nodes/r"}
 
 
 class Hosts(LocalBackend):
@@ -40,7 +40,7 @@ class Hosts(LocalBackend):
 
 @pytest.fixture
 def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
-    """A lost run on three hosts and this machine; two of the hosts were reached."""
+    """Return a lost run on this machine and three hosts, of which two were reached."""
     plan = plan_of()
     hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
     plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
@@ -67,14 +67,14 @@ def test_every_host_that_was_reached_may_have_tasks_until_its_lease_ends(lost: R
 def test_a_host_is_asked_again_until_it_has_answered(
     paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts = serve(monkeypatch, a=GONE, b=NodeLostError("b cannot be reached: no route"))
+    hosts = serve(monkeypatch, a=ENDED, b=NodeLostError("b cannot be reached: no route"))
     first, second = cleanup.end_nodes(paths)
     assert (first.ended, first.folder, first.trouble) == (("agent",), "/c/nodes/r", "")
     assert second.trouble == "b cannot be reached: no route"
     assert second.until == lost.leases["b"]
     assert registry.is_open(registry.load(paths))
-    hosts.answers["b"] = GONE
-    assert [one.node for one in cleanup.end_nodes(paths)] == ["b"]
+    hosts.answers["b"] = ENDED
+    assert [result.node for result in cleanup.end_nodes(paths)] == ["b"]
     assert hosts.asked == ["a", "b", "b"]
     assert not registry.is_open(registry.load(paths))
     assert cleanup.end_nodes(paths) == []
@@ -83,18 +83,21 @@ def test_a_host_is_asked_again_until_it_has_answered(
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (GONE | {"is_proved": False}, "nothing proves that its agent has ended"),
-        (GONE | {"stays": ["worker:0"], "is_proved": False}, "worker:0 was killed but still lives"),
+        (ENDED | {"is_proved": False}, "nothing proves that its agent has ended"),
+        (
+            ENDED | {"stays": ["worker:0"], "is_proved": False},
+            "worker:0 was killed but still lives",
+        ),
     ],
 )
-def test_a_node_that_has_not_certainly_ended_is_reported(
+def test_a_node_that_may_still_have_tasks_is_reported(
     paths: RunPaths,
     lost: RunSnapshot,
     monkeypatch: pytest.MonkeyPatch,
     answer: Mapping[str, Any],
     words: str,
 ) -> None:
-    serve(monkeypatch, a=answer, b=GONE)
+    serve(monkeypatch, a=answer, b=ENDED)
     assert words in cleanup.end_nodes(paths)[0].trouble
 
 

@@ -1,4 +1,4 @@
-"""The coordinator survives agents that are lost at any moment, and ends them on its own errors."""
+"""The coordinator survives the loss of an agent at any moment, and ends agents on its errors."""
 
 from __future__ import annotations
 
@@ -72,24 +72,24 @@ def test_an_error_of_a_later_attempt_is_recorded_without_secrets(
 ) -> None:
     async def starts(_: Attempts) -> None: ...
 
-    async def fails(_: Attempts) -> None:
+    async def fail(_: Attempts) -> None:
         raise SetupError("gpu1 said s3cr3t", fix="type s3cr3t there")
 
     monkeypatch.setattr(Attempts, "start_first", starts)
-    monkeypatch.setattr(Attempts, "run_restarts", fails)
+    monkeypatch.setattr(Attempts, "run_restarts", fail)
     run_to_its_end(paths, state, Agent({}), secrets=("s3cr3t",))
     event = last_event(paths)
     assert (event["reason"], event["hint"]) == ("gpu1 said ********", "type ******** there")
     assert "s3cr3t" not in paths.state.read_text()
 
 
-def test_agents_are_ended_even_when_the_final_gathering_raises(
+def test_agents_are_ended_even_if_the_final_gathering_raises(
     paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def breaks(_: Coordinator) -> None:
+    async def fail_to_finish(_: Coordinator) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Coordinator, "_finish", breaks)
+    monkeypatch.setattr(Coordinator, "_finish", fail_to_finish)
     monkeypatch.setattr(RunGathering, "needs_agents", True)
     agents: list[Any] = []
 
@@ -117,9 +117,9 @@ SILENCE = {"type": "the agent lives, but does not answer"}
 
 
 class Link:
-    """An agent whose tasks succeed at once, until it gets the first order of the type `until`.
+    """An agent whose tasks succeed at once.
 
-    Then it sends `last`, and nothing more.
+    At the first order of the type `until` it sends `last`, and then nothing more.
     """
 
     heard_goodbye, has_ended, heard_at = True, True, 0.0
@@ -130,14 +130,14 @@ class Link:
         self._until, self._last = until, last
         self._outgoing: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
-    def go(self) -> None:
+    def end_link(self) -> None:
         self._outgoing.put_nowait(self._last)
         self._outgoing.put_nowait(None)
 
     async def send(self, message: dict[str, Any]) -> None:
         if message["type"] == self._until:
             if self._last != SILENCE:
-                self.go()
+                self.end_link()
         elif message["type"] == "hold_ports":
             ports = {entry["task"]: 2222 for entry in message["ports"]}
             self._outgoing.put_nowait({"type": "ports_held", "ports": ports})
@@ -161,7 +161,7 @@ class Link:
 
 
 class Node:
-    """A backend whose first agent is lost; later ones stay."""
+    """A backend whose first agent is lost; later agents stay connected."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
 
@@ -208,7 +208,7 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
     attempts: int,
     last: dict[str, Any] | None,
 ) -> None:
-    """`put back` is the restore of a `--resume`, which takes minutes for large checkpoints."""
+    """The moment `put back` is the restore of `--resume`, which takes minutes for large files."""
     node: Any = Node(moment, last)
     journal = Journal(state, paths)
     restarting = asyncio.Event()
@@ -217,7 +217,7 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
 
     async def put_back(folders: TaskFolders, *_: object) -> PutBack:
         if moment == "put back" and len(node.links) == 1:
-            node.links[0].go()
+            node.links[0].end_link()
             await restarting.wait()
         return PutBack(None, (), ())
 

@@ -1,4 +1,4 @@
-"""Work on a file system that does not respond is given up, without waiting for its thread."""
+"""The coordinator gives up work on a file system that hangs, and does not wait for its thread."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from tfcluster.rundir.paths import RunPaths
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """An event that is set at the end, so that no thread outlives its test."""
+    """Yield an event that is set at the end, so that no thread outlives its test."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def test_work_returns_its_value_or_raises_its_error() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         threads = FileThreads(lambda: 0)
         assert await threads.run(lambda: 7, "it") == 7
         with pytest.raises(ValueError, match="no"):
             await threads.run(lambda: int("no"), "it")
 
-    asyncio.run(story())
+    asyncio.run(scenario())
 
 
 def test_work_without_progress_is_given_up_and_not_waited_for(release: threading.Event) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         threads = FileThreads(lambda: 0, silence_s=0.2)
         with pytest.raises(
             StalledError, match=r"it has made no progress for 0 s: a file system of this"
@@ -48,14 +48,14 @@ def test_work_without_progress_is_given_up_and_not_waited_for(release: threading
             await threads.run(release.wait, "it")
         assert await threads.run(lambda: 7, "another") == 7
 
-    asyncio.run(story())
+    asyncio.run(scenario())
     assert not release.is_set(), "the loop ended before the thread"
 
 
 def test_slow_work_that_makes_progress_is_waited_for(release: threading.Event) -> None:
     pieces = iter(range(1_000_000))
 
-    async def story() -> str:
+    async def scenario() -> str:
         threads = FileThreads(lambda: next(pieces), silence_s=0.2)
 
         def slow() -> str:
@@ -64,10 +64,10 @@ def test_slow_work_that_makes_progress_is_waited_for(release: threading.Event) -
 
         return await threads.run(slow, "it")
 
-    assert asyncio.run(story()) == "done"
+    assert asyncio.run(scenario()) == "done"
 
 
-def test_a_dead_folder_for_results_is_reported(
+def test_a_folder_for_results_that_hangs_is_reported(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: threading.Event
 ) -> None:
     """`up` used to wait forever for a `checkpoints.to` on a dead file server."""

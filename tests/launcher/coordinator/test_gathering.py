@@ -1,4 +1,4 @@
-"""Gathering and restoring with failing disks, and with tasks that save meanwhile."""
+"""Checkpoints are gathered and restored despite failing disks and tasks that save meanwhile."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 @pytest.fixture
 def run_gathering(paths: RunPaths, tmp_path: Path) -> RunGathering:
     plan = plan_of()
-    made = RunGathering(replace(plan, workdir=str(tmp_path)), paths)
-    made.use(LocalFolders(paths))  # type: ignore[arg-type]
-    made.follow_chief(plan.chief)
-    return made
+    run_gathering = RunGathering(replace(plan, workdir=str(tmp_path)), paths)
+    run_gathering.use(LocalFolders(paths))  # type: ignore[arg-type]
+    run_gathering.follow_chief(plan.chief)
+    return run_gathering
 
 
 class RemoteFolder:
-    """The chief's folder on another machine: its entries, or an error."""
+    """The chief's folder on another machine, which lists its entries or raises an error."""
 
     folder = PurePosixPath("/there/worker-0")
 
-    def __init__(self, *has: Entry, error: OSError | None = None) -> None:
-        self._has, self._error = has, error
+    def __init__(self, *entries: Entry, error: OSError | None = None) -> None:
+        self._entries, self._error = entries, error
 
     def scan(self, **_: Any) -> tuple[Entry, ...]:
         if self._error is not None:
             raise self._error
-        return self._has
+        return self._entries
 
 
 class LocalFolders:
@@ -114,17 +114,17 @@ def test_a_disk_that_stays_full_is_an_environment_error(
         asyncio.run(run_gathering.put_state_back([]))
 
 
-def test_a_gathering_that_fails_is_reported_once_and_does_not_end_the_run(
+def test_a_failed_gathering_is_reported_once_and_does_not_end_the_run(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gather_last() -> list[Any]:
         raise FULL
 
     monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
-    seen: list[Event] = []
+    events: list[Event] = []
     for _ in range(3):
-        seen += asyncio.run(run_gathering.gather_latest())
-    assert [type(event) for event in seen] == [ev.Warned]
+        events += asyncio.run(run_gathering.gather_latest())
+    assert [type(event) for event in events] == [ev.Warned]
     (closing,) = asyncio.run(run_gathering.finish())
     assert isinstance(closing, ev.Warned)
     assert closing.message == (
@@ -141,7 +141,7 @@ def test_a_gathering_that_fails_is_reported_once_and_does_not_end_the_run(
         (RemoteFolder(error=OSError("the link is cut")), True),
     ],
 )
-def test_remote_checkpoints_that_are_not_gathered_are_not_removed(
+def test_remote_checkpoints_that_are_not_gathered_are_kept_and_reported(
     paths: RunPaths, tmp_path: Path, remote: RemoteFolder, stays: bool
 ) -> None:
     plan = plan_of()
@@ -158,10 +158,10 @@ def test_remote_checkpoints_that_are_not_gathered_are_not_removed(
     assert [event.to_json()["message"] for event in events] == [words] * stays
 
 
-def test_an_attempt_starts_from_the_step_that_was_reported_last(
+def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     run_gathering: RunGathering, paths: RunPaths
 ) -> None:
-    """The copy is made before the report of the save arrives, which precedes the task's exit."""
+    """The copy is made before the report of the save arrives; the task exits only later."""
     chief = paths.task_checkpoints(run_gathering._plan.chief)
     write_prefix(chief, "ckpt-2")
     asyncio.run(run_gathering.gather_latest())
@@ -170,7 +170,7 @@ def test_an_attempt_starts_from_the_step_that_was_reported_last(
     (events,) = asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(10, "ckpt-2")
     assert events.to_json()["step"] == 10
-    assert [one["step"] for one in run_gathering.list_gathered()] == [10]
+    assert [record["step"] for record in run_gathering.list_gathered()] == [10]
 
 
 def gathering_from_shared_dir(paths: RunPaths, storage: str) -> RunGathering:
@@ -181,7 +181,7 @@ def gathering_from_shared_dir(paths: RunPaths, storage: str) -> RunGathering:
 def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
     paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of the file server was an internal error (exit 70) of the restart."""
+    """An error of the file server used to be an internal error (exit 70) during the restart."""
 
     def fails(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -196,7 +196,7 @@ def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
     assert run_gathering.newest == Newest(3, "ckpt-3"), "as the chief reported"
 
 
-def test_a_backup_in_shared_storage_has_the_step_that_the_chief_reported(
+def test_a_backup_in_shared_storage_gets_the_step_that_the_chief_reported(
     paths: RunPaths, tmp_path: Path
 ) -> None:
     backup = tmp_path / "shared" / "backup"
@@ -211,7 +211,7 @@ def test_a_backup_in_shared_storage_has_the_step_that_the_chief_reported(
     assert run_gathering.newest == Newest(120, "backup")
 
 
-def test_storage_that_is_not_mounted_has_the_last_reported_step(paths: RunPaths) -> None:
+def test_storage_that_is_not_mounted_gets_the_last_reported_step(paths: RunPaths) -> None:
     run_gathering = gathering_from_shared_dir(paths, "gs://bucket/exp7")
     asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest()
@@ -220,7 +220,7 @@ def test_storage_that_is_not_mounted_has_the_last_reported_step(paths: RunPaths)
     assert run_gathering.newest == Newest(375, "ckpt-3")
 
 
-def test_a_checkpoint_gathered_while_the_run_ended_is_reported(
+def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = Gathered(
@@ -232,37 +232,37 @@ def test_a_checkpoint_gathered_while_the_run_ended_is_reported(
         Path(),
         (),
     )
-    began, go_on = threading.Event(), threading.Event()
+    started, release = threading.Event(), threading.Event()
 
-    def look() -> list[Gathered]:
-        began.set()
-        go_on.wait(20)
+    def gather() -> list[Gathered]:
+        started.set()
+        release.wait(20)
         return [found]
 
-    monkeypatch.setattr(run_gathering._gatherer, "gather", look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather", gather)
     monkeypatch.setattr(run_gathering._gatherer, "gather_last", list)
 
-    async def end_meanwhile() -> list[Event]:
+    async def end_during_gathering() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
         run_gathering.saved("ckpt-1", 1)
-        await asyncio.to_thread(began.wait, 20)
+        await asyncio.to_thread(started.wait, 20)
         following.cancel()
-        go_on.set()
+        release.set()
         await asyncio.wait([following])
         while not run_gathering._found:  # noqa: ASYNC110 (a thread fills it)
             await asyncio.sleep(0.01)
         return await run_gathering.finish()
 
-    assert [type(event) for event in asyncio.run(end_meanwhile())] == [ev.CheckpointGathered]
+    assert [type(event) for event in asyncio.run(end_during_gathering())] == [ev.CheckpointGathered]
 
 
 def test_a_run_whose_final_gathering_raises_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def final_look() -> list[Any]:
+    def fail() -> list[Any]:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(run_gathering._gatherer, "gather_last", final_look)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", fail)
     with pytest.raises(ValueError, match="a bug"):
         asyncio.run(run_gathering.finish())
     assert run_gathering.is_incomplete
@@ -272,30 +272,30 @@ def test_a_run_whose_final_gathering_raises_is_incomplete(
 def test_a_cancelled_gathering_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch, within_a_copy: bool
 ) -> None:
-    def cut() -> list[Gathered]:
+    def cancel_and_gather() -> list[Gathered]:
         run_gathering.cancel()
         if within_a_copy:  # the gatherer does not report what it skips
             return []
         raise CancelledError
 
-    monkeypatch.setattr(run_gathering._gatherer, "gather_last", cut)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", cancel_and_gather)
     (warning,) = asyncio.run(run_gathering.finish())
     assert isinstance(warning, ev.Warned)
     assert "gathering was stopped by Ctrl-C" in warning.message
     assert run_gathering.is_incomplete
 
 
-def test_an_attempt_that_ended_before_its_start_has_nothing_to_gather(
+def test_an_attempt_that_ended_before_its_start_gathers_nothing(
     paths: RunPaths, tmp_path: Path
 ) -> None:
-    """Such as when its node was lost during the restore."""
+    """An attempt ends before its start if its node is lost during the restore."""
     run_gathering = RunGathering(replace(plan_of(), workdir=str(tmp_path)), paths)
     run_gathering.use(LocalFolders(paths))  # type: ignore[arg-type]
     assert asyncio.run(run_gathering.gather_latest()) == []
     assert asyncio.run(run_gathering.finish()) == []
 
 
-def test_a_directory_that_is_being_filled_is_not_gathered_from(
+def test_a_folder_is_not_gathered_while_it_is_being_restored(
     run_gathering: RunGathering, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chief = TaskId("worker", 0)
@@ -309,18 +309,20 @@ def test_a_directory_that_is_being_filled_is_not_gathered_from(
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
     asyncio.run(run_gathering.put_state_back([chief]))
     assert found == []
-    assert len(asyncio.run(run_gathering.gather_latest())) == 1, "once its task may have saved"
+    assert len(asyncio.run(run_gathering.gather_latest())) == 1, (
+        "it is gathered once its task may have saved"
+    )
 
 
-def test_what_a_task_saves_after_its_attempt_was_given_up_is_not_gathered(
+def test_a_checkpoint_saved_after_its_attempt_was_given_up_is_not_gathered(
     run_gathering: RunGathering, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its node may be reached again before the state of the next attempt is restored."""
+    """The task's node may be reached again before the state of the next attempt is restored."""
     monkeypatch.setattr("tfcluster.coordinator.gathering._GATHER_EVERY_S", 0.01)
     monkeypatch.setattr("tfcluster.checkpoints.gatherer.LEAST_GAP_S", 0.0)
     chief, found = TaskId("worker", 0), list[Event]()
 
-    async def meanwhile() -> None:
+    async def save_after_the_attempt() -> None:
         following = asyncio.create_task(run_gathering.follow(found.append))
         assert await run_gathering.gather_latest() == []
         write_prefix(paths.task_checkpoints(chief), "ckpt-7")
@@ -333,4 +335,4 @@ def test_what_a_task_saves_after_its_attempt_was_given_up_is_not_gathered(
         following.cancel()
         await asyncio.wait([following])
 
-    asyncio.run(meanwhile())
+    asyncio.run(save_after_the_attempt())

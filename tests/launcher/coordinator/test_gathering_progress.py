@@ -1,4 +1,4 @@
-"""A run shows which files it waits for and its progress, and gives up a host that does not send."""
+"""A run shows the progress of the files it waits for, and gives up a host that stops sending."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class Slow(Agent):
 
     paths: RunPaths | None = None
     most: int = 6 * MB
-    """Bytes after which no file messages are sent."""
+    """The bytes after which the agent sends no more file messages."""
     states: list[dict[str, Any]] = field(default_factory=list)
-    """States of the run on disk, during the copying."""
+    """The states of the run on disk during the copying."""
     work: list[asyncio.Task[None]] = field(default_factory=list)
 
     def _obey(self, order: dict[str, Any]) -> None:
@@ -96,7 +96,9 @@ def test_the_state_shows_the_files_that_a_run_waits_for(paths: RunPaths, tmp_pat
     assert lines[0].text.startswith(f"gathering checkpoints from {REMOTE}, ")
 
 
-def test_a_host_that_stops_sending_files_is_given_up(paths: RunPaths, tmp_path: Path) -> None:
+def test_gathering_from_a_host_that_stops_sending_files_is_given_up(
+    paths: RunPaths, tmp_path: Path
+) -> None:
     ended, slow = run_with(paths, tmp_path, MB)
     assert ended.outcome.exit_code == 0, "all tasks had succeeded"
     assert ended.state.gathering is None
@@ -111,6 +113,6 @@ def test_a_host_that_stops_sending_files_is_given_up(paths: RunPaths, tmp_path: 
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), OSError()])
-def test_a_reason_is_never_empty(error: Exception) -> None:
+def test_the_reason_of_an_error_without_text_is_not_empty(error: Exception) -> None:
     assert describe_error(error)
     assert reason_of(error)

@@ -1,4 +1,4 @@
-"""The environment of tasks that the user starts by hand."""
+"""A task that the user starts by hand gets a bundle unless it has its own program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tfcluster.plan.plan import TaskId
 def test_a_task_with_its_own_program_has_no_bundle(
     argv: tuple[str, ...], own: bool, bundle: str
 ) -> None:
-    """`tfcluster env RUN ps:0` of such a task used to end with an IndexError."""
+    """`tfcluster env RUN ps:0` used to end with an IndexError for such a task."""
     plan, ps = plan_of("worker:0", "ps:0"), TaskId("ps", 0)
     changes: dict[str, Any] = {"command": replace(plan.task(ps).command, argv=argv)}
     task = replace(plan.task(ps), has_own_command=own, **changes)

@@ -27,7 +27,10 @@ MACHINE = PlanContext(
 )
 
 Planner = Callable[..., Plan]
-"""``plan_of({"job": …}, cores=…, set_paths=…)``: sections of a spec, facts of the machine."""
+"""A function that plans, called as ``plan_of({"job": …}, cores=…, set_paths=…)``.
+
+The dictionary has sections of a spec; the keywords are facts of the machine.
+"""
 
 
 @pytest.fixture
@@ -52,6 +55,8 @@ def spec_of() -> Callable[[dict[str, Any]], ClusterSpec]:
 
 @pytest.fixture
 def plan_of(machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpec]) -> Planner:
+    """Return a function that plans a spec from its sections and facts of the machine."""
+
     def build(
         sections: dict[str, Any] | None = None, *, set_paths: tuple[str, ...] = (), **facts: Any
     ) -> Plan:

@@ -1,4 +1,4 @@
-"""The plans of specs on a machine with four cores."""
+"""A spec and a machine with four cores result in the expected plan."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_command_of_a_task(plan_of: Planner, job: dict[str, Any], argv: tupl
     assert plan_of({"job": job}).tasks[0].command.argv == argv
 
 
-def test_arguments_after_the_dashes_follow_the_specs(
+def test_arguments_after_the_dashes_follow_those_of_the_spec(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({"job": {"args": ["a"]}})
@@ -98,7 +98,7 @@ def test_single_jobs_or_tasks_may_have_another_program_or_other_arguments(
         "evaluator:0": ("bash", "eval.sh", "-x"),
     }
     assert [str(task.id) for task in plan.tasks if task.has_own_command] == ["evaluator:0"]
-    assert "PYTHONPATH" in env(plan, "evaluator:0"), "boot does it for the others"
+    assert "PYTHONPATH" in env(plan, "evaluator:0"), "boot.py sets it for the others"
     assert "PYTHONPATH" not in env(plan, "ps:0")
     assert plan.hooks
     assert plan.needs_tensorflow
@@ -120,14 +120,16 @@ def test_tasks_with_their_own_command_are_not_preloaded(plan_of: Planner) -> Non
     assert preload_on(alone, "local") is None
 
 
-def test_a_plan_with_programs_of_single_tasks_comes_back_from_its_file(plan_of: Planner) -> None:
+def test_a_plan_with_programs_of_single_tasks_is_the_same_after_it_is_loaded(
+    plan_of: Planner,
+) -> None:
     cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
     plan = plan_of({"cluster": cluster, "job": ROLES})
-    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
-    assert [task.has_own_command for task in again.tasks] == [False] * 4 + [True]
+    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert [task.has_own_command for task in loaded.tasks] == [False] * 4 + [True]
 
 
-def test_a_task_with_hooks_keeps_its_pythonpath(plan_of: Planner) -> None:
+def test_the_pythonpath_of_a_task_with_hooks_is_unchanged(plan_of: Planner) -> None:
     assert "PYTHONPATH" not in env(plan_of())
 
 
@@ -142,7 +144,7 @@ def test_without_hooks_tfcluster_workers_comes_last_on_pythonpath(
     assert env(written)["PYTHONPATH"] == f"/theirs:{BUNDLE}/workers"
 
 
-def test_the_last_layer_wins(plan_of: Planner) -> None:
+def test_the_last_layer_of_the_environment_takes_precedence(plan_of: Planner) -> None:
     names = "ABCDE"
     sections = {
         "cluster": {"worker": [{"address": "127.0.0.1:2222", "env": {"D": "task"}}]},
@@ -241,7 +243,7 @@ def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
     shared = plan_of(gpus=(0,))
     assert env(shared)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
     own = plan_of(gpus=(0,), environ={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
-    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in env(own), "the shell's stays"
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in env(own), "the value of the shell is kept"
     assert "CUDA_VISIBLE_DEVICES" not in env(plan_of())
     assert env(plan_of({"resources": {"gpus": 0}}))["CUDA_VISIBLE_DEVICES"] == "-1"
 
@@ -283,7 +285,7 @@ ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
         ({"job": {"kind": "plain"}}, TOO_NEW, False),
     ],
 )
-def test_tf_keras_replaces_keras_3_where_it_would_fail(
+def test_tf_keras_replaces_keras_3_if_keras_3_would_fail(
     plan_of: Planner, sections: dict[str, Any], packages: dict[str, str], legacy: bool
 ) -> None:
     python = Interpreter("/venv/bin/python", "why", "3.11.7", packages)
@@ -292,7 +294,7 @@ def test_tf_keras_replaces_keras_3_where_it_would_fail(
     assert any("tf_keras" in note and "is used" in note for note in plan.notes) is legacy
 
 
-def test_a_command_cannot_be_patched(plan_of: Planner) -> None:
+def test_a_job_that_is_a_command_uses_tf_keras_since_it_cannot_be_patched(plan_of: Planner) -> None:
     plan = plan_of({"job": {"script": None, "command": ["python", "train.py"]}})
     assert env(plan)["TF_USE_LEGACY_KERAS"] == "1"
 
@@ -365,7 +367,7 @@ def test_the_default_strategy_is_not_a_changed_setting(plan_of: Planner) -> None
     assert plan_of({"strategy": {"name": "default"}}).settings == {"strategy": "default"}
 
 
-def test_the_data_folder_is_the_hosts_or_the_default(plan_of: Planner) -> None:
+def test_the_data_folder_is_that_of_the_host_or_the_default(plan_of: Planner) -> None:
     assert env(plan_of())["TFDS_DATA_DIR"] == "/home/ann/tensorflow_datasets"
     hosts = {"runtime": {"hosts": {"*": {"data_dir": "/mnt/tfds"}}}}
     assert env(plan_of(hosts))["TFDS_DATA_DIR"] == "/mnt/tfds"
@@ -414,7 +416,7 @@ def test_folders_of_the_spec_are_relative_to_the_spec(plan_of: Planner) -> None:
     assert plan.checkpoints.to == "/home/ann/project/results"
 
 
-def test_a_plan_depends_on_its_values_only(
+def test_a_plan_depends_only_on_its_inputs(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({})

@@ -1,4 +1,4 @@
-"""Errors in the environment are found before anything is started."""
+"""Problems of the environment are found before any task is started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfcluster.plan.plan import Interpreter
 from tfcluster.spec.model import ClusterSpec
 
 SpecOf = Callable[[dict[str, Any]], ClusterSpec]
-BARE = Interpreter("/bare/bin/python", ".venv in the workdir", "3.12.1", {})
+WITHOUT_TENSORFLOW = Interpreter("/bare/bin/python", ".venv in the workdir", "3.12.1", {})
 
 
 def obstacles(spec: ClusterSpec, context: PlanContext) -> list[SetupError]:
@@ -40,7 +40,7 @@ def test_a_good_environment_has_no_obstacles(spec_of: SpecOf, machine: PlanConte
 def test_a_python_that_is_too_old_for_the_hooks_is_refused(
     spec_of: SpecOf, machine: PlanContext, version: str, job: dict[str, Any], *, is_refused: bool
 ) -> None:
-    old = replace(BARE, version=version)
+    old = replace(WITHOUT_TENSORFLOW, version=version)
     found = obstacles(
         spec_of({"job": job}), replace(machine, imports=None, interpreters={"local": old})
     )
@@ -60,7 +60,7 @@ def test_a_python_that_is_too_old_for_the_hooks_is_refused(
         ({"script": None, "command": ["python", "train.py"]}, {"tensorflow"}, False),
     ],
 )
-def test_tensorflow_is_required_if_the_job_needs_it_for_certain(
+def test_tensorflow_must_be_installed_if_the_job_certainly_needs_it(
     spec_of: SpecOf,
     machine: PlanContext,
     job: dict[str, Any],
@@ -70,7 +70,7 @@ def test_tensorflow_is_required_if_the_job_needs_it_for_certain(
     context = replace(
         machine,
         imports=None if imports is None else frozenset(imports),
-        interpreters={"local": BARE},
+        interpreters={"local": WITHOUT_TENSORFLOW},
     )
     found = obstacles(spec_of({"job": job}), context)
     assert [type(obstacle) for obstacle in found] == ([InterpreterError] if needed else [])
@@ -122,7 +122,7 @@ def test_requested_keras_2_must_be_installed(spec_of: SpecOf, machine: PlanConte
         ),
     ],
 )
-def test_a_keras_3_that_can_be_neither_patched_nor_replaced_is_refused(
+def test_a_keras_3_that_can_neither_be_patched_nor_replaced_is_refused(
     spec_of: SpecOf,
     machine: PlanContext,
     sections: dict[str, Any],
@@ -237,7 +237,7 @@ def test_the_gpus_of_a_remote_docker_daemon_are_not_checked(
     assert obstacles(spec, replace(machine, gpus=(), docker_is_local=False)) == []
 
 
-def test_all_gpus_of_a_machine_without_gpus_give_a_note(
+def test_requesting_all_gpus_of_a_machine_without_gpus_gives_a_note(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"resources": {"gpus": "all"}})
@@ -281,7 +281,7 @@ def test_parameter_servers_on_several_hosts_need_shared_storage(
         ({"checkpoints": {"dir": "file:///mnt/run"}}, None),
     ],
 )
-def test_a_private_network_has_loopback_only(
+def test_a_private_network_allows_only_loopback_addresses(
     spec_of: SpecOf, machine: PlanContext, changes: dict[str, Any], words: str | None
 ) -> None:
     machine = replace(machine, addresses=machine.addresses | {"10.0.0.1"})
@@ -306,7 +306,7 @@ SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search
 def test_workers_that_would_each_run_a_whole_search_are_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
-    """Separate searches would overwrite each other's trials in one folder, and end with 0."""
+    """Separate searches would overwrite each other's trials in one folder, yet exit with 0."""
     context = replace(machine, code=SEARCHES)
     (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), context)
     assert str(found) == (

@@ -1,4 +1,4 @@
-"""Plans for docker, where each task is a node: a container with the task's name."""
+"""A plan for docker has a node for each task: a container with the task's name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_only_the_docker_backend_makes_containers(plan_of: Planner) -> None:
     assert all("container" not in node for node in plan_to_json(plan_of())["nodes"])
 
 
-def test_resources_become_limits(plan_of: Planner) -> None:
+def test_resources_become_limits_of_the_containers(plan_of: Planner) -> None:
     resources = {"cpus": 2, "memory": "3G", "pin": True}
     plan = plan_of(DOCKER | {"resources": resources}, docker_is_local=True)
     first, second = containers(plan)
@@ -54,10 +54,10 @@ def test_resources_become_limits(plan_of: Planner) -> None:
     assert (first.cores, second.cores) == ((0, 1), (2, 3))
 
 
-def test_the_user_of_a_container_is_the_specs(plan_of: Planner) -> None:
+def test_a_container_runs_as_the_user_of_the_spec(plan_of: Planner) -> None:
     runtime = {"runtime": {"backend": "docker", "user": "1000:1000"}}
-    assert {one.user for one in containers(plan_of(runtime))} == {"1000:1000"}
-    assert {one.user for one in containers(plan_of(DOCKER))} == {None}
+    assert {container.user for container in containers(plan_of(runtime))} == {"1000:1000"}
+    assert {container.user for container in containers(plan_of(DOCKER))} == {None}
     (note,) = plan_of({"runtime": {"user": "root"}}).notes
     assert note == "runtime.user has no effect without containers (--backend docker)"
 
@@ -85,13 +85,13 @@ def test_gpus_are_divided_and_renumbered_inside_a_container(
 ) -> None:
     resources = {} if requested is None else {"resources": {"gpus": requested}}
     plan = plan_of(DOCKER | resources, docker_is_local=True, gpus=(0, 1, 2, 3))
-    assert [one.gpus for one in containers(plan)] == given
+    assert [container.gpus for container in containers(plan)] == given
     assert variable(plan, "worker:1", "CUDA_VISIBLE_DEVICES") == visible
 
 
 def test_all_gpus_of_a_remote_machine_are_not_listed(plan_of: Planner) -> None:
     plan = plan_of(DOCKER | {"resources": {"gpus": "all"}}, gpus=())
-    assert [one.gpus for one in containers(plan)] == ["all", "all"]
+    assert [container.gpus for container in containers(plan)] == ["all", "all"]
 
 
 def test_only_folders_of_the_spec_are_mounted(plan_of: Planner) -> None:
@@ -113,8 +113,8 @@ def test_a_bucket_is_not_mounted(plan_of: Planner) -> None:
     assert variable(plan, "worker:0", "TFDS_DATA_DIR") == "gs://sets/all"
 
 
-def test_a_plan_comes_back_from_its_file(plan_of: Planner) -> None:
+def test_a_plan_with_containers_is_the_same_after_it_is_saved_and_loaded(plan_of: Planner) -> None:
     resources = {"resources": {"gpus": [0, 1], "pin": True}}
     plan = plan_of(DOCKER | resources, docker_is_local=True, gpus=(0, 1))
-    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
-    assert containers(again) == containers(plan)
+    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert containers(loaded) == containers(plan)

@@ -1,4 +1,4 @@
-"""Secrets in a task's reports are masked before they are stored."""
+"""Secrets in events and errors are masked before they are stored."""
 
 from __future__ import annotations
 

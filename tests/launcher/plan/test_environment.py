@@ -1,4 +1,4 @@
-"""The precedence and the sources of environment variables."""
+"""Environment variables have a precedence and a source, and gRPC bypasses proxies."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tfcluster.plan.environment import (
 from tfcluster.plan.plan import EnvVar
 
 
-def test_a_later_layer_wins_and_is_the_source() -> None:
+def test_a_later_layer_takes_precedence_and_is_the_source() -> None:
     layers = [Layer("job.env", {"A": "1", "B": "1"}), Layer("task", {"B": "2"})]
     found = resolve(layers, launcher={}, secrets=())
     assert found == {"A": EnvVar("A", "1", "job.env"), "B": EnvVar("B", "2", "task")}
 
 
-def test_null_takes_the_launchers_value() -> None:
+def test_null_means_the_value_of_the_launchers_environment() -> None:
     found = resolve([Layer("job.env", {"A": None})], launcher={"A": "x"}, secrets=())
     assert found["A"] == EnvVar("A", "x", "job.env, the launcher's value")
 
@@ -40,7 +40,7 @@ def test_the_fix_for_a_secret_does_not_suggest_the_spec() -> None:
     assert caught.value.fix == "export KEY=…"
 
 
-def test_a_secret_is_not_shown() -> None:
+def test_the_value_of_a_secret_is_not_shown() -> None:
     found = resolve([Layer("job.secrets", {"KEY": None})], launcher={"KEY": "s3"}, secrets={"KEY"})
     assert found["KEY"].secret
     assert "s3" not in found["KEY"].shown
@@ -68,17 +68,17 @@ def test_an_env_file_may_have_comments_quotes_and_export() -> None:
     )
 
 
-def test_every_bad_line_of_an_env_file_is_reported() -> None:
+def test_every_malformed_line_of_an_env_file_is_reported() -> None:
     with pytest.raises(SpecError) as caught:
         parse_env_file("A=1\nwhat\n2B=3\n", name="my.env")
     assert [p.place for p in caught.value.problems] == ["my.env:2", "my.env:3"]
 
 
-def test_without_a_proxy_no_variables_are_set() -> None:
+def test_no_variables_are_set_without_a_proxy() -> None:
     assert proxy_guards({}, {"no_proxy": "x"}, ["10.0.0.1"]) == {}
 
 
-def test_grpc_is_kept_off_a_proxy() -> None:
+def test_grpc_bypasses_a_proxy() -> None:
     inherited = {"https_proxy": "http://p:3128", "no_proxy": "corp, 10.0.0.1"}
     assert proxy_guards({}, inherited, ["10.0.0.2", "10.0.0.1"]) == {
         "no_proxy": "corp,10.0.0.1,10.0.0.2",
@@ -87,7 +87,7 @@ def test_grpc_is_kept_off_a_proxy() -> None:
     }
 
 
-def test_grpc_options_of_the_user_are_kept() -> None:
+def test_other_grpc_options_of_the_user_are_kept() -> None:
     found = {
         "grpc_proxy": EnvVar("grpc_proxy", "p:1", "job.env"),
         "TF_GRPC_DEFAULT_OPTIONS": EnvVar(

@@ -1,4 +1,4 @@
-"""A job that uses Estimator for certain is refused without it; one that may use it is not."""
+"""A job that certainly uses Estimator needs TensorFlow 2.15; a possible use gives only a note."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def main():
 if __name__ == "__main__":
     main()
 """
-SURE = {
+CERTAIN = {
     "the tutorial": TUTORIAL,
     "at the top": "import tensorflow as tf\nspec = tf.estimator.TrainSpec(None)",
     "of version 1": "import tensorflow.compat.v1 as tf1\ntf1.estimator.Estimator(None)",
@@ -63,7 +63,7 @@ SURE = {
     ),
 }
 OLD = "import tensorflow as tf\ndef old():\n    tf.estimator.Estimator(1)\n"
-PERHAPS = {
+POSSIBLE = {
     "a version check": (
         "import tensorflow as tf\nif tf.__version__ < '2.16':\n    tf.estimator.Estimator(1)"
     ),
@@ -139,26 +139,26 @@ NEVER = {
 }
 
 
-@pytest.mark.parametrize("source", SURE.values(), ids=SURE)
-def test_a_certain_use(source: str) -> None:
+@pytest.mark.parametrize("source", CERTAIN.values(), ids=CERTAIN)
+def test_a_use_that_always_happens_is_certain(source: str) -> None:
     found = Code.read(source, file="train.py").estimator
     assert found.sure()
     assert set(found.sure()) <= set(found.places)
 
 
-@pytest.mark.parametrize("source", PERHAPS.values(), ids=PERHAPS)
-def test_a_use_that_may_be_for_an_older_tensorflow(source: str) -> None:
+@pytest.mark.parametrize("source", POSSIBLE.values(), ids=POSSIBLE)
+def test_a_use_that_may_be_meant_for_an_older_tensorflow_is_only_possible(source: str) -> None:
     found = Code.read(source, file="train.py").estimator
     assert found.sure() == ()
     assert found.places
 
 
 @pytest.mark.parametrize("source", NEVER.values(), ids=NEVER)
-def test_code_that_does_not_use_estimator(source: str) -> None:
+def test_other_code_does_not_count_as_a_use_of_estimator(source: str) -> None:
     assert Code.read(source).estimator.places == ()
 
 
-def test_a_function_of_another_file_counts_once_the_script_calls_it() -> None:
+def test_a_use_in_another_file_is_certain_if_the_script_calls_the_function() -> None:
     model = "import tensorflow as tf\ndef build():\n    return tf.estimator.Estimator(1)\n"
     model += "if __name__ == '__main__':\n    build()\n"
     module = Code.read(model, file="model.py", is_start=False)
@@ -186,7 +186,7 @@ def test_functions_of_the_same_name_in_two_files_are_not_confused() -> None:
         ("def use():\n    import old", False),
     ],
 )
-def test_the_top_level_of_another_file_counts_if_it_is_imported_for_certain(
+def test_a_use_at_the_top_of_another_file_is_certain_if_the_file_is_certainly_imported(
     script: str, sure: bool
 ) -> None:
     top = "import tensorflow as tf\nx = tf.estimator.Estimator(1)"
@@ -223,12 +223,12 @@ def test_a_certain_use_is_refused_with_its_line(spec_of: SpecOf, machine: PlanCo
 def test_a_possible_use_gives_only_a_note(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({})
     note = "train.py:3 uses tf.estimator, which TensorFlow 2.21.0 does not have"
-    context = context_of(machine, PERHAPS["a version check"], NEWEST)
+    context = context_of(machine, POSSIBLE["a version check"], NEWEST)
     plan = make_plan(spec, context)
     assert list(checks.find(spec, plan, context)) == []
-    assert [note in one for one in plan.notes].count(True) == 1
-    context = context_of(machine, PERHAPS["a version check"], LAST)
-    assert not any("estimator" in one for one in make_plan(spec, context).notes)
+    assert [note in line for line in plan.notes].count(True) == 1
+    context = context_of(machine, POSSIBLE["a version check"], LAST)
+    assert not any("estimator" in line for line in make_plan(spec, context).notes)
 
 
 @pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
@@ -237,7 +237,7 @@ def test_another_host_is_refused_once_its_tensorflow_is_known(
 ) -> None:
     spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
     plan = make_plan(spec, context_of(machine, TUTORIAL, NEWEST))
-    seen = ProbeAnswer("10.0.0.1", python="3.11.7", packages={"tensorflow": version})
-    found = rules.judge([seen], rules.needs_of(plan))
+    answer = ProbeAnswer("10.0.0.1", python="3.11.7", packages={"tensorflow": version})
+    found = rules.judge([answer], rules.needs_of(plan))
     assert [(f.check, f.is_fatal) for f in found] == ([("TensorFlow", True)] if stopped else [])
     assert all("runtime.hosts.10.0.0.1.python" in f.fix for f in found)

@@ -1,6 +1,6 @@
-"""The plan of every example spec on a fixed machine, compared with a golden file.
+"""The plan of every example spec on a fixed machine equals its golden file.
 
-After an intended change of plans, renew the files and review their diff::
+After an intended change of plans, write the files again and review their diff::
 
     RENEW_GOLDEN=1 pytest tests/launcher/plan/test_golden.py
 """
@@ -27,7 +27,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def whole(plan: Plan) -> dict[str, Any]:
-    """Return the plan and every TF_CONFIG of a first attempt; chosen ports begin at 40000."""
+    """Return the plan and every TF_CONFIG of its first attempt; chosen ports begin at 40000."""
     ports = {task.id: task.port or 40000 + place for place, task in enumerate(plan.tasks)}
     attempt = Attempt(plan, 1, tuple(ports), ports)
     configs = {str(task): build_tf_config(attempt, task) for task in ports}

@@ -1,4 +1,4 @@
-"""Imports count only if they happen for certain; variables set and searches are found too."""
+"""The static reading of a script finds certain imports, variables that it sets, and searches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfcluster.plan.imports import Code
         ("\0", set()),
     ],
 )
-def test_certain_imports(source: str, expected: set[str]) -> None:
+def test_only_imports_that_certainly_happen_are_found(source: str, expected: set[str]) -> None:
     assert Code.read(source).imports == expected
 
 
@@ -38,7 +38,7 @@ def test_certain_imports(source: str, expected: set[str]) -> None:
         ("import tensorflow as tf\ntf.constant(1)", set()),
     ],
 )
-def test_parts_of_tensorflow_that_are_used(source: str, parts: set[str]) -> None:
+def test_the_parts_of_tensorflow_that_are_used_are_found(source: str, parts: set[str]) -> None:
     assert Code.read(source).parts == parts
 
 
@@ -60,7 +60,9 @@ def test_parts_of_tensorflow_that_are_used(source: str, parts: set[str]) -> None
         ("os.environ.update({**settings, 'A': '1'})", {"?", "A"}),
     ],
 )
-def test_variables_that_are_set(source: str, names: set[str]) -> None:
+def test_the_environment_variables_that_a_script_sets_are_found(
+    source: str, names: set[str]
+) -> None:
     assert Code.read(source).sets == names
 
 

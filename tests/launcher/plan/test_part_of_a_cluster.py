@@ -1,4 +1,4 @@
-"""A part of a cluster, started by `join` or `up --except`, still knows the whole cluster."""
+"""A part of a cluster that `join` or `up --except` starts still knows the whole cluster."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tfcluster.plan.placement import (
 from tfcluster.plan.plan import Plan, TaskId, plan_from_json, plan_to_json
 from tfcluster.rundir.chaos import parse
 
-HERE, THERE = "192.168.7.1", "10.0.0.2"
+THIS_HOST, OTHER_HOST = "192.168.7.1", "10.0.0.2"
 CLUSTER = {
-    "chief": [f"{THERE}:2220"],
-    "worker": [f"{HERE}:2222", f"{THERE}:2222", f"{HERE}:2223"],
-    "ps": [f"{THERE}:2224"],
-    "evaluator": [f"{HERE}:2225"],
+    "chief": [f"{OTHER_HOST}:2220"],
+    "worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:2222", f"{THIS_HOST}:2223"],
+    "ps": [f"{OTHER_HOST}:2224"],
+    "evaluator": [f"{THIS_HOST}:2225"],
 }
-OURS = tuple(map(TaskId.parse, ("worker:0", "worker:2", "evaluator:0")))
+OUR_TASKS = tuple(map(TaskId.parse, ("worker:0", "worker:2", "evaluator:0")))
 
 
 @pytest.fixture
@@ -42,10 +42,10 @@ def whole(plan_of: Planner) -> Plan:
 
 def test_local_tasks_are_those_at_this_machines_addresses(spec_of: Any) -> None:
     listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
-    assert local_tasks(listed, {HERE, "laptop"}) == OURS
+    assert local_tasks(listed, {THIS_HOST, "laptop"}) == OUR_TASKS
 
 
-def test_a_machine_without_tasks_is_refused_with_its_addresses_and_the_specs(spec_of: Any) -> None:
+def test_a_machine_without_tasks_is_refused_and_the_addresses_are_named(spec_of: Any) -> None:
     listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
     with pytest.raises(SetupError) as refused:
         local_tasks(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
@@ -56,55 +56,57 @@ def test_a_machine_without_tasks_is_refused_with_its_addresses_and_the_specs(spe
 @pytest.mark.parametrize("name", ["worker:9", "worker", "boss:0"])
 def test_an_unknown_task_is_refused(name: str) -> None:
     with pytest.raises(UsageError):
-        find_task(OURS, name)
+        find_task(OUR_TASKS, name)
 
 
 def test_the_tf_config_of_a_part_is_that_of_the_whole_cluster(whole: Plan) -> None:
-    joined = keep_tasks(whole, OURS)
-    held = Attempt(joined, 1, OURS, {task.id: task.port for task in joined.tasks})
-    for task in OURS:
+    joined = keep_tasks(whole, OUR_TASKS)
+    held = Attempt(joined, 1, OUR_TASKS, {task.id: task.port for task in joined.tasks})
+    for task in OUR_TASKS:
         assert build(held, task) == build(fixed(whole), task)
 
 
 def test_only_the_kept_tasks_are_started(whole: Plan) -> None:
-    joined = keep_tasks(whole, OURS)
-    assert tuple(task.id for task in joined.tasks) == OURS
+    joined = keep_tasks(whole, OUR_TASKS)
+    assert tuple(task.id for task in joined.tasks) == OUR_TASKS
     assert [node.name for node in joined.nodes] == ["local"]
     assert joined.chief == TaskId("chief", 0)
 
 
-def test_a_port_that_is_not_fixed_is_refused_on_any_machine(plan_of: Planner) -> None:
-    whole = plan_of({"cluster": {"worker": [f"{HERE}:2222", f"{THERE}:0"]}})
+def test_a_cluster_with_a_port_that_is_not_fixed_is_refused_on_any_machine(
+    plan_of: Planner,
+) -> None:
+    whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:0"]}})
     with pytest.raises(UsageError, match="fixed ports in the spec: none for worker:1"):
         keep_tasks(whole, [TaskId("worker", 0)])
 
 
 def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
     job = {"script": "train.py", "kind": "plain"}
-    whole = plan_of({"cluster": {"worker": [f"{HERE}:0", f"{THERE}:0"]}, "job": job})
+    whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:0"]}, "job": job})
     assert len(keep_tasks(whole, [TaskId("worker", 0)]).tasks) == 1
 
 
-def test_a_part_comes_back_from_its_json(whole: Plan) -> None:
-    joined = keep_tasks(whole, OURS)
+def test_a_part_is_the_same_after_it_is_saved_and_loaded(whole: Plan) -> None:
+    joined = keep_tasks(whole, OUR_TASKS)
     assert plan_from_json(json.loads(json.dumps(plan_to_json(joined)))) == joined
 
 
 def test_parameter_servers_need_storage_that_all_machines_share(
     plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
-    """Each machine that joins has its own run, so this holds even for tasks on this machine."""
+    """Each machine that joins has its own run, so even tasks on this machine need the storage."""
     sections = {"cluster": CLUSTER}
-    joined = keep_tasks(plan_of(sections), OURS)
+    joined = keep_tasks(plan_of(sections), OUR_TASKS)
     assert [error.message for error in find(spec_of(sections), joined, machine)] == [
         "a parameter-server job on several hosts needs storage that all its tasks share"
     ]
 
 
-def test_an_evaluator_needs_the_chief_beside_it_or_shared_storage(
+def test_an_evaluator_needs_the_chief_on_its_machine_or_shared_storage(
     plan_of: Planner, spec_of: Any, machine: PlanContext
 ) -> None:
-    sections = {"cluster": {"worker": [f"{HERE}:2222"], "evaluator": [f"{HERE}:2225"]}}
+    sections = {"cluster": {"worker": [f"{THIS_HOST}:2222"], "evaluator": [f"{THIS_HOST}:2225"]}}
     whole = plan_of(sections)
     evaluator, worker = TaskId("evaluator", 0), TaskId("worker", 0)
     (error,) = find(spec_of(sections), keep_tasks(whole, [evaluator]), machine)
@@ -125,11 +127,11 @@ def test_a_task_in_a_private_network_cannot_join(
     assert "worker:1" in error.message
 
 
-def test_tuners_that_join_share_a_folder_although_each_machine_has_its_own_run(
+def test_tuners_that_join_share_the_folder_of_the_search_although_runs_differ(
     plan_of: Planner,
 ) -> None:
     sections = {
-        "cluster": {"chief": [f"{THERE}:2220"], "worker": [f"{HERE}:2222"]},
+        "cluster": {"chief": [f"{OTHER_HOST}:2220"], "worker": [f"{THIS_HOST}:2222"]},
         "job": {"script": "train.py", "kind": "tuner"},
         "checkpoints": {"dir": "/shared/"},
         "name": "search",
@@ -142,14 +144,14 @@ def test_tuners_that_join_share_a_folder_although_each_machine_has_its_own_run(
     )
     values = {var.name: var.value for var in env}
     assert values[search.FOLDER] == "/shared/tuner/search"
-    assert values[search.ORACLE_IP] == THERE
+    assert values[search.ORACLE_IP] == OTHER_HOST
     assert values[search.ORACLE_PORT] == "2220"
 
 
-# -- started by hand ------------------------------------------------------------------------
+# -- tasks started by hand
 
 
-def test_a_task_started_by_hand_has_the_port_that_is_held_for_it(plan_of: Planner) -> None:
+def test_a_task_started_by_hand_gets_the_port_that_is_held_for_it(plan_of: Planner) -> None:
     first, second = TaskId("worker", 0), TaskId("worker", 1)
     plan = exclude_tasks(plan_of(), [second])
     assert [task.id for task in plan.tasks] == [first]
@@ -158,8 +160,8 @@ def test_a_task_started_by_hand_has_the_port_that_is_held_for_it(plan_of: Planne
     assert [held["task"] for held in order] == ["worker:0", "worker:1"]
     attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
     assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
-    again = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
-    assert [task.id for task in again.by_hand] == [second]
+    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    assert [task.id for task in loaded.by_hand] == [second]
     assert "elsewhere" not in plan_to_json(plan_of())
 
 
@@ -176,12 +178,12 @@ def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None
         ({}, "worker:0 worker:1", "--except leaves no task to start"),
         ({"runtime": {"backend": "docker"}}, "worker:1", "a task in a container"),
         (
-            {"cluster": {"worker": [f"{HERE}:0", f"{THERE}:2222"]}},
+            {"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:2222"]}},
             "worker:1",
             "--except worker:1 needs fixed ports in the spec: none for worker:0",
         ),
         (
-            {"cluster": {"worker": [f"{HERE}:0", f"{THERE}:2222"]}},
+            {"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:2222"]}},
             "worker:0",
             "--except worker:0 needs fixed ports in the spec: none for worker:0",
         ),
@@ -195,10 +197,10 @@ def test_tasks_that_cannot_be_started_by_hand_are_refused(
 
 
 def test_with_fixed_ports_a_task_of_another_host_may_be_excluded(plan_of: Planner) -> None:
-    cluster = {"worker": [f"{HERE}:2222", f"{THERE}:2222"]}
+    cluster = {"worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:2222"]}
     plan = exclude_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 1)])
     assert [node.name for node in plan.nodes] == ["local"]
-    assert plan.task(TaskId("worker", 1)).address == f"{THERE}:2222"
+    assert plan.task(TaskId("worker", 1)).address == f"{OTHER_HOST}:2222"
 
 
 def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
@@ -219,7 +221,7 @@ def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_stor
     assert not [*find(spec_of(sections), plan, machine)]
 
 
-def test_no_fault_is_injected_into_a_task_started_by_hand(plan_of: Planner) -> None:
+def test_a_fault_in_a_task_started_by_hand_is_refused(plan_of: Planner) -> None:
     plan = exclude_tasks(plan_of(), [TaskId("worker", 1)])
     with pytest.raises(UsageError, match="worker:1 is not started from here"):
         parse(["kill worker:1 at step 5"], plan)

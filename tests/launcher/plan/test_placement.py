@@ -25,5 +25,7 @@ OWN = frozenset({"10.0.0.5", "fe80::1", "gpu1"})
         ("10.0.0.5", "ssh", Place("10.0.0.5", "ssh")),
     ],
 )
-def test_a_host_is_placed(host: str, backend: str, expected: Place) -> None:
+def test_an_address_of_this_machine_is_local_and_another_is_reached_by_ssh(
+    host: str, backend: str, expected: Place
+) -> None:
     assert place(host, backend=backend, local_addresses=OWN) == expected

@@ -1,4 +1,4 @@
-"""The output of a plan for people and shells."""
+"""A plan is displayed as a table for people and as commands for a shell."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def a_plan() -> Plan:
     )
 
 
-def test_the_table_shows_address_python_notes_and_obstacles() -> None:
+def test_the_table_shows_address_python_notes_and_problems() -> None:
     obstacle = InterpreterError("no TensorFlow", fix="install it")
     text = "\n".join(format_plan(a_plan(), [obstacle], width=100))
     assert "127.0.0.1, port chosen at start" in text
@@ -81,7 +81,7 @@ def test_the_lines_of_one_task_run_in_a_shell() -> None:
     assert result.returncode == 0
 
 
-def test_every_variable_has_its_source_and_a_secret_stays_secret() -> None:
+def test_every_variable_is_shown_with_its_source_and_secrets_are_hidden() -> None:
     lines = format_task(a_plan(), WORKER)
     exports = [line for line in lines if "export " in line]
     assert "# export KEY=" in "\n".join(exports)
@@ -92,7 +92,7 @@ def test_every_variable_has_its_source_and_a_secret_stays_secret() -> None:
     assert "s3cret" not in json.dumps(plan_to_json(a_plan()))
 
 
-def test_exports_leave_out_secrets_and_name_those_missing_in_the_shell() -> None:
+def test_exports_omit_secrets_and_name_those_missing_in_the_shell() -> None:
     env = a_plan().task(WORKER).command.env
     lines = format_exports(a_plan(), WORKER, env, known={})
     assert lines[0] == "unset TF_CONFIG"
@@ -101,23 +101,23 @@ def test_exports_leave_out_secrets_and_name_those_missing_in_the_shell() -> None
     assert "KEY" not in "\n".join(format_exports(a_plan(), WORKER, env, known={"KEY": "s3cret"}))
 
 
-def test_a_plan_survives_its_file() -> None:
+def test_a_plan_is_the_same_after_it_is_saved_and_loaded() -> None:
     plan = a_plan()
-    back = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
-    key = back.task(WORKER).command.env[1]
+    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    key = loaded.task(WORKER).command.env[1]
     assert (key.value, key.secret) == ("", True)
-    assert plan_to_json(back) == plan_to_json(plan)
-    assert (back.nodes, back.supervision) == (plan.nodes, plan.supervision)
-    assert back.checkpoints == plan.checkpoints
+    assert plan_to_json(loaded) == plan_to_json(plan)
+    assert (loaded.nodes, loaded.supervision) == (plan.nodes, plan.supervision)
+    assert loaded.checkpoints == plan.checkpoints
 
 
-def test_keys_of_a_newer_version_are_ignored() -> None:
+def test_unknown_keys_of_a_newer_version_are_ignored() -> None:
     data = plan_to_json(a_plan()) | {"news": 1}
     assert plan_from_json(json.loads(json.dumps(data))).name == "demo"
 
 
 def test_the_lines_of_a_remote_task_run_in_its_shell(plan_of: Planner, tmp_path: Path) -> None:
-    """Home and run id are the remote ones; the user's arguments are unchanged."""
+    """The remote home and run id are used; the user's arguments are unchanged."""
     hosts = {"*": {"python": "~/my venv", "data_dir": "~/my data"}}
     job: dict[str, Any] = {
         "script": "tr ain.py",
@@ -150,7 +150,7 @@ def test_the_lines_of_a_remote_task_run_in_its_shell(plan_of: Planner, tmp_path:
     assert result.stdout.splitlines() == expected
 
 
-def test_other_programs_of_single_tasks_are_shown_with_their_names(plan_of: Planner) -> None:
+def test_a_task_with_another_program_is_shown_with_its_own_command(plan_of: Planner) -> None:
     job = {"args": ["train"], "per_task": {"ps": {"args": ["serve"]}}}
     plan = plan_of({"cluster": {"chief": 1, "worker": 2, "ps": 1}, "job": job})
     rows = [line for line in format_plan(plan, [], width=200) if line.startswith("command")]

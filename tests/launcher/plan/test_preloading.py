@@ -1,4 +1,4 @@
-"""The modules that are preloaded, and the tasks that may fork from the preloader."""
+"""The plan chooses the modules to preload, and the tasks that may fork from the preloader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on(plan: Plan, node: str = "local") -> Preload:
         (None, "auto", ()),
     ],
 )
-def test_the_modules_to_preload(
+def test_the_modules_to_preload_follow_from_imports_and_setting(
     plan_of: Planner, code: Code | None, setting: str, names: tuple[str, ...]
 ) -> None:
     assert plan_of({"runtime": {"preload": setting}}, code=code).preload == names
@@ -58,7 +58,7 @@ def test_a_job_that_sets_variables_read_at_the_import_is_not_preloaded(plan_of: 
         ("off", KERAS_JOB, None),
     ],
 )
-def test_preload_that_has_no_effect_gives_a_note(
+def test_a_preload_setting_without_effect_gives_a_note(
     plan_of: Planner, setting: str, code: Code, words: str | None
 ) -> None:
     plan = plan_of({"runtime": {"preload": setting}}, code=code, imports=code.imports)
@@ -66,7 +66,7 @@ def test_preload_that_has_no_effect_gives_a_note(
     assert (words is None and not notes) or (words is not None and words in notes[0])
 
 
-def test_a_job_may_set_variables_that_are_read_later(plan_of: Planner) -> None:
+def test_a_job_may_set_variables_that_are_read_after_the_import(plan_of: Planner) -> None:
     names = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MY_OWN", "XLA_FLAGS"}
     names |= {"GRPC_FAIL_FAST", "TF_DETERMINISTIC_OPS", "DNNL_VERBOSE", "PYTHONHASHSEED"}
     for name in names:
@@ -74,7 +74,7 @@ def test_a_job_may_set_variables_that_are_read_later(plan_of: Planner) -> None:
         assert plan_of(code=code).preload == ("tensorflow",), name
 
 
-def test_without_hooks_no_task_is_a_fork(plan_of: Planner) -> None:
+def test_a_job_without_hooks_is_not_preloaded(plan_of: Planner) -> None:
     plan = plan_of({"job": {"hooks": "off"}, "runtime": {"preload": "on"}}, code=KERAS_JOB)
     assert plan.preload == ()
     assert any("it needs the hooks" in note for note in plan.notes)
@@ -99,7 +99,7 @@ def test_the_preloader_gets_the_variables_that_all_tasks_share(plan_of: Planner)
      ("MY_OWN", {"worker:0", "worker:1", "worker:2"}),
      ("CUDA_VISIBLE_DEVICES", {"worker:0", "worker:1", "worker:2"})],
 )  # fmt: skip
-def test_a_task_with_other_variables_read_at_the_import_starts_cold(
+def test_a_task_with_its_own_variables_read_at_the_import_is_not_preloaded(
     plan_of: Planner, variable: str, forks: set[str]
 ) -> None:
     first = {"address": "127.0.0.1:0", "env": {variable: "x"}}

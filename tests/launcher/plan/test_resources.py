@@ -1,4 +1,4 @@
-"""The division of cores, threads and GPUs between tasks."""
+"""Cores, threads and GPUs are divided between the tasks of a machine."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_cores_are_divided_evenly(
     assert deal(nodes, parts) == expected
 
 
-def test_a_task_stays_in_one_numa_node_where_that_costs_little() -> None:
+def test_a_task_stays_in_one_numa_node_if_it_loses_few_cores() -> None:
     assert deal(TWO, 3) == [(0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11)], "four cores, not five"
     three_each = ((0, 1, 2), (3, 4, 5))
     assert deal(three_each, 3) == [(0, 1), (2, 3), (4, 5)], "half of its cores is too much"
@@ -81,11 +81,11 @@ def test_shares_are_disjoint_as_long_as_there_are_enough_cores(
         assert len(used) == len(set(used))
     else:
         assert max(map(used.count, used)) - min(map(used.count, every)) <= 1, (
-            "none is reused far more often"
+            "no core is reused far more often"
         )
 
 
-def test_cores_are_reused_if_they_run_out() -> None:
+def test_cores_are_reused_if_there_are_too_few() -> None:
     assert deal(((0, 1, 2),), 2, each=2) == [(0, 1), (2, 0)]
     assert deal(((0, 1),), 2, each=5) == [(0, 1), (0, 1)]
 
@@ -111,7 +111,7 @@ def shared(
         ("worker:0", False, [None]),
     ],
 )
-def test_background_tasks_take_no_cores_from_those_that_train(
+def test_background_tasks_take_no_cores_from_training_tasks(
     names: str, is_search: bool, expected: list[int | None]
 ) -> None:
     found = shared(names, cores=Cores(ONE), is_search=is_search)
@@ -145,7 +145,7 @@ def test_each_task_is_pinned_to_one_of_several_numa_nodes() -> None:
     assert [s.cores for s in shared(four, cores=Cores(ONE))] == [None] * 4
     assert [s.cores for s in shared(four, cores=Cores(TWO), pin=False)] == [None] * 4
     beside = shared("worker:0 worker:1 evaluator:0", cores=Cores(TWO), pin=True)
-    assert [s.cores for s in beside] == [*TWO, None], "an evaluator takes any that is idle"
+    assert [s.cores for s in beside] == [*TWO, None], "an evaluator may use any idle core"
     pinned = shared(four, cores=Cores(TWO), pin=True)
     assert [s.cores for s in pinned] == [TWO[0][:4], TWO[0][4:], TWO[1][:4], TWO[1][4:]]
 
@@ -221,7 +221,7 @@ def test_an_evaluator_gets_no_gpu_of_another_task() -> None:
     assert found[ids[1]] == ()
 
 
-def test_gpu_variables() -> None:
+def test_the_gpus_of_a_task_set_cuda_visible_devices() -> None:
     assert gpu_env((), shared=False) == {"CUDA_VISIBLE_DEVICES": "-1"}
     assert gpu_env((2, 3), shared=False) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     assert gpu_env(None, shared=False) == {}

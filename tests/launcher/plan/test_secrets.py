@@ -1,4 +1,4 @@
-"""Secret variables are recognised, and left out of the stored spec."""
+"""Secret variables are recognised by name, and left out of the stored spec."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tfcluster.plan.secrets import holds_secrets, is_secret, redact_spec
         "SSH_KEY_PASSPHRASE", "GITHUB_PAT", "BASIC_AUTH", "API_KEYS", "PASSWORDS",
     ],
 )  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
+def test_a_variable_with_the_name_of_a_secret_is_secret_by_default(name: str) -> None:
     assert is_secret(name, named=(), shown=())
     assert not is_secret(name, named=(), shown=(name,))
-    assert is_secret(name, named=(name,), shown=(name,)), "job.secrets says so itself"
+    assert is_secret(name, named=(name,), shown=(name,)), "job.secrets takes precedence"
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_names_of_secrets(name: str) -> None:
         "GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK", "AUTHOR", "TF_CPP_MIN_LOG_LEVEL",
     ],
 )  # fmt: skip
-def test_names_that_are_not_secret(name: str) -> None:
+def test_a_variable_with_an_ordinary_name_is_secret_only_if_listed(name: str) -> None:
     assert not is_secret(name, named=(), shown=())
     assert is_secret(name, named=(name,), shown=())
 

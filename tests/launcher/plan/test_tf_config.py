@@ -1,4 +1,4 @@
-"""TF_CONFIG, exactly as TensorFlow reads it."""
+"""Each task gets a TF_CONFIG exactly as TensorFlow reads it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_two_workers_have_one_cluster_and_their_own_index() -> None:
     assert config(plan, "worker:1")["cluster"] == cluster
 
 
-def test_one_worker_is_a_cluster_too() -> None:
+def test_one_worker_also_forms_a_cluster() -> None:
     assert config(a_plan("worker:0"), "worker:0")["cluster"] == {"worker": ["127.0.0.1:2222"]}
 
 
@@ -110,14 +110,14 @@ def test_a_task_outside_the_attempt_has_no_tf_config() -> None:
         config(a_plan("worker:0", "worker:1"), "worker:1", without="worker:1")
 
 
-def test_the_variable_is_one_line_of_json() -> None:
+def test_the_variable_tf_config_is_one_line_of_json() -> None:
     plan = a_plan("worker:0", "worker:1")
     text = values(fixed(plan), "worker:1")["TF_CONFIG"]
     assert "\n" not in text
     assert json.loads(text) == config(plan, "worker:1")
 
 
-def test_chosen_ports_replace_the_specs() -> None:
+def test_chosen_ports_replace_those_of_the_spec() -> None:
     plan = a_plan("worker:0")
     attempt = Attempt(plan, 2, (TaskId("worker", 0),), {TaskId("worker", 0): 40001})
     found = values(attempt, "worker:0")
@@ -139,7 +139,7 @@ def test_the_restored_step_is_absent_on_a_fresh_start() -> None:
     assert values(attempt, "worker:0", restored_step=0)["TFCLUSTER_RESTORED_STEP"] == "0"
 
 
-def test_a_shared_checkpoint_folder_replaces_each_tasks_own() -> None:
+def test_a_shared_checkpoint_folder_replaces_the_folder_of_each_task() -> None:
     own = values(fixed(a_plan("worker:0")), "worker:0")
     shared = values(fixed(a_plan("worker:0", directory="gs://b/x")), "worker:0")
     assert own["TFCLUSTER_CHECKPOINT_DIR"] == "/run/c"

@@ -1,4 +1,4 @@
-"""The environment of the tasks of a KerasTuner search: KerasTuner's variables, no TF_CONFIG."""
+"""The tasks of a KerasTuner search get KerasTuner's variables and no TF_CONFIG."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def planned(plan: Plan, task: str) -> dict[str, str]:
     return {var.name: var.value for var in plan.task(TaskId.parse(task)).command.env}
 
 
-def test_the_chief_s_port_is_the_oracle_s_and_each_tuner_has_an_id(plan_of: Planner) -> None:
+def test_the_oracle_has_the_chief_s_port_and_each_tuner_has_an_id(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
     for task, tuner in [("chief:0", "chief-0"), ("worker:0", "worker-0"), ("worker:1", "worker-1")]:
         found = values(plan, task)
         assert found["KERASTUNER_ORACLE_IP"] == "127.0.0.1"
         assert found["KERASTUNER_ORACLE_PORT"] == "4000"
         assert found["KERASTUNER_TUNER_ID"] == tuner
-        # For KerasTuner, the chief is the process with these letters in its id.
+        # KerasTuner takes a process for the chief if its id contains "chief".
         assert ("chief" in tuner) == (task == "chief:0")
 
 
 def test_a_restarted_tuner_keeps_its_id(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
-    again = values(plan, "worker:1", number=2)
-    assert again["KERASTUNER_TUNER_ID"] == values(plan, "worker:1")["KERASTUNER_TUNER_ID"]
+    restarted = values(plan, "worker:1", number=2)
+    assert restarted["KERASTUNER_TUNER_ID"] == values(plan, "worker:1")["KERASTUNER_TUNER_ID"]
 
 
 def test_a_single_tuner_needs_no_oracle(plan_of: Planner) -> None:
@@ -53,12 +53,12 @@ def test_a_single_tuner_needs_no_oracle(plan_of: Planner) -> None:
     assert found["TFCLUSTER_TUNER_DIR"] == "/run/tuner"
 
 
-def test_tuners_train_alone(plan_of: Planner) -> None:
+def test_tuners_train_independently(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
     assert plan.strategy == "default"
     assert "TF_CONFIG" not in values(plan, "worker:0")
     assert '"strategy": "default"' in planned(plan, "worker:0")["TFCLUSTER_SETTINGS"]
-    # Keras 3 fails with several workers only, so a search may use it.
+    # Keras 3 fails only with several workers, so a search may use it.
     assert "TF_USE_LEGACY_KERAS" not in planned(plan, "worker:0")
 
 
@@ -66,7 +66,7 @@ def test_the_strategy_in_the_spec_is_kept(plan_of: Planner) -> None:
     assert plan_of(SEARCH | {"strategy": {"name": "mirrored"}}).strategy == "mirrored"
 
 
-def test_all_tasks_of_a_run_share_the_folder_of_the_search(plan_of: Planner) -> None:
+def test_all_tasks_of_a_search_share_one_folder(plan_of: Planner) -> None:
     plan = plan_of(SEARCH)
     assert {values(plan, str(task.id))["TFCLUSTER_TUNER_DIR"] for task in plan.tasks} == {
         "/run/tuner"
@@ -92,8 +92,8 @@ def test_a_chief_gets_the_gpus_that_the_spec_gives_it(plan_of: Planner) -> None:
     plan = plan_of(SEARCH | {"cluster": cluster}, gpus=(0, 1))
     assert planned(plan, "chief:0")["CUDA_VISIBLE_DEVICES"] == "0"
     assert planned(plan, "worker:0")["CUDA_VISIBLE_DEVICES"] == "1"
-    one = plan_of(SEARCH | {"cluster": cluster}, gpus=(0,))
-    assert planned(one, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true", "it is shared"
+    one_gpu = plan_of(SEARCH | {"cluster": cluster}, gpus=(0,))
+    assert planned(one_gpu, "chief:0")["TF_FORCE_GPU_ALLOW_GROWTH"] == "true", "it is shared"
 
 
 def test_only_the_port_of_the_oracle_must_be_fixed(plan_of: Planner) -> None:

@@ -1,4 +1,4 @@
-"""`doctor` reports agents that refuse, go away or lose their guard, without waiting for them."""
+"""`doctor` reports agents that refuse, exit or lose their guard, and does not wait for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Answers = dict[str, list[dict[str, Any]]]
 
 
 class Agent:
-    """An agent that answers each kind of order with fixed messages; after `gone` its link ends."""
+    """An agent that answers each kind of order with fixed messages; `gone` ends its link."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
     heard_goodbye, has_ended, heard_at = True, False, 0.0

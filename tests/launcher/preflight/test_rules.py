@@ -1,4 +1,4 @@
-"""The preflight rules: what they report, what is fatal and what is only a warning."""
+"""The preflight rules report problems of the nodes, as fatal findings or as warnings."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def test_equal_nodes_that_reach_each_other_have_no_findings() -> None:
     assert found(A, B, C) == []
 
 
-def test_the_node_with_another_version_is_named_not_the_two_that_agree() -> None:
+def test_the_node_that_differs_from_the_other_two_in_a_version_is_named() -> None:
     (finding,) = found(A, replace(B, packages={**VERSIONS, "tensorflow": "2.16.1"}), C)
     assert finding.node == "b"
     assert finding.what == "TensorFlow: 2.16.1 on this node, 2.15.1 on the others"
     assert finding.is_fatal
 
 
-def test_another_numpy_is_a_warning() -> None:
+def test_another_version_of_numpy_is_a_warning() -> None:
     (finding,) = found(A, B, replace(C, packages={**VERSIONS, "numpy": "2.0.0"}))
     assert (finding.node, finding.is_fatal) == ("c", False)
 
 
 def test_a_python_without_tensorflow_is_fatal_only_for_a_job_that_imports_it() -> None:
-    bare = [replace(one, packages={}) for one in (A, B)]
+    bare = [replace(answer, packages={}) for answer in (A, B)]
     assert [finding.what for finding in found(*bare)] == ["its Python has no TensorFlow"] * 2
     assert found(*bare, tensorflow=False) == []
 
 
-def test_another_minor_version_of_python_is_a_finding_a_patch_version_is_not() -> None:
+def test_only_another_minor_version_of_python_is_a_finding() -> None:
     assert found(A, replace(B, python="3.11.2")) == []
     (finding,) = found(A, B, replace(C, python="3.12.1"))
     assert finding.what == "Python: 3.12 on this node, 3.11 on the others"
@@ -75,7 +75,7 @@ def test_an_unreachable_node_that_did_not_answer_is_not_reported_again() -> None
     assert rules.judge([replace(A, unreachable=(line,))], Needs(), silent={"b"}) == ()
 
 
-def test_a_foreign_name_is_fatal_a_full_disk_and_a_wrong_clock_are_warnings() -> None:
+def test_a_wrong_address_is_fatal_but_a_full_disk_and_a_wrong_clock_are_warnings() -> None:
     bad = replace(A, strange_names=("gpu7",), free_bytes=10**6, clock_ahead_s=-90.0)
     assert [(f.what, f.is_fatal) for f in found(bad, B)] == [
         ("gpu7 is not an address of this node", True),
@@ -84,7 +84,7 @@ def test_a_foreign_name_is_fatal_a_full_disk_and_a_wrong_clock_are_warnings() ->
     ]
 
 
-def test_parameter_servers_and_tuners_need_not_be_alike() -> None:
+def test_nodes_without_a_gang_may_have_different_packages_and_gpus() -> None:
     other = replace(B, packages={}, gpus=("H100",))
     assert found(A, other, tensorflow=False, gang=False) == []
 
@@ -128,13 +128,13 @@ def test_an_answer_with_a_bad_field_is_refused(field: str, value: object) -> Non
 
 @pytest.mark.parametrize("field", REPORT)
 @pytest.mark.parametrize("value", [5, "x", None, [{}], [[]], {"a": [1]}, {"error": {}}], ids=str)
-def test_every_accepted_answer_can_be_judged_and_shown(field: str, value: object) -> None:
+def test_every_accepted_answer_can_be_judged_and_displayed(field: str, value: object) -> None:
     try:
-        one = probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
+        probed = probe_answers.read(json.dumps({**REPORT, field: value}), now=0.0)
     except ValueError:
         return
-    found(one, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
-    assert format_report(PreflightReport(("a",), (one,), ()), width=None, colours=False)
+    found(probed, B, tensorflow=True, script_sha256="aa", gpu_indexes={"a": 1}, writes="/mnt")
+    assert format_report(PreflightReport(("a",), (probed,), ()), width=None, colours=False)
 
 
 def test_the_error_lists_all_findings_with_their_fixes() -> None:
@@ -161,32 +161,32 @@ def test_nccl_without_a_gpu_and_a_missing_gpu_are_fatal() -> None:
     assert finding.what == "GPU index 1 is requested, but the node's GPU count is 1"
 
 
-def test_the_checkpoint_folder_must_be_writable_a_data_set_may_be_read_only() -> None:
-    one = replace(A, unwritable=(("/mnt/exp", "Read-only file system"), ("/mnt/data", "…")))
-    assert [(f.what, f.is_fatal) for f in found(one, writes="/mnt/exp")] == [
+def test_the_checkpoint_folder_must_be_writable_but_a_data_set_may_be_read_only() -> None:
+    probed = replace(A, unwritable=(("/mnt/exp", "Read-only file system"), ("/mnt/data", "…")))
+    assert [(f.what, f.is_fatal) for f in found(probed, writes="/mnt/exp")] == [
         ("/mnt/exp cannot be written: Read-only file system", True),
         ("/mnt/data cannot be written: …", False),
     ]
 
 
-def test_another_script_in_a_shared_folder_is_a_finding() -> None:
-    one = replace(A, script_sha256="aa")
-    assert found(one, script_sha256="aa") == []
-    assert [f.check for f in found(one, script_sha256="bb")] == ["script"]
+def test_a_node_with_another_version_of_the_script_is_a_finding() -> None:
+    probed = replace(A, script_sha256="aa")
+    assert found(probed, script_sha256="aa") == []
+    assert [f.check for f in found(probed, script_sha256="bb")] == ["script"]
     assert found(A, script_sha256="bb") == []  # a missing script will be sent
 
 
 def test_an_import_that_fails_is_reported_with_its_last_line() -> None:
-    one = replace(A, imported={"error": "ImportError: libcudart.so.12"}, executable="/tf/python")
-    (finding,) = found(one)
+    probed = replace(A, imported={"error": "ImportError: libcudart.so.12"}, executable="/tf/python")
+    (finding,) = found(probed)
     assert finding.what == "import tensorflow fails: ImportError: libcudart.so.12"
     assert "/tf/python" in finding.fix
 
 
-def test_a_report_is_read_back_as_it_was_written() -> None:
+def test_a_report_is_the_same_after_it_is_saved_and_loaded() -> None:
     report = PreflightReport(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
-    again = PreflightReport.from_json(json.loads(json.dumps(report.to_json())))
-    assert json.dumps(again.to_json()) == json.dumps(report.to_json())
+    loaded = PreflightReport.from_json(json.loads(json.dumps(report.to_json())))
+    assert json.dumps(loaded.to_json()) == json.dumps(report.to_json())
     assert report.warnings == report.findings
     report.require()
 
@@ -197,7 +197,7 @@ def test_a_report_with_a_fatal_finding_raises() -> None:
         PreflightReport(("a",), (A,), ()).with_more([finding]).require()
 
 
-def test_a_node_is_asked_for_the_script_of_the_first_task_or_for_no_script(paths: RunPaths) -> None:
+def test_a_node_is_asked_for_the_script_of_the_first_task_only(paths: RunPaths) -> None:
     plan = plan_of("worker:0", "worker:1", "worker:2")
     scripts = ("/job/train.py", "/job/other.py", "/job/train.py")
     tasks = tuple(

@@ -1,4 +1,4 @@
-"""`--chaos`: the faults that can be written, who injects them, and what is rejected."""
+"""`--chaos` parses faults, assigns each to the task that injects it, and rejects bad text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def error_of(text: str, plan: Plan | None = None) -> str:
         ("kill-agent worker:1 at step 7", {"do": "report", "place": "step", "number": 7}),
     ],
 )
-def test_a_task_gets_its_faults_in_their_attempt_only(text: str, expected: dict[str, Any]) -> None:
+def test_a_fault_is_passed_only_to_its_task_in_its_attempt(
+    text: str, expected: dict[str, Any]
+) -> None:
     fault = parse_one(text)
     record = {"fault": " ".join(text.split()), **expected}
     assert chaos.settings_for([fault], W1, 1) == [record]
@@ -54,7 +56,7 @@ def test_a_task_gets_its_faults_in_their_attempt_only(text: str, expected: dict[
     assert chaos.settings_for([fault], W0, 1) == []
 
 
-def test_several_faults_and_a_later_attempt() -> None:
+def test_several_faults_and_later_attempts_can_be_given() -> None:
     texts = [
         "kill worker:1 at step 5; stop worker:0 at save in attempt 2;",
         "term worker:0 at start",
@@ -67,12 +69,12 @@ def test_several_faults_and_a_later_attempt() -> None:
 
 def test_the_coordinator_kills_agents_and_tasks_inject_other_faults() -> None:
     faults = chaos.parse(["kill-agent local at step 7", "kill worker:1 at step 7"], plan_of())
-    assert faults[0].witness == W0, "the chief counts"
+    assert faults[0].witness == W0, "the chief counts the steps"
     assert chaos.order(faults, faults[0].text) == ("local", {"type": "die"})
     assert chaos.order(faults, faults[1].text) is None
 
 
-def test_steps_of_a_serving_task_are_those_of_the_chief() -> None:
+def test_the_step_of_a_fault_in_a_serving_task_is_counted_by_the_chief() -> None:
     plan = plan_of("chief:0", "worker:0", "ps:0")
     fault = parse_one("kill ps:0 at step 50", plan)
     (record,) = chaos.settings_for([fault], TaskId("chief", 0), 1)
@@ -117,7 +119,7 @@ def test_any_text_is_parsed_or_rejected(text: str) -> None:
     except UsageError:
         return
     for fault in faults:
-        assert chaos.parse([fault.text], plan_of()) == (fault,), "its text says it all"
+        assert chaos.parse([fault.text], plan_of()) == (fault,), "its text parses to the same fault"
 
 
 def test_the_error_points_at_the_wrong_word_and_names_the_fix() -> None:
@@ -131,13 +133,13 @@ def test_the_error_points_at_the_wrong_word_and_names_the_fix() -> None:
 
 
 @pytest.mark.parametrize("place", ["step 5", "start", "join", "save"])
-def test_without_hooks_nothing_can_be_injected(place: str) -> None:
+def test_without_hooks_no_fault_can_be_injected(place: str) -> None:
     message = error_of(f"kill worker:1 at {place}", plan_of(hooks=False))
     assert "it is a command, or its hooks are off" in message
     assert ("reports no steps" in message) is (place == "step 5")
 
 
-def test_a_plain_job_reports_no_steps_and_waits_for_no_peer() -> None:
+def test_a_plain_job_accepts_no_fault_at_a_step_or_at_join() -> None:
     plain = plan_of(kind="plain")
     assert "reports no steps" in error_of("kill worker:1 at step 5", plain)
     assert "never waits" in error_of("kill worker:1 at join", plain)

@@ -1,4 +1,4 @@
-"""The summary of injected faults: when each was detected and resumed, or why it never happened."""
+"""The summary of a fault says when it was detected and resumed, or why it was never injected."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_task_without_steps_has_resumed_when_it_is_ready_again() -> None:
         ("kill-agent local at step 5", ev.NodeLost(node="local", reason="its agent died")),
     ],
 )
-def test_the_first_event_that_shows_a_fault(fault: str, sign: Event) -> None:
+def test_a_fault_is_detected_by_the_first_event_that_shows_it(fault: str, sign: Event) -> None:
     (record,) = fold_events((1.0, injected(fault)), (3.5, sign))
     assert record["detected_after_s"] == 2.5
 
@@ -104,7 +104,7 @@ def test_a_fault_that_was_never_injected_is_warned_about(
     assert chaos.not_injected(faults, state) == (f"'{text}' was never injected: {why}",)
 
 
-def test_an_injected_fault_is_no_warning(state: RunSnapshot) -> None:
+def test_an_injected_fault_is_not_warned_about(state: RunSnapshot) -> None:
     faults = chaos.parse(["kill worker:1 at step 5"], plan_of())
     chaos.apply(state.chaos, injected(), 1.0)
     assert chaos.not_injected(faults, state) == ()

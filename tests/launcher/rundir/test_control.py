@@ -54,7 +54,7 @@ def test_a_request_is_answered_and_the_socket_is_gone_afterwards(paths: RunPaths
         control.ask(path, {"op": "status"})
 
 
-def test_only_this_user_can_reach_it(paths: RunPaths) -> None:
+def test_only_this_user_can_reach_the_socket(paths: RunPaths) -> None:
     path = paths.control_socket
     mode = with_server(path, lambda: path.parent.stat().st_mode)
     assert mode & 0o077 == 0
@@ -73,17 +73,17 @@ with socket.socket(socket.AF_UNIX) as connection:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_is_disconnected(paths: RunPaths) -> None:
-    """The user is checked even where the modes of folder and socket allow the access."""
+    """The server checks the user even if the modes of folder and socket allow the access."""
     path = paths.control_socket
 
-    def ask_as_another() -> bytes:
+    def ask_as_another_user() -> bytes:
         path.parent.parent.chmod(0o755)
         path.parent.chmod(0o755)
         path.chmod(0o777)
         argv = [sys.executable, "-I", "-S", "-c", SAY, str(path)]
         return subprocess.run(argv, capture_output=True, check=False).stdout
 
-    assert with_server(path, ask_as_another) == b""
+    assert with_server(path, ask_as_another_user) == b""
 
 
 @pytest.mark.parametrize("line", [b"{}", b"[]", b"nonsense", b'{"op": "dance"}', b"\xff\xfe"])
@@ -95,10 +95,10 @@ def test_invalid_requests_are_answered_with_the_reason(paths: RunPaths, line: by
 def test_an_endless_line_is_disconnected(paths: RunPaths, caplog: pytest.LogCaptureFixture) -> None:
     path = paths.control_socket
     assert with_server(path, lambda: say(path, b"x" * 200_000)) == b""
-    assert caplog.text == "", "nothing is written beside the views"
+    assert caplog.text == "", "nothing is logged on top of the views"
 
 
-def test_a_client_that_stays_does_not_block_others(
+def test_a_client_that_stays_connected_does_not_block_the_end(
     paths: RunPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = paths.control_socket
@@ -113,7 +113,7 @@ def test_a_client_that_stays_does_not_block_others(
     assert caplog.text == ""
 
 
-def test_a_socket_that_a_killed_coordinator_left_is_replaced(paths: RunPaths) -> None:
+def test_the_leftover_socket_of_a_killed_coordinator_is_replaced(paths: RunPaths) -> None:
     path = paths.control_socket
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as old:
@@ -128,7 +128,7 @@ def test_a_path_that_is_too_long_is_reported_with_the_fix(tmp_path: Path) -> Non
 
 
 def test_a_removed_socket_is_made_again(paths: RunPaths, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A logout may remove XDG_RUNTIME_DIR while a run in the background goes on."""
+    """A logout may remove XDG_RUNTIME_DIR while a run continues in the background."""
     monkeypatch.setattr(control, "_CHECK_INTERVAL_S", 0.01)
     path = paths.control_socket
 

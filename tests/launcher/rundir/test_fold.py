@@ -1,4 +1,4 @@
-"""Events fold into the state of a run."""
+"""The state of a run follows from its events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STARTED = [
     ev.TaskStarted(task="worker:0", attempt=1, node="local", pid=20),
     ev.TaskStarted(task="worker:1", attempt=1, node="local", pid=21),
 ]
-OUT = ev.TaskExited(task="worker:0", attempt=1, exit_code=0, duration_s=5.0)
+EXITED = ev.TaskExited(task="worker:0", attempt=1, exit_code=0, duration_s=5.0)
 
 
 def replay(state: RunSnapshot, paths: RunPaths, events: list[Event]) -> RunSnapshot:
@@ -36,7 +36,7 @@ def tasks(state: RunSnapshot) -> dict[str, str]:
     return {task.task: task.state for task in state.tasks}
 
 
-def test_the_first_state(state: RunSnapshot) -> None:
+def test_a_run_begins_with_waiting_tasks(state: RunSnapshot) -> None:
     assert state.status is Status.STARTING
     assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
 
@@ -76,7 +76,7 @@ def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
 @pytest.mark.parametrize(
     ("exited", "expected"),
     [
-        (OUT, "succeeded"),
+        (EXITED, "succeeded"),
         (ev.TaskExited(task="worker:0", attempt=1, exit_code=3), "failed"),
         (ev.TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9), "failed"),
         (
@@ -103,7 +103,7 @@ def test_tasks_of_a_lost_node_are_lost_unless_their_end_is_known(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     stopping = ev.TaskStopping(task="worker:1", attempt=1, why="a node is lost")
-    replay(state, paths, [*STARTED, OUT, ev.NodeLost(node="local", reason="gone"), stopping])
+    replay(state, paths, [*STARTED, EXITED, ev.NodeLost(node="local", reason="gone"), stopping])
     assert tasks(state) == {"worker:0": "succeeded", "worker:1": "lost"}
     late = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, ended_by="tfcluster")
     assert tasks(replay(state, paths, [late]))["worker:1"] == "stopped"
@@ -117,16 +117,18 @@ def test_a_stopped_run_finishes(state: RunSnapshot, paths: RunPaths) -> None:
     assert (state.reason, state.hint) == (None, None)
 
 
-def test_the_reason_is_kept_where_no_task_is_to_blame(state: RunSnapshot, paths: RunPaths) -> None:
+def test_the_reason_is_kept_if_no_task_is_to_blame(state: RunSnapshot, paths: RunPaths) -> None:
     error = PrepareError("prepare failed on local", fix="look at its log")
     replay(state, paths, [Outcome(Status.FAILED, 3, error).event()])
     assert (state.diagnosis, state.reason) == (None, "prepare failed on local")
     assert state.hint == "look at its log"
-    again = RunSnapshot.from_json(state.to_json())
-    assert (again.reason, again.hint) == (state.reason, state.hint)
+    loaded = RunSnapshot.from_json(state.to_json())
+    assert (loaded.reason, loaded.hint) == (state.reason, state.hint)
 
 
-def test_the_state_survives_its_file(state: RunSnapshot, paths: RunPaths) -> None:
+def test_the_state_is_the_same_after_it_is_saved_and_loaded(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
     error = ev.TaskError(task="worker:0", attempt=1, exception="ValueError", message="no", line=3)
     cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
     lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
@@ -138,7 +140,7 @@ def test_the_state_survives_its_file(state: RunSnapshot, paths: RunPaths) -> Non
 
 
 def test_a_loss_that_is_nan_is_valid_json(state: RunSnapshot, paths: RunPaths) -> None:
-    """Python would write NaN, at which every other reader of JSON stops."""
+    """Python would write NaN, which is not valid JSON and stops other readers."""
     metrics = {"loss": math.nan, "norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
     step = ev.Progress(task="worker:0", attempt=1, step=3, metrics=metrics)
     replay(state, paths, [*STARTED, step])
@@ -170,15 +172,13 @@ def test_a_task_whose_restart_was_cancelled_does_not_stay_restarting(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     killed = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9, duration_s=1.0)
-    again = ev.Restarting(reason="worker:1: killed", attempt=2, of=4, from_step=None, delay_s=1.0)
+    restart = ev.Restarting(reason="worker:1: killed", attempt=2, of=4, from_step=None, delay_s=1.0)
     end = ev.RunFinished(status="interrupted", exit_code=130)
-    replay(state, paths, [*STARTED, killed, OUT, again, end])
+    replay(state, paths, [*STARTED, killed, EXITED, restart, end])
     assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
 
 
-def test_late_events_of_an_earlier_attempt_change_nothing(
-    state: RunSnapshot, paths: RunPaths
-) -> None:
-    again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
-    replay(state, paths, [*STARTED, again, OUT])
+def test_late_events_of_an_earlier_attempt_are_ignored(state: RunSnapshot, paths: RunPaths) -> None:
+    second_start = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    replay(state, paths, [*STARTED, second_start, EXITED])
     assert (tasks(state)["worker:0"], state.task("worker:0").exit_code) == ("starting", None)

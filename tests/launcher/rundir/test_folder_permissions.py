@@ -25,7 +25,7 @@ def a_link(place: Path) -> None:
     ("prepare", "words"),
     [(writable_by_all, "other users can write to it"), (a_link, "not a folder but a link")],
 )
-def test_a_folder_of_another_user_is_not_used_for_sockets(
+def test_a_folder_that_is_not_private_is_not_used_for_sockets(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     prepare: Callable[[Path], None],
@@ -55,7 +55,7 @@ def test_the_id_of_another_run_is_not_reused(home_dir: Path) -> None:
     assert (home_dir / "latest").resolve() == second.root
 
 
-def test_a_home_that_is_a_file_is_an_error(home_dir: Path) -> None:
+def test_a_home_folder_that_is_a_file_is_an_error(home_dir: Path) -> None:
     home_dir.write_text("")
     with pytest.raises(RunFolderError, match="File exists"):
         journal.make_new(lambda: "demo-1", home_dir)

@@ -1,4 +1,4 @@
-"""No event is lost to a full disk, and files are complete at every moment."""
+"""The journal loses no event when the disk is full, and its files are always complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = ev.Progress(task="worker:0", attempt=1, step=1)
 
 
 class Disk:
-    """A disk with `room` bytes left for ``events.jsonl``, and none for the state while full."""
+    """A disk with `room` bytes left for ``events.jsonl``; while full it takes no state either."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
@@ -28,14 +28,14 @@ class Disk:
 
     def _event_log(self, *args: Any, **options: Any) -> journal.EventLog:
         log = self._open(*args, **options)
-        vars(log)["_file"] = _Narrow(log._file, self)
+        vars(log)["_file"] = _LimitedFile(log._file, self)
         return log
 
     def _write_json(self, *args: Any) -> bool:
         return self.room > 0 and self._write(*args)
 
 
-class _Narrow:
+class _LimitedFile:
     def __init__(self, file: Any, disk: Disk) -> None:
         self._file, self._disk = file, disk
 
@@ -59,21 +59,21 @@ def seqs(paths: RunPaths) -> list[int]:
     return [json.loads(line)["seq"] for line in paths.events.read_text().splitlines()]
 
 
-def test_events_delayed_by_a_full_disk_follow_complete_and_in_order(
+def test_events_delayed_by_a_full_disk_are_written_later_complete_and_in_order(
     disk: Disk, state: RunSnapshot, paths: RunPaths
 ) -> None:
-    kept = Journal(state, paths)
-    kept.record(ev.Warned(message="one"))
+    run_journal = Journal(state, paths)
+    run_journal.record(ev.Warned(message="one"))
     disk.room = 20  # half a line
     for word in ("two", "three", "four"):
-        kept.record(ev.Warned(message=word))
-    assert kept.save() is False
+        run_journal.record(ev.Warned(message=word))
+    assert run_journal.save() is False
     assert paths.events.read_bytes().count(b"\n") == 1
 
     disk.room = 1 << 20
-    assert kept.save() is True
-    kept.record(ev.Warned(message="five"))
-    assert kept.close() == ""
+    assert run_journal.save() is True
+    run_journal.record(ev.Warned(message="five"))
+    assert run_journal.close() == ""
     assert seqs(paths) == [1, 2, 3, 4, 5]
     assert json.loads(paths.state.read_text())["warnings"] == [
         "one",
@@ -87,10 +87,10 @@ def test_events_delayed_by_a_full_disk_follow_complete_and_in_order(
 def test_a_disk_that_stays_full_is_reported_and_the_old_state_stays_readable(
     disk: Disk, state: RunSnapshot, paths: RunPaths
 ) -> None:
-    kept = Journal(state, paths)
+    run_journal = Journal(state, paths)
     disk.room = 0
-    kept.record(ev.RunFinished(status="succeeded", exit_code=0))
-    assert kept.close() == "the disk is full"
+    run_journal.record(ev.RunFinished(status="succeeded", exit_code=0))
+    assert run_journal.close() == "the disk is full"
     assert json.loads(paths.state.read_text())["status"] == "starting"
 
 
@@ -105,23 +105,23 @@ def test_progress_writes_the_state_four_times_a_second(
 
     monkeypatch.setattr(journal, "write_json", write)
     now = 100.0
-    kept = Journal(state, paths, clock=lambda: now)
+    run_journal = Journal(state, paths, clock=lambda: now)
     first = len(written)
     for _ in range(101):
         now += 0.01
-        kept.record(STEP)
-        kept.save()
+        run_journal.record(STEP)
+        run_journal.save()
     assert 3 <= len(written) - first <= 5
-    assert kept.wake_s == pytest.approx(0.25), "the last of it is not left lying"
-    kept.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert run_journal.wake_s == pytest.approx(0.25), "the last change will be written"
+    run_journal.record(ev.TaskReady(task="worker:0", attempt=1))
     before = len(written)
-    kept.save()
-    assert len(written) == before + 1, "anything else is written at once"
-    assert kept.wake_s is None
-    kept.close()
+    run_journal.save()
+    assert len(written) == before + 1, "any other event is written at once"
+    assert run_journal.wake_s is None
+    run_journal.close()
 
 
-def test_writing_a_large_state_takes_a_tenth_of_the_time(
+def test_writing_a_large_state_takes_at_most_a_tenth_of_the_time(
     monkeypatch: pytest.MonkeyPatch, state: RunSnapshot, paths: RunPaths
 ) -> None:
     now, written = 100.0, 0
@@ -132,31 +132,31 @@ def test_writing_a_large_state_takes_a_tenth_of_the_time(
         return True
 
     monkeypatch.setattr(journal, "write_json", write)
-    kept = Journal(state, paths, clock=lambda: now, timer=lambda: now)
+    run_journal = Journal(state, paths, clock=lambda: now, timer=lambda: now)
     began, written = now, 0
     while now < began + 20:
-        kept.record(ev.TaskReady(task="worker:0", attempt=1))
-        kept.keep_up()
+        run_journal.record(ev.TaskReady(task="worker:0", attempt=1))
+        run_journal.keep_up()
         now += 0.01
     assert 15 <= written <= 21
-    kept.record(ev.TaskReady(task="worker:0", attempt=1))
-    assert 0 < (kept.wake_s or 0) <= 0.9, "the last of it is not left lying"
-    now += kept.wake_s or 0
-    kept.keep_up()
-    assert kept.wake_s is None
-    kept.close()
+    run_journal.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert 0 < (run_journal.wake_s or 0) <= 0.9, "the last change will be written"
+    now += run_journal.wake_s or 0
+    run_journal.keep_up()
+    assert run_journal.wake_s is None
+    run_journal.close()
 
 
 def test_writing_to_a_full_disk_is_retried(disk: Disk, state: RunSnapshot, paths: RunPaths) -> None:
     now = 100.0
-    kept = Journal(state, paths, timer=lambda: now)
+    run_journal = Journal(state, paths, timer=lambda: now)
     disk.room = 0
-    kept.record(ev.Warned(message="one"))
+    run_journal.record(ev.Warned(message="one"))
     now += 1
-    kept.keep_up()
-    assert kept.wake_s == pytest.approx(0.25), "and not again at once"
+    run_journal.keep_up()
+    assert run_journal.wake_s == pytest.approx(0.25), "it is not retried at once"
     disk.room = 1 << 20
     now += 0.25
-    kept.keep_up()
-    assert kept.wake_s is None
-    kept.close()
+    run_journal.keep_up()
+    assert run_journal.wake_s is None
+    run_journal.close()

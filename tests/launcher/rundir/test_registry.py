@@ -1,4 +1,4 @@
-"""The registry finds the run a user means, and runs whose coordinator is gone are lost."""
+"""The registry finds the run that a user means; a run whose coordinator is gone is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_runs_are_found_by_id_suffix_name_and_spec_file(
     assert registry.resolve(None) == other
 
 
-def test_live_only_prefers_the_live_run(make_run: MakeRun) -> None:
+def test_a_command_for_live_runs_prefers_the_live_run(make_run: MakeRun) -> None:
     live = make_run("alpha", status=Status.RUNNING, started=1.0)
     over = make_run("alpha", started=2.0)
     assert registry.resolve("alpha") == over
@@ -48,7 +48,7 @@ def test_an_unknown_run_is_reported_with_similar_names(make_run: MakeRun) -> Non
     assert caught.value.exit_code == 2
 
 
-def test_without_a_name_the_only_live_run_is_meant(make_run: MakeRun) -> None:
+def test_without_a_name_the_only_live_run_is_selected(make_run: MakeRun) -> None:
     make_run("over")
     with pytest.raises(UnknownRunError, match="no run is live"):
         registry.resolve(None, live_only=True)
@@ -64,7 +64,7 @@ def test_without_a_name_the_only_live_run_is_meant(make_run: MakeRun) -> None:
     assert "over" not in caught.value.message
 
 
-def test_wait_means_the_live_run_else_the_latest_background_run(make_run: MakeRun) -> None:
+def test_wait_selects_the_live_run_or_else_the_latest_background_run(make_run: MakeRun) -> None:
     older = make_run("older", started=1.0, background=True)
     newer = make_run("newer", started=2.0, background=True)
     make_run("foreground", started=3.0)
@@ -133,22 +133,22 @@ def test_a_run_that_ends_while_it_is_read_is_not_lost(
     paths = make_run(status=Status.RUNNING)
     over = make_run(exit_code=143, status=Status.INTERRUPTED)
 
-    def end_then_look(identity: ProcessIdentity) -> bool:
+    def end_before_check(identity: ProcessIdentity) -> bool:
         paths.state.write_bytes(over.state.read_bytes())
         return False
 
-    monkeypatch.setattr(ProcessIdentity, "is_alive", end_then_look)
+    monkeypatch.setattr(ProcessIdentity, "is_alive", end_before_check)
     assert registry.load(paths).status is Status.INTERRUPTED
 
 
-def test_a_recycled_pid_is_not_the_coordinator(make_run: MakeRun) -> None:
+def test_a_run_whose_process_id_was_reused_is_lost(make_run: MakeRun) -> None:
     """The process id is in use, but with another start time."""
     paths = make_run(status=Status.RUNNING, pid=1)
     assert registry.load(paths).status is Status.LOST
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"status": "of a newer version"}', "null"])
-def test_an_unreadable_state_is_an_error_that_says_what_to_do(make_run: MakeRun, text: str) -> None:
+def test_an_unreadable_state_is_reported_as_a_damaged_run(make_run: MakeRun, text: str) -> None:
     broken, sound = make_run("broken"), make_run("sound")
     broken.state.write_text(text)
     with pytest.raises(RunFolderError, match=r"is damaged: .* cannot be read"):
@@ -158,7 +158,7 @@ def test_an_unreadable_state_is_an_error_that_says_what_to_do(make_run: MakeRun,
 
 def test_ids_are_unique_and_easy_to_type() -> None:
     ids = {registry.new_run_id("demo", 0.0) for _ in range(200)}
-    assert len(ids) >= 195, "a million ids: five clashes among 200 do not happen"
+    assert len(ids) >= 195, "of a million ids, five clashes among 200 do not happen"
     assert not set("0o1l") & set("".join(found[-4:] for found in ids))
 
 

@@ -1,4 +1,4 @@
-"""The table of states: every state can be reached, and final states are never left."""
+"""Every state in the table of states can be reached, and final states are never left."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_unknown_events_change_no_state() -> None:
     assert states.after(states.TASK, "lost", "exited_badly") == "failed"
 
 
-def test_an_ended_task_restarts_only_by_a_start() -> None:
+def test_an_ended_task_runs_again_only_after_a_start() -> None:
     for ended in ("succeeded", "failed", "stopped", "lost"):
-        onward = set(states.TASK[ended].values())
-        assert onward <= {"restarting", "starting", "succeeded", "failed", "stopped", "lost"}
+        next_states = set(states.TASK[ended].values())
+        assert next_states <= {"restarting", "starting", "succeeded", "failed", "stopped", "lost"}
         assert states.after(states.TASK, ended, "joined") == ended

@@ -1,4 +1,4 @@
-"""Reports about the trials of a search fold into records."""
+"""Reports about the trials of a search become records in the state of the run."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def replay(state: RunSnapshot, paths: RunPaths, *events: Trial) -> RunSnapshot:
 
 
 def message(report: dict[str, Any], *, task: str = "chief:0") -> Any:
-    if (taken := clean(report)) is None:
+    if (cleaned := clean(report)) is None:
         return None
-    return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": taken})
+    return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": cleaned})
 
 
 # -- from reports to events
@@ -49,21 +49,21 @@ def test_a_tuner_without_a_chief_is_named_by_its_task() -> None:
     assert message(report, task="worker:0").tuner == "worker:0"
 
 
-def test_a_score_of_nan_is_none() -> None:
+def test_a_score_of_nan_is_recorded_as_none() -> None:
     assert (
         message({"type": "trial", "id": "0", "status": "INVALID", "score": float("nan")}).score
         is None
     )
 
 
-def test_a_tuner_s_report_counts_if_it_has_a_message() -> None:
+def test_a_tuner_s_report_is_recorded_if_it_has_a_message() -> None:
     assert message({"type": "trial_ended", "id": "0", "message": None}) is None
     event = message({"type": "trial_ended", "id": "0", "message": "ValueError: x"}, task="worker:0")
     assert (event.id, event.status, event.message) == ("0", None, "ValueError: x")
 
 
 @pytest.mark.parametrize("report", [{"type": "trial"}, {"type": "trial", "id": "0"}])
-def test_a_malformed_report_is_no_event(report: dict[str, Any]) -> None:
+def test_a_malformed_report_is_ignored(report: dict[str, Any]) -> None:
     assert message(report) is None
 
 
@@ -73,8 +73,8 @@ def test_a_malformed_report_is_no_event(report: dict[str, Any]) -> None:
 def test_a_trial_is_recorded_from_its_start_to_its_score(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
-    begun = trial("0", "RUNNING", tuner="worker:1", values={"units": 8}, **FOUND)
-    replay(state, paths, begun)
+    started = trial("0", "RUNNING", tuner="worker:1", values={"units": 8}, **FOUND)
+    replay(state, paths, started)
     assert state.trials == [
         {"id": "0", "status": "RUNNING", "tuner": "worker:1", "values": {"units": 8},
          "started_at": 100.0, **FOUND}
@@ -86,7 +86,9 @@ def test_a_trial_is_recorded_from_its_start_to_its_score(
     assert state.best_trial == "0"
 
 
-def test_the_best_is_by_the_objective_s_direction(state: RunSnapshot, paths: RunPaths) -> None:
+def test_the_best_trial_follows_the_direction_of_the_objective(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
     scores = {"0": 0.5, "1": 0.3, "2": 0.9}
     replay(state, paths, *(trial(n, "COMPLETED", score=s, **FOUND) for n, s in scores.items()))
     assert state.best_trial == "1"
@@ -96,7 +98,7 @@ def test_the_best_is_by_the_objective_s_direction(state: RunSnapshot, paths: Run
     assert state.best_trial == "2"
 
 
-def test_of_equal_trials_the_first_is_best(state: RunSnapshot, paths: RunPaths) -> None:
+def test_the_first_of_several_equal_trials_is_the_best(state: RunSnapshot, paths: RunPaths) -> None:
     replay(state, paths, *(trial(n, "COMPLETED", score=0.5, **FOUND) for n in "012"))
     assert state.best_trial == "0"
 
@@ -106,7 +108,9 @@ def test_an_incomplete_trial_is_never_the_best(state: RunSnapshot, paths: RunPat
     assert state.best_trial is None
 
 
-def test_a_trial_that_begins_again_is_the_same_trial(state: RunSnapshot, paths: RunPaths) -> None:
+def test_a_trial_that_restarts_replaces_its_earlier_record(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
     failed = trial("0", "INVALID", message="ValueError: x", score=0.1)
     replay(state, paths, trial("0", "RUNNING", tuner="worker:0"), failed)
     replay(state, paths, trial("0", "RUNNING", tuner="worker:1"))
@@ -115,7 +119,7 @@ def test_a_trial_that_begins_again_is_the_same_trial(state: RunSnapshot, paths: 
     ]
 
 
-def test_the_reason_of_a_failed_trial_may_come_from_the_tuner(
+def test_the_reason_for_a_failed_trial_may_come_from_the_tuner(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     replay(state, paths, trial("0", "FAILED"), trial("0", None, message="ValueError: x"))
@@ -123,7 +127,9 @@ def test_the_reason_of_a_failed_trial_may_come_from_the_tuner(
     assert (known["status"], known["message"]) == ("FAILED", "ValueError: x")
 
 
-def test_the_state_survives_the_disk(state: RunSnapshot, paths: RunPaths) -> None:
+def test_trials_are_the_same_after_the_state_is_saved_and_loaded(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
     replay(state, paths, trial("0", "COMPLETED", score=0.5, values={"a": True}, **FOUND))
-    again = RunSnapshot.from_json(state.to_json())
-    assert (again.trials, again.best_trial) == (state.trials, "0")
+    loaded = RunSnapshot.from_json(state.to_json())
+    assert (loaded.trials, loaded.best_trial) == (state.trials, "0")

@@ -1,4 +1,4 @@
-"""A supervisor under replay: tests feed it inputs with their times and read its orders."""
+"""Replay a supervisor: tests feed it inputs with their times and read its orders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLLATERAL = "UnavailableError: Collective ops is aborted by: Socket closed"
 
 @dataclass
 class Replay:
-    """A supervisor, the present time, and its events and orders so far."""
+    """A supervisor, the current time, and the events and orders so far."""
 
     plan: Plan
     now: float = 100.0
@@ -105,7 +105,7 @@ class Replay:
         return self
 
     def gather(self, step: int | None = None, *, name: str | None = None) -> Replay:
-        """Report that the chief's checkpoints are gathered; earlier orders are forgotten."""
+        """Report that the chief's checkpoints are gathered, and clear the earlier orders."""
         assert do.GatherCheckpoints() in self.orders
         self.orders.clear()
         self.supervisor.checkpoints_gathered(step, self.now, name=name)

@@ -1,4 +1,4 @@
-"""Lost links are found from the nodes' failed connections, and restart or end the run."""
+"""Lost links are found from failed connections of the nodes; they restart or end the run."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def cut(source: int, target: int, why: str = "timed out") -> Cut:
     return Cut(NODES[source], NODES[target], f"worker:{target}", why)
 
 
-def far_story(count: int = 3, **supervision: Any) -> Replay:
-    """Return the replay of a run with one worker on each of `count` hosts."""
+def replay_on_hosts(count: int = 3, **supervision: Any) -> Replay:
+    """Return a replay of a run with one worker on each of `count` hosts."""
     plan = plan_of(*(f"worker:{number}" for number in range(count)))
     tasks = tuple(
         replace(task, node=node, host=node)
@@ -42,7 +42,7 @@ def far_story(count: int = 3, **supervision: Any) -> Replay:
     return Replay(replace(plan, tasks=tasks, nodes=nodes, supervision=requested))
 
 
-def test_the_host_that_no_other_reaches_is_named() -> None:
+def test_a_host_that_no_other_reaches_is_named() -> None:
     found = connectivity.find_lost_links(
         [cut(0, 2), cut(1, 2), cut(2, 0), cut(2, 1)], chief_node=NODES[0]
     )
@@ -51,7 +51,7 @@ def test_the_host_that_no_other_reaches_is_named() -> None:
     assert f"{NODES[0]} cannot connect to worker:2 on {NODES[2]} (timed out)" in found[NODES[2]]
 
 
-def test_of_two_hosts_the_one_without_the_chief_is_named() -> None:
+def test_if_two_hosts_lose_their_link_the_host_without_the_chief_is_named() -> None:
     for cuts in ([cut(0, 1), cut(1, 0)], [cut(1, 0)], [cut(0, 1)]):
         assert list(connectivity.find_lost_links(cuts, chief_node=NODES[0])) == [NODES[1]]
         assert list(connectivity.find_lost_links(cuts, chief_node=NODES[1])) == [NODES[0]]
@@ -65,7 +65,7 @@ def test_a_chief_host_that_no_other_reaches_is_named() -> None:
 @given(st.lists(st.builds(cut, st.integers(0, 2), st.integers(0, 2))))
 def test_every_cut_link_is_explained(cuts: list[Cut]) -> None:
     found = connectivity.find_lost_links(cuts, chief_node=NODES[0])
-    assert all(one.source in found or one.target in found for one in cuts)
+    assert all(link.source in found or link.target in found for link in cuts)
     assert len(found) <= len(cuts)
 
 
@@ -81,7 +81,7 @@ def test_reports_of_another_attempt_are_ignored() -> None:
 
 
 def test_each_node_dials_the_tasks_of_all_others() -> None:
-    plan = far_story().plan
+    plan = replay_on_hosts().plan
     ports = {TaskId("worker", number): 2000 + number for number in range(3)}
     order = connectivity.order_for(NODES[1], between(plan, NODES, ports), 4)
     assert [(o["task"], o["host"], o["port"]) for o in order["others"]] == [
@@ -103,26 +103,26 @@ def test_a_missed_heartbeat_names_the_lost_link(message: str, node: str) -> None
 
 
 def test_the_nodes_dial_once_when_the_first_task_blames_another() -> None:
-    replay = far_story()
+    replay = replay_on_hosts()
     assert replay.orders == []
     replay.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", 1, last=COLLATERAL)
     assert replay.orders.count(do.ProbeLinks(1)) == 1
 
 
-def test_on_one_machine_no_links_are_probed() -> None:
+def test_no_links_are_probed_on_one_machine() -> None:
     replay = Replay(plan_of("worker:0", "worker:1"))
     replay.exits("worker:0", 1, last=COLLATERAL)
     assert do.ProbeLinks(1) not in replay.orders
 
 
-def test_after_a_failure_with_its_own_cause_no_links_are_probed() -> None:
-    replay = far_story()
+def test_no_links_are_probed_after_a_failure_with_its_own_cause() -> None:
+    replay = replay_on_hosts()
     replay.exits("worker:0", None, killed=9)
     assert do.ProbeLinks(1) not in replay.orders
 
 
 def test_a_lost_link_restarts_the_gang_at_once() -> None:
-    replay = far_story(2)
+    replay = replay_on_hosts(2)
     replay.exits("worker:0", 1, last=COLLATERAL)
     assert replay.stopped() == []
     description = f"link to host {NODES[1]} lost: no answer"
@@ -137,8 +137,8 @@ def test_a_lost_link_restarts_the_gang_at_once() -> None:
     assert replay.supervisor.next_attempt is not None
 
 
-def test_a_failure_with_its_own_cause_comes_before_a_lost_link() -> None:
-    replay = far_story(2)
+def test_a_failure_with_its_own_cause_is_blamed_rather_than_a_lost_link() -> None:
+    replay = replay_on_hosts(2)
     replay.exits("worker:0", 1, last=COLLATERAL)
     replay.exits("worker:1", None, killed=9)
     replay.supervisor.links_probed({NODES[0]: "link lost"}, replay.now)
@@ -148,7 +148,7 @@ def test_a_failure_with_its_own_cause_comes_before_a_lost_link() -> None:
 
 
 def test_a_link_that_works_again_is_found_by_missed_heartbeats() -> None:
-    replay = far_story(2)
+    replay = replay_on_hosts(2)
     replay.exits("worker:0", 1, last=HEARTBEAT).exits("worker:1", 1, last=COLLATERAL)
     replay.supervisor.links_probed({}, replay.now)
     replay._take()
@@ -157,7 +157,7 @@ def test_a_link_that_works_again_is_found_by_missed_heartbeats() -> None:
 
 
 def test_without_restarts_a_lost_link_ends_the_run_with_exit_code_3() -> None:
-    replay = far_story(2, max_restarts=0)
+    replay = replay_on_hosts(2, max_restarts=0)
     replay.exits("worker:0", 1, last=COLLATERAL).exits("worker:1", 1, last=COLLATERAL)
     replay.supervisor.links_probed({NODES[1]: f"link to host {NODES[1]} lost"}, replay.now)
     replay._take()

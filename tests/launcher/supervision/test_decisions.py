@@ -1,4 +1,4 @@
-"""The next step of a run for every combination of task ends, as a table."""
+"""The states of its tasks decide whether a run continues, finishes, fails or succeeds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORDS = {
 
 
 def ends(text: str) -> list[TaskEnd]:
-    """``chief:0 ok, worker:0 runs`` → the tasks' ends."""
+    """Return the tasks' ends from a text such as ``chief:0 ok, worker:0 runs``."""
     found = []
     for part in text.split(", "):
         task, _, word = part.partition(" ")
@@ -50,7 +50,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("tasks", "expected"), TABLE)
-def test_a_gang(tasks: str, expected: Next) -> None:
+def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expected: Next) -> None:
     found = ends(tasks)
     chief = next((t.id for t in found if t.id.job == "chief"), TaskId("worker", 0))
     assert judge(found, chief=chief, gang=True) is expected

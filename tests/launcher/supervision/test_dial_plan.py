@@ -1,4 +1,4 @@
-"""Every node dials all tasks in a small run; a large one dials every link and port once."""
+"""The nodes of a small run dial all tasks; those of a large run dial each link and port once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster.supervision.connectivity import DialPlan, between
 
 
 def spread(tasks: int, nodes: int) -> tuple[Plan, list[str], dict[TaskId, int]]:
-    """Return a plan of `tasks` workers spread over `nodes` nodes, with a port each."""
+    """Return a plan with `tasks` workers on `nodes` nodes, the nodes' names and the ports."""
     names = [f"node-{number}" for number in range(nodes)]
     plan = plan_of(*(f"worker:{index}" for index in range(tasks)))
     placed = [replace(t, node=names[t.id.index % nodes]) for t in plan.tasks]
@@ -25,7 +25,7 @@ def count(calls: DialPlan) -> int:
     return sum(len(tasks) for tasks in calls.dialled.values())
 
 
-def test_in_a_small_run_every_node_dials_every_task_of_the_others() -> None:
+def test_in_a_small_run_every_node_dials_every_task_on_the_other_nodes() -> None:
     calls = between(*spread(12, 3))
     assert count(calls) == 12 * 2
     assert {port["task"] for port in calls.of("node-0")} == {

@@ -1,4 +1,4 @@
-"""The kind, reason, hint and section of every kind of failure."""
+"""A failure has a kind, a reason, a hint and a section of docs/failures.md."""
 
 from __future__ import annotations
 
@@ -84,7 +84,9 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (ended(0, observed=Kind.PERMANENT, description="no trial"), Kind.PERMANENT, "no trial"),
     ],
 )
-def test_kind_and_reason(failure: Failure, kind: Kind, reason: str | None) -> None:
+def test_the_kind_and_the_reason_follow_from_the_end_of_the_task(
+    failure: Failure, kind: Kind, reason: str | None
+) -> None:
     assert failure.kind is kind
     assert reason in (None, failure.reason)
     assert failure.is_collateral == (kind is Kind.COLLATERAL)
@@ -107,8 +109,8 @@ def test_a_message_with_a_tensor_is_cut_in_the_middle() -> None:
     assert shown[-1] == "}) (main.py:12)"
 
 
-def test_a_graph_error_shows_the_cause_without_the_graphs_stack() -> None:
-    """The message is as TensorFlow 2.15 and 2.21 write it."""
+def test_a_graph_error_shows_the_cause_without_the_stack_of_the_graph() -> None:
+    """TensorFlow 2.15 and 2.21 write the message in this form."""
     stack = "".join(f'  File "/env/keras/training.py", line {n}, in step\n\n' for n in range(30))
     message = (
         "Graph execution error:\n\nDetected at node loss/Xent defined at (most recent call last):\n"
@@ -157,7 +159,9 @@ def test_a_sigkill_without_evidence_names_possible_causes() -> None:
         ),
     ],
 )
-def test_failures_link_to_their_section(failure: Failure, anchor: str | None) -> None:
+def test_failures_link_to_their_section_of_the_documentation(
+    failure: Failure, anchor: str | None
+) -> None:
     assert failure.docs == (anchor and f"docs/failures.md#{anchor}")
 
 
@@ -204,7 +208,7 @@ def test_every_end_has_a_kind_and_a_reason(
 def test_rejected_arguments_are_reported_with_the_scripts_message(
     code: int, log: str, reason: str
 ) -> None:
-    """The reason was "exit code 2" before, and such a task was restarted."""
+    """The reason used to be "exit code 2", and the task was restarted."""
     failure = ended(code, log=log)
     assert failure.reason == f"exit code {code}: {reason}"
     assert failure.kind is Kind.PERMANENT
@@ -215,7 +219,9 @@ def test_rejected_arguments_are_reported_with_the_scripts_message(
     ("code", "log"),
     [(3, USAGE + "no"), (2, "worker: error rate 0.3\n"), (1, USAGE + "no"), (2, "")],
 )
-def test_an_exit_code_alone_is_no_rejection_of_arguments(code: int, log: str) -> None:
+def test_other_exit_codes_and_output_do_not_count_as_rejected_arguments(
+    code: int, log: str
+) -> None:
     failure = ended(code, log=log)
     assert (failure.reason, failure.kind) == (f"exit code {code}", Kind.EXIT_CODE)
 
@@ -228,7 +234,7 @@ def test_an_exit_code_alone_is_no_rejection_of_arguments(code: int, log: str) ->
         ("no data in ./mnist", False),
     ],
 )
-def test_exiting_with_tensorflows_message_about_a_peer_is_collateral(
+def test_a_script_that_exits_with_a_message_about_a_lost_peer_is_collateral(
     text: str, blames: bool
 ) -> None:
     failure = ended(error=error("SystemExit", text))

@@ -1,4 +1,4 @@
-"""After the chief's success: which tasks may finish, which are stopped, how the run ends."""
+"""A run whose chief has succeeded lets some tasks finish, stops the others, and ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMETER_SERVER = ("chief:0", "worker:0", "worker:1", "ps:0")
 
 
 def parameter_server(*tasks: str, hooks: bool = True, **supervision: float) -> Replay:
-    """Return the replay of a job with the strategy `parameter_server`, as `make_plan` builds it."""
+    """Return a replay of a job with the strategy `parameter_server`, as `make_plan` builds it."""
     plan = plan_of(*(tasks or PARAMETER_SERVER), hooks=hooks)
     served = tuple(replace(task, serves=task.id.job in ("worker", "ps")) for task in plan.tasks)
     return Replay(replace(plan, tasks=served, supervision=Supervision(**supervision)))  # type: ignore[arg-type]
@@ -44,8 +44,8 @@ def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
 
 @pytest.mark.parametrize("named", ["parameter_server", "default"])
 def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -> None:
-    tell = parameter_server if named == "parameter_server" else replay_of
-    replay = tell(*PARAMETER_SERVER).says("ps:0", "serving")
+    make_replay = parameter_server if named == "parameter_server" else replay_of
+    replay = make_replay(*PARAMETER_SERVER).says("ps:0", "serving")
     replay.says("worker:0", "progress", step=7)
     replay.exits("chief:0").after(16)
     assert replay.stopped() == []
@@ -57,7 +57,7 @@ def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_worker_that_is_stopped_before_it_finished_fails_the_run() -> None:
+def test_a_run_with_a_worker_stopped_before_it_finished_fails() -> None:
     replay = parameter_server(finish_grace_s=60)
     replay.says("worker:0", "progress", step=7).exits("chief:0").after(61)
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
@@ -78,7 +78,7 @@ def test_tasks_that_still_run_after_the_chief_are_named_once() -> None:
     assert (message.tasks, message.left_s) == (["worker:0", "worker:1", "ps:0"], 55)
 
 
-def test_workers_of_a_coordinator_are_not_awaited_after_a_restart() -> None:
+def test_serving_workers_are_not_awaited_even_after_a_restart() -> None:
     replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
         replay.says(task, "serving")
@@ -101,7 +101,7 @@ def test_workers_without_hooks_get_the_grace_and_a_warning() -> None:
 
 
 def test_a_chief_that_trains_independently_outlives_its_workers() -> None:
-    """Such a chief may export without a limit; a coordinator without workers may not."""
+    """A chief that trains itself may export for any time; a coordinator gets only the grace."""
     replay = parameter_server().exits("worker:0").exits("worker:1").after(3600)
     assert replay.stopped() == []
     replay.exits("chief:0")
@@ -114,7 +114,7 @@ def test_a_chief_that_trains_independently_outlives_its_workers() -> None:
     assert replay.stopped() == ["chief:0", "ps:0"]
 
 
-def test_a_chief_that_trains_on_survives_workers_that_failed_for_good() -> None:
+def test_a_chief_that_still_trains_is_not_stopped_when_all_workers_failed_for_good() -> None:
     replay = parameter_server(max_restarts=0).says("chief:0", "progress", step=5)
     replay.exits("worker:0", 3).exits("worker:1", 3).after(3600)
     assert replay.stopped() == []
@@ -127,7 +127,7 @@ def test_a_chief_that_trains_on_survives_workers_that_failed_for_good() -> None:
 
 
 def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
-    """TensorFlow may take very long to return from `fit`; nothing of the training is lost."""
+    """TensorFlow may take very long to return from `fit`; no part of the training is lost."""
     replay = replay_of(finish_grace_s=60)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").says(task, "ready")
@@ -140,7 +140,7 @@ def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
     assert warnings(replay) == ["worker:1 did not end within 60 s after the chief: stopped"]
 
 
-def test_a_late_independent_worker_fails_the_run() -> None:
+def test_a_run_with_a_late_independent_worker_fails() -> None:
     replay = replay_of(finish_grace_s=5).says("worker:1", "progress", step=3)
     replay.exits("worker:0").after(6)
     assert replay.stopped() == ["worker:1"]
@@ -157,7 +157,7 @@ EVALUATED = ("chief:0", "evaluator:0")
 def evaluated(
     *, last: int | None, evaluated_step: int | None, finish_grace_s: float = 60
 ) -> Replay:
-    """Return a replay in which the chief saved elsewhere and exited after an evaluation."""
+    """Return a replay: the chief saves elsewhere, the evaluator evaluates, and the chief exits."""
     replay = replay_of(*EVALUATED, finish_grace_s=finish_grace_s)
     replay.says("chief:0", "saved_elsewhere", step=last)
     if evaluated_step is not None:
@@ -169,7 +169,7 @@ def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> 
     replay = evaluated(last=300, evaluated_step=200, finish_grace_s=200).after(120)
     assert replay.stopped() == []
     replay.says("evaluator:0", "evaluated", step=300).after(EVALUATOR_S - 1)
-    assert replay.stopped() == [], "it may leave by itself"
+    assert replay.stopped() == [], "it may exit by itself"
     replay.after(1)
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
@@ -191,7 +191,7 @@ def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> 
         (None, 200, "evaluator:0 did not end within 60 s after the chief: stopped"),
     ],
 )
-def test_a_late_evaluator_is_warned_about_with_the_setting(
+def test_the_warning_about_a_late_evaluator_names_the_setting(
     last: int | None, evaluated_step: int | None, description: str
 ) -> None:
     replay = evaluated(last=last, evaluated_step=evaluated_step).after(61)

@@ -1,4 +1,4 @@
-"""The grace of a task that is stopped, and the tasks of a gang that are blamed."""
+"""A gang knows the grace of each task that is stopped, and the tasks that are to blame."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def started(*tasks: str, hooks: bool = True) -> Gang:
         (False, [], 5.0, 5.0),
     ],
 )
-def test_grace(
+def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
     hooks: bool, reports: list[dict[str, object]], most_s: float, expected: float
 ) -> None:
     (member,) = started("worker:0", hooks=hooks)
@@ -81,7 +81,7 @@ def test_a_task_stopped_by_tfcluster_is_never_blamed() -> None:
     assert [str(member.id) for member in gang.running()] == ["worker:1"]
 
 
-def test_a_failure_knows_that_the_spec_asks_for_keras_3() -> None:
+def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> None:
     message = "Traceback (most recent call last):\nValueError: Cannot convert '1' to a shape.\n"
     for version, is_asked in (("3", True), ("auto", False)):
         spec = ClusterSpec.model_validate(
@@ -120,7 +120,7 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
 
 
 def test_a_gang_that_ran_before_a_restart_counts_as_started() -> None:
-    """Otherwise a run that is stopped while checkpoints are restored would not copy its outputs."""
+    """A run that is stopped while checkpoints are restored would otherwise not copy its outputs."""
     gang = started("worker:0", "worker:1")
     gang.enlist([member.id for member in gang], 2)
     assert gang.has_started

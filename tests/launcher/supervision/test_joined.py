@@ -1,4 +1,4 @@
-"""A part of a gang blames none of its tasks for a failure elsewhere, and restarts nothing."""
+"""A part of a gang does not blame its tasks for a failure on another machine, nor restart them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Part(Replay):
 
 
 def part(*local: str, of: tuple[str, ...], joins: bool = True, **supervision: Any) -> Part:
-    """Return the replay of the tasks `local`, which are a part of the gang `of`."""
+    """Return a replay of the tasks `local`, which are a part of the gang `of`."""
     whole = plan_of(*of)
     tasks = tuple(task for task in whole.tasks if str(task.id) in local)
     others = tuple(task for task in whole.tasks if task not in tasks)
@@ -66,7 +66,7 @@ def test_a_failure_caused_by_a_task_started_by_hand_is_not_restarted() -> None:
     assert "by hand" in replay.cause()["not_restarted"]
 
 
-def test_in_a_part_without_the_chief_no_checkpoints_count() -> None:
+def test_a_part_without_the_chief_succeeds_when_its_tasks_succeed() -> None:
     replay = part("worker:1", "worker:2", of=THREE, joins=False)
     assert str(replay.supervisor.chief) == "worker:0"
     replay.exits("worker:1").exits("worker:2")
@@ -76,7 +76,7 @@ def test_in_a_part_without_the_chief_no_checkpoints_count() -> None:
 @pytest.mark.parametrize(
     "end", [{"code": 42}, {"killed": 9}, {"code": 1, "last": "Could not start gRPC server"}]
 )
-def test_a_part_is_not_even_restarted_for_free(end: dict[str, Any]) -> None:
+def test_a_part_is_not_restarted_even_where_a_restart_would_be_free(end: dict[str, Any]) -> None:
     replay = part("worker:1", of=THREE, max_restarts=5, restart_on_error=True)
     replay.exits("worker:1", **end).gather()
     assert replay.supervisor.next_attempt is None
@@ -84,14 +84,14 @@ def test_a_part_is_not_even_restarted_for_free(end: dict[str, Any]) -> None:
     assert "join" in replay.cause()["not_restarted"]
 
 
-def test_a_local_cause_comes_before_a_remote_one() -> None:
+def test_a_local_cause_is_blamed_rather_than_another_machine() -> None:
     replay = part("worker:1", "worker:2", of=THREE)
     replay.exits("worker:1", 1, last=COLLATERAL).exits("worker:2", 3).gather()
     assert replay.outcome() == (Status.FAILED, 1)
     assert replay.cause()["task"] == "worker:2"
 
 
-def test_a_worker_may_end_long_before_the_others_elsewhere() -> None:
+def test_a_worker_may_end_long_before_the_others_in_a_part_without_the_chief() -> None:
     replay = part("worker:1", "worker:2", of=THREE, finish_grace_s=5)
     replay.exits("worker:1").after(500)
     assert not replay.stopped()
@@ -105,7 +105,7 @@ def test_a_part_with_only_an_evaluator_has_no_gang() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_the_start_deadline_names_tasks_elsewhere_and_blames_no_waiting_task() -> None:
+def test_the_start_deadline_names_absent_tasks_of_other_machines_and_no_waiting_task() -> None:
     replay = part("worker:1", of=THREE, start_deadline_s=10)
     replay.absent = ("worker:0 at 10.0.0.1:2222: nothing listens there yet",)
     replay.says("worker:1", "waiting_for_peers").after(12)
@@ -118,7 +118,7 @@ def test_the_start_deadline_names_tasks_elsewhere_and_blames_no_waiting_task() -
     assert not [event for event in replay.events if isinstance(event, ev.Diagnosis)]
 
 
-def test_where_all_tasks_elsewhere_can_be_reached_the_local_ones_are_named() -> None:
+def test_the_start_deadline_names_local_tasks_if_all_others_can_be_reached() -> None:
     replay = part("worker:1", of=THREE, start_deadline_s=10)
     replay.says("worker:1", "waiting_for_peers").after(12)
     replay.ended("worker:1")

@@ -358,7 +358,7 @@ MESSAGES = [
 
 
 @pytest.mark.parametrize(("anchor", "kind", "exception", "message"), MESSAGES)
-def test_a_message_is_known_from_the_report_and_from_the_log(
+def test_a_known_error_is_recognized_from_the_report_and_from_the_log(
     anchor: str, kind: Kind, exception: str, message: str
 ) -> None:
     error: dict[str, Any] = {"exception": exception, "message": message}
@@ -389,7 +389,7 @@ def test_a_message_is_known_from_the_report_and_from_the_log(
         (None, 6, "terminate called after throwing an instance of 'std::bad_alloc'", "memory"),
     ],
 )
-def test_a_task_without_an_exception_is_known_by_its_last_lines(
+def test_a_known_error_without_an_exception_is_recognized_from_the_last_lines(
     exit_code: int | None, number: int | None, log: str, anchor: str
 ) -> None:
     failure = Failure("worker:0", exit_code, number, last_lines=log)
@@ -422,11 +422,11 @@ def test_an_unreadable_tf_config_is_recognized_by_its_traceback() -> None:
     failure = Failure("worker:0", 1, None, error=error | {"traceback": traceback})
     assert failure.docs == "docs/failures.md#tf-config"
     assert failure.kind is Kind.PERMANENT
-    elsewhere = Failure("worker:0", 1, None, error=error | {"traceback": "json/decoder.py"})
-    assert elsewhere.kind is Kind.EXCEPTION
+    other = Failure("worker:0", 1, None, error=error | {"traceback": "json/decoder.py"})
+    assert other.kind is Kind.EXCEPTION
 
 
-def test_a_line_in_the_message_is_not_repeated() -> None:
+def test_a_location_in_the_message_is_not_repeated() -> None:
     message = "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone"
     error = {"exception": "tfcluster_workers.errors.ClusterChangedError", "message": message}
     failure = Failure("worker:0", 1, None, error=error | {"file": "/job/main.py", "line": 3})
@@ -449,7 +449,7 @@ def test_a_mistake_in_the_script_is_not_blamed_on_keras(exception: str, message:
 
 
 @pytest.mark.parametrize("anchor", ["keras-2-script", "keras-3", "keras-3-parameter-server"])
-def test_where_the_spec_asks_for_keras_3_the_hint_is_keras_2(anchor: str) -> None:
+def test_if_the_spec_asks_for_keras_3_the_hint_suggests_keras_2(anchor: str) -> None:
     message = next(message for name, _, _, message in MESSAGES if name == anchor)
     error = {"exception": "ValueError", "message": message}
     assert Failure("worker:0", 1, None, error=error).hint != WITHOUT_KERAS_3
@@ -473,7 +473,7 @@ def test_output_of_healthy_tasks_matches_no_known_error(line: str) -> None:
     assert failure.kind is Kind.EXIT_CODE
 
 
-def test_every_row_has_its_section_and_every_section_its_row() -> None:
+def test_every_known_error_has_a_section_and_every_section_a_known_error() -> None:
     anchors = re.findall(r'^<a id="([\w-]+)"></a>$', PAGE, re.MULTILINE)
     assert len(anchors) == len(set(anchors))
     assert set(anchors) == {row.anchor for row in ROWS}
@@ -488,15 +488,15 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 
 def test_every_known_message_is_tested() -> None:
-    tried = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
-    tried |= {"container-lost"}
-    assert {row.anchor for row in known_errors.MESSAGES} == tried
+    tested = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
+    tested |= {"container-lost"}
+    assert {row.anchor for row in known_errors.MESSAGES} == tested
 
 
 def test_the_page_is_linked_from_the_readme() -> None:
     assert "](docs/failures.md)" in (ROOT / "README.md").read_text()
 
 
-def test_a_folder_for_manual_downloads_is_no_sign_of_a_race() -> None:
+def test_a_missing_manual_download_is_not_taken_for_a_download_race() -> None:
     message = "mnist: its files belong into /home/ann/tensorflow_datasets/downloads/manual/mnist"
     assert find(message) is None

@@ -1,4 +1,4 @@
-"""Errors that blame another task are recognized in recorded output of real TensorFlow."""
+"""Errors that blame another task are recognized in the recorded output of real TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from tfcluster.supervision.log_errors import RaisedError
 RECORDINGS = Path(__file__).parents[2] / "integration/faults/recordings.json"
 RUNTIME = "tensorflow.python.framework.errors_impl"
 CLOSED = "Collective ops is aborted by: Socket closed"
-OPENING = "Traceback (most recent call last):"
-PEER_GONE = f'{OPENING}\n  File "/job/main.py", line 3, in <module>\n{RUNTIME}.UnavailableError: '
-GONE = f"{PEER_GONE}{CLOSED}\nAdditional GRPC error information from remote target"
-ANSWER = f'{OPENING}\n  File "/job/main.py", line 9, in <module>\nRuntimeError: training failed\n'
-DIRECT = "\n\nThe above exception was the direct cause of the following exception:\n\n"
-MEANWHILE = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+TRACEBACK = "Traceback (most recent call last):"
+UNAVAILABLE_ERROR = (
+    f'{TRACEBACK}\n  File "/job/main.py", line 3, in <module>\n{RUNTIME}.UnavailableError: '
+)
+PEER_LOST = f"{UNAVAILABLE_ERROR}{CLOSED}\nAdditional GRPC error information from remote target"
+SCRIPT_ERROR = (
+    f'{TRACEBACK}\n  File "/job/main.py", line 9, in <module>\nRuntimeError: training failed\n'
+)
+DIRECT_CAUSE = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+WHILE_HANDLING = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
 def recorded() -> list[Any]:
@@ -41,7 +45,7 @@ def test_recorded_tensorflow_errors_are_classified(message: dict[str, Any], role
     error = None
     if message["exception"]:
         error = {"exception": message["exception"], "message": message["message"]}
-        log += f"\n{OPENING}\n{message['exception']}: {message['message']}\n"
+        log += f"\n{TRACEBACK}\n{message['exception']}: {message['message']}\n"
     ends = message["exit_code"], message["signal"]
     for failure in (Failure("w", *ends, error=error), Failure("w", *ends, last_lines=log)):
         assert failure.is_collateral == (role == "survivor")
@@ -72,20 +76,22 @@ def test_recorded_tensorflow_errors_are_classified(message: dict[str, Any], role
         ),
     ],
 )
-def test_only_messages_of_the_runtime_count(exception: str, message: str, blames: bool) -> None:
+def test_only_messages_of_tensorflows_runtime_blame_a_peer(
+    exception: str, message: str, blames: bool
+) -> None:
     assert log_errors.is_lost_peer_error(RaisedError(exception, message)) is blames
 
 
 @pytest.mark.parametrize(
     ("traceback", "blames"),
     [
-        (f"{GONE}{DIRECT}{ANSWER}", True),
-        (f"{GONE}{MEANWHILE}{ANSWER}", True),
-        (f"{GONE}{MEANWHILE}{ANSWER}{MEANWHILE}{ANSWER}", True),
-        (ANSWER, False),
-        (f"{ANSWER}{DIRECT}{ANSWER}", False),
-        (f"{GONE}\ncaught, trying again\n{ANSWER}", False),
-        (f"{GONE}{DIRECT}{ANSWER}\ncaught, trying again\n{ANSWER}", False),
+        (f"{PEER_LOST}{DIRECT_CAUSE}{SCRIPT_ERROR}", True),
+        (f"{PEER_LOST}{WHILE_HANDLING}{SCRIPT_ERROR}", True),
+        (f"{PEER_LOST}{WHILE_HANDLING}{SCRIPT_ERROR}{WHILE_HANDLING}{SCRIPT_ERROR}", True),
+        (SCRIPT_ERROR, False),
+        (f"{SCRIPT_ERROR}{DIRECT_CAUSE}{SCRIPT_ERROR}", False),
+        (f"{PEER_LOST}\ncaught, trying again\n{SCRIPT_ERROR}", False),
+        (f"{PEER_LOST}{DIRECT_CAUSE}{SCRIPT_ERROR}\ncaught, trying again\n{SCRIPT_ERROR}", False),
     ],
 )
 def test_an_exception_while_handling_a_lost_peer_is_collateral(
@@ -97,22 +103,24 @@ def test_an_exception_while_handling_a_lost_peer_is_collateral(
 
 
 @pytest.mark.parametrize(
-    ("line", "tells"),
+    ("line", "is_lost_peer"),
     [
         ("E base_collective_executor.cc:252] StartAbort UNAVAILABLE: Socket closed", True),
         (':UNKNOWN:Error received from peer {grpc_message:"Socket closed", grpc_status:14}', True),
         ("the viewer went away: Socket closed", False),
     ],
 )
-def test_a_log_without_an_exception(line: str, tells: bool) -> None:
-    assert log_errors.has_lost_peer_message(f"{line}\n") is tells
+def test_a_lost_peer_is_recognized_in_a_log_without_an_exception(
+    line: str, is_lost_peer: bool
+) -> None:
+    assert log_errors.has_lost_peer_message(f"{line}\n") is is_lost_peer
     assert not log_errors.has_lost_peer_message(f"{line}\n" + "epoch 3\n" * 30)
 
 
 def test_the_last_frame_of_the_users_code_is_named() -> None:
     log = (
         "WARNING: All log messages before absl::InitializeLog()\n"
-        f"{OPENING}\n"
+        f"{TRACEBACK}\n"
         '  File "/job/main.py", line 7, in <module>\n    fit()\n'
         '  File "/job/model.py", line 3, in fit\n    model.fit(x)\n'
         "E0000 00:00:17.2 ring_alg.cc:291] Aborting\nRPC: /tensorflow.WorkerService/RecvBuf\n"
@@ -125,18 +133,18 @@ def test_the_last_frame_of_the_users_code_is_named() -> None:
     )
 
 
-def test_an_exception_that_was_caught_long_ago_did_not_end_the_task() -> None:
-    log = f"{ANSWER}" + "going on\n" * 500
+def test_an_exception_caught_long_before_the_end_did_not_end_the_task() -> None:
+    log = f"{SCRIPT_ERROR}" + "going on\n" * 500
     assert log_errors.parse_exception(log) is None
     assert Failure("w", 1, None, last_lines=log).kind is Kind.EXIT_CODE
 
 
-def test_a_script_that_python_cannot_read() -> None:
+def test_a_syntax_error_is_located_in_the_script_or_an_imported_file() -> None:
     log = "  File \"/job/main.py\", line 3\n    if x\n        ^\nSyntaxError: expected ':'\n"
     assert log_errors.parse_exception(log) == RaisedError(
         "SyntaxError", "expected ':'", "/job/main.py", 3
     )
-    imported = f'{OPENING}\n  File "/job/main.py", line 1, in <module>\n    import model\n'
+    imported = f'{TRACEBACK}\n  File "/job/main.py", line 1, in <module>\n    import model\n'
     assert log_errors.parse_exception(imported + log.replace("main", "model")) == RaisedError(
         "SyntaxError", "expected ':'", "/job/model.py", 3
     )
@@ -182,10 +190,10 @@ def test_noise_of_keras_and_grpc_is_removed(message: str, shortened: str) -> Non
     assert log_errors.shorten(message, place="(main.py:10)") == shortened
 
 
-def test_frames_of_tfcluster_and_cython_are_not_the_users() -> None:
+def test_frames_of_tfcluster_and_cython_are_not_counted_as_user_code() -> None:
     wrapper = "/cache/tfcluster/bundles/56cd/workers/tfcluster_workers/keras3/trainer.py"
     log = (
-        f'{OPENING}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
+        f'{TRACEBACK}\n  File "/job/main.py", line 10, in <module>\n    model.fit(x)\n'
         f'  File "{wrapper}", line 121, in call\n    return original()\nValueError: no\n'
     )
     assert log_errors.parse_exception(log) == RaisedError("ValueError", "no", "/job/main.py", 10)

@@ -1,4 +1,4 @@
-"""Counting a gang by standings agrees with a scan of all members, at a constant cost."""
+"""Counting the members of a gang by standing agrees with a scan of all, at a constant cost."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
         assert gang.member_counts.waits_since() == min(filter(None, waiting), default=None)
-        assert {one.answer_by for one in gang.member_counts.standings() if one.may_run} == {
-            m.answer_by for m in living
-        }
+        assert {
+            standing.answer_by for standing in gang.member_counts.standings() if standing.may_run
+        } == {m.answer_by for m in living}
         for is_gang in (True, False):
             every = [member.end() for member in members]
             assert judge(gang.ends(CHIEF), chief=CHIEF, gang=is_gang) is judge(
@@ -67,12 +67,12 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
 def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The events go from the start through reports and a crash to the last survivor's end."""
+    """The events include the start, reports, a crash and the end of the last survivor."""
     assert _evaluations_per_task(300, monkeypatch) <= _evaluations_per_task(10, monkeypatch) * 1.1
 
 
 def _evaluations_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Count how often a member's standing or end is evaluated."""
+    """Return how often a standing or an end is evaluated per task."""
     evaluations = 0
     standing_of, end = member_counts.standing_of, Member.end
 

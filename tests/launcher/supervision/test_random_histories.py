@@ -1,4 +1,4 @@
-"""Random histories: whatever happens to the tasks, a run ends, and no task is left running.
+"""A run ends and leaves no task running, in random histories of faults.
 
 A small simulation replaces agents and tasks. It obeys the supervisor, as agents do, and injects
 random faults into the tasks; then it lets the run end undisturbed.
@@ -23,7 +23,7 @@ from tfcluster.supervision.decisions import Stop
 from tfcluster.supervision.supervisor import Supervisor
 
 HISTORIES = 30
-"""The number of histories of each kind; thousands were run by hand."""
+"""The number of histories of each kind of plan; thousands were run by hand."""
 LAST_LINES = (
     "",
     "UnavailableError: Collective ops is aborted by: Socket closed",
@@ -54,32 +54,31 @@ class World:
     def __init__(self, plan: Plan, seed: int) -> None:
         self.plan, self.random = plan, random.Random(seed)
         self.now = 100.0
-        self.storm = self.random.choice((0.0, 0.04, 0.2))
+        self.node_loss_rate = self.random.choice((0.0, 0.04, 0.2))
         self.supervisor = Supervisor(plan, jitter=self.random.random)
         self.alive: dict[tuple[str, int], Process] = {}
         self.to_restart: list[do.StartAlone] = []
         self.codes: dict[str, int | None] = {}
-        """Task → its last exit code."""
-        self.cut_off: dict[str, bool] = {}
-        """Task → whether it was stopped while it worked independently."""
+        """Maps a task to its last exit code."""
+        self.stopped_at_work: dict[str, bool] = {}
+        """Maps a task to whether it was stopped while it worked independently."""
         self.lost: set[str] = set()
         self.gone: set[str] = set()
-        self.deaf: set[str] = set()
-        """Nodes whose agents no longer answer."""
-        self.is_homing = self.is_stopped = self.is_calm = False
+        self.unresponsive: set[str] = set()
+        """The nodes whose agents no longer answer."""
+        self.is_gathering = self.is_stopped = self.is_calm = False
         self.begun: list[tuple[float, do.NextAttempt]] = []
         self.events: list[ev.Event] = []
         self.supervisor.begin_run(self.now)
         self._begin(1, tuple(task.id for task in plan.tasks))
 
-    # -- what the coordinator does
-
+    # -- the coordinator's part
     def _begin(self, number: int, members: tuple[TaskId, ...]) -> None:
         to_start = self.supervisor.begin(number, members)
         self.to_restart.clear()
         core = [p for p in self.alive.values() if p.id.job != "evaluator"]
-        assert core == [], "a gang began while one before it was alive"
-        if not self.is_calm and self.random.random() < 0.2:  # something crosses the put-back
+        assert core == [], "a gang began while an earlier one was alive"
+        if not self.is_calm and self.random.random() < 0.2:  # a fault during the restore
             self._inject()
         self._order(to_start, number)
 
@@ -100,7 +99,7 @@ class World:
                 case do.StartAlone():
                     self.to_restart.append(action)
                 case do.GatherCheckpoints():
-                    self.is_homing = True
+                    self.is_gathering = True
                 case do.DropNode(node):
                     self._lose(node)
                 case do.DumpStacks():
@@ -115,7 +114,7 @@ class World:
 
     def _lose(self, node: str) -> None:
         self.lost.add(node)
-        self.deaf.discard(node)
+        self.unresponsive.discard(node)
         self.alive = {key: p for key, p in self.alive.items() if p.node != node}
 
     def _reconnect(self) -> None:
@@ -129,7 +128,7 @@ class World:
 
     def start_due_tasks(self) -> None:
         if (next_attempt := self.supervisor.next_attempt) is not None:
-            assert not self.is_stopped, "a restart after a stop was asked for"
+            assert not self.is_stopped, "a restart after a stop was requested"
             self.begun.append((self.now, next_attempt))
             self.pass_time(next_attempt.delay_s)
             if self.supervisor.next_attempt is next_attempt:
@@ -141,8 +140,7 @@ class World:
             self._reconnect()
             self._order([requested.task], requested.attempt)
 
-    # -- what happens
-
+    # -- time, tasks and faults
     def pass_time(self, seconds: float) -> None:
         until = self.now + seconds
         while True:
@@ -159,7 +157,7 @@ class World:
         self.now = until
 
     def _reachable(self) -> list[Process]:
-        return [p for p in self.alive.values() if p.node not in self.deaf and p.is_started]
+        return [p for p in self.alive.values() if p.node not in self.unresponsive and p.is_started]
 
     def _start(self, process: Process) -> None:
         process.is_started = True
@@ -177,7 +175,7 @@ class World:
         if self.alive.pop((str(process.id), process.attempt), None) is None:
             return
         self.codes[str(process.id)] = code
-        self.cut_off[str(process.id)] = process.is_stopping and not process.is_part_of_all
+        self.stopped_at_work[str(process.id)] = process.is_stopping and not process.is_part_of_all
         by = "tfcluster" if process.is_stopping else "itself"
         event = ev.TaskExited(
             task=str(process.id),
@@ -193,13 +191,13 @@ class World:
     def _inject(self) -> None:
         """Inject a fault into a node, the run or a task."""
         rng = self.random
-        if rng.random() < self.storm:
+        if rng.random() < self.node_loss_rate:
             node = rng.choice(self.plan.nodes).name
             if node not in self.lost:
                 self._lose(node)
                 self.supervisor.node_lost(node, "no route", self.now)
         elif rng.random() < 0.02:
-            self.deaf.add(rng.choice(self.plan.nodes).name)
+            self.unresponsive.add(rng.choice(self.plan.nodes).name)
         elif rng.random() < 0.02:
             self.is_stopped = True
             self.supervisor.stop(Stop("Ctrl-C", 130, now=rng.random() < 0.2), self.now)
@@ -243,7 +241,7 @@ class World:
 
     def _fail_to_start(self, process: Process) -> None:
         for other in self.alive.values():
-            if not other.is_started and other.node not in self.deaf:
+            if not other.is_started and other.node not in self.unresponsive:
                 del self.alive[str(other.id), other.attempt]
                 name = str(other.id)
                 self.supervisor.start_failed(name, other.attempt, "no file", self.now)
@@ -251,10 +249,12 @@ class World:
 
     def step(self) -> None:
         choice = self.random.random()
-        awaited = [p for p in self.alive.values() if not p.is_started and p.node not in self.deaf]
+        awaited = [
+            p for p in self.alive.values() if not p.is_started and p.node not in self.unresponsive
+        ]
         if awaited and choice < 0.5:
             self._start(awaited[0])
-        elif self.is_homing and choice < 0.6:
+        elif self.is_gathering and choice < 0.6:
             self._gather()
         elif (self.supervisor.next_attempt or self.to_restart) and choice < 0.7:
             self.start_due_tasks()
@@ -265,7 +265,7 @@ class World:
         self.obey()
 
     def _gather(self) -> None:
-        self.is_homing = False
+        self.is_gathering = False
         self.supervisor.checkpoints_gathered(
             self.random.choice((None, self.random.randrange(50))), self.now
         )
@@ -273,18 +273,18 @@ class World:
     def calm_down(self) -> None:
         """Let the run end without further faults: tasks that train exit with 0, servers stay.
 
-        A dead agent without a pending order counts as alive again: local agents send no pings, so
-        nothing could show that it is dead.
+        An unresponsive agent without a pending order counts as responsive again: local agents send
+        no pings, so nothing could show that it is dead.
         """
         self.is_calm = True
         ordered = {p.node for p in self.alive.values() if p.is_stopping or not p.is_started}
-        self.deaf &= ordered
+        self.unresponsive &= ordered
         self.obey()
         for process in [p for p in self.alive.values() if not p.is_started]:
-            if process.node not in self.deaf:
+            if process.node not in self.unresponsive:
                 self._start(process)
                 self.obey()
-        if self.is_homing:
+        if self.is_gathering:
             self._gather()
         elif self.supervisor.next_attempt or self.to_restart:
             self.start_due_tasks()
@@ -305,7 +305,7 @@ class World:
         return serves or job in ("ps", "evaluator") or self._waits_for_its_chief(process)
 
     def _waits_for_its_chief(self, process: Process) -> bool:
-        """Return whether a tuner still asks for work: its chief is dead and has not succeeded."""
+        """Return whether this is a tuner whose chief is dead and has not succeeded."""
         is_tuner = self.plan.kind == "tuner" and process.id.job == "worker"
         chief_lives = any(p.id.job == "chief" for p in self.alive.values())
         return is_tuner and not chief_lives and self.codes.get("chief:0") != 0
@@ -318,10 +318,10 @@ class World:
             assert self.supervisor.next_attempt is None
         if outcome is not None:
             running = [p for p in self.alive.values() if p.is_started]
-            assert all(p.is_stopping for p in running), f"forgotten: {running}"
+            assert all(p.is_stopping for p in running), f"not stopped: {running}"
             if outcome.status is Status.SUCCEEDED and self.plan.hooks:
                 trainers = [m for m in self.supervisor.gang if m.id.job in ("chief", "worker")]
-                cut = [t.id for t in trainers if self.cut_off.get(str(t.id))]
+                cut = [t.id for t in trainers if self.stopped_at_work.get(str(t.id))]
                 assert not cut or self.plan.kind == "tuner", f"stopped at work: {cut}"
         restarts = [e for e in self.events if isinstance(e, ev.Restarting)]
         for unit, count in Counter(e.task for e in restarts if not e.members).items():
@@ -339,41 +339,45 @@ def kinds() -> dict[str, Plan]:
         )
         return replace(plan, tasks=tasks, nodes=(*plan.nodes, NodePlan("far", "ssh", None, "/")))
 
-    def ruled(plan: Plan, **policy: object) -> Plan:
+    def with_policy(plan: Plan, **policy: object) -> Plan:
         return replace(plan, supervision=Supervision(**policy))  # type: ignore[arg-type]
 
     workers = plan_of("worker:0", "worker:1", "worker:2")
-    followed = plan_of("chief:0", "worker:0", "evaluator:0")
+    with_evaluator = plan_of("chief:0", "worker:0", "evaluator:0")
     served = plan_of("chief:0", "worker:0", "worker:1", "ps:0")
     served = replace(served, tasks=tuple(replace(t, serves=True) for t in served.tasks))
     served = replace(served, tasks=(replace(served.tasks[0], serves=False), *served.tasks[1:]))
-    trained_apart = served  # its workers never report that they serve
+    independent = served  # its workers never report that they serve
     served = replace(served, strategy="parameter_server")
     search = plan_of("chief:0", "worker:0", "worker:1", kind="tuner")
     plain = plan_of("worker:0", "worker:1", kind="plain")
     return {
         "gang": workers,
-        "gang on two nodes": ruled(spread(workers), backoff_s=0.0),
-        "shrinking": ruled(spread(workers), min_workers=1, max_restarts=1),
-        "deadlines": ruled(
-            followed,
+        "gang on two nodes": with_policy(spread(workers), backoff_s=0.0),
+        "shrinking": with_policy(spread(workers), min_workers=1, max_restarts=1),
+        "deadlines": with_policy(
+            with_evaluator,
             start_deadline_s=10,
             stall_deadline_s=15,
             restart_on_error=True,
             max_restarts=50,
         ),
-        "run deadline": ruled(workers, run_deadline_s=300),
-        "evaluator": ruled(followed, restart_on_error=True, max_restarts=20, backoff_s=0.0),
-        "evaluator far away": ruled(spread(followed), restart_on_error=True, max_restarts=20),
-        "parameter server": ruled(served, restart_on_error=True, max_restarts=9),
-        "parameter server on two nodes": ruled(spread(served), max_restarts=9),
-        "workers that train by themselves": ruled(trained_apart, restart_on_error=True),
-        "the same without hooks": ruled(replace(trained_apart, hooks=False)),
-        "search": ruled(search, restart_on_error=True, max_restarts=9),
+        "run deadline": with_policy(workers, run_deadline_s=300),
+        "evaluator": with_policy(
+            with_evaluator, restart_on_error=True, max_restarts=20, backoff_s=0.0
+        ),
+        "evaluator far away": with_policy(
+            spread(with_evaluator), restart_on_error=True, max_restarts=20
+        ),
+        "parameter server": with_policy(served, restart_on_error=True, max_restarts=9),
+        "parameter server on two nodes": with_policy(spread(served), max_restarts=9),
+        "workers that train by themselves": with_policy(independent, restart_on_error=True),
+        "the same without hooks": with_policy(replace(independent, hooks=False)),
+        "search": with_policy(search, restart_on_error=True, max_restarts=9),
         "search on two nodes": spread(search),
         "plain": plain,
-        "plain on two nodes": ruled(spread(plain), restart_on_error=True),
-        "without hooks": ruled(replace(workers, hooks=False), max_restarts=0),
+        "plain on two nodes": with_policy(spread(plain), restart_on_error=True),
+        "without hooks": with_policy(replace(workers, hooks=False), max_restarts=0),
     }
 
 
@@ -393,12 +397,12 @@ def play(plan: Plan, seed: int) -> World:
             break
         world.calm_down()
         world.check()
-    assert world.supervisor.outcome is not None, "it would hang for ever"
+    assert world.supervisor.outcome is not None, "the run hangs"
     return world
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_history_ends(kind: str) -> None:
+def test_every_random_history_ends(kind: str) -> None:
     for seed in range(HISTORIES):
         try:
             play(KINDS[kind], seed)
@@ -424,13 +428,13 @@ def always(inject: Callable[[World, Process], None], kind: str) -> World:
             else:
                 inject(world, process)
                 world.obey()
-        if world.is_homing:
-            world.is_homing = False
+        if world.is_gathering:
+            world.is_gathering = False
             world.supervisor.checkpoints_gathered(7, world.now)
         world.obey()
         world.start_due_tasks()
         world.pass_time(1.0)
-    raise AssertionError("it goes on for ever")
+    raise AssertionError("the run never ends")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The restart policy as a table: which failures are restarted, after which delay, and why not."""
+"""The restart policy decides which failures lead to a restart, and after which delay."""
 
 from __future__ import annotations
 
@@ -74,44 +74,44 @@ def verdict(
         (failure(1, last_lines="Could not start gRPC server"), {"max_restarts": 0}, False, True),
     ],
 )
-def test_what_is_restarted(
+def test_the_kind_of_failure_and_the_policy_decide_whether_to_restart(
     failed: Failure, policy: dict[str, Any], advanced: bool, restarted: bool
 ) -> None:
-    found = verdict(failed, RestartHistory(), advanced=advanced, **policy)
-    assert isinstance(found, Restart) is restarted, found
+    decision = verdict(failed, RestartHistory(), advanced=advanced, **policy)
+    assert isinstance(decision, Restart) is restarted, decision
 
 
-def test_only_what_counts_spends_the_budget() -> None:
+def test_free_restarts_do_not_use_up_the_budget() -> None:
     history = RestartHistory()
     for failed in (KILLED, failure(42), failure(1, last_lines="Could not start gRPC server")):
-        found = verdict(failed, history)
-        assert isinstance(found, Restart)
-        history = found.history
+        decision = verdict(failed, history)
+        assert isinstance(decision, Restart)
+        history = decision.history
     assert (history.spent, history.free) == (1, 2)
     assert attempts_in_all(history, Supervision(max_restarts=3)) == 6
 
 
-def test_an_exhausted_budget_is_named() -> None:
-    found = verdict(KILLED, RestartHistory(spent=3))
-    assert found == GiveUp("supervision.max_restarts = 3 is used up", exhausted=True)
+def test_an_exhausted_budget_is_the_reason_for_giving_up() -> None:
+    decision = verdict(KILLED, RestartHistory(spent=3))
+    assert decision == GiveUp("supervision.max_restarts = 3 is used up", exhausted=True)
 
 
-def test_the_same_exception_gets_no_third_try_without_a_newer_checkpoint() -> None:
+def test_a_repeated_exception_is_not_restarted_without_a_newer_checkpoint() -> None:
     first = verdict(RAISED, RestartHistory(), restart_on_error=True)
     assert isinstance(first, Restart)
     assert first.history.signature == SAME
     assert isinstance(verdict(RAISED, first.history, restart_on_error=True), GiveUp)
     assert isinstance(verdict(RAISED, first.history, advanced=True), Restart)
-    elsewhere = failure(1, error=OTHER)
-    assert isinstance(verdict(elsewhere, first.history, restart_on_error=True), Restart)
+    other_line = failure(1, error=OTHER)
+    assert isinstance(verdict(other_line, first.history, restart_on_error=True), Restart)
 
 
-def test_free_restarts_are_not_endless_without_progress() -> None:
+def test_free_restarts_without_progress_are_limited() -> None:
     history = RestartHistory()
     for _ in range(FREE_IN_A_ROW):
-        found = verdict(failure(42), history)
-        assert isinstance(found, Restart)
-        history = found.history
+        decision = verdict(failure(42), history)
+        assert isinstance(decision, Restart)
+        history = decision.history
     assert isinstance(verdict(failure(42), history), GiveUp)
     assert isinstance(verdict(failure(42), history, advanced=True), Restart)
     steps = decide(failure(42), history, Supervision(), advanced=False, progressed=True)
@@ -119,31 +119,31 @@ def test_free_restarts_are_not_endless_without_progress() -> None:
 
 
 def test_delays_double_up_to_a_minute_and_are_reset_by_progress() -> None:
-    def pause(without_progress: int, *, advanced: bool = False, jitter: float = 0.0) -> float:
-        found = verdict(
+    def delay_after(without_progress: int, *, advanced: bool = False, jitter: float = 0.0) -> float:
+        decision = verdict(
             KILLED,
             RestartHistory(without_progress=without_progress),
             advanced=advanced,
             jitter=jitter,
             max_restarts=99,
         )
-        assert isinstance(found, Restart)
-        return found.delay_s
+        assert isinstance(decision, Restart)
+        return decision.delay_s
 
-    assert [pause(n) for n in range(8)] == [1, 2, 4, 8, 16, 32, 60, LONGEST_BACKOFF_S]
-    assert pause(6, advanced=True) == 1
-    assert pause(0) < pause(0, jitter=0.99) <= 1.25
+    assert [delay_after(n) for n in range(8)] == [1, 2, 4, 8, 16, 32, 60, LONGEST_BACKOFF_S]
+    assert delay_after(6, advanced=True) == 1
+    assert delay_after(0) < delay_after(0, jitter=0.99) <= 1.25
     assert verdict(KILLED, RestartHistory(without_progress=5), backoff_s=0.0) == Restart(
         0.0, RestartHistory(spent=1, without_progress=6)
     )
 
 
-def test_a_taken_port_is_restarted_at_once_with_fresh_ports() -> None:
-    found = verdict(
+def test_after_a_taken_port_the_restart_is_immediate_with_fresh_ports() -> None:
+    decision = verdict(
         failure(1, last_lines="Could not start gRPC server"), RestartHistory(without_progress=4)
     )
-    assert isinstance(found, Restart)
-    assert (found.delay_s, found.fresh_ports) == (0.0, True)
+    assert isinstance(decision, Restart)
+    assert (decision.delay_s, decision.fresh_ports) == (0.0, True)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +157,8 @@ def test_a_taken_port_is_restarted_at_once_with_fresh_ports() -> None:
         (["chief:0", "ps:0"], "training", []),
     ],
 )
-def test_which_tasks_restart_alone(tasks: list[str], kind: Any, alone: list[str]) -> None:
+def test_the_job_and_its_kind_decide_which_tasks_restart_alone(
+    tasks: list[str], kind: Any, alone: list[str]
+) -> None:
     plan = plan_of(*tasks, kind=kind)
     assert [t for t in tasks if restarts_alone(plan, TaskId.parse(t))] == alone

@@ -1,4 +1,4 @@
-"""One of several failed tasks is the root cause; the others are collateral or share its mistake."""
+"""One of several failed tasks is the root cause; the others are collateral or made its mistake."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def test_the_first_failure_that_is_not_collateral_is_the_cause(
     assert root_cause(failures) is failures[cause]
 
 
-def test_without_failures_there_is_no_diagnosis() -> None:
+def test_a_run_without_failures_has_no_diagnosis() -> None:
     assert root_cause([]) is None
     assert to_json([]) is None
 
 
-def test_the_facts_match_the_event() -> None:
+def test_a_diagnosis_has_the_fields_of_the_event() -> None:
     cause = Failure(
         ONE, 1, None, node="gpu2", attempt=3, error=report("ModuleNotFoundError", "No module")
     )
@@ -101,14 +101,14 @@ def test_a_shared_mistake_is_reported_once_and_no_task_is_collateral() -> None:
     assert facts["collateral"] == ()
 
 
-def test_another_mistake_is_neither_the_same_nor_collateral() -> None:
+def test_a_task_with_another_mistake_is_neither_listed_with_the_cause_nor_collateral() -> None:
     facts = to_json([raised(ZERO), raised(ONE, line=99), killed(TWO)])
     assert facts is not None
     assert "also" not in facts["root_cause"]
     assert facts["collateral"] == ()
 
 
-def test_where_all_are_collateral_the_hint_is_the_network() -> None:
+def test_if_all_failures_are_collateral_the_hint_names_the_network() -> None:
     facts = to_json([victim(ZERO), victim(ONE)])
     assert facts is not None
     assert facts["root_cause"]["kind"] == "collateral"
@@ -135,7 +135,7 @@ def test_a_collateral_failure_is_blamed_only_if_all_are_collateral(failures: lis
 
 
 @given(FAILURES, FAILURES)
-def test_later_collateral_failures_change_nothing(
+def test_later_collateral_failures_do_not_change_the_root_cause(
     failures: list[Failure], later: list[Failure]
 ) -> None:
     cause = root_cause(failures)

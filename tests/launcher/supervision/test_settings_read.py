@@ -1,4 +1,4 @@
-"""A setting of the spec that no task reads leads to a warning with the call that reads it."""
+"""A setting of the spec that no task reads leads to a warning; it names the call to add."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_settings_that_a_task_has_read_are_not_warned_about() -> None:
     assert settings.warning() is None
 
 
-def test_unread_settings_are_one_warning_with_each_fix_once() -> None:
+def test_unread_settings_share_one_warning_that_names_each_fix_once() -> None:
     settings = SettingsRead(
         {"communication": "RING", "bytes_per_pack": 1024, "precision": "mixed_bfloat16"}
     )

@@ -1,4 +1,4 @@
-"""All tasks that raise the same exception are named, even those that were being stopped."""
+"""The report names all tasks that raise the same exception, even those being stopped."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_stopped_tasks_that_raised_the_cause_s_exception_are_named() -> None:
     replay.exits("worker:0", 1, error=mistake())
     assert replay.stopped() == ["worker:1", "worker:2", "worker:3"]
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
-    replay.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was being ended
+    replay.exits("worker:2", 1, by="tfcluster", error=mistake())  # raised while it was stopped
     replay.exits(
         "worker:3", 1, by="tfcluster", error=mistake(line=9)
-    ).gather()  # because of the end
+    ).gather()  # raised because it was stopped
     assert replay.cause()["task"] == "worker:0"
     assert replay.cause()["also"] == ["worker:1", "worker:2"]
     assert replay.cause()["reason"].endswith("\nthe same on worker:1, worker:2")
@@ -55,7 +55,7 @@ def test_a_task_that_raised_but_hangs_is_blamed_for_its_exception() -> None:
     assert "ValueError: bad" in replay.cause()["reason"]
 
 
-def test_an_exception_without_a_user_frame_counts_too() -> None:
+def test_a_hanging_task_is_also_blamed_for_an_exception_without_a_user_frame() -> None:
     message = {"exception": "RuntimeError", "message": "no line"}
     replay = replay_of().says("worker:1", "error", **message)
     replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)

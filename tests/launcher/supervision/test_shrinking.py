@@ -1,4 +1,4 @@
-"""The members of a smaller gang, and its chief."""
+"""A gang that shrinks keeps at least `min_workers` tasks, and has a chief."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_at_least_min_workers_must_remain(least: int | None, expected: list[str]
     assert remaining(WORKERS, least) == expected
 
 
-def test_chief_and_workers_count_and_an_evaluator_does_not() -> None:
+def test_chief_and_workers_count_toward_min_workers_but_an_evaluator_does_not() -> None:
     chief = Failure(task="chief:0", exit_code=None, signal=9)
     assert remaining(["chief:0", "worker:0", "evaluator:0"], 1, chief) == [
         "worker:0",
@@ -44,7 +44,7 @@ def test_chief_and_workers_count_and_an_evaluator_does_not() -> None:
     assert remaining(["chief:0", "worker:0", "evaluator:0"], 2, chief) is None
 
 
-def test_after_an_error_of_the_script_the_gang_does_not_shrink() -> None:
+def test_a_gang_does_not_shrink_after_an_error_in_the_script() -> None:
     assert remaining(WORKERS, 1, why=GiveUp("it would come again")) is None
     cannot_start = Failure(
         "worker:0", None, None, observed=Kind.START_FAILED, description="no file"
@@ -54,16 +54,16 @@ def test_after_an_error_of_the_script_the_gang_does_not_shrink() -> None:
 
 def test_all_tasks_of_a_lost_node_are_removed() -> None:
     lost = Failure("worker:0", None, None, node="local", observed=Kind.NODE_LOST)
-    assert remaining(WORKERS, 1, lost) is None, "nobody would be left"
+    assert remaining(WORKERS, 1, lost) is None, "no task would remain"
 
 
-def test_the_chief_job_s_task_is_the_chief_else_the_lowest_worker() -> None:
+def test_the_chief_is_the_task_of_the_chief_job_or_the_lowest_worker() -> None:
     parse = TaskId.parse
     assert chief_of([parse("worker:2"), parse("worker:1")]) == parse("worker:1")
     assert chief_of([parse("worker:0"), parse("chief:0")]) == parse("chief:0")
 
 
-def test_indexes_are_dense_and_addresses_unchanged() -> None:
+def test_the_indexes_of_a_smaller_gang_are_dense_and_its_addresses_unchanged() -> None:
     plan = plan_of(*WORKERS)
     members = tuple(TaskId.parse(name) for name in WORKERS[1:])
     attempt = Attempt(plan, 2, members, {task.id: 4000 + task.id.index for task in plan.tasks})

@@ -1,4 +1,7 @@
-"""Events that coincide: a start and an end, a single restart and one of the gang, two deadlines."""
+"""The supervisor handles events that coincide.
+
+Examples: a start and an end, the restart of one task and of the gang, two deadlines.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ SEARCH = ("chief:0", "worker:0", "worker:1")
 
 
 def spread(plan: Plan, *remote: str) -> Plan:
-    """Return `plan` with the tasks `remote` on a node of their own."""
+    """Return `plan` with the tasks `remote` on another node."""
     tasks = tuple(replace(t, node="far" if str(t.id) in remote else t.node) for t in plan.tasks)
     return replace(plan, tasks=tasks, nodes=(*plan.nodes, NodePlan("far", "ssh", None, "/job")))
 
 
 def begun_without_starts(plan: Plan) -> Replay:
-    """Return a replay whose attempt has begun, but no agent was ordered to start a task."""
+    """Return a replay whose attempt has begun before any agent was ordered to start a task."""
     replay = Replay.__new__(Replay)
     replay.plan, replay.now, replay.heard_at, replay.events, replay.orders = (
         plan,
@@ -54,7 +57,7 @@ def test_an_evaluator_that_fails_while_the_gang_is_stopped_restarts_with_it() ->
     assert [m.attempt for m in replay.supervisor.gang] == [2, 2, 2]
 
 
-def test_an_evaluator_that_was_due_when_the_gang_failed_starts_with_it() -> None:
+def test_an_evaluator_that_was_due_to_restart_when_the_gang_failed_restarts_with_it() -> None:
     replay = replay_of(*EVALUATED).exits("evaluator:0", killed=signal.SIGSEGV)
     replay.exits("worker:1", killed=signal.SIGKILL).after(5).ended("worker:0").gather(3).begin(2)
     assert [m.attempt for m in replay.supervisor.gang] == [2, 2, 2]
@@ -62,7 +65,7 @@ def test_an_evaluator_that_was_due_when_the_gang_failed_starts_with_it() -> None
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_an_evaluator_that_starts_while_the_gang_is_stopped_stays() -> None:
+def test_an_evaluator_that_starts_while_the_gang_is_stopped_keeps_running() -> None:
     replay = replay_of(*EVALUATED).exits("evaluator:0", killed=signal.SIGSEGV).after(1.1)
     replay.supervisor.order([TaskId("evaluator", 0)], 2, replay.now)
     replay.exits("worker:1", killed=signal.SIGKILL)
@@ -88,12 +91,12 @@ def test_an_evaluator_is_not_stopped_before_the_last_reported_checkpoint() -> No
     replay.exits("worker:0").exits("worker:1")
     assert replay.stopped() == []
     replay.says("evaluator:0", "evaluated", step=300)
-    assert replay.stopped() == [], "it may leave by itself"
+    assert replay.stopped() == [], "it may exit by itself"
     replay.after(EVALUATOR_S)
     assert replay.stopped() == ["evaluator:0"]
 
 
-def test_with_only_an_evaluator_left_there_is_no_stall() -> None:
+def test_no_stall_is_reported_when_only_an_evaluator_runs() -> None:
     replay = replay_of(*EVALUATED, stall_deadline_s=5, finish_grace_s=60)
     replay.says("worker:0", "progress", step=1).exits("worker:0").exits("worker:1").after(59)
     assert replay.orders == []
@@ -101,10 +104,10 @@ def test_with_only_an_evaluator_left_there_is_no_stall() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-# -- a chief and its lone hands
+# -- a chief and workers that restart alone
 
 
-def test_a_failed_chief_does_not_wait_for_its_workers() -> None:
+def test_a_failed_chief_of_a_search_stops_its_workers_at_once() -> None:
     replay = replay_of(*SEARCH, kind="tuner").exits("chief:0", 1, last=COLLATERAL)
     assert replay.stopped() == ["worker:0", "worker:1"]
     replay.ended("worker:0", "worker:1").gather()
@@ -150,14 +153,14 @@ def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
 # -- starts and ends
 
 
-def test_a_task_not_yet_ordered_is_not_started_after_its_attempt() -> None:
+def test_a_task_not_yet_ordered_to_start_is_not_started_after_its_attempt_ended() -> None:
     replay = begun_without_starts(plan_of())
-    everybody = [task.id for task in replay.plan.tasks]
+    all_tasks = [task.id for task in replay.plan.tasks]
     replay.supervisor.node_lost("local", "killed", replay.now)
-    assert replay.supervisor.order(everybody, 1, replay.now) == []
+    assert replay.supervisor.order(all_tasks, 1, replay.now) == []
 
 
-def test_a_gang_with_an_unanswered_start_has_not_ended() -> None:
+def test_a_gang_with_an_unanswered_order_to_start_has_not_ended() -> None:
     replay = begun_without_starts(plan_of())
     replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
     replay.supervisor.started("worker:0", 1, replay.now)
@@ -170,7 +173,7 @@ def test_a_gang_with_an_unanswered_start_has_not_ended() -> None:
     assert do.GatherCheckpoints() in replay.orders
 
 
-def test_an_agent_that_does_not_answer_to_a_start_is_dropped() -> None:
+def test_an_agent_that_does_not_answer_an_order_to_start_is_dropped() -> None:
     replay = begun_without_starts(plan_of())
     replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
     replay.after(START_ANSWER_S + 1)
@@ -179,7 +182,7 @@ def test_an_agent_that_does_not_answer_to_a_start_is_dropped() -> None:
     assert replay.supervisor.next_attempt is not None
 
 
-def test_a_task_that_starts_late_takes_no_grace_from_those_that_save() -> None:
+def test_a_task_that_starts_late_does_not_shorten_the_grace_of_a_saving_task() -> None:
     replay = begun_without_starts(plan_of())
     replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
     replay.supervisor.started("worker:0", 1, replay.now)
@@ -192,7 +195,7 @@ def test_a_task_that_starts_late_takes_no_grace_from_those_that_save() -> None:
     assert do.DropNode("local") in replay.orders
 
 
-def test_a_failed_single_restart_does_not_affect_the_others() -> None:
+def test_a_failed_restart_of_one_task_does_not_affect_the_others() -> None:
     replay = replay_of(*EVALUATED).exits("evaluator:0", killed=signal.SIGSEGV).after(1.1)
     replay.supervisor.order([TaskId("evaluator", 0)], 2, replay.now)
     replay.supervisor.start_failed("evaluator:0", 2, "no such file", replay.now)
@@ -204,7 +207,7 @@ def test_a_failed_single_restart_does_not_affect_the_others() -> None:
 # -- deadlines and ends
 
 
-def test_a_deadline_of_an_attempt_does_not_decide_how_the_next_ends() -> None:
+def test_a_missed_deadline_of_one_attempt_does_not_fail_the_next() -> None:
     replay = replay_of(start_deadline_s=10, backoff_s=0.0)
     replay.says("worker:0", "waiting_for_peers").after(10)
     replay.supervisor.node_lost("local", "killed", replay.now)
@@ -214,7 +217,7 @@ def test_a_deadline_of_an_attempt_does_not_decide_how_the_next_ends() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_task_frozen_after_the_chief_s_success_is_only_late() -> None:
+def test_a_task_frozen_after_the_chief_has_succeeded_does_not_fail_the_run() -> None:
     replay = replay_of(finish_grace_s=60)
     replay.says("worker:1", "waiting_for_peers").says("worker:1", "ready").exits("worker:0")
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
@@ -224,7 +227,7 @@ def test_a_task_frozen_after_the_chief_s_success_is_only_late() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-# -- nodes that do not come back
+# -- nodes that are gone for good
 
 
 def test_plain_tasks_on_a_node_that_is_gone_end_the_run_with_exit_code_3() -> None:
@@ -239,7 +242,7 @@ def test_plain_tasks_on_a_node_that_is_gone_end_the_run_with_exit_code_3() -> No
 
 
 @pytest.mark.parametrize("before_the_gang_fails", [True, False])
-def test_a_gang_goes_on_without_an_evaluator_whose_node_is_gone(
+def test_a_gang_restarts_without_an_evaluator_whose_node_is_gone(
     before_the_gang_fails: bool,
 ) -> None:
     replay = Replay(spread(plan_of(*EVALUATED), "evaluator:0"))
@@ -256,15 +259,15 @@ def test_a_gang_goes_on_without_an_evaluator_whose_node_is_gone(
     assert replay.last(ev.Restarting).members == ("worker:0", "worker:1")
 
 
-def test_a_smaller_gang_that_restarts_names_its_members() -> None:
-    """Otherwise views would wait for ever for tasks that are no longer members."""
+def test_the_restart_of_a_smaller_gang_names_its_members() -> None:
+    """Views would otherwise wait forever for tasks that are no longer members."""
     replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
     replay.exits("worker:2", killed=signal.SIGKILL).ended("worker:0", "worker:1").gather().begin(2)
     replay.exits("worker:1", 42).ended("worker:0").gather()
     assert replay.last(ev.Restarting).members == ("worker:0", "worker:1")
 
 
-def test_an_agent_is_dropped_only_for_tasks_that_it_should_have_ended() -> None:
+def test_an_agent_is_not_dropped_before_its_time_to_stop_tasks_is_over() -> None:
     replay = replay_of().exits("worker:1", killed=signal.SIGKILL)
     replay.after(FAILURE_GRACE_S + AGENT_SLACK_S - 0.1)
     assert do.DropNode("local") not in replay.orders

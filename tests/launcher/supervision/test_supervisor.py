@@ -1,4 +1,7 @@
-"""The supervisor's decisions: histories of inputs with their times, replayed without a clock."""
+"""The supervisor decides about restarts, stops and the end of a run.
+
+The tests feed it inputs with their times; no clock runs.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +46,14 @@ def test_a_killed_worker_restarts_the_gang_from_the_newest_step() -> None:
 
 def test_the_budget_is_limited_and_the_delay_doubles() -> None:
     replay = replay_of(max_restarts=2)
-    pauses = []
+    delays = []
     for number in (2, 3):
         replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
         assert replay.supervisor.next_attempt is not None
-        pauses.append(replay.supervisor.next_attempt.delay_s)
+        delays.append(replay.supervisor.next_attempt.delay_s)
         replay.begin(number)
     replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
-    assert pauses == [1.0, 2.0]
+    assert delays == [1.0, 2.0]
     assert replay.outcome() == (Status.FAILED, 1)
     assert "max_restarts = 2 is used up" in replay.cause()["not_restarted"]
 
@@ -89,7 +92,7 @@ def test_in_shared_storage_a_checkpoint_with_another_name_is_newer(
     assert (replay.supervisor.next_attempt is not None) is restarts
 
 
-def test_collateral_waits_for_its_cause_and_then_blames_the_survivor() -> None:
+def test_a_collateral_failure_waits_for_its_cause_and_then_the_survivor_is_blamed() -> None:
     replay = replay_of().exits("worker:0", 1, last=COLLATERAL)
     assert replay.stopped() == []
     replay.after(CAUSE_WAIT_S + 0.1)
@@ -113,7 +116,7 @@ def test_a_frozen_task_is_killed_when_its_peers_would_give_up() -> None:
     assert replay.supervisor.next_attempt is not None
 
 
-def test_a_task_that_goes_on_in_time_is_left_alone() -> None:
+def test_a_frozen_task_that_resumes_in_time_is_not_stopped() -> None:
     replay = replay_of()
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(FROZEN_S - 1)
@@ -131,7 +134,7 @@ def test_a_frozen_task_is_the_cause_once_the_others_fail() -> None:
 
 def test_the_start_deadline_names_missing_tasks() -> None:
     replay = replay_of(start_deadline_s=300)
-    replay.after(1000)  # a download: nobody waits yet
+    replay.after(1000)  # a download: no task waits for its peers yet
     replay.says("worker:0", "waiting_for_peers").after(299)
     assert replay.orders == []
     replay.after(1.1)
@@ -147,7 +150,7 @@ def test_the_start_deadline_names_missing_tasks() -> None:
     assert replay.cause()["task"] == "worker:1"
 
 
-def test_once_all_have_joined_there_is_no_start_deadline() -> None:
+def test_the_start_deadline_ends_when_all_tasks_have_joined() -> None:
     replay = replay_of(start_deadline_s=10)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").after(3).says(task, "ready")
@@ -155,7 +158,7 @@ def test_once_all_have_joined_there_is_no_start_deadline() -> None:
     assert replay.orders == []
 
 
-def test_a_stall_leads_to_stacks_and_a_restart_and_finally_to_a_deadline_error() -> None:
+def test_a_stall_dumps_stacks_and_restarts_and_at_last_is_a_deadline_error() -> None:
     replay = replay_of(stall_deadline_s=60, max_restarts=1)
     replay.after(500).says("worker:0", "progress", step=7).says("worker:1", "progress", step=6)
     replay.after(61)
@@ -182,7 +185,7 @@ def test_without_a_stall_deadline_silence_is_reported_once() -> None:
     assert [type(order) for order in replay.orders] == [do.DumpStacks]
 
 
-def test_lines_and_evaluation_and_long_executions_are_signs_of_life() -> None:
+def test_output_evaluation_and_long_executions_count_as_activity() -> None:
     replay = replay_of(stall_deadline_s=60).says("worker:0", "progress", step=1).after(50)
     replay.heard_at = replay.now
     replay.after(50).says("worker:0", "alive").after(50)
@@ -195,7 +198,7 @@ def test_lines_and_evaluation_and_long_executions_are_signs_of_life() -> None:
     assert replay.orders == []
 
 
-def test_the_run_deadline_stops_as_a_user_would() -> None:
+def test_the_run_deadline_stops_each_task_with_its_grace() -> None:
     replay = replay_of(run_deadline_s=100).says("worker:0", "saves_on_sigterm").after(100)
     graces = {o.tasks: o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)}
     assert graces == {("worker:0",): 30.0, ("worker:1",): 2.0}
@@ -212,14 +215,14 @@ def test_a_stop_is_never_followed_by_a_restart() -> None:
     assert replay.supervisor.next_attempt is None
 
 
-def test_a_stop_in_the_pause_before_a_restart_ends_at_once() -> None:
+def test_a_stop_during_the_delay_before_a_restart_ends_the_run_at_once() -> None:
     replay = replay_of().exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     assert replay.outcome() == (Status.INTERRUPTED, 130)
     assert replay.supervisor.next_attempt is None
 
 
-def test_a_second_stop_kills() -> None:
+def test_a_second_stop_kills_the_tasks() -> None:
     replay = replay_of().says("worker:0", "saves_on_sigterm")
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
@@ -227,7 +230,7 @@ def test_a_second_stop_kills() -> None:
     assert [o.grace_s for o in replay.orders if isinstance(o, do.StopTasks)] == [30.0, 2.0, 0.0]
 
 
-def test_preemption_is_free_but_limited() -> None:
+def test_restarts_after_preemption_are_free_but_limited() -> None:
     replay = replay_of(max_restarts=0)
     for number in (2, 3, 4):
         replay.exits("worker:0", 42).exits("worker:1", 42).gather()
@@ -238,7 +241,7 @@ def test_preemption_is_free_but_limited() -> None:
     assert "3 times in a row" in replay.cause()["not_restarted"]
 
 
-def test_a_task_may_save_while_the_others_leave_preempted() -> None:
+def test_a_task_may_save_while_the_others_exit_preempted() -> None:
     replay = replay_of(grace_s=30)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "saves_on_sigterm")
@@ -282,7 +285,7 @@ def test_an_agent_that_does_not_answer_is_dropped() -> None:
     assert do.GatherCheckpoints() in replay.orders
 
 
-def test_an_evaluator_restarts_alone_and_its_end_is_not_the_run_s() -> None:
+def test_an_evaluator_restarts_alone_and_its_end_does_not_end_the_run() -> None:
     replay = replay_of("worker:0", "worker:1", "evaluator:0")
     replay.exits("evaluator:0", killed=signal.SIGSEGV)
     assert replay.last(ev.Restarting).task == "evaluator:0"
@@ -294,7 +297,7 @@ def test_an_evaluator_restarts_alone_and_its_end_is_not_the_run_s() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_an_evaluator_stays_when_the_gang_restarts() -> None:
+def test_an_evaluator_keeps_running_when_the_gang_restarts() -> None:
     replay = replay_of("worker:0", "worker:1", "evaluator:0")
     replay.exits("worker:1", killed=signal.SIGKILL)
     assert replay.stopped() == ["worker:0"]
@@ -312,7 +315,7 @@ def test_an_evaluator_that_has_evaluated_the_last_checkpoint_is_stopped() -> Non
     replay.says("evaluator:0", "evaluated", step=200)
     assert replay.stopped() == []
     replay.says("evaluator:0", "evaluated", step=300)
-    assert replay.stopped() == [], "it may leave by itself"
+    assert replay.stopped() == [], "it may exit by itself"
     replay.after(EVALUATOR_S)
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
@@ -331,7 +334,7 @@ def test_a_tuner_restarts_alone_and_a_chief_without_tuners_is_stopped() -> None:
     assert replay.outcome() == (Status.FAILED, 1)
 
 
-def test_a_search_in_which_every_trial_failed_is_a_failure() -> None:
+def test_a_search_in_which_every_trial_failed_fails() -> None:
     replay = replay_of("chief:0", "worker:0", kind="tuner")
     replay.says("chief:0", "verdict", ok=False, reason="every trial failed")
     replay.exits("worker:0").exits("chief:0").gather()
@@ -339,12 +342,12 @@ def test_a_search_in_which_every_trial_failed_is_a_failure() -> None:
     assert "every trial failed" in replay.cause()["reason"]
 
 
-def test_late_errors_after_the_chief_s_success_are_no_failure() -> None:
+def test_collateral_errors_after_the_chief_has_succeeded_do_not_fail_the_run() -> None:
     replay = replay_of().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-GONE = {
+HEARTBEAT_TIMEOUT = {
     "exception": "tensorflow.python.framework.errors_impl.UnavailableError",
     "message": "Collective ops is aborted by: Task /job:worker/replica:0/task:1 heartbeat timeout.",
     "file": "/job/train.py",
@@ -353,9 +356,9 @@ GONE = {
 
 
 def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> None:
-    """TensorFlow 2.15's `model.save` under `if index == 0:`; it blames the peer's heartbeat."""
+    """`model.save` under `if index == 0:` makes TensorFlow 2.15 blame the heartbeat of a peer."""
     replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1").exits("worker:2")
-    replay.after(8).exits("worker:0", 1, error=GONE).gather()
+    replay.after(8).exits("worker:0", 1, error=HEARTBEAT_TIMEOUT).gather()
     assert replay.outcome() == (Status.FAILED, 1)
     cause = replay.cause()
     assert (cause["task"], cause["kind"], cause["line"]) == ("worker:0", "permanent", 27)
@@ -366,15 +369,15 @@ def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> Non
     assert cause["docs"] == "docs/failures.md#chief-alone"
 
 
-def test_a_chief_whose_peer_still_runs_is_collateral() -> None:
+def test_a_failed_chief_is_collateral_while_a_peer_still_runs() -> None:
     replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:1")
-    replay.exits("worker:0", 1, error=GONE)
+    replay.exits("worker:0", 1, error=HEARTBEAT_TIMEOUT)
     assert replay.stopped() == [], "worker:2 may have failed first"
     replay.exits("worker:2", killed=signal.SIGKILL).gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:2", "signal")
 
 
-def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:
+def test_a_gang_may_shrink_when_the_restart_budget_is_used_up() -> None:
     replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
     replay.exits("worker:0", killed=signal.SIGKILL).ended("worker:1", "worker:2").gather(40)
     next_attempt = replay.supervisor.next_attempt
@@ -387,7 +390,7 @@ def test_a_gang_may_shrink_when_a_task_s_budget_is_used_up() -> None:
     assert replay.outcome() == (Status.FAILED, 1)
 
 
-def test_a_node_that_is_gone_leaves_a_smaller_gang_or_ends_the_run() -> None:
+def test_after_a_node_is_gone_a_smaller_gang_restarts_or_the_run_fails() -> None:
     plan = plan_of("worker:0", "worker:1", "worker:2")
     spread = tuple(
         replace(task, node="far" if task.id.index == 0 else "local") for task in plan.tasks
@@ -413,7 +416,7 @@ def test_a_node_that_is_gone_leaves_a_smaller_gang_or_ends_the_run() -> None:
 
 
 def test_a_task_that_starts_during_a_stop_is_stopped_too() -> None:
-    """The order to start was already sent when Ctrl-C came: the task must be stopped, too."""
+    """The order to start the task was sent before Ctrl-C arrived."""
     replay = Replay.__new__(Replay)
     replay.plan, replay.now, replay.events, replay.orders = plan_of(), 100.0, [], []
     replay.supervisor = Supervisor(replay.plan)

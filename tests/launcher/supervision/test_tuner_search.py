@@ -1,4 +1,4 @@
-"""A KerasTuner search under the supervisor: restarts, deadlines and the end of the run."""
+"""The supervisor restarts the tuners of a KerasTuner search, and decides when the search ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ends_a_trial(replay: Replay, task: str, name: str = "0") -> Replay:
     return replay.says(task, "trial_ended", id=name)
 
 
-# -- the end
+# -- the end of a search
 
 
 def test_after_the_search_the_chief_may_run_on_without_tuners() -> None:
@@ -42,7 +42,7 @@ def test_after_the_search_the_chief_may_run_on_without_tuners() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_a_searching_chief_without_tuners_gets_only_the_grace() -> None:
+def test_a_chief_that_still_searches_without_tuners_is_stopped_after_the_grace() -> None:
     replay = search(finish_grace_s=60).exits("worker:0").exits("worker:1").after(59)
     assert replay.stopped() == []
     replay.after(2)
@@ -51,7 +51,7 @@ def test_a_searching_chief_without_tuners_gets_only_the_grace() -> None:
 
 def test_a_chief_whose_tuners_all_failed_gets_seconds_to_report_why() -> None:
     replay = search(finish_grace_s=60, max_restarts=0).exits("worker:0", 1).after(30)
-    assert replay.stopped() == [], "the other one goes on"
+    assert replay.stopped() == [], "the other tuner still runs"
     replay.exits("worker:1", 1).after(LAST_WORD_S - 1)
     assert replay.stopped() == [], "it may say that all trials failed"
     replay.after(2)
@@ -61,7 +61,7 @@ def test_a_chief_whose_tuners_all_failed_gets_seconds_to_report_why() -> None:
     assert replay.cause()["task"] == "worker:0"
 
 
-def test_a_chief_with_a_tuner_to_restart_goes_on() -> None:
+def test_a_chief_is_not_stopped_while_a_tuner_is_about_to_restart() -> None:
     replay = search("chief:0", "worker:0", backoff_s=50).exits("worker:0", killed=signal.SIGKILL)
     assert replay.after(20).stopped() == []
     assert replay.last(ev.Restarting).task == "worker:0"
@@ -82,7 +82,7 @@ def test_a_tuner_that_joins_too_late_is_stopped_with_the_chief() -> None:
     replay = search(start_deadline_s=300).says("worker:0", "waiting_for_peers")
     replay.says("worker:0", "ready").says("worker:1", "waiting_for_peers")
     replay.says("chief:0", "search_ended").exits("worker:0").after(3600)
-    assert replay.stopped() == [], "it waits in vain, and disturbs nobody"
+    assert replay.stopped() == [], "it waits in vain, but does no harm"
     replay.exits("chief:0")
     assert replay.stopped() == ["worker:1"]
     replay.ended("worker:1")
@@ -99,7 +99,7 @@ def test_a_tuner_that_still_works_has_time_to_end() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_the_reason_of_a_failed_search_is_the_cause() -> None:
+def test_the_reason_for_a_failed_search_is_reported_as_the_cause() -> None:
     replay = search("chief:0", "worker:0").exits("worker:0")
     replay.says("chief:0", "verdict", ok=False, reason="all 3 trials of the search failed")
     replay.exits(
@@ -135,7 +135,7 @@ def test_a_preempted_tuner_that_ends_trials_is_always_restarted() -> None:
     assert replay.last(ev.Restarting).attempt == 11
 
 
-def test_a_chief_preempted_between_trials_restarts_with_its_tuners() -> None:
+def test_a_chief_preempted_between_trials_always_restarts_with_its_tuners() -> None:
     replay = search()
     for number in range(5):
         ends_a_trial(replay, "worker:0", str(number)).exits("chief:0", PREEMPTED)
