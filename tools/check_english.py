@@ -1,8 +1,7 @@
 """Reports docstrings that open with a fragment, and banned words in messages and documents.
 
 A docstring's first line must stand alone: "Return …", "The state of …", never "Of a node that …".
-Each banned word has a plain word that says the same: CONTRIBUTING.md lists both. `make check`
-runs this.
+BANNED lists a plain word for each banned one. `make check` runs this.
 """
 
 from __future__ import annotations
