@@ -120,7 +120,7 @@ def test_a_message_that_shows_such_an_exception_is_found(shown: str) -> None:
 
 @pytest.mark.parametrize("pins", sorted((ROOT / "constraints").glob("*.txt")), ids=lambda p: p.name)
 def test_every_release_that_setup_installs_has_hashes(pins: Path) -> None:
-    """Without hashes pip would accept any file that an index sends."""
+    """A release without hashes would let pip accept any file that an index sends."""
     releases = re.split(r"\n(?=\S)", pins.read_text().strip())
     listed = [one for one in releases if not one.startswith("#")]
     assert listed

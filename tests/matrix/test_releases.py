@@ -95,7 +95,7 @@ def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 @each_release
 def test_without_the_shim_two_workers_fail(line: CommandLine, release: str) -> None:
-    """If this succeeds one day, Keras is fixed and the shim's range ends before `release`."""
+    """A success would mean that Keras is fixed and that the shim's range ends before `release`."""
     features = ("dicts_weights_and_metrics",)
     done = run(line, release, "job.env.TFCLUSTER_KERAS3_SHIM=off", features=features)
     assert done.code == 1, f"Keras {release} trains on two workers without the shim: {done.err}"

@@ -1,4 +1,4 @@
-"""`tfcluster help` prints the pages and sections that messages name, wherever it is installed."""
+"""`tfcluster help` prints the pages and sections that hints name, from the installed package."""
 
 from __future__ import annotations
 
