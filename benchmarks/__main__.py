@@ -68,7 +68,7 @@ def _options() -> argparse.Namespace:
 
 
 def _leave(signum: int, frame: FrameType | None) -> None:
-    """By way of every `with`: whatever runs is ended."""
+    """Raise SystemExit, so that every `with` block ends what it started."""
     raise SystemExit(128 + signum)
 
 
@@ -93,7 +93,7 @@ def _measured(name: str, options: argparse.Namespace) -> bool:
 
 
 def _is_whole(name: str, values: Sequence[Value]) -> bool:
-    """The smoke's own bar: finite numbers for tfcluster and for the shell."""
+    """Return whether a smoke run has finite numbers for tfcluster and for the shell."""
     arms = {value.arm for value in values if math.isfinite(value.value)}
     if lost := set(QUICK_ARMS) - arms:
         say(f"{name}: no numbers for {', '.join(sorted(lost))}")

@@ -1,6 +1,6 @@
-"""All metrics by name; a room is entered only when its metric is asked for.
+"""All metrics by name; a metric's module is imported only when the metric is measured.
 
-Some need root, docker, sshd or TensorFlow, and what they import may not be there.
+Some need root, docker, sshd or TensorFlow, and their imports may not be installed.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from benchmarks.harness import Metric
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a metric is made."""
+    """The function that makes a metric, and its description."""
 
     room: str
-    """Module and function, `room:maker`."""
+    """The module and its function, `MODULE:FUNCTION`."""
     about: str
     is_quick: bool = False
-    """Needs nothing but this machine and a few seconds: part of `make bench-quick`."""
+    """True for a metric that needs only this machine and a few seconds: `make bench-quick`."""
     options: Mapping[str, object] = field(default_factory=dict)
 
     def make(self, *, quick: bool = False) -> Metric:

@@ -1,4 +1,4 @@
-"""Bars with whiskers as SVG, small enough to be read as text and drawn by any browser."""
+"""Bar charts with whiskers as SVG, small enough to review as text; any browser draws them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OURS, _OTHERS = "#bf5b04", "#8c959f"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One arm."""
+    """The bar of one arm."""
 
     label: str
     spread: Spread
@@ -26,7 +26,7 @@ class Bar:
 
 
 def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
-    """The summary as a bar, least and most as a whisker, the number behind both."""
+    """Return the SVG: a bar for each summary, a whisker from least to most, then the number."""
     height = TOP + ROW * len(bars) + BOTTOM
     most = max((bar.spread.most for bar in bars), default=0.0)
     end = most or 1.0
@@ -43,7 +43,7 @@ def chart(title: str, unit: str, bars: Sequence[Bar]) -> str:
 
 
 def scale(most: float) -> float:
-    """The distance of the axis's ticks: 1, 2 or 5 times a power of ten, and at most five."""
+    """Return the distance of the axis's ticks: 1, 2 or 5 times a power of ten, at most five."""
     if most <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(most / 5))

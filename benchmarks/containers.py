@@ -1,4 +1,4 @@
-"""How soon a run's containers are up, beside the same `docker run` commands typed by hand."""
+"""The time until a run's containers are up, compared with `docker run` commands by hand."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _HOLD_S = "3"
 
 @cache
 def _docker() -> Docker:
-    """A daemon of our own with the stub image; it ends with this process."""
+    """Start a docker daemon that has the stub image; it ends with this process."""
     stack = ExitStack()
     atexit.register(stack.close)
     folder = Path(tempfile.mkdtemp(prefix="dockerd-", dir="/var/tmp"))
-    # No TemporaryDirectory: that would go first, from under the daemon.
+    # A TemporaryDirectory would be removed first, while the daemon still uses it.
     stack.callback(shutil.rmtree, folder, ignore_errors=True)
     docker = stack.enter_context(Dockerd(folder)).docker
     build_stub(docker)
@@ -37,15 +37,15 @@ def _docker() -> Docker:
 
 
 def _started(names: Sequence[str], began: float) -> float:
-    """From `began` until the last of the containers was started, by the daemon's own clock."""
+    """Return the seconds from `began` to the last container's start, by the daemon's clock."""
     found = json.loads(_docker()("inspect", *names))
-    # Docker writes nine digits of a second, datetime reads six.
+    # Docker writes nine digits of a second; datetime reads six.
     times = [datetime.fromisoformat(one["State"]["StartedAt"][:26] + "+00:00") for one in found]
     return max(time.timestamp() for time in times) - began
 
 
 def _by_hand() -> Taken:
-    """A network, then all `docker run` at once."""
+    """Create a network, then run all `docker run` commands at once."""
     docker, names = _docker(), [f"hand-{number}" for number in range(COUNT)]
     began = time.time()
     docker("network", "create", "hand")
@@ -64,8 +64,10 @@ def _by_hand() -> Taken:
 
 
 def _up(until: str, *, planned: bool = False) -> Taken:
-    """From the command's start until the last container, agent or task has started. `planned`:
-    from the moment at which it had read the spec and begins."""
+    """Measure from the command's start until the last container, agent or task has started.
+
+    `planned`: measure from the event `run_started`, when the spec has been read.
+    """
     with sandbox() as box:
         spec = {
             "name": "b",
@@ -94,14 +96,14 @@ def _seen(box: Sandbox, until: str, began: float, *, planned: bool) -> float:
 
 
 def _events(box: Sandbox, kind: str) -> list[float]:
-    """The times of all events of that kind so far."""
+    """Return the times of all events of that kind so far."""
     texts = [path.read_text() for path in box.home.glob("runs/*/events.jsonl")]
     lines = [json.loads(line) for text in texts for line in text.split("\n")[:-1]]
     return [float(line["time"]) for line in lines if line["type"] == kind]
 
 
 def containers(*, quick: bool) -> Metric:
-    """Needs a docker client and daemon, started for it; the image is the tests' stub."""
+    """Return the metric; it needs docker, starts a daemon of its own and uses the stub image."""
     arms = {
         "tfcluster, once planned": partial(_up, "container", planned=True),
         "tfcluster, from Enter": partial(_up, "container"),

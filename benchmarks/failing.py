@@ -1,4 +1,4 @@
-"""One of a gang fails: how soon the others are gone, and how soon all run again."""
+"""One task of a gang fails: the time until the others have ended, and until all run again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _failed_at(box: Sandbox) -> float:
 
 
 def _fail_fast(mode: str, launcher: Launcher) -> Taken:
-    """From the failure to the end of the last survivor, and to the command's own."""
+    """Measure from the failure to the last survivor's end, and to the command's end."""
     with sandbox() as box:
         process = box.start(launcher.command(box.folder, stubs(TASKS, mode)))
         ends = _ends([one.pid for one in _started(box)] + [process.pid], box)
@@ -38,7 +38,7 @@ def _fail_fast(mode: str, launcher: Launcher) -> Taken:
 
 
 def _ends(pids: Sequence[int], box: Sandbox) -> Mapping[int, float]:
-    """When each of the processes ended; the failure is let go once all are looked at."""
+    """Return when each process ended; the task may fail once all processes are watched."""
     ends: dict[int, float] = dict.fromkeys(pids, 0.0)
     with ExitStack() as stack:
         poll, of = select.poll(), {}
@@ -61,7 +61,7 @@ def _look(poll: select.poll, of: dict[int, int], ends: dict[int, float]) -> bool
 
 
 def _restart(launcher: Launcher) -> Taken:
-    """From the crash to the first instruction of the second attempt's first and last worker."""
+    """Measure from the crash to the first instruction of attempt 2's first and last worker."""
     with sandbox() as box:
         process = box.start(launcher.command(box.folder, stubs(TASKS, "crash", restarts=1)))
         _started(box)
@@ -73,7 +73,10 @@ def _restart(launcher: Launcher) -> Taken:
 
 
 def fail_fast(*, quick: bool) -> Metric:
-    """Peers whose grace for one who ignores SIGTERM is fixed at 30 s are not asked for that."""
+    """Return the fail-fast metric.
+
+    Only tfcluster has an arm that ignores SIGTERM: the peers' grace period is fixed at 30 s.
+    """
     names = {"tfcluster": "tfcluster", "shell": "bare loop"}
     names |= {name: name for name in ("torchrun", "honcho", "accelerate")}
     arms = {
@@ -97,7 +100,7 @@ def fail_fast(*, quick: bool) -> Metric:
 
 
 def restart(*, quick: bool) -> Metric:
-    """The state is put back first; `backoff_s` is 0."""
+    """Return the restart metric; `backoff_s` is 0, and the state is restored first."""
     names = {"tfcluster": "tfcluster", "shell": "bare loop", "torchrun": "torchrun"}
     return Metric(
         title=f"Restart: from a crash to the next attempt's first instruction, {TASKS} workers",

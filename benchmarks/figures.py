@@ -1,4 +1,4 @@
-"""Medians, spreads, ratios and their intervals: pure functions of what was observed."""
+"""Medians, spreads, ratios and their intervals: pure functions of the observations."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from itertools import groupby
 from benchmarks.harness import Claim, Quantity, Value
 
 _RESAMPLES = 4000
-# Student's t, two-sided 95 %, by degrees of freedom 1, 2, …; beyond the table the last is used,
-# which widens the interval a little.
+# Student's t, two-sided 95 %, by degrees of freedom 1, 2, …; beyond the table the last value is
+# used, which widens the interval a little.
 _T = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 _T += [2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086]
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of one quantity of one arm."""
+    """The spread of one quantity of one arm."""
 
     summary: float
     least: float
     low: float
-    """First quartile."""
+    """The first quartile."""
     high: float
-    """Third quartile."""
+    """The third quartile."""
     most: float
     count: int
 
@@ -54,7 +54,7 @@ def summary(values: Sequence[float], quantity: Quantity) -> float:
 
 
 def p90(values: Sequence[float]) -> float:
-    """The nearest rank: a value that was seen."""
+    """Return the 90th percentile by nearest rank, so it is an observed value."""
     return sorted(values)[max(0, math.ceil(0.9 * len(values)) - 1)]
 
 
@@ -65,7 +65,7 @@ def spread(values: Sequence[float], quantity: Quantity) -> Spread:
 
 
 def rounds(values: Sequence[Value], arm: str, quantity: str) -> dict[int, list[float]]:
-    """What was observed of a quantity, by the round it was observed in."""
+    """Return a quantity's observations by round."""
     own = sorted((v for v in values if (v.arm, v.quantity) == (arm, quantity)), key=_run)
     return {run: [v.value for v in several] for run, several in groupby(own, key=_run)}
 
@@ -75,7 +75,7 @@ def _run(value: Value) -> int:
 
 
 def judge(claim: Claim, values: Sequence[Value], quantity: Quantity) -> Verdict | None:
-    """None where an arm of the claim was not measured."""
+    """Return the claim's verdict, or None if one of its arms was not measured."""
     above = rounds(values, claim.arm, claim.quantity)
     below = rounds(values, claim.beside, claim.quantity) if claim.beside else None
     if not above or (claim.beside and not below):
@@ -111,9 +111,10 @@ def _stretched(claim: Claim, figure: float) -> bool | None:
 
 
 def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """The geometric mean of the rounds' ratios with Student's 95 % interval of their logarithms.
+    """Return the geometric mean of the rounds' ratios and its 95 % interval.
 
-    The logarithm makes a ratio and its inverse equally far from 1.
+    The interval is Student's, of the logarithms: they make a ratio and its inverse equally far
+    from 1.
     """
     logs = [math.log(above / below) for above, below in pairs]
     mean = statistics.fmean(logs)
@@ -126,7 +127,10 @@ def paired_ratio(pairs: Sequence[tuple[float, float]]) -> tuple[float, float, fl
 def _ratio_interval(
     above: dict[int, list[float]], below: dict[int, list[float]], quantity: Quantity
 ) -> tuple[float, float, float]:
-    """The ratio of the summaries, with the percentile bootstrap's 95 % interval over rounds."""
+    """Return the ratio of the summaries and its 95 % interval, bootstrapped over rounds.
+
+    The interval is the percentile bootstrap's.
+    """
     dice = random.Random(1)
     figure = divide(summary(_flat(above), quantity), summary(_flat(below), quantity))
     drawn = [
@@ -145,7 +149,7 @@ def _interval(
 
 
 def divide(above: float, below: float) -> float:
-    """NaN where the arm beside it is lost in the noise of its no-op."""
+    """Return the ratio, or NaN if the other arm is not above the noise of its no-op."""
     return above / below if below > 0 else float("nan")
 
 
@@ -154,7 +158,7 @@ def _flat(by_round: dict[int, list[float]]) -> list[float]:
 
 
 def _draw(by_round: dict[int, list[float]], dice: random.Random) -> list[float]:
-    """Whole rounds, drawn with replacement: values of one round hang together."""
+    """Draw whole rounds with replacement, since values of one round are correlated."""
     several = [*by_round.values()]
     return [value for one in dice.choices(several, k=len(several)) for value in one]
 

@@ -1,4 +1,4 @@
-"""From Enter, and from a crash, to the first training step; and what the workers share then."""
+"""The time from Enter, and from a crash, to the first training step; memory shared by workers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ WORKERS = 4
 
 
 IMPORTED_S = 0.5
-"""More processor time than a fork needs for its imports, less than importing TensorFlow takes."""
+"""A limit of processor time: a fork's imports take less, importing TensorFlow takes more."""
 
 
 def _first(started: Started, *, crashes: bool, is_fork: bool = False) -> Taken:
-    """The first step is the last worker's; processor time is one worker's, in the mean, until
-    there and from when it had imported everything. Raises `Failed` where forks were meant to be
-    measured and a worker imported for itself: tfcluster may start it so, and says why."""
+    """Measure the time to the last worker's first step, and the mean processor time of a worker.
+
+    Processor time is measured up to that step, and from the end of the imports to that step.
+    Raises `Failed` if forks should be measured and a worker did the imports itself: tfcluster
+    may start it like that, and its output says why.
+    """
     steps = started.wait_for("step-0-*", WORKERS)
     if is_fork and max(cpu - later for *_, cpu, later in steps) > IMPORTED_S:
         raise Failed(f"a worker imported for itself:\n{started.box.said()}")
@@ -38,7 +41,10 @@ def _first(started: Started, *, crashes: bool, is_fork: bool = False) -> Taken:
 
 
 def first_step(*, quick: bool, venv: str, preload: float, warm: float) -> Metric:
-    """The bars are what one import instead of four can save on two cores, by version."""
+    """Return the metric; its bars are the savings of one import instead of four on two cores.
+
+    They differ by version of TensorFlow.
+    """
     crash = Training(venv, WORKERS, ("crash",), restarts=1)
     plain = Training(venv, WORKERS, ("first",))
     arms = crash.arms(partial(_first, crashes=True), "shell", "cold")
@@ -68,7 +74,7 @@ def first_step(*, quick: bool, venv: str, preload: float, warm: float) -> Metric
 
 
 def _shares(started: Started) -> Taken:
-    """Proportional set size: a page that several processes have counts once in all."""
+    """Measure the proportional set size: a page shared by several processes counts once."""
     steps = started.wait_for("step-0-*", WORKERS)
     workers = {int(pid) for pid, *_ in steps}
     by_pid = {one.pid: _pss_mb(one) for one in started.box.processes() if _has_tensorflow(one.pid)}
@@ -90,7 +96,7 @@ def _has_tensorflow(pid: int) -> bool:
 
 
 def pss(*, quick: bool, venv: str) -> Metric:
-    """Of the workers of one job, stopped after their first step."""
+    """Return the metric: the memory of one job's workers, stopped after their first step."""
     return Metric(
         title=f"Memory of {WORKERS} workers of one job together (PSS), after the first step",
         quantities={"workers": Quantity("MB"), "with the preloader": Quantity("MB")},

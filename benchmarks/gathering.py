@@ -1,4 +1,4 @@
-"""Bringing a checkpoint home: beside `scp` of the same file, and what training notices of it.
+"""Gathering a checkpoint: its time compared with `scp` of the same file, its cost for training.
 
 Hosts are the tests' lab (root, Linux): network namespaces with an sshd each, on cables shaped to
 1 Gbit/s. GATHER_BYTES in the environment makes the checkpoint smaller, to try this out.
@@ -24,9 +24,9 @@ from tests.lab.machines import Lab
 
 BYTES = int(os.environ.get("GATHER_BYTES", 1_000_000_000))
 RATE = 50e6
-"""Of a checkpoint that is gathered while its task trains."""
+"""The rate in bytes/s at which a checkpoint is gathered while its task trains."""
 LOOKS_S = 3.0
-"""Until a checkpoint was the same in two looks, and is fetched."""
+"""The time until two scans found the same checkpoint, and its transfer begins."""
 _SAVE = """
 import os, struct, time
 def save(size):
@@ -67,7 +67,7 @@ while (at := time.time()) < began + seconds:
 
 @cache
 def _office() -> Office:
-    """The desk, and one host; they end with this process."""
+    """Start the user's machine and one host; they end with this process."""
     stack = ExitStack()
     atexit.register(stack.close)
     folder = Path(tempfile.mkdtemp(prefix="lab-", dir="/var/tmp"))
@@ -96,12 +96,12 @@ def _spec(script: str, workers: int = 1, **env: object) -> Path:
 
 
 def _clear() -> None:
-    """Old runs: a disk that fills up would be measured next."""
+    """Delete old runs, so that a full disk does not distort later measurements."""
     shutil.rmtree(_office().home.root / ".local", ignore_errors=True)
 
 
 def _gathered() -> Taken:
-    """From the end of the task that saved to the news that it is at home, whole and hashed."""
+    """Measure from the end of the task that saved to the event that it is gathered and hashed."""
     _clear()
     run = _office().up(_spec(_SAVE_ONLY, BYTES=BYTES))
     if run.end():
@@ -114,7 +114,7 @@ def _gathered() -> Taken:
 
 
 def _copied() -> Taken:
-    """The same by `scp`, which neither hashes the file nor waits for the disk."""
+    """Measure the same transfer by `scp`, which neither hashes the file nor waits for the disk."""
     office = _office()
     (host,) = office.hosts
     source = host.root / "copied"
@@ -135,7 +135,7 @@ def _copied() -> Taken:
 
 
 def _train(*, gathers: bool) -> Taken:
-    """What is seen of one run while its checkpoint comes home, or does not."""
+    """Measure the training of one run while its checkpoint is gathered, or is not."""
     _clear()
     lasts = LOOKS_S + BYTES / RATE
     spec = _spec(_TRAIN, 2, BYTES=BYTES, SECONDS=lasts + 2, EXIT_S=(LOOKS_S + lasts) / 2)
@@ -161,15 +161,18 @@ def _train(*, gathers: bool) -> Taken:
 
 
 def put_behind(pids: Iterable[int]) -> None:
-    """The command and its ssh have a machine to themselves elsewhere; here they share two cores
-    with the training, and must not take them from it."""
+    """Lower the priority of the command and its ssh.
+
+    Elsewhere they have a machine to themselves; here they share two cores with the training and
+    must not slow it down.
+    """
     for pid in pids:
         # A process may end meanwhile, and so may one of its threads.
         with suppress(FileNotFoundError, ProcessLookupError):
             for thread in os.listdir(f"/proc/{pid}/task"):
                 os.setpriority(os.PRIO_PROCESS, int(thread), 19)
-        # No such file: a kernel that does not weigh sessions by themselves, or a process that has
-        # ended. EINVAL: one that is in the root's group, which has no weight.
+        # ENOENT: the kernel has no autogroups, or the process has ended.
+        # EINVAL: the process is in the root group, which has no weight.
         with suppress(OSError):
             Path(f"/proc/{pid}/autogroup").write_text("19")
 
@@ -197,7 +200,7 @@ def _judge(
 
 
 def gather(*, quick: bool) -> Metric:
-    """Needs root and sshd: hosts are the tests' lab."""
+    """Return the metric; it needs root and sshd, as its hosts are the tests' lab."""
     return Metric(
         title=f"A checkpoint of {BYTES / 1e9:.1f} GB over 1 Gbit/s, no task training",
         quantities={"until": Quantity("s")},
@@ -210,7 +213,7 @@ def gather(*, quick: bool) -> Metric:
 
 
 def beside(*, quick: bool) -> Metric:
-    """The same, and its task trains meanwhile."""
+    """Return the metric of gathering while the task trains."""
     return Metric(
         title=f"A training of one thread while {BYTES / 1e9:.1f} GB are gathered at 50 MB/s",
         quantities={

@@ -1,8 +1,8 @@
-"""How everything here is measured: arms interleaved in random order, every single value kept.
+"""Measures a metric: interleaves its arms in random order and keeps every single value.
 
 Absolute times say more about the machine than about the code, so a metric compares arms with each
-other. A shared machine drifts: each round runs all arms, in an order drawn anew from the seed, and
-the first round only warms caches up and is thrown away.
+other. A shared machine drifts: each round runs all arms in a new order, drawn from the seed. The
+first round only warms up the caches and is discarded.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Taken: TypeAlias = Mapping[str, float | Sequence[float]]
-"""What one run of an arm yields, by quantity; a quantity may be observed several times a run."""
+"""The result of one run of an arm, by quantity; a quantity may have several values per run."""
 
 
 class Failed(Exception):
-    """One run of an arm did not do what it was to do; the text tells what was seen."""
+    """One run of an arm did not work; the text holds its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to do what a metric compares."""
+    """One of the alternatives that a metric compares."""
 
     take: Callable[[], Taken]
     command: str
-    """As it is published: what a reader would type."""
+    """The published command, as a reader would type it."""
     version: str = ""
-    """Of the peer, where the arm is one."""
+    """The peer's version, if the arm is a peer."""
     missing: str = ""
-    """Why it cannot be measured here; empty where it can."""
+    """The reason why it cannot be measured here, or ""."""
     most_runs: int | None = None
-    """For an arm that is slow and always says the same; it is not warmed up either."""
+    """The limit of runs of a slow arm whose result is always the same; it is not warmed up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """What is read off each run."""
+    """A quantity that is measured in each run."""
 
     unit: str
     summary: Literal["median", "p90", "worst"] = "median"
-    """`worst` is the greatest."""
+    """The way to summarise its values; `worst` is the greatest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """`arm` divided by `beside`, or `arm` alone, and where the project set itself a bar, that."""
+    """The ratio `arm` : `beside`, or `arm` alone, with the project's bar for it, if any."""
 
     text: str
     quantity: str
@@ -57,24 +57,24 @@ class Claim:
     at_least: float | None = None
     stretch: float | None = None
     is_paired: bool = False
-    """Compared round by round; the bar is held against the near end of the interval."""
+    """True to compare round by round; the bar then applies to the interval's nearer end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Arms by name, the quantities each of them yields, and what is claimed about them."""
+    """Arms by name, the quantities that each of them yields, and the claims about them."""
 
     title: str
     quantities: Mapping[str, Quantity]
     arms: Mapping[str, Arm]
     claims: Sequence[Claim] = field(default=())
     note: str = ""
-    """Whatever a reader must know to read the figures rightly."""
+    """Facts that a reader needs to read the figures correctly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One single observation."""
+    """A single observation."""
 
     metric: str
     arm: str
@@ -88,7 +88,7 @@ class Value:
 
 
 def order(arms: Sequence[str], *, rounds: int, seed: int) -> Iterator[Sequence[str]]:
-    """The arms of each round, shuffled anew: no arm is always the one after a busy one."""
+    """Yield each round's arms, newly shuffled, so that no arm always follows the same busy one."""
     dice = random.Random(seed)
     for _ in range(rounds):
         yield dice.sample(arms, len(arms))
@@ -97,7 +97,7 @@ def order(arms: Sequence[str], *, rounds: int, seed: int) -> Iterator[Sequence[s
 def measure(
     name: str, metric: Metric, *, runs: int, seed: int, warms_up: bool = True
 ) -> Iterator[list[Value]]:
-    """The values of each round. Raises `Failed` when an arm fails twice in a row."""
+    """Yield the values of each round. Raises `Failed` when an arm fails twice in a row."""
     for arm, what in metric.arms.items():
         if what.missing:
             say(f"{name}: {arm} is left out: {what.missing}")
@@ -126,7 +126,7 @@ def _observed(name: str, metric: Metric, arm: str, run: int) -> list[Value]:
 
 
 def _twice(name: str, arm: str, take: Callable[[], Taken]) -> Taken:
-    """A run that failed is told, and repeated once: a busy machine makes a peer give up."""
+    """Run an arm; report a failure and repeat it once, as a busy machine makes a peer give up."""
     try:
         return take()
     except Failed as error:
@@ -135,5 +135,5 @@ def _twice(name: str, arm: str, take: Callable[[], Taken]) -> Taken:
 
 
 def say(text: str) -> None:
-    """Progress, for whoever waits."""
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)

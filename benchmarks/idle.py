@@ -1,4 +1,4 @@
-"""What a launcher takes for itself while four workers sleep."""
+"""The memory and processor time of a launcher itself while four workers sleep."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Look = Callable[[Sequence[psutil.Process]], Taken]
 
 
 def _own(box: Sandbox, tasks: set[int]) -> list[psutil.Process]:
-    """The launcher's processes: all that are there and no task."""
+    """Return the launcher's processes: all that are not tasks."""
     return [process for process in box.processes() if process.pid not in tasks]
 
 
@@ -73,7 +73,7 @@ def _bare_python() -> Taken:
 
 
 def _memory(processes: Sequence[psutil.Process]) -> Taken:
-    """Resident counts a shared page in each process that has it; PSS divides it among them."""
+    """Measure memory: resident counts a shared page in each process, PSS divides it among them."""
     return {
         "resident": sum(process.memory_info().rss for process in processes) / 1e6,
         "PSS": sum(process.memory_full_info().pss for process in processes) / 1e6,
@@ -88,7 +88,10 @@ def _cpu(watch_s: float, processes: Sequence[psutil.Process]) -> Taken:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """By the scheduler's own nanoseconds: a clock tick is 10 ms, as much as 0.2 % of 5 s."""
+    """Return the processor time in seconds, from the kernel's scheduler, which counts nanoseconds.
+
+    A clock tick would be too coarse: 10 ms are 0.2 % of 5 s.
+    """
     try:
         threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
         return sum(int(one.read_text().split()[0]) for one in threads) / 1e9
@@ -98,7 +101,10 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def memory(*, quick: bool) -> Metric:
-    """Coordinator, agent and guard are all counted, as is everything a peer starts."""
+    """Return the memory metric.
+
+    It counts coordinator, agent and guard, and everything that a peer starts.
+    """
     take = partial(_idle, 0.2 if quick else 1.0, _memory)
     arms = {name: LAUNCHERS[name].arm(take) for name in _LAUNCHERS}
     if not quick:
@@ -116,7 +122,7 @@ def memory(*, quick: bool) -> Metric:
 
 
 def idle_cpu(*, quick: bool) -> Metric:
-    """Over 5 s, once all has settled."""
+    """Return the metric of idle processor time over 5 s, once everything has settled."""
     settle_s, watch_s = (0.5, 1.0) if quick else (3.0, 5.0)
     take = partial(_idle, settle_s, partial(_cpu, watch_s))
     arms = {name: LAUNCHERS[name].arm(take) for name in _LAUNCHERS}

@@ -1,7 +1,7 @@
-"""How each launcher is told to run the same gang: the arms of every comparison.
+"""The command of each launcher for the same gang: the arms of every comparison.
 
-The floor is a shell that starts each task by hand; the loop around it is the least that restarts.
-Peers live in an environment of their own, `.venv-peers`, made by `make bench-peers`.
+The baseline is a shell script that starts each task; a loop around it is the simplest restart.
+Peers are in an environment of their own, `.venv-peers`, made by `make bench-peers`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ STUB = Path(__file__).with_name("stub.py")
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """So many tasks that all run one program."""
+    """A number of tasks that all run one program."""
 
     tasks: int
     command: Sequence[str]
     restarts: int = 0
     spec: Mapping[str, object] = field(default_factory=dict)
-    """What tfcluster's spec says besides."""
+    """Further fields of tfcluster's spec."""
 
 
 def stubs(tasks: int, mode: str, *, restarts: int = 0) -> Gang:
@@ -42,14 +42,14 @@ def stubs(tasks: int, mode: str, *, restarts: int = 0) -> Gang:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """One of the launchers that run here."""
+    """A launcher that is measured here."""
 
     command: Callable[[Path, Gang], list[str]]
-    """Writes what it needs into the folder, and says what to type there."""
+    """A function that writes the launcher's files into a folder and returns the command."""
     shown: str
-    """The same for a reader, with N tasks of COMMAND."""
+    """The command as published, with N tasks of COMMAND."""
     package: str = ""
-    """The peer's, where it is one."""
+    """The peer's Python package, if the launcher is a peer."""
 
     @property
     def version(self) -> str:
@@ -82,7 +82,7 @@ def _shell(folder: Path, gang: Gang) -> list[str]:
 
 
 def _loop(folder: Path, gang: Gang) -> list[str]:
-    """Knows its children and nothing else; kills the others when one fails."""
+    """Write a loop that waits for its children and kills the others when one fails."""
     lines = [
         f"for attempt in $(seq 0 {gang.restarts}); do",
         "export ATTEMPT=$attempt; failed=0",
@@ -98,7 +98,7 @@ def _loop(folder: Path, gang: Gang) -> list[str]:
 
 
 def by_hand(gang: Gang) -> list[str]:
-    """Lines of a shell: each task in the background, with a TF_CONFIG written for it."""
+    """Return shell lines that start each task in the background, with its TF_CONFIG."""
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(gang.tasks)]}
     lines = []
     for index in range(gang.tasks):
@@ -109,7 +109,7 @@ def by_hand(gang: Gang) -> list[str]:
 
 
 def free_ports(count: int) -> list[int]:
-    """As everybody does it: bind, look, release, hope."""
+    """Return free ports, found as most scripts do: bind, note the number, release."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -131,7 +131,7 @@ def _honcho(folder: Path, gang: Gang) -> list[str]:
 
 
 def _accelerate(folder: Path, gang: Gang) -> list[str]:
-    """Without `--multi_gpu` it starts one process; that it needs GPUs is checked by nobody."""
+    """Use `--multi_gpu`: else it starts one process only; it does not check for GPUs."""
     more = ["--multi_gpu", f"--num_processes={gang.tasks}", "--num_machines=1"]
     more += ["--mixed_precision=no", "--dynamo_backend=no", "--main_process_port=0", "--no_python"]
     return [str(PEERS / "accelerate"), "launch", *more, *gang.command]
@@ -139,7 +139,7 @@ def _accelerate(folder: Path, gang: Gang) -> list[str]:
 
 @cache
 def _version(package: str) -> str:
-    """Of what is installed in the peers' environment; empty where it is not."""
+    """Return a package's version in the peers' environment, or "" if it is not installed."""
     show = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
         done = subprocess.run([PEERS / "python", "-c", show], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Four chatty workers through one merged stream: how long that takes, and what of it arrives."""
+"""Four workers that print many lines into one merged stream: its duration and its lost lines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ WORKERS = 4
 WRITER = Path(__file__).with_name("writer.py")
 _PREFIX = rb"worker:(\d) \xe2\x94\x82 |\[default(\d)\]:|[\d:]+ w(\d)\.1 +\| "
 _LINE = re.compile(rb"^(?:" + _PREFIX + rb")?(\d) (\d{8}) \.{73}$", re.MULTILINE)
-"""Behind the prefix of one of the launchers, which must name the line's own worker."""
+"""A worker's line after the prefix of one of the launchers, which must name that worker."""
 _OWN = re.compile(rb"^[\d:]+ system +\| ", re.MULTILINE)
-"""What honcho says of itself."""
+"""A line of honcho's own."""
 Command = Callable[[Path, int], list[str]]
-"""What to type in a folder for workers that write so many lines."""
+"""A function that returns the command for a folder and a number of lines per worker."""
 
 
 def _gang(lines: int) -> Gang:
@@ -35,7 +35,7 @@ def _launched(launcher: Launcher, folder: Path, lines: int) -> list[str]:
 
 
 def _cat(folder: Path, lines: int) -> list[str]:
-    """As much as a shell can do for it: who wrote a line, it does not say."""
+    """Merge with a shell script, which cannot name the worker that wrote a line."""
     command = " ".join(_gang(lines).command)
     one = [f"RANK={rank} {command} | cat >> stdout &" for rank in range(WORKERS)]
     return ["bash", "-c", "\n".join([*one, "wait"])]
@@ -63,8 +63,10 @@ def _seconds(command: Command, lines: int) -> float:
 
 
 def fidelity(merged: bytes, lines: int, workers: int = WORKERS) -> tuple[int, int]:
-    """How many lines never arrived whole, and how many of those that arrived are not one line of
-    one worker behind its own prefix."""
+    """Count the lines that did not arrive whole, and the lines that are torn or mixed.
+
+    A line is torn or mixed if it is not one line of one worker after that worker's prefix.
+    """
     seen = [bytearray(lines) for _ in range(workers)]
     for *prefixes, rank, number in _LINE.findall(merged):
         if all(prefix in (b"", rank) for prefix in prefixes) and int(number) < lines:
@@ -75,7 +77,7 @@ def fidelity(merged: bytes, lines: int, workers: int = WORKERS) -> tuple[int, in
 
 
 def logs(*, quick: bool) -> Metric:
-    """4 workers × 200,000 lines of 85 characters, standard output to a file."""
+    """Return the metric: 4 workers × 200,000 lines of 85 characters, standard output to a file."""
     lines = 2000 if quick else 200_000
     arms = {}
     for name in ("tfcluster", "torchrun", "honcho"):

@@ -1,4 +1,4 @@
-"""How soon the agents of 64 hosts are up, beside a bare ``ssh true`` to the same 64 at once."""
+"""The time until the agents of 64 hosts are up, compared with ``ssh true`` to all 64 at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNT = 64
 
 @cache
 def _hosts() -> Hosts:
-    """For all variants; they end with this process."""
+    """Start the hosts for all variants; they end with this process."""
     stack = ExitStack()
     atexit.register(stack.close)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="tfc", dir="/var/tmp"))
@@ -30,7 +30,7 @@ def _hosts() -> Hosts:
 
 
 def _bare() -> Taken:
-    """Until the last of them has ended."""
+    """Measure until the last ``ssh true`` has ended."""
     hosts, began = _hosts(), time.monotonic()
     command = [f"{hosts.folder}/bin/ssh", "-T", "-o", "BatchMode=yes"]
     all_of_them = [subprocess.Popen([*command, host, "true"]) for host in hosts.addresses]
@@ -41,7 +41,10 @@ def _bare() -> Taken:
 
 
 def _up(kind: str, *, fresh: bool = False) -> Taken:
-    """From the command's start to the last host's event; `fresh`: they have no bundle yet."""
+    """Measure from the command's start to the last host's event.
+
+    `fresh`: the hosts have no bundle yet.
+    """
     hosts = _hosts()
     if fresh:
         shutil.rmtree(hosts.home / ".cache", ignore_errors=True)
@@ -54,7 +57,7 @@ def _up(kind: str, *, fresh: bool = False) -> Taken:
         }
         (box.folder / "bench.json").write_text(json.dumps(spec))
         began = time.time()
-        # The look at the nodes is 64 × 63 connections, and each host would have cores of its own.
+        # The preflight makes 64 × 63 connections; real hosts would each have cores of their own.
         command = [TFCLUSTER, "up", "bench.json", "--no-preflight"]
         box.end(box.start(command, env={"PATH": hosts.environ["PATH"]}))
         (path,) = box.home.glob("runs/*/events.jsonl")
@@ -66,7 +69,7 @@ def _up(kind: str, *, fresh: bool = False) -> Taken:
 
 
 def many_hosts_up(*, quick: bool) -> Metric:
-    """Root is not needed, an sshd is."""
+    """Return the metric; it needs sshd, but not root."""
     arms = {
         "agents": partial(_up, "node_connected"),
         "agents, nothing there before": partial(_up, "node_connected", fresh=True),

@@ -1,4 +1,4 @@
-"""Whoever is left when the launcher is killed without warning."""
+"""The processes that remain when the launcher is killed with SIGKILL."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _orphans(tasks: int, launcher: Launcher) -> Taken:
     with sandbox() as box:
         process = box.start(launcher.command(box.folder, stubs(tasks, "sleep")))
         box.until(lambda: len(stamps(box.folder)) == tasks, "all tasks")
-        time.sleep(0.5)  # a launcher that has only just started them is no launcher at work
+        time.sleep(0.5)  # let the launcher finish its start
         pids = [one.pid for one in stamps(box.folder)]
         process.kill()
         process.wait()
         killed, taken = time.monotonic(), {}
         for look in LOOKS_S:
-            if box.processes():  # else nobody is there who could start one
+            if box.processes():  # else nothing is left that could start a process
                 time.sleep(max(0.0, killed + look - time.monotonic()))
             taken[f"tasks after {look:.0f} s"] = float(sum(map(lives, pids)))
         taken["processes after 5 s"] = float(len(_living(box)))
@@ -36,7 +36,7 @@ def _living(box: Sandbox) -> list[psutil.Process]:
 
 
 def orphans(*, quick: bool) -> Metric:
-    """Of 8 sleeping tasks."""
+    """Return the metric for 8 sleeping tasks."""
     tasks = 4 if quick else 8
     quantities = [*(f"tasks after {look:.0f} s" for look in LOOKS_S), "processes after 5 s"]
     arms = {

@@ -1,7 +1,7 @@
-"""Whether tasks still have their ports when somebody else wants them.
+"""The tasks that lose their ports to another process which binds them first.
 
-The thief knows what to take: the ports that stand in TF_CONFIG. Between a worker's first
-instruction and the moment TensorFlow listens lie seconds of imports; here it is half a second.
+The thief binds the ports of TF_CONFIG. A worker imports TensorFlow for seconds before it listens;
+here it is half a second.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SERVER = Path(__file__).with_name("server.py")
 
 
 def _theft(launcher: Launcher) -> Taken:
-    """One worker tells the ports, the thief tries them all, then each worker wants its own."""
+    """Count robbed workers: each reports its port, the thief tries all, then the workers bind."""
     gang = Gang(TASKS, [sys.executable, "-S", str(SERVER)])
     with sandbox() as box, ExitStack() as loot:
         process = box.start(launcher.command(box.folder, gang))
@@ -38,7 +38,10 @@ def _theft(launcher: Launcher) -> Taken:
 
 
 def port_theft(*, quick: bool) -> Metric:
-    """Peers give their tasks no ports: what a script does itself is what the shell's arm does."""
+    """Return the metric, without peers.
+
+    They give their tasks no ports: their scripts choose them as the shell's arm does.
+    """
     arms = {name: LAUNCHERS[name] for name in ("tfcluster", "shell")}
     return Metric(
         title=f"Port theft: {TASKS} workers whose ports somebody else binds before they do",

@@ -1,4 +1,4 @@
-"""CSV files made into the figures of docs/benchmarks.md: tables, verdicts, charts, commands."""
+"""Makes the figures of docs/benchmarks.md from CSV files: tables, verdicts, charts, commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TYPED = re.compile(r"--runs \d+ --seed \d+")
 
 
 def report(paths: Sequence[Path], docs: Path = DOCS) -> int:
-    """Metrics that were published before and are not among `paths` stay as they were."""
+    """Publish the CSV files `paths`; metrics published before and not among them stay unchanged."""
     published = docs / "benchmarks"
     for path in paths:
         write(published / f"{path.stem}.csv", read(path))
@@ -36,7 +36,10 @@ def report(paths: Sequence[Path], docs: Path = DOCS) -> int:
 
 
 def _placed(page: str, text: str) -> str:
-    """Prose around the markers stays; a page without them gets them at its end."""
+    """Return the page with `text` between its markers; a page without markers gets them at its end.
+
+    The prose around them stays.
+    """
     if BEGIN not in page:
         page = f"{page.rstrip()}\n\n{BEGIN}\n{END}\n"
     before, _, rest = page.partition(BEGIN)
@@ -44,7 +47,7 @@ def _placed(page: str, text: str) -> str:
 
 
 def figures(metrics: Mapping[str, Metric], values: Mapping[str, Sequence[Value]]) -> str:
-    """First the claims that have a bar, all in one table, then each metric by itself."""
+    """Return a table of all claims that have a bar, then a section for each metric."""
     lines = ["## Bars", "", "| | figure | 95 % | bar | stretch |", "|---|---|---|---|---|"]
     for name, metric in metrics.items():
         for claim, verdict in _verdicts(metric, values[name]):
@@ -81,7 +84,7 @@ def _section(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str
 
 
 def _made_by(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str]:
-    """What to type, what was typed in each arm, and what with."""
+    """Yield the command of the metric, the command of each arm, and the versions."""
     arms = [(arm, next(v for v in values if v.arm == arm)) for arm in _arms(metric, values)]
     yield "```console"
     for more in dict.fromkeys("".join(_TYPED.findall(value.versions)) for value in values):
@@ -99,7 +102,7 @@ def _made_by(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str
 
 
 def _arms(metric: Metric, values: Sequence[Value]) -> list[str]:
-    """Those that were measured, in the metric's order."""
+    """Return the arms that were measured, in the metric's order."""
     measured = {value.arm for value in values}
     return [arm for arm in metric.arms if arm in measured]
 
@@ -111,7 +114,7 @@ def _spread(metric: Metric, values: Sequence[Value], arm: str, kind: str) -> Spr
 
 
 def _cell(metric: Metric, values: Sequence[Value], arm: str, kind: str) -> str:
-    """The summary, quartiles in brackets, then least and most."""
+    """Return the summary and, in brackets, the quartiles and the least and greatest value."""
     if not (seen := _spread(metric, values, arm, kind)):
         return ""
     if seen.least == seen.most:
@@ -138,7 +141,7 @@ def _row(claim: Claim, verdict: Verdict) -> str:
 
 
 def drawn(metric: Metric, values: Sequence[Value]) -> str:
-    """The metric's first quantity; its arms that something is claimed of stand out."""
+    """Return a chart of the metric's first quantity; arms with a claim are highlighted."""
     kind, quantity = next(iter(metric.quantities.items()))
     ours = {claim.arm for claim in metric.claims}
     bars = [

@@ -1,4 +1,4 @@
-"""Every single value as a line of CSV, with all that it depends on beside it."""
+"""Writes and reads values as CSV: a line per value, with commit, versions and command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COLUMNS = [one.name for one in fields(Value)]
 
 
 def signed(values: Iterable[Value], metric: Metric, *, more: str) -> list[Value]:
-    """The same with commit, versions and command; `more` is said beside the versions."""
+    """Return the values with commit, versions and command; `more` is added to the versions."""
     return [
         replace(
             value,
@@ -33,7 +33,7 @@ def signed(values: Iterable[Value], metric: Metric, *, more: str) -> list[Value]
 
 
 def write(path: Path, values: Sequence[Value]) -> None:
-    """Whole or not at all, so that a benchmark that is interrupted leaves its rounds."""
+    """Write a CSV file atomically, so that an interrupted benchmark keeps its rounds so far."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".new")
     with fresh.open("w", newline="") as file:
@@ -54,7 +54,7 @@ def read(path: Path) -> list[Value]:
 
 @cache
 def _commit() -> str:
-    """With a + where the tree differs from it."""
+    """Return the current commit, with a + if the tree has changes."""
     git = ["git", "-C", str(HERE)]
     done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True).returncode

@@ -1,8 +1,8 @@
-"""Processes that end with their benchmark: a folder, an environment, and a mark to find them by.
+"""A sandbox for a benchmark run: a folder, an environment, and no process that outlives it.
 
-A launcher's tasks leave its process group and session, and what is measured is also how launchers
-fail. So each process here carries a variable that no other has, and when the block ends, also by
-Ctrl-C, whoever still carries it is killed.
+A launcher's tasks leave its process group and session, and some metrics make launchers fail. So
+each process here has a unique variable in its environment. When the block ends, also by Ctrl-C,
+every process that has this variable is killed.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from benchmarks.harness import Failed
 TFCLUSTER = str(Path(sys.executable).with_name("tfcluster"))
 MARK = "TFCLUSTER_BENCHMARK"
 HANG_S = 300.0
-"""No run here takes so long, on however busy a machine."""
+"""The limit for any wait; no run takes so long, even on a busy machine."""
 _LEFT_OUT = ("TF_CONFIG", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "CI", MARK)
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Where one run happens."""
+    """The folder and the environment of one run."""
 
     folder: Path
     mark: str = field(default_factory=lambda: uuid4().hex)
 
     @property
     def home(self) -> Path:
-        """Of tfcluster: its runs are in there."""
+        """The home of tfcluster, which contains its runs."""
         return self.folder / ".home"
 
     @property
     def sockets(self) -> Path:
-        """Of tfcluster: what others of this user keep warm is neither taken up nor ended."""
+        """The folder of tfcluster's sockets; this user's other warm preloaders stay untouched."""
         return self.folder / ".run"
 
     @property
     def env(self) -> dict[str, str]:
-        """The tasks run this Python, found without asking it; nothing is coloured."""
+        """The environment: tasks find this Python through it, and nothing is coloured."""
         kept = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
         return kept | {
             "TFCLUSTER_HOME": str(self.home),
@@ -65,8 +65,10 @@ class Sandbox:
         stdout: int | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[bytes]:
-        """Its output goes to the files `stdout` (unless another descriptor is given) and
-        `stderr`."""
+        """Start a command with its output in the files `stdout` and `stderr`.
+
+        If `stdout` is given, its output goes to this descriptor instead.
+        """
         with (self.folder / "stdout").open("wb") as out, (self.folder / "stderr").open("wb") as err:
             return subprocess.Popen(
                 command,
@@ -79,14 +81,14 @@ class Sandbox:
             )
 
     def run(self, command: Sequence[str], *, code: int = 0) -> tuple[float, float]:
-        """When it began and ended, by the monotonic clock that the stubs read too."""
+        """Run a command; return when it began and ended, by the stubs' monotonic clock."""
         began = time.monotonic()
         process = self.start(command)
         self.end(process, code=code)
         return began, time.monotonic()
 
     def end(self, process: subprocess.Popen[bytes], *, code: int = 0) -> None:
-        """Wait for it. Raises `Failed` where it does not end, or with another code."""
+        """Wait for its end. Raises `Failed` if it hangs or exits with another code."""
         try:
             got = process.wait(HANG_S)
         except subprocess.TimeoutExpired as error:
@@ -102,8 +104,7 @@ class Sandbox:
         process: subprocess.Popen[bytes] | None = None,
         every_s: float = 0.005,
     ) -> None:
-        """Look again and again. Raises `Failed` after a time that nothing takes, and when
-        the process that was to bring it about has ended."""
+        """Poll until `done`. Raises `Failed` after HANG_S, or when `process` has ended before."""
         deadline = time.monotonic() + HANG_S
         while not done():
             has_ended = process is not None and process.poll() is not None
@@ -112,12 +113,12 @@ class Sandbox:
             time.sleep(every_s)
 
     def said(self) -> str:
-        """The end of both outputs."""
+        """Return the end of both outputs."""
         texts = [(self.folder / name).read_text(errors="replace") for name in ("stdout", "stderr")]
         return "\n".join(text[-2000:] for text in texts)
 
     def processes(self) -> list[psutil.Process]:
-        """All that descend from what was started here and live, wherever they have gone."""
+        """Return all live descendants of what was started here, in any session or group."""
         found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):
@@ -128,7 +129,7 @@ class Sandbox:
 
 @contextmanager
 def sandbox() -> Iterator[Sandbox]:
-    """An empty folder, and no process left when the block ends."""
+    """Yield a sandbox with an empty folder; at the end of the block, kill all its processes."""
     with tempfile.TemporaryDirectory(prefix="tfc", ignore_cleanup_errors=True) as name:
         box = Sandbox(Path(name))
         box.sockets.mkdir(mode=0o700)
@@ -139,14 +140,14 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def lives(pid: int) -> bool:
-    """One that has ended and that nobody has asked about does not."""
+    """Return whether a process lives; a zombie does not."""
     with suppress(psutil.Error):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
 def _kill(box: Sandbox) -> None:
-    """Again and again: one that was about to fork is found the next time."""
+    """Kill all its processes repeatedly, since one may fork just before it is killed."""
     deadline = time.monotonic() + 10
     while (left := box.processes()) and time.monotonic() < deadline:
         for process in left:

@@ -1,5 +1,7 @@
-"""A worker that listens where TF_CONFIG says, as TensorFlow's server does: on all interfaces, and
-beside somebody who holds its port if TF_GRPC_REUSE_PORT says so."""
+"""A worker that listens on its port of TF_CONFIG as TensorFlow's server does.
+
+It listens on all interfaces, and shares a port in use if TF_GRPC_REUSE_PORT says so.
+"""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What stubs have written, read."""
+"""Reads the files that stub workers write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.harness import Failed
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Of one task: its process, and a moment on the monotonic clock."""
+    """The stamp of one task: its process, and a time of the monotonic clock."""
 
     rank: int
     pid: int
@@ -18,7 +18,7 @@ class Stamp:
 
 
 def stamps(folder: Path, kind: str = "stamp", *, attempt: int = 0) -> list[Stamp]:
-    """`stamp`: first instructions; `left`: last ones."""
+    """Return the stamps of one kind: `stamp` for first instructions, `left` for last ones."""
     found = []
     for path in folder.glob(f"{kind}-{attempt}-*"):
         if path.suffix != ".new":
@@ -28,7 +28,7 @@ def stamps(folder: Path, kind: str = "stamp", *, attempt: int = 0) -> list[Stamp
 
 
 def all_stamps(folder: Path, tasks: int, kind: str = "stamp", *, attempt: int = 0) -> list[Stamp]:
-    """A benchmark that lost a task would look fast. Raises `Failed`."""
+    """Return the stamps of all tasks. Raises `Failed` if one is missing, which would look fast."""
     found = stamps(folder, kind, attempt=attempt)
     if len(found) != tasks:
         raise Failed(f"{len(found)} of {tasks} tasks wrote {kind}-{attempt}-…")

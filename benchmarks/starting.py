@@ -1,4 +1,4 @@
-"""What a launcher costs before its tasks begin, and after the last of them has left."""
+"""The time a launcher needs before its tasks begin, and after the last of them has ended."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PEERS = ("torchrun", "honcho", "accelerate")
 
 
 def _start(tasks: int, launcher: Launcher) -> Taken:
-    """From exec to the last stub's first instruction."""
+    """Measure from exec to the last stub's first instruction."""
     with sandbox() as box:
         command = launcher.command(box.folder, stubs(tasks, "meet"))
         began, _ = box.run(command)
@@ -21,8 +21,10 @@ def _start(tasks: int, launcher: Launcher) -> Taken:
 
 
 def _exit(tasks: int, launcher: Launcher) -> Taken:
-    """From the last stub's last instruction to the command's end. Honcho ends all when one
-    leaves, so not each of its stubs gets as far as that instruction."""
+    """Measure from the last stub's last instruction to the command's end.
+
+    Honcho ends all when one exits, so some of its stubs do not reach their last instruction.
+    """
     with sandbox() as box:
         command = launcher.command(box.folder, stubs(tasks, "meet"))
         _, ended = box.run(command)
@@ -31,7 +33,7 @@ def _exit(tasks: int, launcher: Launcher) -> Taken:
 
 
 def start(*, quick: bool) -> Metric:
-    """Of 8 stub workers."""
+    """Return the start metric for 8 stub workers."""
     tasks = 4 if quick else 8
     arms = {name: LAUNCHERS[name] for name in ("tfcluster", "shell", *_PEERS)}
     return Metric(
@@ -47,7 +49,7 @@ def start(*, quick: bool) -> Metric:
 
 
 def exit_(*, quick: bool) -> Metric:
-    """Of the same."""
+    """Return the exit metric for 8 stub workers."""
     tasks = 4 if quick else 8
     arms = {name: LAUNCHERS[name] for name in ("tfcluster", "shell", *_PEERS)}
     return Metric(

@@ -1,12 +1,12 @@
-"""A worker that does nothing but say when it ran its first instruction: `python -S stub.py MODE`.
+"""A worker that only records when it ran its first instruction: `python -S stub.py MODE`.
 
-    meet N      wait until all N have started, then leave
-    sleep       stay
-    fail N      the same, but number 1 exits with 3 when the file `go` is there
+    meet N      wait until all N have started, then exit
+    sleep       keep running
+    fail N      the same, but number 1 exits with 3 when the file `go` exists
     swallow N   the same, and the others ignore SIGTERM
-    crash N     number 1 kills itself in the first attempt; in the second all leave
+    crash N     number 1 kills itself in the first attempt; in the second all exit
 
-Runs under every launcher, each with its own variables for a task's number and attempt.
+It runs under every launcher, each with its own variables for a task's number and attempt.
 """
 
 import time
@@ -22,7 +22,7 @@ STAYS_S = 300
 
 
 def write(name: str, text: str) -> None:
-    """Whoever looks finds it whole or not at all."""
+    """Write a file atomically: readers never see a part of it."""
     with open(name + ".new", "w") as file:
         file.write(text)
     os.rename(name + ".new", name)

@@ -1,4 +1,4 @@
-"""A metric's figures as plain text, for whoever measures."""
+"""A metric's figures as plain text, printed after measuring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.harness import Claim, Metric, Value
 
 
 def table(metric: Metric, values: Sequence[Value]) -> str:
-    """Median (or p90) of each arm with quartiles and ends, then the claims."""
+    """Return the summary of each arm with quartiles and extremes, then the claims."""
     lines = [f"{metric.title} (load {os.getloadavg()[0]:.1f})"]
     for name, quantity in metric.quantities.items():
         lines.append(f"  {name}, {quantity.unit}, {quantity.summary}")
@@ -29,7 +29,7 @@ def table(metric: Metric, values: Sequence[Value]) -> str:
 
 
 def said(claim: Claim, verdict: Verdict) -> str:
-    """The figure, its interval, and the bar where there is one."""
+    """Return a claim's figure, its interval, and its bar if it has one."""
     sign = " ×" if claim.beside else ""
     text = f"{number(verdict.figure)}{sign}"
     if verdict.low != verdict.high:
@@ -45,5 +45,5 @@ def said(claim: Claim, verdict: Verdict) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits that mean something."""
+    """Return a number with three significant digits."""
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,8 +1,9 @@
-"""A thousand tasks on fifty nodes of this one machine: start, rest, a crash, stop; and the floor.
+"""A thousand tasks on fifty nodes of one machine: start, idle, a crash, stop; and a shell baseline.
 
-A node is a folder: the `ssh` that is found first logs in nowhere (`tests.lab.stand_ins`), all else
-is what runs on fifty machines. There each would do a fiftieth of the work; here bootstraps, agents,
-probes and a thousand Pythons share the same cores, so the shell beside it is the measure.
+A node is a folder: the first `ssh` on PATH is a fake that runs commands here
+(`tests.lab.stand_ins`); everything else is the same as on fifty machines. Each of those would do a
+fiftieth of the work; here bootstraps, agents, probes and a thousand Pythons share the same cores,
+so the times are compared with the shell's.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ class Size:
 
 
 def _written(box: Sandbox, attempt: int) -> int:
-    """By names alone: to read a thousand files again and again would take from those measured."""
+    """Count stamps by file name; reading a thousand files repeatedly would slow the tasks down."""
     start = f"stamp-{attempt}-"
     with os.scandir(box.folder) as found:
         return sum(one.name.startswith(start) and one.name[-4:] != ".new" for one in found)
 
 
 def _all_run(box: Sandbox, size: Size, attempt: int, process: subprocess.Popen[bytes]) -> float:
-    """When the last of them ran its first instruction."""
+    """Wait for all tasks; return when the last of them ran its first instruction."""
     box.until(
         lambda: _written(box, attempt) >= size.tasks,
         f"attempt {attempt}",
@@ -58,13 +59,13 @@ def _spec(size: Size, box: Sandbox, addresses: list[str], command: list[str]) ->
         "cluster": {"worker": workers},
         "job": {"command": command},
         "supervision": {"backoff_s": 0},
-        # All of them work in this folder, as over a file system that hosts share.
+        # All tasks work in this folder, as on a file system that the hosts share.
         "runtime": {"backend": "ssh", "hosts": {"*": {"python": sys.executable}}},
     }
 
 
 def _tfcluster(size: Size) -> Taken:
-    """With the look at the nodes before the start; hosts that had a run before."""
+    """Measure a run with the preflight, on hosts that had a run before."""
     with sandbox() as box:
         hosts = stand_ins(size.nodes, box.folder / "hosts")
         path = {"PATH": hosts.environ["PATH"]}
@@ -109,7 +110,7 @@ def _events(box: Sandbox) -> int:
 
 
 def _shell(size: Size) -> Taken:
-    """What a thousand Pythons take by themselves."""
+    """Measure the start of the same number of Pythons by a shell script."""
     with sandbox() as box:
         line = f"RANK=$i {' '.join(_STUB)} &"
         (box.folder / "all.sh").write_text(f"for i in $(seq {size.tasks}); do {line} done; wait")
@@ -119,7 +120,7 @@ def _shell(size: Size) -> Taken:
 
 
 def _cpu_s(pid: int) -> float:
-    """Of the coordinator alone; 0 once it has gone."""
+    """Return the processor time of a process, here the coordinator; 0 once it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -136,7 +137,7 @@ def _peak_mb(pid: int) -> float:
 
 
 def thousand_tasks(*, quick: bool) -> Metric:
-    """Root is not needed, nor sshd; memory for a thousand small Pythons is: 4 GB."""
+    """Return the metric; it needs 4 GB for a thousand small Pythons, but neither root nor sshd."""
     size = Size(20, 4) if quick else Size(1000, 50)
     tenth = Size(size.tasks // 10, size.nodes)
     small = f"a tenth of the tasks, {tenth.tasks}"

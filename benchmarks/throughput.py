@@ -1,4 +1,4 @@
-"""What supervision takes from training, and what a fair share of the cores gives it."""
+"""The cost of supervision for training, and the gain of a fair share of the cores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.trainings import Started, Training
 STEPS = 600
 FITS = 5
 PLANNED = "1 and 2"
-"""What a plan sets where there are no more cores than tasks."""
+"""The name of the numbers that a plan sets if there are no more cores than tasks."""
 THREADS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"as many as cores": (0, 0), "1 and 1": (1, 1), PLANNED: (1, 2)}
 )
@@ -29,7 +29,7 @@ def _rate(workers: int, started: Started) -> Taken:
 
 
 def tax(*, quick: bool, venv: str) -> Metric:
-    """The steady rate of one `fit`, its first fifth left out."""
+    """Return the metric: the steady rate of one `fit`, without its first fifth."""
     training = Training(venv, 2, ("tax", str(STEPS)))
     return Metric(
         title=f"Training tax: 2 workers, {STEPS} steps of one fit",
@@ -52,7 +52,7 @@ def tax(*, quick: bool, venv: str) -> Metric:
 
 
 def fits(*, quick: bool, venv: str) -> Metric:
-    """As a notebook does it: the iterator that each `fit` leaves has to be taken down."""
+    """Return the metric of repeated `fit`, as in a notebook: each leaves an iterator to delete."""
     training = Training(venv, 4, ("fits", str(FITS)))
     waits = "last step to fit's return"
     return Metric(
@@ -68,8 +68,10 @@ def fits(*, quick: bool, venv: str) -> Metric:
 
 
 def threads(*, quick: bool, venv: str, workers: int) -> Metric:
-    """Which threads are best where so many workers share this machine, our hooks in all arms but
-    the shell."""
+    """Return the metric that compares numbers of threads for workers that share this machine.
+
+    All arms but the shell have tfcluster's hooks.
+    """
     training = Training(venv, workers, ("fits", "2"))
     waits, look = "last step to fit's return", partial(_rate, workers)
     arms = training.arms(look, "shell")

@@ -1,12 +1,12 @@
-"""A small image classifier under MultiWorkerMirroredStrategy that notes when things happen.
+"""A small image classifier under MultiWorkerMirroredStrategy that records times.
 
     train.py first      train a few steps
     train.py crash      the same, but in the first attempt worker 1 kills itself after its first
-    train.py hold       stop after the first step, to be looked at
+    train.py hold       stop after the first step, to be measured
     train.py tax N      N steps of one `fit`
     train.py fits N     N times `fit` and `evaluate`
 
-A script as a user writes it: it knows TF_CONFIG and no launcher, and runs on Python 3.9.
+It is a script as a user writes it: it knows TF_CONFIG and no launcher, and runs on Python 3.9.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FAULTY = 1
 
 
 def write(name: str, *numbers: float) -> None:
-    """Whoever looks finds it whole or not at all."""
+    """Write a file atomically: readers never see a part of it."""
     with open(name + ".new", "w") as file:
         file.write(" ".join(map(str, numbers)))
     os.rename(name + ".new", name)
@@ -40,7 +40,7 @@ def wait_for(*names: str) -> None:
 
 
 class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """When each step ended; what the mode does after the first."""
+    """Record when each step ended; after the first, do what the mode says."""
 
     def __init__(self, mode: str, task: int, tasks: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def dataset(batch: int) -> Any:
-    """Random pixels: what is in them costs nothing, and they cost no download."""
+    """Return random pixels: the content does not change the speed, and needs no download."""
     dice = np.random.default_rng(0)
     images = dice.integers(0, 255, (8192, 28, 28, 1), dtype=np.uint8)
     labels = dice.integers(0, 10, 8192)
@@ -100,8 +100,10 @@ def build() -> Any:
 def several_fits(
     model: Any, data: Any, steps: Steps, times: int, batch: int
 ) -> tuple[float, list[float]]:
-    """Examples a second from the first step to the last `evaluate`, and how long each `fit` took
-    to return after its last step."""
+    """Return the examples per second, and the seconds from each `fit`'s last step to its return.
+
+    The rate is that from the first step to the last `evaluate`.
+    """
     waits, seen = [], -batch
     for _ in range(times):
         model.fit(data, epochs=1, steps_per_epoch=STEPS_A_FIT, verbose=2, callbacks=[steps])

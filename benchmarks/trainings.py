@@ -1,4 +1,4 @@
-"""How a real TensorFlow job is started by hand, and by tfcluster cold, preloaded and warm."""
+"""Starts a real TensorFlow job by hand, and with tfcluster cold, preloaded and warm."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _OPTIONS: Mapping[str, Sequence[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A training on its way."""
+    """A training that has been started."""
 
     box: Sandbox
     process: subprocess.Popen[bytes]
     began: float
-    """When Enter was pressed, on the monotonic clock."""
+    """The time of the start, on the monotonic clock."""
 
     def wait_for(self, pattern: str, count: int) -> list[list[float]]:
-        """The numbers in the files that so many workers write."""
+        """Wait for `count` files that the workers write; return the numbers in them."""
         folder = self.box.folder
 
         def found() -> list[Path]:
@@ -45,12 +45,12 @@ class Started:
 
 
 Look = Callable[[Started], Taken]
-"""What is read off a training."""
+"""A function that measures a training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """So many workers of `train.py` in one of the environments that `make setup` makes."""
+    """Workers of `train.py` in one of the environments that `make setup` makes."""
 
     venv: str
     workers: int
@@ -58,7 +58,7 @@ class Training:
     restarts: int = 0
 
     def arms(self, look: Look, *names: str) -> dict[str, Arm]:
-        """`shell`, `cold`, `preload`, `warm`, or `tfcluster` as it is without options."""
+        """Return arms by name: `shell`, `cold`, `preload`, `warm`, or `tfcluster` (no options)."""
         return {name: self.arm(name, look, _OPTIONS.get(name, ())) for name in names}
 
     @property
@@ -67,11 +67,11 @@ class Training:
 
     @property
     def _env(self) -> Mapping[str, str]:
-        """Keras 3 does not train under this strategy without help, so all arms take Keras 2."""
+        """The extra environment: Keras 2, since Keras 3 needs a patch under this strategy."""
         return {"TF_USE_LEGACY_KERAS": "1"} if _version(self.venv, "tf_keras") else {}
 
     def arm(self, name: str, look: Look, options: Sequence[str]) -> Arm:
-        """One arm; all but `shell` are `tfcluster up` with these options."""
+        """Return one arm; all but `shell` are `tfcluster up` with these options."""
         version = _version(self.venv, "tensorflow")
         typed = " ".join([*options, "bench.json"])
         shown = self._by_hand.shown if name == "shell" else f"tfcluster up {typed}"
@@ -93,7 +93,7 @@ class Training:
             command = self._command(name, box, options)
             if name == "warm":
                 last.callback(_cool, box)
-                box.end(box.start(command, env=self._env))  # leaves what the next one starts from
+                box.end(box.start(command, env=self._env))  # leaves a warm preloader for the next
                 for stamp in box.folder.glob("step-*"):
                     stamp.unlink()
             began = time.monotonic()
@@ -110,7 +110,7 @@ class Training:
 
 
 def _cool(box: Sandbox) -> None:
-    """What a warm run leaves would be in the next arm's memory."""
+    """End the warm preloader of a run, which would use memory during the next arm."""
     done = subprocess.run([TFCLUSTER, "down", "--warm"], env=box.env, capture_output=True)
     if done.returncode:
         raise Failed(f"down --warm: {done.stderr.decode()}")
@@ -123,13 +123,13 @@ def _unknown(name: str) -> str:
 
 @cache
 def _known() -> str:
-    """The spec's schema and what can be typed: which of the arms there are here."""
+    """Return the spec's schema and the help of `up`, which show the arms that work here."""
     asked = [[TFCLUSTER, "schema"], [TFCLUSTER, "up", "--help"]]
     return "".join(subprocess.run(one, capture_output=True, text=True).stdout for one in asked)
 
 
 @cache
 def _version(venv: str, package: str) -> str:
-    """Without starting it: each environment is full, and starting it takes seconds."""
+    """Return a package's version from its metadata; starting the environment takes seconds."""
     found = (ROOT / venv).glob(f"lib/python3*/site-packages/{package}-*.dist-info")
     return next((path.name.split("-")[1].removesuffix(".dist") for path in found), "")

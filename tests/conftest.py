@@ -1,4 +1,4 @@
-"""Order and strictness of the whole suite."""
+"""Settings of the whole suite: the order of tests, no skips in CI, one fork server per process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from .forked import ForkServer
 from .scheduling import OneByOne, place
 
-# How long an example takes says how busy the machine is.
+# No deadline: the time of an example depends on how busy the machine is.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -32,7 +32,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneByOne | N
 
 
 def pytest_collection() -> None:
-    """Thousands of tests are no garbage: nothing is gained by looking through them each time."""
+    """Disable garbage collection while thousands of tests are collected, as none is garbage."""
     gc.disable()
 
 
@@ -43,7 +43,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """On the build machine a skipped test is a failed one: the missing part must be installed."""
+    """Make a skipped test fail in CI, where the missing part must be installed."""
     report = yield
     if IS_CI and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
@@ -53,7 +53,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
-    """Starts `tfcluster` commands by forks; one for each process of tests."""
+    """Yield this test process's server, which starts `tfcluster` commands as forks."""
     server = ForkServer()
     yield server
     server.close()

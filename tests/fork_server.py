@@ -1,7 +1,7 @@
 """A Python that has imported the launcher once and forks for every command: see `forked.py`.
 
-Its only argument is the number of a socket. An order comes with four descriptors: the three
-standard ones, and a pipe for the wait status. The answer is the process id.
+Its only argument is a socket's descriptor. A request has four descriptors: the three standard
+ones, and a pipe for the wait status. The answer is the process id.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Order = dict[str, Any]
 
 
 def import_everything() -> None:
-    """All a command may import, by the names it uses; nothing of it may start a thread."""
+    """Import everything that a command may import; none of it may start a thread."""
     import tfcluster
 
     for module in pkgutil.walk_packages(tfcluster.__path__, "tfcluster."):
-        # A broken one is the failure of the command that needs it, not of all.
+        # A broken module must fail only the command that needs it.
         with contextlib.suppress(Exception):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
@@ -39,9 +39,9 @@ def import_everything() -> None:
 
 
 def serve(control: socket.socket) -> Order:
-    """Forks for each order, and reaps; returns in the forked processes only."""
+    """Fork for each request and reap the forks; return in the forked processes only."""
     running: dict[int, tuple[int, int]] = {}
-    """By pidfd: the process, and where its end is told."""
+    """Map a pidfd to its process id and the pipe for its wait status."""
     poll = select.poll()
     poll.register(control, select.POLLIN)
     while True:
@@ -68,13 +68,13 @@ def serve(control: socket.socket) -> Order:
 
 
 def _tell(ended: int, status: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # whoever started it does not ask any more
+    with contextlib.suppress(BrokenPipeError):  # the test has ended and reads no status
         os.write(ended, str(status).encode())
     os.close(ended)
 
 
 def become(order: Order) -> None:
-    """Make this process what a new one would be: descriptors, folder, environment, terminal."""
+    """Make this process like a new one: descriptors, folder, environment, terminal."""
     for number, fd in enumerate(order["fds"]):
         os.dup2(fd, number)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -93,7 +93,7 @@ def become(order: Order) -> None:
 
 
 def _opened(number: int, before: TextIO) -> TextIO:
-    """As the interpreter does it at its start (create_stdio in CPython's pylifecycle.c)."""
+    """Open a standard stream like a new interpreter (create_stdio in CPython's pylifecycle.c)."""
     is_input, is_raw = number == 0, getattr(before, "write_through", False)
     stream = open(  # noqa: SIM115
         number, "rb" if is_input else "wb", buffering=0 if is_raw else -1, closefd=False
@@ -112,7 +112,7 @@ if __name__ == "__main__":
     import_everything()
     gc.freeze()
     become(serve(socket.socket(fileno=int(sys.argv[1]))))
-    # From here on as the installed script has it.
+    # The rest is the same as in the installed script.
     from tfcluster.cli.main import entry
 
     entry()

@@ -1,10 +1,10 @@
 """`tfcluster` commands as forks of one Python that has imported everything already.
 
-To start a Python and to import the launcher takes most of the time of a short command, and the
-tests start hundreds. A fork has everything a test can see: its own process id, arguments,
-environment, folder, descriptors, signals, terminal and exit status. It lacks what
-`differs` tells and what belongs to the program as a file: memory, time, and `/proc/PID/environ`;
-tests of those start the installed command (`CommandLine.forks`).
+Starting a Python and importing the launcher takes most of the time of a short command, and the
+tests start hundreds. A fork looks like a new process to a test: it has its own process id,
+arguments, environment, folder, descriptors, signals, terminal and exit status. It differs in its
+memory, its time and `/proc/PID/environ`, and in what `differs` checks; tests of those start the
+installed command (`CommandLine.forks`).
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from typing import Any
 COMMAND = str(Path(sys.executable).with_name("tfcluster"))
 SERVER = Path(__file__).with_name("fork_server.py")
 DROPPED = ("CI", "NO_COLOR", "COLUMNS", "CONDA_PREFIX", "PYTHONPATH", "TF_CONFIG")
-"""Variables of whoever starts the tests that would change what they see."""
+"""Variables of the developer's environment that would change the results of tests."""
 
 
 def outer_environment() -> dict[str, str]:
-    """The environment of the tests without what would change them."""
+    """Return the environment without the variables that would change the results of tests."""
     return {name: value for name, value in os.environ.items() if name not in DROPPED}
 
 
 def read_at_start(env: Mapping[str, str]) -> dict[str, str]:
-    """What an interpreter heeds before it runs anything."""
+    """Return the variables that an interpreter reads at its start."""
     found = env.items()
     return {name: value for name, value in found if name.startswith(("PYTHON", "LC_", "LANG"))}
 
 
 def differs(env: Mapping[str, str]) -> bool:
-    """Whether an interpreter would start otherwise in `env` than the server has."""
+    """Return whether an interpreter would start differently in `env` than the server did."""
     return read_at_start(env) != read_at_start(outer_environment())
 
 
 class ForkServer:
-    """Started by the first command; ends with the tests."""
+    """The client of the fork server, which runs from the first command to the end of the tests."""
 
     def __init__(self) -> None:
         self._control: socket.socket | None = None
@@ -52,11 +52,11 @@ class ForkServer:
     def start(
         self, args: Sequence[str], *, terminal: bool = False, **options: Any
     ) -> subprocess.Popen[bytes]:
-        """As `Popen` with these arguments; `terminal`: stdin becomes the controlling one."""
+        """Start a command like `Popen`; `terminal`: stdin becomes its controlling terminal."""
         return _Forked(self, [COMMAND, *args], terminal=terminal, **options)
 
     def fork(self, order: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """The id of the new process."""
+        """Request a fork; return the new process's id."""
         control = self._control or self._connect()
         socket.send_fds(control, [json.dumps(order).encode()], fds)
         return int(control.recv(16))
@@ -79,7 +79,7 @@ class ForkServer:
 
 
 class _Forked(subprocess.Popen[bytes]):
-    """A Popen whose process is made by the server, and whose end the server tells."""
+    """A Popen whose process is a fork of the server; the server reports its exit status."""
 
     def __init__(
         self, server: ForkServer, args: Sequence[str], *, terminal: bool, **options: Any
@@ -107,7 +107,7 @@ class _Forked(subprocess.Popen[bytes]):
         self._close_pipe_fds(*(given[name] for name in pipes))  # type: ignore[attr-defined]
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
-        """As waitpid: 0 instead of the process while it runs."""
+        """Return process id and status, or 0, 0 while it runs, like waitpid."""
         if flags & os.WNOHANG and not select.select([self._ended], [], [], 0)[0]:
             return 0, 0
         status = os.read(self._ended, 16)

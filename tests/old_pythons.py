@@ -1,4 +1,4 @@
-"""Pythons that are too old for us: real ones where pyenv has them, and one that pretends."""
+"""Pythons that are too old for tfcluster: real ones from pyenv, and one that pretends to be 3.7."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ exec(sys.argv.pop(1))" "$code" "$@"
 
 
 def pretending(path: Path) -> str:
-    """Make a Python at `path` that takes itself for 3.7."""
+    """Make a Python at `path` that reports version 3.7; return its path."""
     path.write_text(_PRETENDS.format(python=sys.executable))
     path.chmod(0o755)
     return str(path)

@@ -1,4 +1,4 @@
-"""Commands that file permissions apply to, also where the tests run as root."""
+"""Makes file permissions apply to a command even if the tests run as root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which test runs when and beside which, where several processes run them (`--dist loadgroup`)."""
+"""The order of tests, and the tests that one process runs together, with `--dist loadgroup`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TOGETHER = {
     "tests/launcher/supervision/test_failure.py": "examples",
     "tests/launcher/rundir/test_chaos.py": "examples",
 }
-"""Beginnings of the ids of tests that one process runs one after the other.
+"""Prefixes of the ids of tests that one process runs one after the other.
 
 They share something expensive (Hypothesis reads all of Unicode before its first text), or would
-leave no time for others if all ran at once. The mark `xdist_group` would say it in the tests, but
+slow down all others if they ran at once. The mark `xdist_group` could say this in the tests, but
 xdist 3.8 cannot write it into the ids of pytest 9.2.
 """
 BY_FILE = (
@@ -34,11 +34,11 @@ BY_FILE = (
         )
     ),
 )
-"""Folders of tests that wait for nothing: to hand out each test alone costs more than many run."""
+"""Folders of quick tests, handed out by file: handing out each costs more than running many."""
 
 
 class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
-    """Every process takes the next one when it is done with a test or a file of quick ones."""
+    """Each process takes its next test, or its next file of quick tests, when it is free."""
 
     def _split_scope(self, nodeid: str) -> str:
         groups = (group for start, group in TOGETHER.items() if nodeid.startswith(start))
@@ -47,7 +47,7 @@ class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
 
 
 def place(item: pytest.Item) -> int:
-    """Those with a real TensorFlow come last, the other long ones first: most of them wait."""
+    """Return a sort key: slow tests first, as most of them wait; tests with TensorFlow last."""
     if item.get_closest_marker("tensorflow"):
         return 2
     return 0 if item.get_closest_marker("slow") else 1

@@ -1,8 +1,7 @@
-"""Fails on docstrings that open with a fragment, and on banned words in messages and documents.
+"""Reports docstrings that open with a fragment, and banned words in messages and documents.
 
 A docstring's first line must stand alone: "Return …", "The state of …", never "Of a node that …".
-The banned words have a plain word that says the same: CONTRIBUTING.md lists both. `make check`
-runs this.
+BANNED lists a plain word for each banned one. `make check` runs this.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _in_sources() -> Iterator[Problem]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each docstring, those below constants and fields too."""
+    """Yield line and text of each docstring, including those below constants and fields."""
     for node in ast.walk(tree):
         body = getattr(node, "body", [])
         for statement in body if isinstance(body, list) else []:

@@ -1,7 +1,7 @@
-"""Make an environment for each Keras release over a TensorFlow that is there: `make test-matrix`.
+"""Make an environment for each Keras release on an installed TensorFlow, for `make test-matrix`.
 
-Keras 3 is pure Python, so several releases share one TensorFlow: each environment holds its Keras
-alone and sees the packages of the environment below it. Standard library only, any Python 3.
+Keras 3 is pure Python, so several releases share one TensorFlow: each environment holds only its
+Keras and sees the packages of the environment below it. Standard library only, any Python 3.
 """
 
 import argparse
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def main():
-    """Make what is missing; environments that are whole stay as they are."""
+    """Make the missing environments; complete ones stay unchanged."""
     options = _options()
     for base, requirement, *hashes in read(ROOT / options.releases):
         release = requirement.partition("==")[2]
@@ -24,14 +24,16 @@ def main():
 
 
 def read(path):
-    """(environment below, requirement, hashes …) of each line that is no comment."""
+    """Return (environment below, requirement, hashes …) for each line except comments."""
     lines = path.read_text().splitlines()
     return [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#")]
 
 
 def make(base, folder, requirement, hashes):
-    """An environment with `requirement` alone, in a file of these hashes, then the packages of
-    `base`."""
+    """Make an environment with `requirement` only, which also sees the packages of `base`.
+
+    The file of `requirement` must have one of these hashes.
+    """
     python = base / "bin" / "python"
     pinned = " ".join([requirement, *hashes])
     wanted = f"{pinned} over {os.path.realpath(str(python))}\n"
@@ -47,7 +49,7 @@ def make(base, folder, requirement, hashes):
     pin.write_text(f"{pinned}\n")
     only = ("--no-deps", "--require-hashes", "--target", packages, "--requirement", pin)
     _run(python, "-m", "pip", "install", *quiet, *only)
-    # Read after the environment's own packages, so its Keras is found first.
+    # Python reads this after the environment's own packages, so it finds this Keras first.
     (packages / "below.pth").write_text(f"{below}\n")
     mark.write_text(wanted)
     sys.stderr.write(f"{folder.relative_to(ROOT)}: {requirement} over {base.name}\n")

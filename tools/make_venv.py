@@ -1,6 +1,6 @@
 """Make a virtual environment for one of the supported TensorFlow versions: `make setup` calls it.
 
-Runs under any Python 3 and uses nothing but the standard library, because nothing is there yet.
+Runs under any Python 3 with the standard library only, because nothing is installed yet.
 """
 
 import argparse
@@ -20,9 +20,9 @@ EXIT_NO_PYTHON = 3
 
 
 def main():
-    """Install all that the constraints pin into the folder; exit 3 when no fitting Python is there.
+    """Install everything that the constraints pin; return 3 if there is no suitable Python.
 
-    Nothing is installed whose hash is not in the constraints.
+    Only files whose hash is in the constraints are installed.
     """
     options = _options()
     python = find_python(options.python, options.oldest, options.newest)
@@ -52,14 +52,16 @@ def main():
 
 
 def build_tools(pins):
-    """The lines, with their hashes, of what source packages are built with: to be installed before
-    them, since without isolation nothing else is ever fetched."""
+    """Return the lines of the build tools, with their hashes.
+
+    Source packages need them installed first: builds without isolation fetch nothing else.
+    """
     releases = re.split(r"\n(?=\S)", pins)
     return "".join(f"{one}\n" for one in releases if re.match(r"(setuptools|wheel)==", one))
 
 
 def find_python(chosen, oldest, newest):
-    """Path of a Python whose version lies in the range: the chosen one, PATH, pyenv, uv."""
+    """Return the path of a Python in the range, or None: the chosen one, or PATH, pyenv, uv."""
     low, high = _parsed(oldest), _parsed(newest)
     for candidate in [chosen] if chosen else _candidates(low, high):
         version = _version_of(candidate)
@@ -86,7 +88,7 @@ def _candidates(low, high):
 
 
 def _version_of(python):
-    """(3, 11), or None when this is no Python that runs (a shim without a version behind it)."""
+    """Return a version such as (3, 11), or None if it does not run (a pyenv shim without one)."""
     show = "import sys, ensurepip; print(*sys.version_info[:2])"
     try:
         done = subprocess.run([python, "-c", show], capture_output=True, text=True)
@@ -105,7 +107,7 @@ def _is_of(folder, version):
 
 
 def _run(command, label):
-    """Run quietly, tell every 20 s that it still goes on, show the output of a failure."""
+    """Run quietly, report every 20 s that it is still running, show the output of a failure."""
     done = threading.Event()
     ticker = threading.Thread(target=_tick, args=(label, done), daemon=True)
     with tempfile.TemporaryFile("w+") as output:

@@ -1,7 +1,7 @@
-"""Write the hashes of every file of each pinned release into a constraints file: after a change.
+"""Write the hashes of every file of each pinned release into a changed constraints file.
 
-`python3 tools/pin_hashes.py constraints/newest.txt`; asks the package index through uv, once for
-each Python that some lines are for alone. Standard library only.
+`python3 tools/pin_hashes.py constraints/newest.txt` asks the package index through uv, once for
+each Python that has lines of its own. Standard library only.
 """
 
 import re
@@ -13,7 +13,7 @@ PYTHONS = ("3.12", "3.11", "3.10", "3.9")
 
 
 def main():
-    """Replace the files that are named, keeping comments and markers."""
+    """Rewrite the files named as arguments; comments and markers stay."""
     for name in sys.argv[1:]:
         path = Path(name)
         lines = [line.rstrip(" \\") for line in path.read_text().splitlines()]
@@ -23,17 +23,17 @@ def main():
 
 
 def with_hashes(line, known):
-    """The line, with its hashes on lines of their own below it."""
+    """Return the line, followed by its hashes on lines of their own."""
     return " \\\n    ".join([line, *known.get(release_of(line), [])]) + "\n"
 
 
 def release_of(line):
-    """``name==version`` of a line."""
+    """Return ``name==version`` of a line."""
     return line.partition(";")[0].strip()
 
 
 def hashes(pins):
-    """Release → ``--hash=sha256:…`` of each of its files."""
+    """Return release → ``--hash=sha256:…`` of each of its files."""
     found = {}
     for python in PYTHONS:
         left = [line for line in pins if release_of(line) not in found]

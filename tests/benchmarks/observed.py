@@ -1,4 +1,4 @@
-"""Values as a benchmark would have written them."""
+"""Values as a benchmark writes them."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from benchmarks.harness import Value
 
 
 def observed(arm: str, values: Sequence[float], *, quantity: str = "start") -> list[Value]:
-    """One a round, from round 1 on."""
+    """Return one value per round, beginning with round 1."""
     return [Value("start", arm, quantity, run, one, "s") for run, one in enumerate(values, 1)]

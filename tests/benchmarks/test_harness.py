@@ -1,4 +1,4 @@
-"""Rounds, their order, and arms that fail or cannot be measured."""
+"""The benchmark harness: rounds, their order, and arms that fail or cannot be measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.harness import Arm, Failed, Metric, Quantity, Taken, Value, meas
 
 
 class Takes:
-    """Arms that note when they were taken."""
+    """Arms that record the order of their runs."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
@@ -37,17 +37,17 @@ def test_each_round_runs_every_arm_once() -> None:
     assert all(sorted(one) == ["a", "b", "c", "d"] for one in rounds)
 
 
-def test_no_arm_keeps_its_place() -> None:
+def test_every_arm_is_first_about_equally_often() -> None:
     firsts = [one[0] for one in order(["a", "b", "c"], rounds=300, seed=1)]
     assert all(60 < firsts.count(arm) < 140 for arm in "abc")
 
 
-def test_the_seed_gives_the_order() -> None:
+def test_the_seed_determines_the_order() -> None:
     assert [*order("abcd", rounds=9, seed=5)] == [*order("abcd", rounds=9, seed=5)]
     assert [*order("abcd", rounds=9, seed=5)] != [*order("abcd", rounds=9, seed=6)]
 
 
-def test_the_first_round_is_thrown_away() -> None:
+def test_the_first_round_is_discarded() -> None:
     takes = Takes()
     values = _values(_metric(a=takes.arm("a"), b=takes.arm("b")))
     assert len(takes.order) == 8
@@ -55,18 +55,18 @@ def test_the_first_round_is_thrown_away() -> None:
     assert [value.run for value in values if value.arm == "a"] == [1, 2, 3]
 
 
-def test_a_smoke_has_no_round_to_warm_up() -> None:
+def test_a_smoke_run_has_no_warm_up_round() -> None:
     takes = Takes()
     assert len(_values(_metric(a=takes.arm("a")), runs=1, warms_up=False)) == 1
     assert takes.order == ["a"]
 
 
-def test_a_quantity_may_be_observed_several_times_a_run() -> None:
+def test_a_quantity_may_have_several_values_per_run() -> None:
     metric = _metric(a=Arm(lambda: {"waits": [1.0, 2.0]}, "a"))
     assert [value.value for value in _values(metric, runs=1)] == [1.0, 2.0]
 
 
-def test_an_arm_that_is_not_installed_is_left_out_and_said(
+def test_an_arm_that_is_not_installed_is_left_out_and_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     takes = Takes()
@@ -76,7 +76,7 @@ def test_an_arm_that_is_not_installed_is_left_out_and_said(
     assert "gone is left out: no such program" in capsys.readouterr().err
 
 
-def test_an_arm_that_always_says_the_same_is_run_less_often() -> None:
+def test_an_arm_with_most_runs_is_run_less_often() -> None:
     takes = Takes()
     values = _values(_metric(a=takes.arm("a"), slow=replace(takes.arm("slow"), most_runs=1)))
     assert [value.run for value in values if value.arm == "slow"] == [1]

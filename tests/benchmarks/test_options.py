@@ -1,4 +1,4 @@
-"""What `python -m benchmarks` is told, before it measures anything."""
+"""The options of `python -m benchmarks --quick`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from benchmarks.__main__ import _options
 from benchmarks.results import RESULTS
 
 
-def test_a_smoke_leaves_measured_values_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_results_go_to_a_folder_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "start"])
     assert _options().into == RESULTS
     monkeypatch.setattr(sys, "argv", ["benchmarks", "start", "--quick"])
     assert _options().into == RESULTS / "quick"
 
 
-def test_a_slow_metric_has_no_smoke(
+def test_quick_refuses_a_slow_metric(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["benchmarks", "start", "threads-2", "--quick"])

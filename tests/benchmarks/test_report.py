@@ -1,4 +1,4 @@
-"""CSV files made into a page, whose prose stays as it was."""
+"""The benchmark report turns CSV files into a page and keeps the page's prose."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _measured(folder: Path, **arms: list[float]) -> Path:
     return path
 
 
-def test_values_come_back_as_they_were_written(tmp_path: Path) -> None:
+def test_written_values_are_read_back(tmp_path: Path) -> None:
     path = _measured(tmp_path, tfcluster=[0.25, 1 / 3], shell=[1e-9])
     values = read(path)
     assert [value.value for value in values] == [0.25, 0.333333, 1e-9]
@@ -45,7 +45,7 @@ def test_values_come_back_as_they_were_written(tmp_path: Path) -> None:
     assert header == "metric,arm,quantity,run,value,unit,commit,versions,command"
 
 
-def test_a_report_leaves_the_prose_around_it(tmp_path: Path, docs: Path) -> None:
+def test_a_report_keeps_the_prose_around_it(tmp_path: Path, docs: Path) -> None:
     report([_measured(tmp_path, tfcluster=[1, 2, 3], torchrun=[8, 8, 8])], docs)
     page = (docs / "benchmarks.md").read_text()
     assert page.startswith(f"# Benchmarks\n\nBefore.\n\n{BEGIN}\n")
@@ -53,7 +53,7 @@ def test_a_report_leaves_the_prose_around_it(tmp_path: Path, docs: Path) -> None
     assert "old" not in page
 
 
-def test_a_report_says_figures_bars_and_commands(tmp_path: Path, docs: Path) -> None:
+def test_a_report_shows_figures_bars_and_commands(tmp_path: Path, docs: Path) -> None:
     report([_measured(tmp_path, tfcluster=[1, 2, 3], torchrun=[8, 8, 8])], docs)
     page = (docs / "benchmarks.md").read_text()
     assert "| tfcluster | 3 | **2** (1.5–2.5; 1–3) |" in page
@@ -65,7 +65,7 @@ def test_a_report_says_figures_bars_and_commands(tmp_path: Path, docs: Path) -> 
     assert "honcho" not in page.partition("## Start")[2]
 
 
-def test_rounds_taken_twice_are_told_with_both_commands(tmp_path: Path, docs: Path) -> None:
+def test_rounds_of_two_sessions_are_shown_with_both_commands(tmp_path: Path, docs: Path) -> None:
     once = read(_measured(tmp_path, tfcluster=[1, 2]))
     twice = [
         replace(value, run=value.run + 2, commit="def", versions="Python; --runs 2 --seed 6")
@@ -79,7 +79,7 @@ def test_rounds_taken_twice_are_told_with_both_commands(tmp_path: Path, docs: Pa
     assert "Commit abc, def; " in page
 
 
-def test_a_report_made_again_is_the_same(tmp_path: Path, docs: Path) -> None:
+def test_repeating_a_report_changes_nothing(tmp_path: Path, docs: Path) -> None:
     path = _measured(tmp_path, tfcluster=[1, 2, 3], shell=[1, 1, 2])
     report([path], docs)
     first = (docs / "benchmarks.md").read_text()
@@ -87,7 +87,7 @@ def test_a_report_made_again_is_the_same(tmp_path: Path, docs: Path) -> None:
     assert (docs / "benchmarks.md").read_text() == first
 
 
-def test_what_was_published_before_stays_in_the_page(tmp_path: Path, docs: Path) -> None:
+def test_metrics_published_before_stay_in_the_page(tmp_path: Path, docs: Path) -> None:
     report([_measured(tmp_path, tfcluster=[1, 2, 3])], docs)
     report([], docs)
     assert "## Start" in (docs / "benchmarks.md").read_text()
@@ -101,7 +101,7 @@ def test_a_page_without_the_markers_gets_them_at_its_end(tmp_path: Path, docs: P
     assert page.endswith(f"{END}\n")
 
 
-def test_bars_are_as_long_as_their_values() -> None:
+def test_bar_lengths_are_proportional_to_their_values() -> None:
     bars = [
         Bar("ours <here>", spread([2.0, 2.0], Quantity("s")), is_ours=True),
         Bar("theirs", spread([8.0, 8.0], Quantity("s")), is_ours=False),

@@ -1,4 +1,4 @@
-"""Nothing that a benchmark starts outlives it."""
+"""No process that a benchmark starts outlives it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if os.fork() == 0:
     open("away", "w").write(str(os.getpid()))
     time.sleep(300)
 """
-"""Leaves its group, its session and its parent, and would ignore being asked to go."""
+"""A process that leaves its group, its session and its parent, and ignores SIGTERM."""
 
 
 def _run_away(box: Sandbox) -> int:
@@ -33,7 +33,7 @@ def _text(box: Sandbox) -> str:
     return (box.folder / "away").read_text()
 
 
-def test_who_left_its_group_and_session_is_ended() -> None:
+def test_a_process_that_left_its_group_and_session_is_killed() -> None:
     with sandbox() as box:
         pid = _run_away(box)
         assert pid in [process.pid for process in box.processes()]
@@ -41,7 +41,7 @@ def test_who_left_its_group_and_session_is_ended() -> None:
     assert not box.folder.exists()
 
 
-def test_an_interrupted_benchmark_ends_what_it_started() -> None:
+def test_an_interrupted_benchmark_kills_its_processes() -> None:
     pids = []
 
     def benchmark() -> None:
@@ -63,12 +63,12 @@ def test_other_sandboxes_are_left_alone() -> None:
         assert lives(pid)
 
 
-def test_a_command_that_fails_is_told_with_its_output() -> None:
+def test_a_failed_command_is_reported_with_its_output() -> None:
     with sandbox() as box, pytest.raises(Failed, match="why it failed"):
         box.run([sys.executable, "-c", "raise SystemExit('why it failed')"])
 
 
-def test_nobody_waits_for_a_process_that_has_ended() -> None:
+def test_until_fails_once_the_process_has_ended() -> None:
     with sandbox() as box:
         process = box.start([sys.executable, "-c", "print('nothing to do')"])
         with pytest.raises(Failed, match="nothing to do"):
@@ -76,7 +76,7 @@ def test_nobody_waits_for_a_process_that_has_ended() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="autogroups are Linux's")
-def test_a_process_that_has_ended_is_no_reason_to_stop() -> None:
+def test_put_behind_skips_processes_that_have_ended() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     lives = subprocess.Popen(["sleep", "300"], start_new_session=True)

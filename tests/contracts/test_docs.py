@@ -1,4 +1,4 @@
-"""What the pages point to is there, and no ready-made job is without a page and a spec."""
+"""Links in the documentation have targets, and every example job has a page and a spec."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("
 JOBS = ROOT / "workers/tfcluster_workers/jobs"
 INDEX = ROOT / "docs/jobs/README.md"
 TOOLS = {"evaluate", "show_shards"}
-"""Modules that can be run and teach nothing by themselves: other jobs' pages tell of them."""
+"""Runnable modules that are tools, not example jobs: the pages of other jobs describe them."""
 INNER_BUDGETS = {
     *("REPORT_TEXT", "REPORT_TRACEBACK", "REPORTED_CHECKPOINTS", "MESSAGE_TEXT", "MESSAGE_LIST"),
     "LISTED_BYTES",
 }
-"""Limits within others, which no user can meet without meeting those."""
+"""Limits that no user reaches without reaching another one."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
 def without_code(page: Path) -> str:
-    """The text of a page; what stands in a block or a span of code is no link and no heading."""
+    """Return a page's text without links and headings that are in code blocks or code spans."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", lambda span: "`" + re.sub(r"[\[\](]", "", span[0][1:]), text)
 
@@ -38,7 +38,7 @@ def links(page: Path) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What `#…` may name: a heading as GitHub writes it, or an `<a id>`."""
+    """Return the valid targets of `#…`: headings as GitHub writes them, and every `<a id>`."""
     text = without_code(page)
     titles = [title.lower() for title in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
     headings = {re.sub(r"[^\w\- ]", "", title).strip().replace(" ", "-") for title in titles}
@@ -56,7 +56,7 @@ def broken_links(page: Path) -> list[str]:
 
 
 def runnable() -> set[str]:
-    """The modules of `jobs` that `python -m` runs."""
+    """Return the modules of `jobs` that `python -m` runs."""
     return {path.stem for path in JOBS.glob("*.py") if "\nif __name__ ==" in path.read_text()}
 
 
@@ -67,11 +67,11 @@ def specs_of(job: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_relative_link_leads_somewhere(page: Path) -> None:
+def test_every_relative_link_has_a_target(page: Path) -> None:
     assert broken_links(page) == []
 
 
-def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     (tmp_path / "other.md").write_text('# A `job`, or two\n<a id="x"></a>\n')
     page.write_text(
@@ -98,19 +98,19 @@ def test_every_job_has_a_page_a_spec_and_a_line_in_the_index(job: str) -> None:
     assert specs_of(job), f"no spec of cluster_specs/ runs {job}"
 
 
-def test_every_spec_has_a_line_in_their_list() -> None:
+def test_every_spec_is_listed_in_the_readme() -> None:
     listed = set(re.findall(r"^\| `([^`]+)`", (ROOT / "cluster_specs/README.md").read_text(), re.M))
     assert listed == {path.name for path in (ROOT / "cluster_specs").glob("*.json*")}
 
 
 @pytest.mark.parametrize("tool", sorted(TOOLS))
-def test_a_tool_is_told_of_on_a_jobs_page(tool: str) -> None:
+def test_every_tool_is_described_on_a_job_s_page(tool: str) -> None:
     assert tool in runnable()
     pages = [page for page in INDEX.parent.glob("*.md") if page != INDEX]
     assert any(f"tfcluster_workers.jobs.{tool}" in page.read_text() for page in pages)
 
 
-def test_the_page_sends_readers_to_the_json_for_examples_per_second() -> None:
+def test_examples_per_second_is_documented_as_a_field_of_the_json() -> None:
     page = (INDEX.parent / "your_own_script.md").read_text()
     assert "examples/s" not in page, "no view shows it"
     for shown_as_json in (TaskSnapshot, Progress):
@@ -118,7 +118,7 @@ def test_the_page_sends_readers_to_the_json_for_examples_per_second() -> None:
     assert "`examples_per_second`" in page
 
 
-def test_the_page_of_limits_has_every_budget_as_it_is() -> None:
+def test_the_page_of_limits_has_every_budget_with_its_value() -> None:
     rows = [row for row in (ROOT / "docs/limits.md").read_text().splitlines() if row[:2] == "| "]
     numbers = {number.replace(",", "") for row in rows for number in re.findall(r"\d[\d,]*", row)}
     for name, value in vars(budgets).items():

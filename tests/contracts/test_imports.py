@@ -1,4 +1,4 @@
-"""What each half may import, and what commands must not pay for."""
+"""Limits on imports: the launcher never needs TensorFlow, and commands import no slow modules."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(code: str, *args: str) -> str:
     return done.stdout
 
 
-def test_every_launcher_module_imports_where_tensorflow_cannot() -> None:
+def test_every_launcher_module_can_be_imported_without_tensorflow() -> None:
     block_and_import = """
 import importlib, sys
 blocked, modules = sys.argv[1].split(","), sys.argv[2].split(",")
@@ -49,8 +49,8 @@ for module in modules:
 
 
 def loaded_after(words: str, home: Path) -> set[str]:
-    """The modules that a command has imported by its end."""
-    told = """
+    """Return the modules that a command has imported by its end."""
+    script = """
 import json, os, sys
 sys.argv[0] = "tfcluster"
 os.environ["TFCLUSTER_HOME"], os.environ["COLUMNS"] = sys.argv.pop(), "80"
@@ -61,23 +61,23 @@ except SystemExit as exit:
     assert not exit.code, exit.code
 print("\\n" + json.dumps(sorted(sys.modules)))
 """
-    return set(json.loads(run(told, *words.split(), str(home)).splitlines()[-1]))
+    return set(json.loads(run(script, *words.split(), str(home)).splitlines()[-1]))
 
 
 LIGHT = ("--version", "--help", "up --help", "run --help", "ps", "ps -a --json", "init --list",
          "completion bash", "schema", "prune -n")  # fmt: skip
 SLOW = ("rich", "pydantic", "psutil", "asyncio", "importlib.metadata", *HEAVY)
-"""Each takes longer to import than all else that a look at runs does."""
+"""Modules that each take longer to import than everything else that `ps` does."""
 
 
 @pytest.mark.parametrize("words", LIGHT)
-def test_a_command_without_a_spec_imports_nothing_that_is_slow(words: str, tmp_path: Path) -> None:
+def test_a_command_without_a_spec_imports_no_slow_module(words: str, tmp_path: Path) -> None:
     loaded = loaded_after(words, tmp_path)
 
     assert loaded.isdisjoint({*SLOW, "tfcluster.plan.plan", "tfcluster.rundir.events"})
 
 
-def test_what_plans_needs_neither_a_loop_nor_a_screen(tmp_path: Path) -> None:
+def test_plan_and_validate_import_neither_asyncio_nor_rich(tmp_path: Path) -> None:
     spec = tmp_path / "tfcluster.json"
     spec.write_text('{"cluster": {"worker": 2}, "job": {"command": ["true"]}}')
     for words in (f"plan {spec}", f"validate {spec}"):
@@ -86,7 +86,7 @@ def test_what_plans_needs_neither_a_loop_nor_a_screen(tmp_path: Path) -> None:
         assert loaded.isdisjoint({"rich", "psutil", "asyncio", "tfcluster.rundir.events", *HEAVY})
 
 
-def test_a_run_on_this_machine_imports_nothing_for_others(tmp_path: Path) -> None:
+def test_a_local_run_imports_neither_ssh_nor_docker(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
 
@@ -96,7 +96,7 @@ def test_a_run_on_this_machine_imports_nothing_for_others(tmp_path: Path) -> Non
     assert loaded.isdisjoint({*slow, *HEAVY})
 
 
-def test_the_spec_is_built_without_plugins_that_happen_to_be_installed(tmp_path: Path) -> None:
+def test_the_spec_model_loads_no_installed_pydantic_plugin(tmp_path: Path) -> None:
     (tmp_path / "stranger.py").write_text("raise SystemExit('imported')")
     metadata = tmp_path / "stranger-1.0.dist-info"
     metadata.mkdir()
@@ -113,10 +113,10 @@ assert os.environ["PYDANTIC_DISABLE_PLUGINS"] == "mine"  # tasks inherit it
     run(load, str(tmp_path))
 
 
-def test_the_version_is_told_within_300_ms() -> None:
+def test_the_version_is_printed_within_300_ms() -> None:
     command = [str(Path(sys.executable).with_name("tfcluster")), "--version"]
-    # A loaded machine is not the command's fault: the least of some tries counts, and the
-    # processor time it used where even that one had to wait for its turn.
+    # The machine may be busy: the least of some tries counts, and the command's processor time
+    # where even that one had to wait for a core.
     assert min(_seconds(command) for _ in range(7)) < 0.3
 
 
@@ -133,8 +133,8 @@ def test_every_command_of_the_help_exists() -> None:
         assert isinstance(import_module(f"tfcluster.cli.{name}").command, click.Command), name
 
 
-def test_the_agent_needs_the_standard_library_only() -> None:
-    """Under -S -I there are no installed packages at all, as on a node that was never set up."""
+def test_the_agent_imports_the_standard_library_only() -> None:
+    """The options -S -I hide all installed packages, as on a node that was never set up."""
     root = str(Path(tfcluster.__file__).parents[1])
     modules = [name for name in launcher_modules() if name.startswith("tfcluster.agent.")]
     assert modules

@@ -1,4 +1,4 @@
-"""What the installed Keras 3 says to lines of Keras 2 is known, and Keras 2 runs them."""
+"""The errors of the installed Keras 3 for Keras 2 scripts are known, and Keras 2 runs them."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ print(json.dumps(said))
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 
-def what_is_said(lines: str, folder: Path, **env: str) -> dict[str, str]:
-    """By each of `lines` that fails."""
+def errors_of(lines: str, folder: Path, **env: str) -> dict[str, str]:
+    """Run each of `lines`; return the errors of those that fail."""
     listed = json.dumps(lines.strip().splitlines())
     done = subprocess.run(
         [PYTHON, "-c", TRY, listed],
@@ -103,13 +103,13 @@ def what_is_said(lines: str, folder: Path, **env: str) -> dict[str, str]:
         text=True,
         check=True,
     )
-    said: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return said
+    errors: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return errors
 
 
-def test_a_line_of_keras_2_fails_in_keras_3_with_words_that_are_known(tmp_path: Path) -> None:
-    said = what_is_said(KERAS_2 + OLD.lstrip(), tmp_path)
-    found = {line: failure.find(words) for line, words in said.items()}
+def test_lines_of_keras_2_fail_in_keras_3_with_known_errors(tmp_path: Path) -> None:
+    errors = errors_of(KERAS_2 + OLD.lstrip(), tmp_path)
+    found = {line: failure.find(error) for line, error in errors.items()}
     anchors = {line: known and known.anchor for line, known in found.items()}
     assert anchors == {
         **dict.fromkeys(KERAS_2.strip().splitlines(), "keras-2-script"),
@@ -117,6 +117,6 @@ def test_a_line_of_keras_2_fails_in_keras_3_with_words_that_are_known(tmp_path: 
     }
 
 
-def test_keras_2_runs_what_the_hint_says_it_does(tmp_path: Path) -> None:
-    said = what_is_said(KERAS_2 + OLD.lstrip(), tmp_path, TF_USE_LEGACY_KERAS="1")
-    assert set(said) == set(OLD.strip().splitlines())
+def test_keras_2_runs_the_lines_for_which_the_hint_names_it(tmp_path: Path) -> None:
+    errors = errors_of(KERAS_2 + OLD.lstrip(), tmp_path, TF_USE_LEGACY_KERAS="1")
+    assert set(errors) == set(OLD.strip().splitlines())

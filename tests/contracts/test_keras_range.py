@@ -1,4 +1,4 @@
-"""Both halves know which releases of Keras 3 are patched, and neither imports the other."""
+"""Launcher and workers agree on the patched releases of Keras 3; neither imports the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages and modules keep a size that can be read: a package is a subject, a module an idea."""
+"""Packages and modules keep a readable size: a package is a subject, a module an idea."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_no_module_is_longer_than_400_lines() -> None:
 
 
 def test_few_modules_of_the_launcher_are_short() -> None:
-    """A module of under 80 lines mostly belongs to its importer."""
+    """A module of under 80 lines mostly belongs into the module that imports it."""
     sizes = [lines(path) for path in modules(LAUNCHER) if path.parent != ONE_FILE_PER_COMMAND]
     assert sum(size < 80 for size in sizes) < 0.12 * len(sizes)
 

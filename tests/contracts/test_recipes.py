@@ -1,4 +1,4 @@
-"""The recipe "a spec field" of docs/architecture.md, followed with an invented field."""
+"""The recipe "a spec field" of docs/architecture.md works, tried with an invented field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ except SpecError as error:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the launcher and of what is generated from it, with the field in its model."""
+    """Return a copy of the launcher and its generated files, with the field in its model."""
     copy = tmp_path_factory.mktemp("checkout")
     for folder in ("launcher", "tools", "docs"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
@@ -60,7 +60,7 @@ def test_the_field_is_in_the_schema_and_on_the_page_of_the_spec(checkout: Path) 
 
 
 def test_the_field_is_read_overridden_and_explained(checkout: Path) -> None:
-    """Nothing but the model is touched for it."""
+    """The recipe changes only the model."""
 
     def read(strategy: dict[str, int], *overrides: str) -> str:
         job = {"job": {"command": ["true"]}, "cluster": {"worker": 1}}

@@ -1,4 +1,4 @@
-"""The tree itself: nothing in it names the machine it was written on, every test room is there."""
+"""Rules for the whole tree: no machine's paths, safe reading of JSON and errors, hashed pins."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests import scheduling
 
 ROOT = Path(__file__).parents[2]
-# The checkout's own place, a home folder of root, a package registry.
+# Matches this checkout's path, root's home folder, and a package registry.
 MACHINE = re.compile(
     rf"{re.escape(str(ROOT))}(?![\w-])|(?<![\w.$}}])/root/[.\w]|(?:extra-)?index-url"
 )
@@ -24,7 +24,7 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in done.stdout.decode().split("\0") if name]
 
 
-def test_no_file_names_a_path_of_the_machine_it_was_written_on() -> None:
+def test_no_file_contains_a_path_of_this_machine() -> None:
     own = Path(__file__)
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
@@ -38,7 +38,7 @@ def test_no_file_names_a_path_of_the_machine_it_was_written_on() -> None:
 
 
 @pytest.mark.parametrize("line", [f"cd {ROOT}", f"{ROOT}/x", "/root/.pyenv/bin", "--index-url x"])
-def test_the_pattern_does_find_such_a_path(line: str) -> None:
+def test_the_pattern_finds_such_a_path(line: str) -> None:
     assert MACHINE.search(line)
 
 
@@ -49,7 +49,7 @@ def test_nothing_generated_is_committed() -> None:
 
 
 READS_ITS_OWN_JSON = {
-    # What their starter wrote:
+    # These read what the process that started them wrote:
     *("agent/bootstrap.py", "agent/entry.py", "agent/tasks/host_network_spawner.py"),
     *("agent/node/probe.py", "agent/net/reachability.py"),
     "rundir/chaos.py",
@@ -57,8 +57,8 @@ READS_ITS_OWN_JSON = {
 }
 
 
-def test_what_others_wrote_as_json_is_read_in_one_place() -> None:
-    """`json.loads` alone raises RecursionError, which no reader of a damaged file expects."""
+def test_json_of_other_programs_is_read_in_one_place() -> None:
+    """Plain `json.loads` may raise RecursionError, which no reader of a damaged file expects."""
     launcher = ROOT / "launcher" / "tfcluster"
     found = {
         str(path.relative_to(launcher))
@@ -68,7 +68,7 @@ def test_what_others_wrote_as_json_is_read_in_one_place() -> None:
     assert found - {"agent/foreign_json.py"} == READS_ITS_OWN_JSON
 
 
-MAY_BE_WORDLESS = {
+MAY_HAVE_NO_TEXT = {
     *("OSError", "TimeoutError", "CancelledError", "Exception", "BaseException", "EOFError"),
     *("ConnectionError", "SourceChangedError", "subprocess.TimeoutExpired"),
 }
@@ -76,17 +76,17 @@ STANDS_ALONE = {
     *("agent/node/probe.py", "agent/net/reachability.py"),
     *("agent/bootstrap.py", "agent/error_text.py"),
 }
-"""Programs that a host's Python runs without a package."""
+"""Programs that a host's Python runs as single files, without tfcluster's package."""
 
 
 def shown_raw(source: str) -> list[int]:
-    """Lines that show a caught exception whose own words may be none."""
+    """Return the lines that show a caught exception which may have no text."""
     found = []
     for handler in ast.walk(ast.parse(source)):
         if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
             continue
         caught = {ast.unparse(node) for node in ast.walk(handler.type) if handler.type}  # type: ignore[arg-type]
-        if not caught & MAY_BE_WORDLESS:
+        if not caught & MAY_HAVE_NO_TEXT:
             continue
         for node in (inner for line in handler.body for inner in ast.walk(line)):
             if isinstance(node, ast.FormattedValue) and node.conversion != ord("r"):
@@ -100,8 +100,8 @@ def shown_raw(source: str) -> list[int]:
     return found
 
 
-def test_no_message_ends_where_the_reason_should_stand() -> None:
-    """``not everything was copied: `` was all that a user got of a TimeoutError."""
+def test_no_message_shows_an_exception_that_may_have_no_text() -> None:
+    """A user once got only ``not everything was copied: `` for a TimeoutError."""
     launcher = ROOT / "launcher" / "tfcluster"
     found = [
         f"{path.relative_to(launcher)}:{number}: use agent.error_text"
@@ -113,22 +113,22 @@ def test_no_message_ends_where_the_reason_should_stand() -> None:
 
 
 @pytest.mark.parametrize("shown", ["f'{error}'", "str(error)", "f'{error.strerror}'"])
-def test_such_a_message_is_found(shown: str) -> None:
+def test_a_message_that_shows_such_an_exception_is_found(shown: str) -> None:
     assert shown_raw(f"try: pass\nexcept (ValueError, OSError) as error: say({shown})") == [2]
     assert shown_raw(f"try: pass\nexcept ValueError as error: say({shown})") == []
 
 
 @pytest.mark.parametrize("pins", sorted((ROOT / "constraints").glob("*.txt")), ids=lambda p: p.name)
 def test_every_release_that_setup_installs_has_hashes(pins: Path) -> None:
-    """Else pip would refuse none of what an index sends in its place."""
+    """A release without hashes would let pip accept any file that an index sends."""
     releases = re.split(r"\n(?=\S)", pins.read_text().strip())
     listed = [one for one in releases if not one.startswith("#")]
     assert listed
     assert [one for one in listed if not re.search(r"--hash=sha256:[0-9a-f]{64}\b", one)] == []
 
 
-def test_what_is_scheduled_together_is_there() -> None:
-    """A path that a move left behind would match nothing, in silence."""
+def test_every_test_and_folder_of_the_scheduling_exists() -> None:
+    """After a move or a renaming, an old name would silently match nothing."""
     for beginning in scheduling.TOGETHER:
         path, _, test = beginning.partition("::")
         assert f"def {test}" in (ROOT / path).read_text(), beginning

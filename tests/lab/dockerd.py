@@ -168,7 +168,7 @@ class Dockerd:
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL: its containers go on, whatever was configured."""
+        """Send SIGKILL; its containers keep running, even without `live_restore`."""
         self._end(signal.SIGKILL)
 
     def restart(self, *, live_restore: bool | None = None) -> None:
@@ -181,7 +181,7 @@ class Dockerd:
         return [*enter, "--", *argv]
 
     def run(self, argv: Sequence[str], *, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-        """Run `argv` on the containers' host, to its end."""
+        """Run `argv` to its end on the containers' host."""
         return subprocess.run(
             self.inside(argv), capture_output=True, text=True, timeout=timeout, check=False
         )
@@ -227,7 +227,7 @@ class Dockerd:
     def _end(self, number: signal.Signals) -> None:
         assert self._daemon is not None
         children = Path(f"/proc/{self._daemon.pid}/task/{self._daemon.pid}/children")
-        for pid in children.read_text().split():  # nsenter passes no signal on
+        for pid in children.read_text().split():  # nsenter does not forward signals
             os.kill(int(pid), number)
         self._daemon.wait(STOP_S)
 
@@ -252,7 +252,7 @@ def _environment(folder: Path, host: str) -> dict[str, str]:
 
 
 def _client() -> Path:
-    """Return the first client on PATH that can build; from 23.0 on that needs the plugin buildx."""
+    """Return the first client on PATH that can build; since 23.0 that needs the buildx plugin."""
     found = [Path(folder) / "docker" for folder in _path().split(":")]
     clients = [path for path in dict.fromkeys(found) if os.access(path, os.X_OK)]
     return next(

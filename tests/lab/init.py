@@ -52,7 +52,7 @@ def main(name: str, folder: str, home: str, python_home: str) -> None:
 
 
 def boot(name: str, folder: str) -> None:
-    """Set boot id and machine id: a machine added again under its name has only rebooted."""
+    """Set boot id and machine id; a machine added again under its name seems to have rebooted."""
     known_by = {
         "/proc/sys/kernel/random/boot_id": str(uuid.uuid4()),
         "/etc/machine-id": hashlib.md5(name.encode()).hexdigest(),

@@ -61,7 +61,7 @@ class Machine:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def kill_agents(self) -> None:
-        """Kill agents and guards, the agents first: without a guard they would end their tasks."""
+        """Kill all agents, then their guards; an agent without a guard would end its tasks."""
         for pid in reversed(self.agents()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
-"""Many hosts on one machine: an sshd that answers on many loopback addresses.
+"""Many hosts on one machine: an sshd that listens on many loopback addresses.
 
-They share processes, files and the user's home, so a test sees only the cost of many connections.
-Root is not needed, and the user's ssh configuration is neither read nor changed: a wrapper named
-`ssh`, first on PATH, adds another one.
+The hosts share processes, files and the user's home, so a test measures only the cost of many
+connections. Root is not needed. The user's ssh configuration is neither read nor changed: a wrapper
+named `ssh`, first on PATH, uses another one.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """Addresses to which ssh can log in while the sshd lives."""
+    """The addresses to which ssh can log in while the sshd runs."""
 
     addresses: Sequence[str]
     folder: Path
 
     @property
     def home(self) -> Path:
-        """The home of a user who logs in."""
+        """The home folder of a user who logs in."""
         return self.folder / "home"
 
     @property

@@ -1,8 +1,8 @@
 """Nodes that are folders of this machine: a fake `ssh` runs every command here.
 
 All parts of tfcluster are real: the ssh backend, the bootstrap and its bundle, the relay, the
-agents. Only sshd is missing, whose cost on one machine would hide tfcluster's. Each node has its
-own home and temp folder, so nothing but the machine is shared.
+agents. Only sshd is missing: its cost on one machine would hide that of tfcluster. Each node has
+its own home and temp folder, so the nodes share only the machine.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ cd "$HOME" && exec sh -c "$3"
 
 @dataclass(frozen=True, slots=True)
 class StandIns:
-    """The nodes that the fake `ssh` knows."""
+    """The nodes of the fake `ssh`."""
 
     addresses: Sequence[str]
     folder: Path

@@ -36,7 +36,7 @@ def way_out(pid: int) -> Iterator[str]:
 def _listen_inside(pid: int) -> socket.socket:
     made: list[socket.socket] = []
 
-    def enter_and_listen() -> None:  # in its own thread, which cannot leave the namespace
+    def enter_and_listen() -> None:  # needs its own thread, which cannot leave the namespace
         namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY)
         try:
             if ctypes.CDLL(None, use_errno=True).setns(namespace, CLONE_NEWNET) == 0:
@@ -53,7 +53,7 @@ def _listen_inside(pid: int) -> socket.socket:
 
 
 def _serve(listener: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # it was shut down
+    with contextlib.suppress(OSError):  # the listener was shut down
         while True:
             client, _ = listener.accept()
             threading.Thread(target=_connect, args=(client,), daemon=True).start()

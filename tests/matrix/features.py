@@ -1,9 +1,10 @@
-"""What scripts on stock Keras 3 use, each once: by all workers together, then by each alone.
+"""Common features of Keras 3, each trained by all workers together, then by each worker alone.
 
     features.py [FEATURE…]
 
-An ordinary script: it knows TF_CONFIG and nothing of tfcluster. Writes a line `feature {…}` for
-each feature, with the numbers of the cluster and those of the same model without a strategy.
+It is an ordinary script: it knows TF_CONFIG and nothing of tfcluster. It writes a line
+`feature {…}` for each feature, with the numbers of the cluster and those of the same model without
+a strategy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BATCH = 12
 
 
 def batches(data: Any) -> Any:
-    """Global batches in fixed order, dealt out to the workers."""
+    """Return global batches in a fixed order; each worker takes its share of each batch."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
     return tf.data.Dataset.from_tensor_slices(data).batch(BATCH).with_options(options)
@@ -44,7 +45,7 @@ def weights(model: Any) -> float:
 
 
 def dicts_weights_and_metrics(strategy: Any) -> dict[str, Any]:
-    """Dict inputs, sample weights, several metrics, half a batch at the end, order of predict."""
+    """Test dict inputs, sample weights, several metrics, half a last batch, order of predict."""
     count = 4 * BATCH + BATCH // 2
     random = np.random.RandomState(3)
     parts = {"left": random.rand(count, 4), "right": random.rand(count, 2)}
@@ -64,7 +65,7 @@ def dicts_weights_and_metrics(strategy: Any) -> dict[str, Any]:
 
 
 class Interruption(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends training before its third epoch, as a fault would."""
+    """A callback that ends training before its third epoch, like a fault."""
 
     class Happened(Exception):
         pass
@@ -75,7 +76,7 @@ class Interruption(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def normalized(strategy: Any) -> Any:
-    """A fresh model with the same first weights."""
+    """Return a new model with batch normalization and always the same initial weights."""
     with strategy.scope():
         layers = [keras.Input((4,)), dense(8), keras.layers.BatchNormalization(), dense(2)]
         model = keras.Sequential(layers)
@@ -83,9 +84,9 @@ def normalized(strategy: Any) -> Any:
 
 
 def resumed_from_a_backup(strategy: Any) -> dict[str, Any]:
-    """Stock callbacks on paths that all workers share, batch normalization, 5 steps at once.
+    """Test Keras callbacks on shared paths, batch normalization, 5 steps per execution.
 
-    The two halves of each batch are equal: so are each worker's statistics and the batch's.
+    The two halves of each batch are equal, so each worker's statistics equal those of the batch.
     """
     half = np.random.RandomState(4).rand(10, 1, BATCH // 2, 4)
     images = np.repeat(half, 2, axis=1).reshape(-1, 4)
@@ -114,7 +115,7 @@ def resumed_from_a_backup(strategy: Any) -> dict[str, Any]:
 
 
 def dropout(strategy: Any) -> dict[str, Any]:
-    """Each worker draws its own masks, so that only the workers' own numbers can be the same."""
+    """Test dropout: each worker draws its own masks, so only the workers agree with each other."""
     random = np.random.RandomState(5)
     data = batches((random.rand(4 * BATCH, 4), random.randint(0, 2, 4 * BATCH)))
     with strategy.scope():
@@ -127,7 +128,7 @@ FEATURES = (dicts_weights_and_metrics, resumed_from_a_backup, dropout)
 
 
 def main(names: list[str]) -> None:
-    """Every feature, or those named, under both strategies."""
+    """Run every feature, or the named ones, under both strategies."""
     together = tf.distribute.MultiWorkerMirroredStrategy()
     alone = tf.distribute.get_strategy()
     for feature in FEATURES:

@@ -10,12 +10,12 @@ _LIST: Final = ROOT / "constraints/keras-releases.txt"
 
 
 def releases() -> list[str]:
-    """Oldest first."""
+    """Return the releases, oldest first."""
     lines = _LIST.read_text().splitlines()
     listed = [line.split() for line in lines if line and not line.startswith("#")]
     return [requirement.partition("==")[2] for _, requirement, *_hashes in listed]
 
 
 def python_of(release: str) -> Path:
-    """Made by `make test-matrix`."""
+    """Return the Python of a release's environment, which `make test-matrix` makes."""
     return ROOT / ".venv-keras" / release / "bin" / "python"

@@ -1,4 +1,4 @@
-"""What is said to be tested is what is tested."""
+"""The tested range of Keras releases agrees with the list of releases that the matrix tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tfcluster_workers.keras3 import release
 from .releases import ROOT, releases
 
 
-def test_the_tested_range_ends_where_the_tested_releases_do() -> None:
+def test_the_tested_range_is_that_of_the_listed_releases() -> None:
     assert (releases()[0], releases()[-1]) == release.TESTED
 
 
@@ -20,6 +20,6 @@ def test_at_least_four_minor_releases_are_tested() -> None:
 
 
 def test_the_newest_release_is_the_one_that_make_setup_installs() -> None:
-    """A newer Keras in the constraints has to be added to the matrix, and to the range."""
+    """A newer Keras in the constraints must be added to the matrix and to the range."""
     pinned = re.findall(r"^keras==(\S+)", (ROOT / "constraints/newest.txt").read_text(), re.M)
     assert releases()[-1] == pinned[-1]

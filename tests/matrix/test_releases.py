@@ -1,6 +1,6 @@
-"""Every Keras 3 of the tested range: two workers fail without the shim and are one with it.
+"""Each tested release of Keras 3: two workers fail without the shim and train like one with it.
 
-`make test-matrix` makes the environments. Each release is run twice, each run serves several tests.
+`make test-matrix` makes the environments. Each release runs twice; several tests share a run.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ KNOWN_FAULTS = (
     r"Invalid reduction dimension 0 for input with 0 dimensions",
     r"Attempt to convert a value \(.*PerReplica",
 )
-"""tensorflow#72388, keras#20585 (of a dict: keras#20329)."""
+"""The errors of tensorflow#72388 and keras#20585 (with a dict: keras#20329)."""
 
-# Two gangs of TensorFlow for each release on two busy cores.
+# The limit allows for two gangs of TensorFlow for each release on two busy cores.
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.matrix,
@@ -40,7 +40,7 @@ Features = Callable[[str], list[dict[str, dict[str, Any]]]]
 
 
 def folder_of(line: CommandLine, release: str) -> Path:
-    """Where the features write their files."""
+    """Return the folder in which the features write their files."""
     return line.cwd / f"keras-{release}"
 
 
@@ -66,26 +66,26 @@ def line() -> Iterator[CommandLine]:
 
 
 @pytest.fixture(scope="module")
-def told(line: CommandLine) -> Features:
-    """What each of the two workers told of its features, by their names, after both had ended."""
+def features_of(line: CommandLine) -> Features:
+    """Return a function: a release → for each of the two workers, its results by feature."""
 
     @cache
-    def ask(release: str) -> list[dict[str, dict[str, Any]]]:
+    def run_once(release: str) -> list[dict[str, dict[str, Any]]]:
         done = run(line, release)
         out = done.out.decode()
         assert done.code == 0, f"{done.err}\n{out}"
         found: list[dict[str, dict[str, Any]]] = [{}, {}]
         for worker, row in re.findall(r"^worker:(\d) │ feature (.*)$", out, re.MULTILINE):
-            told = json.loads(row)
-            assert told["keras"] == release
-            found[int(worker)][told["feature"]] = told
+            result = json.loads(row)
+            assert result["keras"] == release
+            found[int(worker)][result["feature"]] = result
         return found
 
-    return ask
+    return run_once
 
 
 def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Every number in `found` under the way to it."""
+    """Yield every number in `found` with its path."""
     if isinstance(found, dict | list):
         for name, value in found.items() if isinstance(found, dict) else enumerate(found):
             yield from numbers(value, f"{path}/{name}")
@@ -95,7 +95,7 @@ def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
 
 @each_release
 def test_without_the_shim_two_workers_fail(line: CommandLine, release: str) -> None:
-    """Should this one day succeed: Keras is patched, and the shim's range ends before `release`."""
+    """A success would mean that Keras is fixed and that the shim's range ends before `release`."""
     features = ("dicts_weights_and_metrics",)
     done = run(line, release, "job.env.TFCLUSTER_KERAS3_SHIM=off", features=features)
     assert done.code == 1, f"Keras {release} trains on two workers without the shim: {done.err}"
@@ -104,19 +104,19 @@ def test_without_the_shim_two_workers_fail(line: CommandLine, release: str) -> N
 
 @each_release
 @pytest.mark.parametrize("feature", ["dicts_weights_and_metrics", "resumed_from_a_backup"])
-def test_with_the_shim_two_workers_have_the_numbers_of_one(
-    told: Features, release: str, feature: str
+def test_with_the_shim_two_workers_have_the_same_numbers_as_one(
+    features_of: Features, release: str, feature: str
 ) -> None:
-    for worker in told(release):
+    for worker in features_of(release):
         together, alone = (dict(numbers(worker[feature][which])) for which in ("together", "alone"))
         assert together == pytest.approx(alone, rel=1e-4, abs=1e-6)
 
 
 @each_release
-def test_training_resumes_from_what_the_chief_alone_has_written(
-    line: CommandLine, told: Features, release: str
+def test_training_resumes_from_files_that_only_the_chief_wrote(
+    line: CommandLine, features_of: Features, release: str
 ) -> None:
-    chief, other = (worker["resumed_from_a_backup"]["together"] for worker in told(release))
+    chief, other = (worker["resumed_from_a_backup"]["together"] for worker in features_of(release))
     left = sorted(path.name for path in (folder_of(line, release) / "shared").iterdir())
     assert left == ["1.weights.h5", "2.weights.h5", "3.weights.h5"], "nothing of the other worker's"
     assert chief["saved"] == pytest.approx(chief["weights"], rel=1e-6)
@@ -124,9 +124,11 @@ def test_training_resumes_from_what_the_chief_alone_has_written(
 
 
 @each_release
-def test_dropout_leaves_the_workers_with_the_same_weights(told: Features, release: str) -> None:
-    """Each draws masks of its own, so the numbers are near those of one worker, not the same."""
-    chief, other = (worker["dropout"] for worker in told(release))
+def test_dropout_leaves_the_workers_with_the_same_weights(
+    features_of: Features, release: str
+) -> None:
+    """Each worker draws its own masks, so the numbers are near those of one worker, not equal."""
+    chief, other = (worker["dropout"] for worker in features_of(release))
     assert chief["together"] == other["together"]
     near = pytest.approx(chief["alone"]["loss"][-1], rel=0.2)
     assert chief["together"]["loss"][-1] == near

@@ -1,4 +1,4 @@
-"""Runs the trainings of `train.py` through the launcher; says how far apart their numbers are."""
+"""Runs the trainings of `train.py` through the launcher and compares their numbers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ KERAS: Final = {
     "tf_keras": (".venv", "2"),
     "Keras 3": (".venv", "3"),
 }
-"""Name in the table → environment and the spec's `keras.version`."""
+"""The name in the table → its environment and the spec's `keras.version`."""
 
 Key = tuple[str, str, str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """One cell of the matrix: a list has one number for each epoch."""
+    """One cell of the matrix; its tuples have one number for each epoch."""
 
     keras: str
     optimizer: str
@@ -49,11 +49,11 @@ class Training:
 
 
 class GangError(AssertionError):
-    """The trainings did not end well, or two workers of one gang tell different numbers."""
+    """The trainings failed, or two workers of one gang report different numbers."""
 
 
 def measure(line: CommandLine, keras: str, workers: int) -> list[Training]:
-    """All trainings of one gang; raises GangError."""
+    """Run one gang and return all its trainings. Raises GangError."""
     python, version = KERAS[keras]
     options = (f"--python={ROOT / python}", f"--set=keras.version={version}")
     done = line.run("run", "-n", str(workers), *options, str(SCRIPT), timeout=560)
@@ -74,7 +74,7 @@ def _training(keras: str, row: Mapping[str, object]) -> Training:
 
 
 def deviation(training: Training, reference: Training, *, metrics: bool = True) -> float:
-    """The largest relative difference of a loss, a metric or the sum of |weights|."""
+    """Return the largest relative difference of a loss, a metric or the sum of |weights|."""
     pairs = [
         (training.weights, reference.weights),
         *zip(training.loss, reference.loss, strict=True),

@@ -1,4 +1,4 @@
-"""The page docs/parity.md, written from trainings and read back by the test."""
+"""Writes the page docs/parity.md from trainings, and reads it back for the test."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _LAST_BATCH: Final = {"full": "96", "partial": "36", "uneven": "37"}
 _BATCHES: Final = {shown: name for name, shown in _LAST_BATCH.items()}
 
 SGD, ADAM, UNEVEN = 5e-6, 1e-4, 2e-3
-"""What the test allows: five digits for SGD, 1e-4 for Adam."""
+"""The deviations that the test allows: five digits for SGD, 1e-4 for Adam."""
 
 
 def counts_all_alike(training: Training) -> bool:
-    """Whether every example counts alike: the shim of Keras 3 sees to it, whatever the shares."""
+    """Return whether all examples have equal weight; with Keras 3's shim they always do."""
     return training.batches != "uneven" or training.keras == "Keras 3"
 
 
 def bound(training: Training) -> float:
-    """The largest deviation that the test allows."""
+    """Return the largest deviation that the test allows."""
     if not counts_all_alike(training):
         return UNEVEN
     return SGD if training.optimizer == "SGD" else ADAM
 
 
 def page(trainings: Sequence[Training]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     even = [one for one in trainings if one.batches != "uneven"]
     uneven = [one for one in trainings if one.batches == "uneven"]
     references = by_key(trainings)
@@ -56,8 +56,8 @@ def page(trainings: Sequence[Training]) -> str:
 def _table(trainings: Sequence[Training], references: dict[Key, Training]) -> str:
     lines = []
     for one in sorted(trainings, key=lambda one: one.key):
-        far = deviation(one, references[one.alone])
-        lines.append((*_key_cells(one.key), *values(one), f"{far:.1e}" if far else "0"))
+        found = deviation(one, references[one.alone])
+        lines.append((*_key_cells(one.key), *values(one), f"{found:.1e}" if found else "0"))
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
@@ -67,13 +67,13 @@ def _key_cells(key: Key) -> tuple[str, ...]:
 
 
 def values(one: Training) -> tuple[str, ...]:
-    """The numbers of a row, as shown."""
+    """Return the numbers of a row, as shown."""
     losses = tuple(f"{loss:.6f}" for loss in one.loss)
     return (*losses, f"{one.accuracy[-1]:.4f}", f"{one.top_3[-1]:.4f}", f"{one.weights:.4f}")
 
 
 def read(text: str) -> dict[Key, tuple[float, ...]]:
-    """The numbers of every row of the page, without the deviation."""
+    """Return the numbers of every row of the page, without the deviation."""
     found = {}
     for cells in _rows(text.splitlines()):
         keras, optimizer, last, workers, *numbers = cells

@@ -14,7 +14,7 @@ from tests.integration.commandline import CommandLine
 from . import table
 from .measure import KERAS, WORKERS, Key, Training, deviation, measure
 
-# Each gang trains once; on a busy machine that can take minutes.
+# Each gang trains once, which can take minutes on a busy machine.
 pytestmark = [
     pytest.mark.tensorflow,
     pytest.mark.matrix,
@@ -22,12 +22,12 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-Of = Callable[[Key], Training]
+GetTraining = Callable[[Key], Training]
 
 
 @pytest.fixture(scope="module")
-def training() -> Iterator[Of]:
-    """The training of a key; its gang runs when the first of its trainings is asked for."""
+def training() -> Iterator[GetTraining]:
+    """Yield a function that returns a key's training; each gang runs at its first use."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     line = CommandLine(root)
     line.env["CUDA_VISIBLE_DEVICES"] = "-1"
@@ -47,19 +47,22 @@ def training() -> Iterator[Of]:
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("workers", WORKERS[1:])
 @pytest.mark.parametrize("keras", KERAS)
-def test_several_workers_train_to_the_numbers_of_one(
-    training: Of, keras: str, workers: int, optimizer: str, batches: str
+def test_several_workers_train_to_the_same_numbers_as_one(
+    training: GetTraining, keras: str, workers: int, optimizer: str, batches: str
 ) -> None:
     several = training((keras, optimizer, batches, workers))
     one = training(several.alone)
-    far = deviation(several, one, metrics=table.counts_all_alike(several))
-    assert far <= table.bound(several), f"\n{several}\n{one}"
+    found = deviation(several, one, metrics=table.counts_all_alike(several))
+    assert found <= table.bound(several), f"\n{several}\n{one}"
     assert several.loss[-1] < 0.97 * several.loss[0], "nothing was learned: equal by standing still"
 
 
 @pytest.mark.parametrize("keras", KERAS)
-def test_the_page_shows_these_trainings(training: Of, keras: str) -> None:
-    """Another processor rounds otherwise: an example or two may fall to the other side."""
+def test_the_page_shows_the_measured_numbers(training: GetTraining, keras: str) -> None:
+    """The numbers may differ slightly: another processor rounds differently.
+
+    One or two examples may then get another class.
+    """
     shown = {
         key: numbers
         for key, numbers in table.read(table.PAGE.read_text()).items()

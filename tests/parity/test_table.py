@@ -1,4 +1,4 @@
-"""The page holds every cell of the matrix, and is read back as it was written."""
+"""The page has every cell of the matrix, and reading it returns the written numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_page_shows_no_deviation_above_what_the_test_allows() -> None:
     assert 0 < adam <= table.ADAM
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_trainings_are_read_back() -> None:
     several = replace(ONE, workers=2, loss=(2.0, 1.000002))
     shown = table.read(table.page([ONE, several, replace(ONE, optimizer="Adam")]))
     assert shown[several.key] == (2.0, 1.000002, 0.6, 0.9, 370.0)

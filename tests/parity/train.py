@@ -1,6 +1,6 @@
-"""Trains one small model again and again in one process: SGD and Adam, full and partial batches.
+"""Trains one small model repeatedly in one process: SGD and Adam, full and partial batches.
 
-Run by `tfcluster run` as 1, 2 or 3 workers. Every worker writes a line `parity {…}` for each
+`tfcluster run` starts it as 1, 2 or 3 workers. Every worker writes a line `parity {…}` for each
 training: loss and metrics of every epoch, and the sum of |weights| at the end.
 """
 
@@ -17,12 +17,12 @@ from tfcluster_workers import strategy as strategies
 EPOCHS = 3
 GLOBAL_BATCH = 96
 EXAMPLES = {"full": 5 * GLOBAL_BATCH, "partial": 4 * GLOBAL_BATCH + 36, "uneven": 421}
-"""Only full batches; a last one of 36, which 2 and 3 workers share evenly; one of 37, which not."""
+"""The sizes: full batches only; a last one of 36, which 2 and 3 divide; one of 37, which not."""
 OPTIMIZERS = {"SGD": 0.1, "Adam": 0.003}
 
 
 def examples(count: int) -> tuple[Any, Any]:
-    """Ten patterns under noise, the same on any machine."""
+    """Return images of ten patterns with noise, and labels; they are the same on any machine."""
     random = np.random.RandomState(5)
     patterns = random.rand(10, 8, 8, 1)
     labels = random.randint(0, 10, count)
@@ -31,7 +31,7 @@ def examples(count: int) -> tuple[Any, Any]:
 
 
 def batches(count: int) -> Any:
-    """In fixed order; every worker takes its share of each global batch."""
+    """Return batches in a fixed order; every worker takes its share of each global batch."""
     import tensorflow as tf
 
     options = tf.data.Options()
@@ -41,7 +41,7 @@ def batches(count: int) -> Any:
 
 
 def build(keras: Any, optimizer: str) -> Any:
-    """A convolution, a hidden layer, ten classes; the same first weights anywhere."""
+    """Return a model: a convolution, a hidden layer, ten classes; fixed initial weights."""
     first = [keras.initializers.GlorotUniform(seed=seed) for seed in range(3)]
     model = keras.Sequential(
         [
@@ -61,7 +61,7 @@ def build(keras: Any, optimizer: str) -> Any:
 
 
 def main() -> None:
-    """A line for each training."""
+    """Run all trainings; print a line for each."""
     keras = keras_choice.load()
     import tensorflow as tf
 
@@ -70,7 +70,7 @@ def main() -> None:
         for size, count in EXAMPLES.items():
             with strategy.scope():
                 model = build(keras, optimizer)
-            # One iterator for all epochs: ending one can stall for seconds.
+            # One iterator for all epochs: deleting one can stall for seconds.
             data, steps = batches(count).repeat(), -(-count // GLOBAL_BATCH)
             history = model.fit(data, epochs=EPOCHS, steps_per_epoch=steps, verbose=0).history
             found = {name: [float(v) for v in values] for name, values in history.items()}

@@ -1,4 +1,4 @@
-"""`tfcluster build` passes the right arguments to docker, here a fake that records them."""
+"""`tfcluster build` passes the right arguments to docker; a fake docker records them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def pinned(name: str) -> str:
     )
 
 
-def test_without_options_it_is_the_newest_tested_tensorflow_for_cpus(
+def test_the_default_is_the_newest_tested_tensorflow_for_cpus(
     docker: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
     recorded = docker.build()
@@ -232,7 +232,7 @@ def test_an_unreachable_daemon_is_reported_with_a_fix(
     assert fix in error.value.fix
 
 
-def test_without_docker_it_says_so(docker: Fake, tmp_path: Path) -> None:
+def test_a_missing_docker_client_is_reported(docker: Fake, tmp_path: Path) -> None:
     docker.monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SetupError, match="no docker client"):
         docker.build()

@@ -1,4 +1,4 @@
-"""The page of the commands is generated from them, and every option has a help text."""
+"""The page of the commands is up to date, and every command and option has a help text."""
 
 from __future__ import annotations
 

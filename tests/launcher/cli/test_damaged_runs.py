@@ -56,7 +56,7 @@ JSON = st.recursive(
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Path]:
-    """One home for all tests of the module, which use different run ids."""
+    """Yield one home for all tests of the module, which use different run ids."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TFCLUSTER_HOME", str(root / "home"))
@@ -189,8 +189,8 @@ def test_commands_answer_for_any_corrupted_state(
     at: Any = state
     while True:
         key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
-        goes_on = isinstance(at[key], dict | list) and at[key] and data.draw(st.booleans())
-        if not goes_on:
+        descends = isinstance(at[key], dict | list) and at[key] and data.draw(st.booleans())
+        if not descends:
             break
         at = at[key]
     if data.draw(st.booleans()):

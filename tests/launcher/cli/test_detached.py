@@ -1,4 +1,4 @@
-"""The lease of a background run: how long other machines train without its coordinator."""
+"""The lease of a background run: the time that hosts keep training without its coordinator."""
 
 from __future__ import annotations
 

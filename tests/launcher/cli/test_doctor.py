@@ -1,4 +1,4 @@
-"""`tfcluster doctor` on this machine, as a user types it."""
+"""`tfcluster doctor` on this machine reports problems and their fixes before a start."""
 
 from __future__ import annotations
 

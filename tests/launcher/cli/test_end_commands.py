@@ -117,7 +117,7 @@ def test_down_of_an_ended_run_says_how_it_ended(make_run: MakeRun) -> None:
     assert (code, message) == (0, f"{paths.run_id} had already ended: failed\n")
 
 
-def test_down_without_a_live_run(make_run: MakeRun) -> None:
+def test_down_and_wait_without_a_live_run_are_refused_except_down_all(make_run: MakeRun) -> None:
     make_run()
     assert run("down")[0] == run("wait")[0] == 2
     assert run("down", "--all", "--json")[:2] == (0, "[]\n")
@@ -132,7 +132,7 @@ def test_down_of_a_coordinator_that_does_not_listen_names_its_pid(make_run: Make
 
 
 @pytest.fixture
-def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunPaths], None]:
+def used_lost_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunPaths], None]:
     """Record that a run, whose coordinator died, used a docker that no longer answers."""
     client = tmp_path / "docker"
     client.write_text("#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n")
@@ -151,13 +151,13 @@ def away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[RunPaths]
 def test_down_all_continues_after_a_run_that_does_not_answer(
     make_run: MakeRun,
     lost: RunPaths,
-    away: Callable[[RunPaths], None],
+    used_lost_docker: Callable[[RunPaths], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tfcluster.cli.down.LISTENS_WITHIN_S", 0.0)
     silent = make_run("silent", "running", age_s=DAY_S)
     contained = make_run("contained", age_s=DAY_S)
-    away(contained)
+    used_lost_docker(contained)
     code, _out, message = run("down", "--all")
     assert code == 3
     assert f"the coordinator of {silent.run_id}" in message
@@ -173,10 +173,10 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
 
 
 def test_a_folder_removed_by_hand_is_reported_once(
-    make_run: MakeRun, away: Callable[[RunPaths], None]
+    make_run: MakeRun, used_lost_docker: Callable[[RunPaths], None]
 ) -> None:
     paths = make_run("contained")
-    away(paths)
+    used_lost_docker(paths)
     shutil.rmtree(paths.root)
     code, _, message = run("down", "--all")
     assert (code, f"networks of {paths.run_id}" in message) == (0, True)
@@ -240,7 +240,9 @@ def remaining(runs: list[RunPaths]) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_prune(five: list[RunPaths], args: list[str], kept: list[str]) -> None:
+def test_prune_deletes_ended_runs_by_age_and_number(
+    five: list[RunPaths], args: list[str], kept: list[str]
+) -> None:
     code, out, _ = run("prune", "--json", *args)
     assert code == 0
     assert remaining(five) == kept

@@ -1,4 +1,4 @@
-"""`tfcluster plan` and `tfcluster env` as a user types them."""
+"""`tfcluster plan` and `tfcluster env` print what a start would do, and start nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIXED = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A job on fixed ports that needs no TensorFlow, and its spec."""
+    """Return a folder with a job on fixed ports that needs no TensorFlow, and its spec."""
     (tmp_path / "tfcluster.json").write_text(json.dumps(FIXED))
     (tmp_path / "train.py").write_text("import os\nprint(os.environ['TF_CONFIG'])\n")
     return tmp_path
@@ -96,7 +96,7 @@ def test_plan_works_at_any_terminal_width(
     while True:
         try:
             block = os.read(reader, 65536)
-        except OSError:  # Linux: the last writer has closed its end
+        except OSError:  # on Linux: the last writer has closed its end
             break
         shown += block
     os.close(reader)

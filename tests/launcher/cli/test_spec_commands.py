@@ -1,4 +1,4 @@
-"""`validate`, `schema`, `init`, `completion`, and wrong command lines."""
+"""The commands `validate`, `schema`, `init` and `completion`, and wrong command lines."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_init_overwrites_only_with_force(tfcluster: Tfcluster) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_a_script_of_the_shell(shell: str, tfcluster: Tfcluster) -> None:
+def test_completion_prints_a_script_for_the_shell(shell: str, tfcluster: Tfcluster) -> None:
     done = tfcluster("completion", shell)
     assert done.code == 0
     assert f"_TFCLUSTER_COMPLETE={shell}_complete" in done.out
@@ -139,7 +139,7 @@ def test_the_completion_script_gets_its_completions() -> None:
     assert asked.stdout.split() == ["plain,validate"]
 
 
-# Case → command line, and a part of the message.
+# A case → its command line, and a part of the message.
 BAD_LINES = {
     "no such file": (["validate", "nowhere.json"], "nowhere.json: no such file"),
     "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc in this folder"),

@@ -1,4 +1,4 @@
-"""Valid specs and their meaning."""
+"""Valid specs load with the values that the reference documents."""
 
 from __future__ import annotations
 

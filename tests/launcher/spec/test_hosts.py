@@ -1,4 +1,4 @@
-"""Hosts on the command line: host files, host lists, ``--include`` and ``--exclude``."""
+"""Hosts of the command line: host files, host lists, ``--include`` and ``--exclude``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_host_file_becomes_workers_whose_ports_are_chosen_on_the_host(tmp_path
         assert logins == {"gpu1": "anna@gpu1"}
 
 
-def test_a_list_of_hosts_does_the_same(tmp_path: Path) -> None:
+def test_a_host_list_becomes_workers_like_a_host_file(tmp_path: Path) -> None:
     spec = loaded(LEAST, tmp_path, HostChoice("gpu1,anna@gpu2:2, b@[2001:db8::5]")).spec
     assert addresses(spec) == ["gpu1:0", "gpu2:0", "gpu2:0", "[2001:db8::5]:0"]
     logins = {host: settings.ssh for host, settings in spec.runtime.hosts.items()}

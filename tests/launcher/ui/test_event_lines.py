@@ -1,4 +1,4 @@
-"""The lines of the live view about events: one line or none."""
+"""The live view shows one line or none for each event."""
 
 from __future__ import annotations
 

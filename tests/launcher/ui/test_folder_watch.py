@@ -1,4 +1,4 @@
-"""Changes wake a view; without changes it sleeps."""
+"""The live view wakes up when its run folder changes, and sleeps otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOURS = 10_000.0
 
 @pytest.fixture
 def folder_watch(monkeypatch: pytest.MonkeyPatch) -> FolderWatch:
-    """A watch whose wait only a change or `wake` ends."""
+    """Return a watch whose wait is ended only by a change or by `wake`."""
     if not IS_LINUX:
         pytest.skip("no inotify")
     monkeypatch.setattr(folder_watch_module, "RECHECK_S", HOURS)
@@ -31,7 +31,7 @@ def folder_watch(monkeypatch: pytest.MonkeyPatch) -> FolderWatch:
 
 @pytest.fixture
 def no_inotify(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system without inotify."""
+    """Make the watch work as on a system without inotify."""
     monkeypatch.setattr(folder_watch_module, "IS_LINUX", False)
 
 
@@ -137,7 +137,7 @@ def test_a_quiet_run_is_not_polled(
     monkeypatch.setattr(view.logs, "advance", counted_advance)
     view.start()
     before = -1
-    while before != len(rounds):  # endless if the view polled
+    while before != len(rounds):  # would never end if the view polled
         before = len(rounds)
         time.sleep(1)
     write_log("worker:0", b"another\n")

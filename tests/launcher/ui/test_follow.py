@@ -32,7 +32,7 @@ Write = Callable[..., Path]
 OpenScreen = Callable[..., tuple[int, TextIO]]
 
 
-def happen(paths: RunPaths, *events: Event) -> None:
+def write_events(paths: RunPaths, *events: Event) -> None:
     with paths.events.open("ab") as file:
         for seq, event in enumerate(events, start=1):
             file.write(to_line(event, seq=seq, time=1.7e9))
@@ -55,7 +55,7 @@ def wait_until(is_so: Callable[[], bool], timeout_s: float = 10) -> None:
 
 
 class Watcher:
-    """A user at a screen: reads what programs write to it, unless told to stop."""
+    """A user at a screen, who reads what programs write to it while `may_read` is set."""
 
     def __init__(self, user: int, columns: int = 80, rows: int = 24) -> None:
         self.screen = pyte.Screen(columns, rows)
@@ -90,7 +90,7 @@ def test_finish_shows_all_remaining_output(
     view = RunView(paths, Terminal(environ={}))
     view.start()
     write_log("worker:0", b"line\n" * 5000 + b"last words")
-    happen(paths, Warned(message="mind the gap"), RunFinished(status="failed", exit_code=1))
+    write_events(paths, Warned(message="mind the gap"), RunFinished(status="failed", exit_code=1))
     view.say("goodbye")
     assert view.finish(timeout_s=10)
     out, err = capfd.readouterr()
@@ -117,7 +117,9 @@ def test_lines_are_shown_within_two_seconds(
 def test_a_task_s_end_is_shown_after_its_last_line(paths: RunPaths, write_log: Write) -> None:
     both = io.StringIO()
     write_log("worker:0", b"last words")
-    happen(paths, TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9, duration_s=75))
+    write_events(
+        paths, TaskExited(task="worker:0", attempt=1, exit_code=None, signal=9, duration_s=75)
+    )
     view = RunView(paths, Terminal(both, both, environ={}))
     view.start()
     wait_until(lambda: "ended" in both.getvalue())
@@ -134,7 +136,7 @@ def test_with_json_stdout_gets_only_event_lines(
     view = RunView(paths, Terminal(environ={}), json_lines=True)
     view.start()
     write_log("worker:0", b"a line\n")
-    happen(
+    write_events(
         paths,
         Progress(task="worker:0", attempt=1, step=7),
         RunFinished(status="succeeded", exit_code=0),
@@ -169,7 +171,7 @@ def test_a_closed_stdout_is_reported_once_and_the_view_continues(
     for _ in range(3):
         write_log("worker:0", b"line\n")
         time.sleep(0.05)
-    happen(paths, Warned(message="still here"))
+    write_events(paths, Warned(message="still here"))
     assert view.finish(timeout_s=10)
     assert stderr.getvalue().splitlines().count(f"stdout is closed; {follow.CLOSED_NOTE}") == 1
     assert "still here" in stderr.getvalue()
@@ -340,7 +342,7 @@ def test_logs_of_tasks_that_start_together_are_discovered_once(
         TaskStarted(task=f"worker:{index}", attempt=1, node="local", pid=index + 2)
         for index in range(100)
     ]
-    happen(paths, *started)
+    write_events(paths, *started)
     view = RunView(paths, Terminal(io.StringIO(), io.StringIO()))
     view.run(is_over=lambda: len(discoveries) > 1)
     assert len(discoveries) == 2, "at the start, and once for all hundred"

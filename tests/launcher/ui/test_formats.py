@@ -1,4 +1,4 @@
-"""Durations, sizes, exits and rates as people read them."""
+"""Durations, sizes, exits and rates are formatted for people."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tfcluster.ui.formats import (
         (275_000, "3 d 4 h"),
     ],
 )
-def test_durations(seconds: float, shown: str) -> None:
+def test_a_duration_has_at_most_two_units(seconds: float, shown: str) -> None:
     assert format_duration(seconds) == shown
 
 
@@ -34,7 +34,7 @@ def test_durations(seconds: float, shown: str) -> None:
     ("count", "shown"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (812_000_000, "812 MB"), (12.4e9, "12 GB")],
 )
-def test_sizes(count: float, shown: str) -> None:
+def test_a_size_has_the_largest_fitting_unit(count: float, shown: str) -> None:
     assert format_bytes(count) == shown
 
 
@@ -42,7 +42,9 @@ def test_sizes(count: float, shown: str) -> None:
     ("exit_code", "signal", "shown"),
     [(0, None, "exit 0"), (None, 9, "SIGKILL"), (None, 63, "signal 63"), (None, None, "")],
 )
-def test_ends(exit_code: int | None, signal: int | None, shown: str) -> None:
+def test_an_exit_is_shown_as_exit_code_or_signal(
+    exit_code: int | None, signal: int | None, shown: str
+) -> None:
     assert format_exit(exit_code, signal) == shown
 
 
@@ -61,5 +63,5 @@ def test_cutting_counts_cells_of_the_screen(text: str, columns: int, shown: str)
     assert cut_to_columns(text, columns) == shown
 
 
-def test_rates() -> None:
+def test_a_rate_has_at_most_two_decimals() -> None:
     assert [format_rate(rate) for rate in (None, 0.123, 41.23)] == ["", "0.12", "41.2"]

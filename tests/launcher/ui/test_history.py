@@ -1,4 +1,4 @@
-"""A run's history in the summary, in `status` and in the status line."""
+"""The summary, `status` and the status line show a run's history: restarts, causes, faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KILLED = {"attempt": 2, "of": 4, "from_step": 1200, "reason": "worker:1: killed 
 
 
 def snapshot(status: Status = Status.RUNNING) -> RunSnapshot:
-    """The second attempt of two workers; worker:0 was stopped, worker:1 failed."""
+    """Return a run in its second attempt; worker:0 was stopped, worker:1 failed."""
     tasks = [
         TaskSnapshot(
             f"worker:{index}", "local", f"127.0.0.1:4000{index}", state=state, attempt=2,

@@ -1,4 +1,4 @@
-"""Blocks of lines: progress bars, prefixes, and control characters that no screen may get."""
+"""Blocks of lines show a progress bar's last state, get prefixes, and lose control characters."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_screen_gets_no_control_sequence(written: bytes, shown: str) -> None:
     assert sanitize(written, colours=False).decode() == shown
 
 
-def test_a_tasks_colours_end_with_their_line() -> None:
+def test_a_task_s_colours_end_with_their_line() -> None:
     assert sanitize(b"\x1b[31mred\nnext\n", colours=True) == (b"\x1b[31mred\x1b[0m\nnext\x1b[0m\n")
 
 

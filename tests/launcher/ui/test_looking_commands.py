@@ -1,4 +1,4 @@
-"""`ps`, `status`, `logs`, `checkpoints`: run folders in, text or JSON out."""
+"""The commands `ps`, `status`, `logs` and `checkpoints` print run folders as text or JSON."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_logs_end_quietly_when_the_reader_exits(home: Path, make_run: MakeRun) -
 
 @pytest.fixture
 def gathered(make_run: MakeRun, tmp_path: Path) -> RunPaths:
-    """A run that gathered two models."""
+    """Return a run that gathered two models."""
     paths = make_run("old-20260914-153012-k7f3")
     store = Store(paths.checkpoints)
     for name in ("model-1.keras", "model-2.keras"):

@@ -1,4 +1,4 @@
-"""The merged stream: every line whole, with its task, in order per task."""
+"""The merged stream has every line whole, with its task, in order per task."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_growing_line_does_not_delay_other_tasks(paths: RunPaths, write_log: W
         (LogFilter(tail=0), []),
     ],
 )
-def test_filters(
+def test_lines_are_filtered_by_task_pattern_and_tail(
     paths: RunPaths, write_log: Write, log_filter: LogFilter, shown: list[str]
 ) -> None:
     write_log("worker:0", b"a1\na2 loss\na3\n")
@@ -214,7 +214,7 @@ def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
 
     def grow(task: int) -> None:
         content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, count))
-        # Pieces that do not end at a newline.
+        # The pieces do not end at a newline.
         for start in range(0, len(content), 99_991):
             write_log(f"worker:{task}", content[start : start + 99_991])
 
@@ -249,7 +249,7 @@ print(time.process_time(), used.ru_maxrss - before, file=sys.stderr)
 """
 
 
-def test_merging_costs_little_more_than_copying_in_flat_memory(
+def test_merging_costs_little_more_than_copying_in_constant_memory(
     paths: RunPaths, write_log: Write
 ) -> None:
     for task in range(4):
@@ -260,7 +260,7 @@ def test_merging_costs_little_more_than_copying_in_flat_memory(
     )
     assert merging.stdout.count(b"\n") == 800_000
     seconds, grown = merging.stderr.split()
-    assert float(seconds) < 1.0  # start of Python included; measured: 0.2 s
+    assert float(seconds) < 1.0  # includes the start of Python; measured: 0.2 s
     assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 16_000_000
 
 

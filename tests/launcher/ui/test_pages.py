@@ -1,4 +1,4 @@
-"""Every page that a message names can be read where tfcluster is installed."""
+"""`tfcluster help` prints the pages and sections that hints name, from the installed package."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_pages_are_listed_with_their_titles(installed: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["failures#late", "failures.md#late", "docs/failures.md#late"])
-def test_a_section_goes_up_to_the_next_of_its_level(installed: None, name: str) -> None:
+def test_a_section_ends_at_the_next_heading_of_its_level(installed: None, name: str) -> None:
     text = pages.read(name)
     assert text.startswith("### A task is late\n")
     assert text.endswith("#### In `fit`\n\nDeeper.\n")

@@ -1,4 +1,4 @@
-"""Panels as a user reads them, at 40, 80 and 120 columns; ``golden/`` holds them as text.
+"""Panels are readable at 40, 80 and 120 columns; ``golden/`` holds them as text.
 
 After an intended change, run with ``TFCLUSTER_WRITE_GOLDEN=1`` and review the difference.
 """

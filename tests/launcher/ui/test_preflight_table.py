@@ -17,7 +17,7 @@ LATE = Finding("10.0.0.1", "clock", "its clock differs by +9 s", "set it by NTP"
 REPORT = PreflightReport(("10.0.0.1", "10.0.0.2"), (A, B), (ODD, LATE))
 
 
-def test_a_pipe_gets_values_with_marks_and_below_them_what_to_do() -> None:
+def test_a_pipe_gets_values_with_marks_and_the_fixes_below() -> None:
     assert format_report(REPORT, width=None, colours=False) == "\n".join(
         [
             "            10.0.0.1        10.0.0.2",
@@ -38,7 +38,7 @@ def test_a_pipe_gets_values_with_marks_and_below_them_what_to_do() -> None:
     )
 
 
-def test_on_a_screen_the_red_cell_says_what_to_do() -> None:
+def test_on_a_screen_the_red_cell_contains_the_fix() -> None:
     shown = format_report(REPORT, width=100, colours=True)
     assert "\x1b[31mTensorFlow is 2.16.1 there" in shown
     assert "\x1b[31m→ all must have the same" in shown

@@ -1,4 +1,4 @@
-"""A growing file is read by whole lines, at any pace, in flat memory."""
+"""A growing file is read in whole lines, at any pace, in constant memory."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_lines_of_a_growing_file_are_read_whole_and_once(
     assert b"".join(got) == (whole if whole.endswith(b"\n") or not whole else whole + b"\n")
 
 
-def test_ten_megabytes_without_a_newline_are_read_whole_in_flat_memory(tmp_path: Path) -> None:
+def test_ten_megabytes_without_a_newline_are_read_whole_in_constant_memory(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     line = bytes(range(97, 123)) * 400_000
     append(log, line)
@@ -185,7 +185,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 def test_a_line_larger_than_memory_is_not_read_into_it(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
-    with log.open("wb") as file:  # sparse: it takes no space on disk
+    with log.open("wb") as file:  # a sparse file takes no space on disk
         file.write(b"first\nx")
         file.truncate(HUGE)
         file.seek(0, os.SEEK_END)

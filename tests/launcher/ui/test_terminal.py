@@ -1,4 +1,4 @@
-"""Data goes to stdout, messages to stderr, and style only to a screen."""
+"""Data goes to stdout, messages to stderr, and colours only to a screen."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_without_a_screen_nothing_is_coloured(capfd: pytest.CaptureFixture[str])
     assert not terminal.has_status_line
 
 
-def test_no_status_line_where_a_pipes_reader_writes_to_the_same_screen(
+def test_stdout_on_a_pipe_disables_the_status_line(
     open_screen: OpenScreen,
 ) -> None:
     _, screen = open_screen()

@@ -1,4 +1,4 @@
-"""The table of a search's trials in the summary and in `status`."""
+"""The summary and `status` show a search's trials in a table, best first."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_trial_cut_short_by_the_end_of_the_run_is_unfinished() -> None:
     assert lines[1].split() == ["0", "unfinished"]
 
 
-def test_a_higher_score_is_better_where_the_objective_says_so() -> None:
+def test_a_higher_score_is_better_if_the_objective_is_maximized() -> None:
     high = {"objective": "val_accuracy", "direction": "max"}
     lines = shown(
         {"id": "0", "score": 0.5, **DONE, **high}, {"id": "1", "score": 0.9, **DONE, **high}
