@@ -93,7 +93,7 @@ each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
 
 @each_tensorflow
 def test_the_losses_do_not_depend_on_the_number_of_workers(lab: Lab, tensorflow: str) -> None:
-    """Three workers, `mirrored` and no strategy are in tests/integration/jobs/test_keras_mnist.py."""
+    """Three workers and other strategies: see tests/integration/jobs/test_keras_mnist.py."""
     (alone,) = lab.keras(tensorflow, 1, "AUTO").values()
     gang = lab.keras(tensorflow, 2, "RING")
     assert len(alone.losses) == 2

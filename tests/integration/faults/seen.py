@@ -1,4 +1,4 @@
-"""The observed end of a TensorFlow task: exit, exception, last lines, without volatile details."""
+"""Observes how a TensorFlow task ended: exit, exception, last lines, without volatile details."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _VOLATILE = (
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """How one task behaved in one situation."""
+    """The observed behaviour of one task in one situation."""
 
     exit_code: int | None
-    """None if the task continued or a signal ended it."""
+    """The exit code; None if the task continued or a signal ended it."""
     signal: int | None
     delay_s: float | None
     """The time from the fault to the end of the task; None if it continued."""
